@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from seqrecord.reading.dataset import DatasetLike
     from seqrecord.reading.filters import EpisodeFacts, EpisodeFilter
     from seqrecord.reading.frames import FrameTransform
+    from seqrecord.reading.metadata import DamagedFile
     from seqrecord.reading.summary import ClipSummary, FeatureSummary, GroupSummary, Summary
     from seqrecord.reading.verified import Verified
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
@@ -34,6 +35,7 @@ __all__ = [
     "ClipSummary",
     "ClipTransform",
     "ConvertReport",
+    "DamagedFile",
     "DatasetLike",
     "DatasetVersion",
     "EpisodeFacts",
@@ -66,6 +68,7 @@ if not TYPE_CHECKING:
             "ClipSummary": "seqrecord.reading.summary",
             "ClipTransform": "seqrecord.clips.transforms",
             "ConvertReport": "seqrecord.writing.convert",
+            "DamagedFile": "seqrecord.reading.metadata",
             "DatasetLike": "seqrecord.reading.dataset",
             "DatasetVersion": "seqrecord.reading.versions",
             "EpisodeFacts": "seqrecord.reading.filters",

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import seqrecord
+import seqrecord.types
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import DestinationError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage, Unfinished
 from seqrecord.storage.mounts import MountStorage
 from seqrecord.storage.ranges import ByteRange
 from tests.abandoned import abandon, abandonable
+from tests.command_line import main
 from tests.numbered import contents
 from tests.storage_contract import DATA, PATH, put
 from tests.tiny import TINY, read_all, same_frames, tiny_frames
@@ -200,6 +203,134 @@ def test_a_header_of_another_file(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="different files") as caught:
         seqrecord.reindex(tmp_path / "a")
     assert caught.value.file == str(files[0])
+
+
+# A damaged record file, and others that are whole
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-5]
+
+
+def _flip(at: int) -> Any:
+    return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+DAMAGES: dict[str, Any] = {
+    "cut": _cut,
+    "empty": lambda data: b"",
+    "header": _flip(3),
+    "file id": _flip(20),
+    "footer": _flip(-100),
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+def damage(path: Path, name: str) -> bytes:
+    """Damages a file; its bytes are then these."""
+    damaged: bytes = DAMAGES[name](path.read_bytes())
+    path.write_bytes(damaged)
+    return damaged
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a first write, and of one that was to append."""
+    for root, has_dataset in ((tmp_path / "first", False), (tmp_path / "appended", True)):
+        if has_dataset:
+            with SeqRecordWriter(root, **SETTINGS) as writer:
+                write_ended(writer, "there")
+        committed = set(root.glob("records/*.seqrec"))
+        writer = abandonable(root, mode="append" if has_dataset else "create", **SETTINGS)
+        write_ended(writer, "a")
+        writer.abort()
+        writer = abandonable(root, mode="append" if has_dataset else "resume", **SETTINGS)
+        write_ended(writer, "b")
+        writer.abort()
+        loose = [p for p in root.glob("records/*.seqrec") if p not in committed]
+        assert len(loose) == 2
+        (bad,) = (p for p in loose if b'"key":"a"' in p.read_bytes())
+        left = damage(bad, name)
+        caplog.clear()
+        with SeqRecordWriter(root, mode="resume", **SETTINGS) as writer:
+            (file,) = writer.damaged_files
+            write_ended(writer, "c")
+        assert file.path == f"records/{bad.name}"
+        assert file.reason
+        assert f"damaged record file left out, and not removed: {root}/{file}" in caplog.text
+        assert bad.read_bytes() == left
+        whole = read_all(root)
+        assert set(whole) == {"b", "c", *(["there"] if has_dataset else [])}
+        assert all(same_frames({"x": one}, {"x": tiny_frames()}) for one in whole.values())
+        # And so does a reindex, with or without what tells of the dataset.
+        for lose in ((), ("manifest.json",)):
+            for path in lose:
+                (root / path).unlink()
+            seen: list[seqrecord.types.DamagedFile] = []
+            seqrecord.reindex(root, on_damaged=seen.append)
+            assert seen == [file]
+            assert read_all(root).keys() == whole.keys()
+        assert bad.read_bytes() == left
+        assert seqrecord.verify(root, deep=True).ok
+
+
+@pytest.mark.parametrize("name", ["cut", "footer"])
+def test_a_damaged_file_of_the_dataset(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A resume would drop its episodes, and refuses; a reindex is asked to, and says which."""
+    with SeqRecordWriter(tmp_path, record_bytes=1, **SETTINGS) as writer:
+        write_ended(writer, "a", "b")
+    writer = abandonable(tmp_path, mode="append", **SETTINGS)
+    write_ended(writer, "c")
+    writer.abort()
+    (bad, *_) = (p for p in tmp_path.glob("records/*.seqrec") if b'"key":"a"' in p.read_bytes())
+    left, before = damage(bad, name), (tmp_path / "manifest.json").read_bytes()
+    with pytest.raises(DestinationError, match="seqrecord reindex") as caught:
+        SeqRecordWriter(tmp_path, mode="resume")
+    assert caught.value.file == str(bad)
+    assert (tmp_path / "manifest.json").read_bytes() == before
+    done = CliRunner().invoke(main, ["reindex", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "2 episodes" in done.stdout
+    assert f"records/{bad.name}" in done.stderr
+    assert "1 episode lost with damaged record files: a" in caplog.text
+    assert read_all(tmp_path).keys() == {"b", "c"}
+    assert bad.read_bytes() == left
+    assert CliRunner().invoke(main, ["reindex", str(tmp_path)]).exit_code == 1
+    bad.unlink()
+    assert CliRunner().invoke(main, ["reindex", str(tmp_path)]).exit_code == 0
+
+
+def test_an_unfinished_file_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
+    write(tmp_path, True, False)
+    bad = partial(tmp_path)
+    writer = abandonable(tmp_path, mode="resume", **SETTINGS)
+    write_ended(writer, "e1")
+    abandon(writer)
+    left = damage(bad, "header")
+    with SeqRecordWriter(tmp_path, mode="resume", **SETTINGS) as writer:
+        assert [file.path for file in writer.damaged_files] == [
+            f"records/{bad.name.removesuffix('.partial')}"
+        ]
+    assert "e1" in read_all(tmp_path)
+    assert bad.read_bytes() == left
+
+
+def test_nothing_but_damaged_files_is_an_error(tmp_path: Path) -> None:
+    writer = abandonable(tmp_path, **SETTINGS)
+    write_ended(writer, "a")
+    writer.abort()
+    (bad,) = tmp_path.glob("records/*.seqrec")
+    damage(bad, "cut")
+    with pytest.raises(FormatError) as caught:
+        seqrecord.reindex(tmp_path)
+    assert caught.value.file == str(bad)
+    with SeqRecordWriter(tmp_path, mode="resume", **SETTINGS) as writer:
+        write_ended(writer, "a")
+    assert list(read_all(tmp_path)) == ["a"]
 
 
 # Uploads of a local folder or mount that have not ended, seen by another

@@ -357,6 +357,36 @@ def read_footers(storage: Storage, sizes: Mapping[str, int]) -> dict[str, Footer
     return map_files(storage, lambda path: read_footer(storage, path, sizes[path]), sizes)
 
 
+@dataclass(frozen=True)
+class DamagedFile:
+    """A record file that was skipped: its path in the dataset, why, and at which byte offset.
+
+    It stays on the storage as it is.
+    """
+
+    path: str
+    reason: str
+    offset: int | None = None
+
+    @classmethod
+    def of(cls, path: str, error: FormatError) -> DamagedFile:
+        """That of an error."""
+        facts = (("expected", error.expected), ("got", error.got))
+        more = "".join(f"; {name}: {fact}" for name, fact in facts if fact is not None)
+        return cls(path, error.message + more, error.offset)
+
+    @classmethod
+    def told(cls, storage: Storage, path: str, error: FormatError) -> DamagedFile:
+        """The same, which the log names."""
+        file = cls.of(path, error)
+        _logger.warning("damaged record file left out, and not removed: %s/%s", storage.url, file)
+        return file
+
+    def __str__(self) -> str:
+        at = "" if self.offset is None else f" at offset {self.offset}"
+        return f"{self.path}{at}: {self.reason}"
+
+
 def readable_footers(
     storage: Storage, sizes: Mapping[str, int]
 ) -> tuple[dict[str, Footer], dict[str, FormatError]]:

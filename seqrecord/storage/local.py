@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
-from seqrecord.storage.base import Entry, FileInfo, Unfinished, Upload, check_buffers, check_path
+from seqrecord.storage.base import (
+    Entry,
+    FileInfo,
+    Storage,
+    StorageWrapper,
+    Unfinished,
+    Upload,
+    check_buffers,
+    check_path,
+)
 from seqrecord.storage.local_replacing import put_file, read_file
 from seqrecord.storage.local_upload import (
     NOTES,
@@ -247,6 +256,30 @@ def _inside(root: Path, real_root: str, path: str) -> Path:
             got=real,
         )
     return target
+
+
+def missing_folders(storage: Storage, folder: str) -> list[Path]:
+    """The folder, its storage's root and those above that are not there, the innermost first.
+
+    None of a storage that is not local.
+    """
+    if (root := local_root(storage)) is None:
+        return []
+    return [p for p in (root / check_path(folder), root, *root.parents) if not p.exists()]
+
+
+def local_root(storage: Storage) -> Path | None:
+    """The folder of a storage that is a local path, whatever is around it; else `None`."""
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+    return storage.root if isinstance(storage, LocalStorage) else None
+
+
+def remove_empty_folders(folders: Sequence[Path]) -> None:
+    """Remove those of the folders that are there and empty, the innermost first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 _TABLE = Path("/proc/self/mountinfo")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import PurePosixPath
@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import ConflictError, DestinationError, FormatError, NotFoundError
+from seqrecord.errors import (
+    ConflictError,
+    DestinationError,
+    FormatError,
+    NotFoundError,
+    StorageError,
+)
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
@@ -28,7 +34,9 @@ from seqrecord.format.references import EXTERNALS
 from seqrecord.format.statistics_file import encode_statistics
 from seqrecord.reading.index_building import build_index, complete_episodes
 from seqrecord.reading.metadata import (
+    DamagedFile,
     all_edits,
+    load_index,
     read_edits,
     read_file_id,
     readable_footers,
@@ -237,15 +245,18 @@ def reindex(
     location: str | PathLike[str],
     *,
     created_by: str = CREATED_BY,
+    on_damaged: Callable[[DamagedFile], object] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Rebuild index and manifest of a dataset from its record files alone.
 
     All complete episodes are in it, those of interrupted writers too, but not those that only a
-    merge which did not end has brought. A damaged record file stays as it is, and a warning names
-    it: episodes with frames in it are left out. Logs a warning if a record file of the manifest
-    before, where that can be read, is not there: the dataset is made without it; and, where it
-    cannot be read, one which names the edits that apply: nothing tells which were committed.
+    merge which did not end has brought. A damaged record file stays as it is: episodes with
+    frames in it are left out. Warnings name it and these episodes, and `on_damaged` is called with
+    each. Raises `FormatError` where all are damaged. Logs a warning if a record file of the
+    manifest before, where that can be read, is not there: the dataset is made without it; and,
+    where it cannot be read, one which names the edits that apply: nothing tells which were
+    committed.
 
     Raises `ConflictError` where another writer commits meanwhile, and `DestinationError` where
     there is no manifest that can be read, and record files of a merge are there, and no others that
@@ -254,16 +265,21 @@ def reindex(
     with contextlib.closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage, accept_damaged=True)
         try:
-            return _reindex(storage, base, created_by)
+            return _reindex(storage, base, created_by, on_damaged)
         except NotFoundError:
             again = read_base(storage, accept_damaged=True)
             if again.tag == base.tag:
                 raise
             # Another has committed meanwhile, and removed record files that it gave up.
-            return _reindex(storage, again, created_by)
+            return _reindex(storage, again, created_by, on_damaged)
 
 
-def _reindex(storage: Storage, base: Base, created_by: str) -> Manifest:
+def _reindex(
+    storage: Storage,
+    base: Base,
+    created_by: str,
+    on_damaged: Callable[[DamagedFile], object] | None,
+) -> Manifest:
     removed = base.manifest.removed if base.manifest else ()
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
     passed = of_merges(storage, sizes) - base.files.keys()
@@ -283,17 +299,13 @@ def _reindex(storage: Storage, base: Base, created_by: str) -> Manifest:
         )
     for path in sizes:
         check_record_path(storage, path)
-    footers, damaged = readable_footers(storage, sizes)
-    for error in damaged.values():
-        if not footers:
-            raise error
-        _logger.warning("record file left out, and the episodes with frames in it: %s", error)
-    sizes = {path: sizes[path] for path in footers}
-    if damaged:
-        kept = [f for f in base.manifest.record_files if f.path in sizes] if base.manifest else ()
-        if base.manifest is not None:
-            base = replace(base, manifest=replace(base.manifest, record_files=tuple(kept)))
+    footers, errors = readable_footers(storage, sizes)
+    if not footers:
+        raise next(iter(errors.values()))
+    damaged = [DamagedFile.told(storage, path, error) for path, error in errors.items()]
     version = rebuilt(storage, base, footers, sizes)
+    if damaged and base.manifest is not None:
+        _tell_lost(storage, base.manifest, version.index)
     if base.manifest is None:
         # Nothing says from which files values were copied: of an index all are compared.
         lists = (PurePosixPath(file.path) for file in storage.files(EXTERNALS))
@@ -310,7 +322,23 @@ def _reindex(storage: Storage, base: Base, created_by: str) -> Manifest:
             ", …" if len(version.edits) > _MAX_SHOWN else "",
         )
     with SmallFiles(storage) as own:
-        return put_version(own, base, version, created_by=created_by)
+        manifest = put_version(own, base, version, created_by=created_by)
+    if on_damaged is not None:
+        for file in damaged:
+            on_damaged(file)
+    return manifest
+
+
+def _tell_lost(storage: Storage, before: Manifest, index: Index) -> None:
+    """Name in the log the episodes that the dataset had before, as far as that can be read."""
+    with contextlib.suppress(FormatError, StorageError):
+        keys = load_index(storage, before).positions
+        if lost := [key for key in keys if key not in index.positions]:
+            _logger.warning(
+                "%s: %s lost with damaged record files: %s%s",
+                *(storage.url, counted(len(lost), "episode"), ", ".join(lost[:_MAX_SHOWN])),
+                ", …" if len(lost) > _MAX_SHOWN else "",
+            )
 
 
 def _pass_over(

@@ -27,6 +27,7 @@ from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.meanings import check_meanings
 from seqrecord.processes.machine import usable_cores
+from seqrecord.reading.metadata import DamagedFile
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
@@ -69,13 +70,15 @@ _MIN_JOB_BYTES = 128 << 20  # decoded; less is not worth a process
 @dataclass(frozen=True)
 class ConvertReport:
     """The result of a conversion. Episodes that were there before are `skipped`; `inventory` is the
-    source's account of its original."""
+    source's account of its original; `damaged` are record files of which a resume could not recover
+    all, and which stay."""
 
     manifest: Manifest
     written: tuple[str, ...]
     skipped: tuple[str, ...]
     bad: tuple[BadEpisode, ...]
     inventory: Inventory
+    damaged: tuple[DamagedFile, ...] = ()
 
 
 def convert(
@@ -218,8 +221,8 @@ def convert(
             check = partial(_check_values, requested=requested, shown=target.storage.url)
             commit = partial(target.commit, check=check, copied=copied)
             return _report(target, episodes, todo, written, unlisted, known, inventory, commit)
-        except BaseException:
-            target.remove_unused()
+        except BaseException as error:
+            target.give_up(error)
             raise
         finally:
             target.release()
@@ -396,4 +399,5 @@ def _report(
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=every,
         inventory=inventory,
+        damaged=tuple(target.damaged),
     )

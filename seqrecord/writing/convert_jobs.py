@@ -352,9 +352,9 @@ def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[Written
         if not workers.has_begun:
             raise _unguarded_script() from error
         raise DestinationError(
-            "a worker ended before its work did (killed, or out of memory?); episodes that had "
-            "ended are kept: continue with resume (--resume), perhaps with fewer workers",
+            "a worker ended before its work did (killed, or out of memory?)",
             file=jobs[0].storage.url,
+            expected="workers that end by themselves; fewer of them (--workers) need less memory",
         ) from error
     except BaseException:
         workers.stop()

@@ -8,29 +8,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 
-from seqrecord.errors import DestinationError, FormatError, NotFoundError, SeqRecordError
+from seqrecord.errors import (
+    DestinationError,
+    FormatError,
+    NotFoundError,
+    SeqRecordError,
+    TransientError,
+)
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import CopiedFiles, Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
-from seqrecord.reading.index_building import complete_episodes, conformed
+from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import (
+    DamagedFile,
     load_index,
     read_edits,
     read_file_id,
+    read_footer,
     read_footers,
     readable_footers,
     record_sizes,
 )
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, Unfinished, map_files
+from seqrecord.storage.local import missing_folders, remove_empty_folders
 from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import read_base
@@ -62,13 +70,15 @@ class Destination:
 
     `committed` are the keys of the dataset as it was, `recovered` those of other episodes that are
     whole on the storage and will be committed too, with their ordinals. Ordinals from
-    `first_ordinal` on were not in the dataset, and from `next_ordinal` on nowhere.
+    `first_ordinal` on were not in the dataset, and from `next_ordinal` on nowhere. `damaged` are
+    files of other writers that a resume has skipped, or of which it has lost a part.
     """
 
     def __init__(self, storage: Storage, mode: WriteMode) -> None:
         check_mode(mode)
         self.storage = storage
         self.writer = new_writer_id()
+        self._missing = missing_folders(storage, RECORDS)
         try:
             self._look(mode)
         except BaseException:
@@ -104,7 +114,7 @@ class Destination:
             # Others have committed, and removed old tables, or record files that they gave up.
             self._look(mode, is_second=True)
             return
-        _report_damaged(damaged, files)
+        self.damaged = _report_damaged(storage, damaged, files)
         self.schema = manifest.schema if manifest else None
         self.committed = frozenset(self._index.positions) if self._index else frozenset()
         self.recovered: dict[str, int] = {}
@@ -124,7 +134,13 @@ class Destination:
         self.schema, fitting = conformed(list(footers.items()), schema, base.files, edited=edited)
         self._footers = dict(fitting)
         whole = recover(
-            storage, self._footers, unfinished, self.committed, self.writer, self.schema
+            storage,
+            self._footers,
+            unfinished,
+            self.committed,
+            self.writer,
+            self.schema,
+            self.damaged,
         )
         # As in `build_index`: of several uids of one key the smallest is the one that is taken.
         kept = [uid for uid in sorted(whole, reverse=True) if uid not in edits.deleted]
@@ -217,23 +233,52 @@ class Destination:
         numbers[[places[key] for key in new]] = [names.index(splits[key]) for key in new]
         return put_splits(own, version, numbers, names) if new else version
 
-    def remove_unused(self) -> None:
-        """Remove this writer's record files if no episode in them ended or was flushed: a writer
-        that failed before leaves no trace. Never raises."""
-        if self.recovered:  # parts of episodes may have been copied
-            return
-        with suppress(SeqRecordError):
-            own = own_sizes(record_sizes(self.storage), self.writer)
-            if not own or complete_episodes([*read_footers(self.storage, own).items()]):
-                return
-            for cut in self.storage.unfinished(RECORDS):
-                if writer_of(cut.path) == self.writer and cut.checkpoints():
-                    return  # the rest of an episode may be there
-            tidy(self.storage, own)
+    def give_up(self, error: BaseException | None, cause: BaseException | None = None) -> None:
+        """After a failure: remove what this writer has written if no episode has ended.
+
+        So a corrected second write finds what the first one found. Where an episode has ended, or
+        was flushed, all stays for a resume, which `error` then names. `cause` is the failure, if
+        it is not `error`. Nothing is asked of a storage that did not answer.
+        """
+        if isinstance(error, TransientError) or isinstance(cause, TransientError):
+            is_kept = True
+        else:
+            try:
+                is_kept = not self._remove_useless()
+            except SeqRecordError as second:
+                is_kept = True
+                _logger.info("%s: own files are not removed: %s", self.storage.url, second)
+        if is_kept or self.recovered:
+            _name_resume(error)
+
+    def _remove_useless(self) -> bool:
+        """Remove all own files if none holds an episode that has ended, or was flushed."""
+        storage = self.storage
+        unfinished = [u for u in storage.unfinished(RECORDS) if writer_of(u.path) == self.writer]
+        sizes = own_sizes(record_sizes(storage), self.writer)
+        if any(upload.checkpoints() for upload in unfinished if upload.path not in sizes):
+            return False
+        for path, size in sizes.items():
+            parts = read_footer(storage, path, size).episodes
+            if any(part.num_frames is not None for part in parts):
+                return False
+        tidy(storage, {*sizes, *(upload.path for upload in unfinished)})
+        remove_empty_folders(self._missing)
+        return True
 
     def release(self) -> None:
         """Close the storage. What is not committed stays there."""
         self.storage.close()
+
+
+def _name_resume(error: BaseException | None) -> None:
+    """Add to an error that is being raised how to go on."""
+    text = "the episodes that had ended are kept: go on with resume (--resume)"
+    if isinstance(error, SeqRecordError):
+        if "resume" not in error.message:
+            error.message += f"; {text}"
+    elif error is not None and hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"seqrecord: {text}")
 
 
 def check_mode(mode: str) -> None:
@@ -244,8 +289,10 @@ def check_mode(mode: str) -> None:
         )
 
 
-def _report_damaged(damaged: Mapping[str, FormatError], committed: Collection[str]) -> None:
-    """Warn of record files that a resume leaves out; they stay as they are.
+def _report_damaged(
+    storage: Storage, damaged: Mapping[str, FormatError], committed: Collection[str]
+) -> list[DamagedFile]:
+    """The record files that a resume leaves out, which the log names; they stay as they are.
 
     `DestinationError` for one of the dataset: what is committed is never left out silently.
     """
@@ -255,7 +302,7 @@ def _report_damaged(damaged: Mapping[str, FormatError], committed: Collection[st
                 f"a record file of the dataset is damaged: {error.message}; {_HELP}",
                 **error.facts(),
             ) from error
-        _logger.warning("record file left out, nothing of it can be resumed: %s", error)
+    return [DamagedFile.told(storage, path, error) for path, error in damaged.items()]
 
 
 def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int]) -> Index:

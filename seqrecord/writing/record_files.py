@@ -87,7 +87,7 @@ class RecordFiles:
         self._writer = writer
         self._record_bytes = record_bytes
         self._has_notes = notes  # or a kill loses the episodes of a file that is not finished
-        self._failure: BaseException | None = None  # the first; from then on nothing is stored
+        self.failure: BaseException | None = None  # the first; from then on nothing is stored
         self._file: OpenFile | None = None
         self._held: OpenFile | None = None  # the file before, full, until the next has a flush
         self._commit: _Commit | None = None  # of the file before these
@@ -99,14 +99,14 @@ class RecordFiles:
     @property
     def doubtful(self) -> frozenset[str]:
         """Keys of the ended episodes that a failure may have lost; none while nothing failed."""
-        if self._failure is None:
+        if self.failure is None:
             return frozenset()
         files = (None if self._commit is None else self._commit.file, self._held, self._file)
         return frozenset(key for file in files if file is not None for key in file.ended)
 
     def check(self) -> None:
         """`DestinationError` if the writer is broken; the failure itself where it is new."""
-        if (failure := self._failure) is None:
+        if (failure := self.failure) is None:
             if self._commit is not None and self._commit.is_done:
                 self._wait_for_commit()
             return
@@ -179,7 +179,7 @@ class RecordFiles:
     def drop(self) -> bool:
         """Forget the episode that has begun, but for what was flushed; whether anything was."""
         episode, self._episode = self._episode, None
-        if episode is None or self._failure is not None:
+        if episode is None or self.failure is not None:
             return False
         if self._file is not None:
             with self._storing(BaseException):
@@ -220,16 +220,15 @@ class RecordFiles:
 
     def leave(self) -> None:
         """`close` after an error, which may be the failure that broke the writer."""
-        if self._failure is None:
+        if self.failure is None:
             self.close()
         else:
-            self._stop()
+            self.abort(keep_ended=True)
 
-    def abort(self) -> None:
-        """Give up after an error: nothing is left of the files that are not finished."""
-        files, self._held, self._file = (self._held, self._file), None, None
-        for file in files:
-            if file is not None:
+    def abort(self, *, keep_ended: bool = False) -> None:
+        """Give up after an error: unfinished files go, but those with episodes if `keep_ended`."""
+        for file in (self._held, self._file):
+            if file is not None and not (keep_ended and file.ended):
                 with suppress(SeqRecordError):
                     file.upload.abort()
         self._stop()
@@ -317,7 +316,7 @@ class RecordFiles:
         try:
             yield
         except failures as error:
-            self._failure = self._failure or error
+            self.failure = self.failure or error
             raise
         finally:
             self.storing_seconds += time.monotonic() - began

@@ -11,6 +11,7 @@ from seqrecord.format.footer import EpisodePart, Footer, parse_footer, parse_hea
 from seqrecord.format.pages import aligned
 from seqrecord.format.rows import HEADER_BYTES
 from seqrecord.reading.index_building import complete_episodes
+from seqrecord.reading.metadata import DamagedFile
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Unfinished
 from seqrecord.storage.ranges import ByteRange
@@ -27,18 +28,19 @@ def recover(
     unfinished: Sequence[Unfinished],
     committed: Collection[str],
     writer: str,
-    schema: Schema | None = None,
+    schema: Schema | None,
+    damaged: list[DamagedFile],
 ) -> dict[str, EpisodePart]:
     """All episodes that are whole in the files of other writers, by uid.
 
     `footers` are those of all finished record files, by path, and `schema` is that of the dataset,
-    if there is one. Episodes that are whole, or longer,
-    only with what an unfinished file holds of them are copied from there into record files of
-    `writer`, which are finished then; those of the keys `committed` are not. Every page that is
-    copied is checked, since nothing tells what of an unfinished file a machine had on disk when it
-    went down. An episode that is not whole is recovered up to the last flush up to which it is; if
-    there is none it is not, and named in the log. Nothing of another writer is changed or removed:
-    it may still be at work.
+    if there is one. Unfinished files of which a part is damaged are added to `damaged`. Episodes
+    that are whole, or longer, only with what an unfinished file holds of them are copied from there
+    into record files of `writer`, which are finished then; those of the keys `committed` are not.
+    Every page that is copied is checked, since nothing tells what of an unfinished file a machine
+    had on disk when it went down. An episode that is not whole is recovered up to the last flush up
+    to which it is; if there is none it is not, and named in the log. Nothing of another writer is
+    changed or removed: it may still be at work.
 
     Raises `StorageError` for what cannot be read, since that may pass.
     """
@@ -50,7 +52,7 @@ def recover(
     whole = complete([])
     by_uid: dict[str, list[_Piece]] = {}
     for upload in unfinished:
-        for piece in _pieces(storage, upload):
+        for piece in _pieces(storage, upload, damaged):
             by_uid.setdefault(piece.part.uid, []).append(piece)
     found = complete([piece for pieces in by_uid.values() for piece in pieces])
     writers: dict[Schema, RecordFiles] = {}
@@ -70,6 +72,8 @@ def recover(
                     "%s/%s: episode %s had %d frames but is not whole, and they are not kept: %s",
                     *(storage.url, pieces[-1].upload.path, best.key, _length(best), error),
                 )
+                if isinstance(error, FormatError):
+                    damaged.append(DamagedFile.of(pieces[-1].upload.path, error))
                 pieces = [piece for piece in pieces if _length(piece.part) < _length(best)]
                 best = complete(pieces).get(uid)
             else:
@@ -128,7 +132,7 @@ def _length(part: EpisodePart) -> int:
     return part.num_frames
 
 
-def _pieces(storage: Storage, upload: Unfinished) -> list[_Piece]:
+def _pieces(storage: Storage, upload: Unfinished, damaged: list[DamagedFile]) -> list[_Piece]:
     """What had ended, or been flushed, in the file, as far as its header and notes are whole."""
     try:
         checkpoints = upload.checkpoints()
@@ -138,14 +142,14 @@ def _pieces(storage: Storage, upload: Unfinished) -> list[_Piece]:
     except NotFoundError:  # its writer has finished or given it up meanwhile
         return []
     except FormatError as error:
-        _logger.warning("%s/%s: nothing of it is kept: %s", storage.url, upload.path, error)
+        damaged.append(DamagedFile.told(storage, upload.path, error))
         return []
     pieces = []
     for size, note in checkpoints:
         try:
             footer = parse_footer(note, aligned(size))
         except FormatError as error:
-            _logger.warning("%s/%s: a note is not kept: %s", storage.url, upload.path, error)
+            damaged.append(DamagedFile.told(storage, upload.path, error))
             continue
         if footer.file_id == file_id and [p.num_frames is None for p in footer.episodes] == [False]:
             pieces.append(_Piece(upload, footer))

@@ -21,6 +21,7 @@ from seqrecord.errors import (
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
+from seqrecord.reading.metadata import DamagedFile
 from seqrecord.schema import Block, EncodedImage, Frame, Schema
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import StorageLike, open_storage
@@ -92,7 +93,8 @@ class SeqRecordWriter:
             without, or that resume found; `seqrecord stats` computes them.
         mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an
             interrupted write of either kind: that also brings in all episodes that ended elsewhere
-            on the storage and are in no dataset, also those of a writer that is still at work.
+            on the storage and are in no dataset, also those of a writer that is still at work. A
+            damaged record file is skipped: see `damaged_files`.
         storage_options: for the filesystem that serves `destination`.
 
     Raises `SchemaError` for codecs, features, fps or sizes that no dataset can have, and for those
@@ -151,6 +153,11 @@ class SeqRecordWriter:
     def schema(self) -> Schema | None:
         """The features with their codecs, `None` until they are known."""
         return None if self._schema is None else self._schema.active
+
+    @property
+    def damaged_files(self) -> tuple[DamagedFile, ...]:
+        """What `mode="resume"` found damaged. It stays; the other episodes were recovered."""
+        return tuple(self._destination.damaged)
 
     @property
     def finished_keys(self) -> frozenset[str]:
@@ -220,12 +227,21 @@ class SeqRecordWriter:
                 raise DestinationError("no episode was written", file=self.url)
             statistics = None if self._collector is None else self._collector.statistics()
             return self._destination.commit(self._keys, statistics)
+        except BaseException as error:
+            self._give_up(error)
+            raise
         finally:
             self._release()
 
     @exclusive
     def abort(self) -> None:
-        """Stop without committing. Episodes that have ended are kept for `mode="resume"`."""
+        """Stop without committing. Episodes that have ended are kept for `mode="resume"`.
+
+        If none has, all that this writer has written is removed.
+        """
+        self._abort(None)
+
+    def _abort(self, error: BaseException | None) -> None:
         if self._closed:
             return
         try:
@@ -233,9 +249,12 @@ class SeqRecordWriter:
                 self._episode.abort()
             if self._files is not None:
                 self._files.leave()
-                self._destination.remove_unused()
         finally:
+            self._give_up(error)
             self._release()
+
+    def _give_up(self, error: BaseException | None) -> None:
+        self._destination.give_up(error, None if self._files is None else self._files.failure)
 
     def __enter__(self) -> SeqRecordWriter:
         self._exclusive.check_process()
@@ -246,7 +265,8 @@ class SeqRecordWriter:
             return  # a fork that ends; the writer is its parent's
         if error is not None:
             try:
-                self.abort()
+                with self._exclusive:
+                    self._abort(error)
             except SeqRecordError as second:
                 raise second from error
         elif not self._closed:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
+from seqrecord.reading.metadata import DamagedFile
 from seqrecord.sources.registry import BUILT_IN, DATASET, open_source
 from seqrecord.sources.remote import is_url
 from seqrecord.sources.tartanair_layout import CAMERAS
@@ -222,6 +225,7 @@ def write(
                 destination, only_lacking=True, progress=show_read, storage_options=destined
             )
     _print_written(parse_location(destination).shown, report, last.frames, took, quiet)
+    _print_damaged(report.damaged)  # no failure: their episodes are packed again
 
 
 @click.command()
@@ -356,9 +360,25 @@ def _print_inventory(report: ConvertReport) -> None:
 @click.argument("path")
 @common
 def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
-    """Rebuild a dataset's index and manifest from its record files."""
-    manifest = rebuild(path, storage_options=storage_options)
+    """Rebuild a dataset's index and manifest from its record files.
+
+    Damaged record files are skipped and listed, and the exit code is 1 then.
+    """
+    damaged: list[DamagedFile] = []
+    manifest = rebuild(path, on_damaged=damaged.append, storage_options=storage_options)
     click.echo(f"{parse_location(path).shown}: {_contents(manifest)}")
+    _print_damaged(damaged)
+    if damaged:
+        sys.exit(1)
+
+
+def _print_damaged(damaged: Sequence[DamagedFile]) -> None:
+    if damaged:
+        click.echo(
+            f"skipped {counted(len(damaged), 'damaged record file')}, still there:", err=True
+        )
+    for file in damaged:
+        click.echo(f"  {one_line(str(file))}", err=True)
 
 
 def _contents(manifest: Manifest) -> str:

@@ -1,0 +1,267 @@
+"""Writers that were copied by a fork, or that two threads use: errors, and nothing is damaged."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
+from seqrecord.errors import DestinationError
+from seqrecord.storage import LocalStorage
+from tests.places import Place
+from tests.storage_doubles import FaultyStorage, Gate
+
+SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
+
+
+def frame(number: int) -> dict[str, Any]:
+    return {"x": np.full(100, float(number))}
+
+
+def in_fork(function: Callable[[], object]) -> str:
+    """Call it in a forked process: what it raises, as text, or nothing."""
+    reader, writer = os.pipe()
+    if not (pid := os.fork()):
+        said = ""
+        try:
+            function()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, said.encode() + b".")
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        said = file.read().decode()
+    os.waitpid(pid, 0)
+    assert said.endswith("."), "the fork has crashed"
+    return said[:-1]
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+
+
+def check(folder: Path, lengths: dict[str, int]) -> None:
+    """The dataset has these episodes, of these lengths, and every frame is right."""
+    with seqrecord.open(folder) as dataset:
+        assert {key: len(episode) for key, episode in dataset.episodes.items()} == lengths
+        for episode in dataset.episodes.values():
+            np.testing.assert_array_equal(episode[:]["x"][:, 0], np.arange(len(episode)))
+    assert seqrecord.verify(folder, deep=True).ok
+
+
+Calls = dict[str, Callable[[Any, Any], object]]
+
+COMMON: Calls = {
+    "append": lambda writer, episode: episode.append(frame(3)),
+    "end": lambda writer, episode: episode.close(),
+    "discard": lambda writer, episode: episode.discard(),
+    "leave the episode": lambda writer, episode: episode.__exit__(None, None, None),
+    "enter the episode": lambda writer, episode: episode.__enter__(),
+    "episode": lambda writer, episode: writer.episode("c"),
+    "close": lambda writer, episode: writer.close(),
+    "abort": lambda writer, episode: writer.abort(),
+    "leave": lambda writer, episode: writer.__exit__(None, None, None),
+    "enter": lambda writer, episode: writer.__enter__(),
+}
+OF: dict[Any, Calls] = {
+    SeqRecordWriter: {
+        **COMMON,
+        "flush": lambda writer, episode: episode.flush(),
+        "settle": lambda writer, episode: episode.settle(),
+        "append video": lambda writer, episode: episode.append_video("x", []),
+        "forget": lambda writer, episode: episode.abort(),
+    },
+    SeqRecordRecorder: {**COMMON, "stats": lambda writer, episode: writer.stats()},
+}
+
+
+@pytest.mark.parametrize("kind", OF)
+def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, kind: Any) -> None:
+    with kind(tmp_path, schema=SCHEMA, chunk_frames=2, codecs="raw") as writer:
+        with writer.episode("a") as episode:
+            for number in range(5):
+                episode.append(frame(number))
+        episode = writer.episode("b")
+        for number in range(3):
+            episode.append(frame(number))
+        if kind is SeqRecordWriter:
+            episode.flush()
+        else:  # its thread has come to rest
+            while writer.stats().safe_frames < 8:
+                threading.Event().wait(0.01)
+        before = files(tmp_path)
+        for name, call in OF[kind].items():
+            said = in_fork(partial(call, writer, episode))
+            assert said.startswith("DestinationError: the "), name
+            assert "belongs to another process" in said, name
+            assert str(tmp_path) in said, name
+        assert files(tmp_path) == before
+        episode.append(frame(3))
+        episode.close()
+    check(tmp_path, {"a": 5, "b": 4})
+
+
+@pytest.mark.parametrize("kind", OF)
+def test_a_fork_that_leaves_the_block_leaves_all_to_its_parent(tmp_path: Path, kind: Any) -> None:
+    """By the end of the block, by an error, by `sys.exit`, and without a reference to it."""
+
+    writer = kind(tmp_path, schema=SCHEMA, chunk_frames=2, codecs="raw")
+    episode = writer.episode("a")
+    for number in range(5):
+        episode.append(frame(number))
+    if kind is SeqRecordRecorder:
+        while writer.stats().safe_frames < 5:
+            threading.Event().wait(0.01)
+
+    def leave(error: BaseException | None) -> None:
+        nonlocal writer, episode
+        try:
+            with ExitStack() as block:  # that were entered before the fork
+                block.push(writer)
+                block.push(episode)
+                if error is not None:
+                    raise error
+        finally:
+            del writer, episode
+            gc.collect()
+
+    before = files(tmp_path)
+    assert "belongs to another process" in in_fork(lambda: leave(None))
+    assert in_fork(lambda: leave(KeyError("mine"))) == "KeyError: 'mine'"
+    assert in_fork(lambda: leave(SystemExit(3))) == "SystemExit: 3"
+    assert files(tmp_path) == before
+    with writer, episode:
+        episode.append(frame(5))
+    check(tmp_path, {"a": 6})
+
+
+def test_a_writer_of_the_fork_writes_beside_the_other(tmp_path: Path) -> None:
+    def write(mode: Any) -> None:
+        with SeqRecordWriter(tmp_path, mode=mode) as own, own.episode("b") as episode:
+            episode.append(frame(0))
+
+    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
+        episode.append(frame(0))
+    with SeqRecordWriter(tmp_path, mode="append") as writer:
+        with writer.episode("c") as episode:
+            episode.append(frame(0))
+        assert in_fork(lambda: write("append")) == ""
+        with pytest.raises(seqrecord.errors.ConflictError):
+            writer.close()
+    SeqRecordWriter(tmp_path, mode="resume").close()
+    check(tmp_path, {"a": 1, "b": 1, "c": 1})
+
+
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_a_forked_writer_of_a_bucket(place: Place) -> None:
+    url, options = place.at(place.host)
+    writer = SeqRecordWriter(url, storage_options=options, schema=SCHEMA, chunk_frames=2)
+    with writer, writer.episode("a") as episode:
+        for number in range(5):
+            episode.append(frame(number))
+        assert "belongs to another process" in in_fork(writer.close)
+        assert "belongs to another process" in in_fork(lambda: episode.append(frame(0)))
+    with seqrecord.open(url, storage_options=options) as dataset:
+        assert len(dataset.episodes["a"]) == 5
+
+
+# ---- threads
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.opened.set()
+
+
+def test_calls_of_two_threads_that_overlap_are_refused(tmp_path: Path, gate: Gate) -> None:
+    storage = FaultyStorage(LocalStorage(tmp_path), gate)
+    writer = SeqRecordWriter(storage, schema=SCHEMA, chunk_frames=1, codecs="raw")
+    episode = writer.episode("a")
+    failures: list[BaseException] = []
+
+    def append() -> None:
+        try:
+            episode.append(frame(0))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    assert gate.reached.wait(60)
+    calls = {n: c for n, c in OF[SeqRecordWriter].items() if not n.startswith("enter")}
+    for name, call in calls.items():
+        with pytest.raises(DestinationError, match="used by two threads") as caught:
+            call(writer, episode)
+        assert "one call at a time" in str(caught.value.expected), name
+        assert caught.value.file == str(tmp_path)
+    gate.opened.set()
+    thread.join()
+    assert not failures
+    for number in range(1, 4):
+        episode.append(frame(number))
+    episode.close()
+    writer.close()
+    check(tmp_path, {"a": 4})
+
+
+def test_calls_of_a_recorder_that_overlap_are_refused(tmp_path: Path, gate: Gate) -> None:
+    storage = FaultyStorage(LocalStorage(tmp_path), gate)
+    recorder = SeqRecordRecorder(storage, schema=SCHEMA, chunk_frames=1, codecs="raw")
+    episode = recorder.episode("a")
+    episode.append(frame(0))
+    assert gate.reached.wait(60)
+    entered = threading.Event()
+
+    def close() -> None:
+        entered.set()
+        episode.close()
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    assert entered.wait(60)
+    while True:  # until the other thread is in its call
+        try:
+            recorder.episode("b").discard()
+        except DestinationError as error:
+            if "used by two threads" in str(error):
+                break
+    for name, call in COMMON.items():
+        if not name.startswith("enter"):
+            with pytest.raises(DestinationError, match="used by two threads"):
+                call(recorder, episode)
+    assert recorder.stats().recorded_frames == 1  # from any thread, at any time
+    gate.opened.set()
+    thread.join()
+    recorder.close()
+    check(tmp_path, {"a": 1})
+
+
+@pytest.mark.parametrize("kind", OF)
+def test_a_writer_may_go_from_thread_to_thread(tmp_path: Path, kind: Any) -> None:
+    writer = kind(tmp_path, schema=SCHEMA)
+    steps: list[Callable[[], object]] = [
+        lambda: episodes.append(writer.episode("a")),
+        *(lambda n=number: episodes[0].append(frame(n)) for number in range(5)),
+        lambda: episodes[0].close(),
+        lambda: writer.close(),
+    ]
+    episodes: list[Any] = []
+    for step in steps:
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+    check(tmp_path, {"a": 5})

@@ -1,0 +1,278 @@
+"""Writers that fail: before an episode has ended nothing is left, later all stays for a resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter, convert
+from seqrecord.errors import DestinationError, FrameError, SourceError, StorageError
+from seqrecord.sources import EpisodeInfo
+from seqrecord.storage import LocalStorage
+from tests.command_line import main
+from tests.places import Place
+from tests.storage_doubles import FaultyStorage
+
+SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (1000,))])
+FRAMES = 6
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2}
+
+
+def frame(number: int) -> dict[str, Any]:
+    return {"x": np.full(1000, float(number))}
+
+
+class Source:
+    """Episodes e0, e1, …; one of them fails after some frames."""
+
+    def __init__(self, bad: str, error: BaseException, count: int = 2) -> None:
+        self.bad, self.error, self.count = bad, error, count
+
+    def schema(self) -> Schema:
+        return SCHEMA
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [EpisodeInfo(f"e{number}", FRAMES) for number in range(self.count)]
+
+    def frames(self, episode: EpisodeInfo) -> Iterator[dict[str, Any]]:
+        for number in range(FRAMES):
+            if episode.key == self.bad and number == FRAMES - 1:
+                if isinstance(self.error, SystemExit):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise self.error
+            yield frame(number)
+
+
+def fails(error: BaseException, ended: int, **settings: Any) -> Callable[[Any], None]:
+    """A writer that fails in the middle of an episode, after so many others."""
+
+    def write(destination: Any) -> None:
+        with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS, **settings) as writer:
+            for number in range(ended):
+                with writer.episode(f"e{number}") as episode:
+                    episode.append(frame(0))
+            with writer.episode("bad") as episode:
+                for number in range(FRAMES):
+                    episode.append(frame(number))
+                raise error
+
+    return write
+
+
+def misfits(destination: Any) -> None:
+    with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS) as writer:
+        episode = writer.episode("bad")
+        for number in range(FRAMES):
+            episode.append(frame(number))
+        episode.append({"y": 3})
+
+
+def is_left_open(destination: Any) -> None:
+    writer = SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS)
+    episode = writer.episode("bad")
+    for number in range(FRAMES):
+        episode.append(frame(number))
+    writer.close()
+
+
+def discards(destination: Any) -> None:
+    with SeqRecordWriter(destination, schema=SCHEMA, record_bytes=10_000, **SETTINGS) as writer:
+        episode = writer.episode("bad")
+        for number in range(FRAMES):
+            episode.append(frame(number))
+            episode.flush()
+        episode.discard()
+
+
+def records_nothing(destination: Any) -> None:
+    with SeqRecordRecorder(destination, schema=SCHEMA) as recorder:
+        recorder.episode("bad")
+        raise KeyError("mine")
+
+
+def gives_up_recording(destination: Any) -> None:
+    with SeqRecordRecorder(destination, schema=SCHEMA, **SETTINGS, flush_seconds=600) as recorder:
+        episode = recorder.episode("bad")
+        for number in range(FRAMES):
+            episode.append(frame(number))
+        while recorder.stats().written_frames < FRAMES:
+            pass
+        recorder.abort()
+        raise KeyError("mine")
+
+
+def converts(error: BaseException, **settings: Any) -> Callable[[Any], None]:
+    def write(destination: Any) -> None:
+        settings.setdefault("workers", 1)
+        convert(Source("e0", error), destination, **SETTINGS, **settings)
+
+    return write
+
+
+EARLY: dict[str, Callable[[Any], None]] = {
+    "an error of the user's": fails(KeyError("mine"), 0),
+    "an interrupt": fails(KeyboardInterrupt(), 0),
+    "full record files": fails(KeyError("mine"), 0, record_bytes=10_000),
+    "a frame that does not fit": misfits,
+    "closed amid an episode": is_left_open,
+    "discarded": discards,
+    "a recorder without frames": records_nothing,
+    "a recorder that gives up": gives_up_recording,
+    "a bad source": converts(SourceError("broken")),
+    "a bad source, full record files": converts(SourceError("broken"), record_bytes=10_000),
+    "an interrupted source": converts(KeyboardInterrupt()),
+    "a defect of a source": converts(ZeroDivisionError("mine")),
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_a_failure_before_an_episode_has_ended_leaves_nothing(tmp_path: Path, name: str) -> None:
+    destination = tmp_path
+    for existing in ("", "there", "there/d"):  # of the folders
+        root = tmp_path / f"in {existing.count('/')}{len(existing)}"
+        (root / existing).mkdir(parents=True)
+        destination = root / "there" / "d"
+        before = sorted(root.rglob("*"))
+        with pytest.raises(BaseException) as caught:
+            EARLY[name](destination)
+        assert sorted(root.rglob("*")) == before
+        assert "are kept" not in "".join(
+            [str(caught.value), *getattr(caught.value, "__notes__", ())]
+        )
+    with SeqRecordWriter(destination, **SETTINGS) as writer, writer.episode("e") as episode:
+        episode.append(frame(0))
+    with seqrecord.open(destination) as dataset:
+        assert list(dataset.episodes) == ["e"]
+
+
+def test_a_dataset_that_was_to_grow_is_as_it_was(tmp_path: Path) -> None:
+    writer = SeqRecordWriter(tmp_path, schema=SCHEMA, **SETTINGS)
+    with writer, writer.episode("e") as episode:
+        episode.append(frame(0))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(DestinationError):
+        EARLY["a bad source"](tmp_path)  # a dataset is there already
+    with pytest.raises(KeyError):
+        fails(KeyError("mine"), 0, mode="append")(tmp_path)
+    with pytest.raises(SourceError):
+        converts(SourceError("broken"), mode="append")(tmp_path)
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+    assert (tmp_path / "records").is_dir()
+
+
+def check_resumable(destination: Path, error: BaseException, keys: set[str]) -> None:
+    said = "".join([str(error), *getattr(error, "__notes__", ())])
+    assert "--resume" in said or not hasattr(error, "add_note")
+    with pytest.raises(DestinationError, match="--resume"):
+        SeqRecordWriter(destination)
+    with SeqRecordWriter(destination, mode="resume") as writer:
+        assert writer.finished_keys == keys
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), FrameError("mine")])
+def test_a_later_failure_leaves_all_and_names_resume(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        fails(error, 2)(tmp_path / "d")
+    check_resumable(tmp_path / "d", caught.value, {"e0", "e1"})
+
+
+def test_what_was_flushed_stays(tmp_path: Path) -> None:
+    with (  # noqa: PT012 - where it is raised is what matters
+        pytest.raises(KeyError) as caught,
+        SeqRecordWriter(tmp_path / "d", schema=SCHEMA, **SETTINGS) as writer,
+        writer.episode("e") as episode,
+    ):
+        episode.append(frame(0))
+        episode.flush()
+        raise KeyError("mine")
+    check_resumable(tmp_path / "d", caught.value, {"e"})
+
+
+@pytest.mark.parametrize("error", [SourceError("broken"), KeyboardInterrupt()])
+def test_a_conversion_that_fails_later_names_resume(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        convert(Source("e1", error), tmp_path / "d", workers=1, **SETTINGS)
+    check_resumable(tmp_path / "d", caught.value, {"e0"})
+
+
+def test_a_storage_that_fails(tmp_path: Path) -> None:
+    """What it does not take cannot be kept; what it does not remove stays."""
+
+    def full(operation: str, path: str, number: int) -> Any:
+        return StorageError("no space left", file=path) if operation == "write" else None
+
+    with pytest.raises(StorageError, match="no space"):
+        fails(KeyError("mine"), 0)(FaultyStorage(LocalStorage(tmp_path / "d"), full))
+    assert not (tmp_path / "d").exists()
+
+    def stuck(operation: str, path: str, number: int) -> Any:
+        return StorageError("no", file=path) if operation == "remove" else None
+
+    with pytest.raises(KeyError):
+        fails(KeyError("mine"), 0, record_bytes=10_000)(
+            FaultyStorage(LocalStorage(tmp_path / "d"), stuck)
+        )
+    assert (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_a_bucket(place: Place) -> None:
+    url, options = place.at(place.host)
+    for name in ("an error of the user's", "full record files"):
+        error = fails(KeyError("mine"), 0, storage_options=options, record_bytes=10_000)
+        with pytest.raises(KeyError):
+            error(url)
+        assert place.names() == [], name
+    with SeqRecordWriter(url, storage_options=options) as writer, writer.episode("e") as episode:
+        episode.append(frame(0))
+
+
+def test_the_command_that_is_corrected(tmp_path: Path) -> None:
+    """An image tree with a broken file, and the same without."""
+    from PIL import Image
+
+    for episode in ("a", "b"):
+        folder = tmp_path / "src" / episode / "image"
+        folder.mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number:03d}.png")
+    bad = tmp_path / "src" / "a" / "image" / "002.png"
+    good = bad.read_bytes()
+    bad.write_bytes(good[:40])
+    command = ["write", "--src", str(tmp_path / "src"), "--dst", str(tmp_path / "d"), "--quiet"]
+    failed = CliRunner().invoke(main, [*command, "--workers", "1"])
+    assert failed.exit_code == 1
+    assert not (tmp_path / "d").exists()
+    bad.write_bytes(good)
+    assert CliRunner().invoke(main, [*command, "--workers", "1"]).exit_code == 0
+
+
+@pytest.mark.slow  # processes are started
+@pytest.mark.parametrize("error", [SourceError("broken"), SystemExit()])
+def test_workers_that_fail_or_are_killed(tmp_path: Path, error: BaseException) -> None:
+    """No episode has ended: none is longer than the one that fails."""
+    source = Source("e0", error, count=1)
+    jobs = Source("e1", error, count=2)
+    with _pool() as pool, pytest.raises((SourceError, DestinationError)) as caught:
+        convert(source, tmp_path / "d", executor=pool, **SETTINGS)
+    assert "ended before" in str(caught.value) or "broken" in str(caught.value)
+    assert not (tmp_path / "d").exists()
+    with _pool() as pool, pytest.raises((SourceError, DestinationError)) as caught:
+        convert(jobs, tmp_path / "d", executor=pool, **SETTINGS)
+    check_resumable(tmp_path / "d", caught.value, {"e0"})
+
+
+def _pool() -> Any:
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    return ProcessPoolExecutor(1, get_context("forkserver"))
