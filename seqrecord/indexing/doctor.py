@@ -62,8 +62,8 @@ def examine(
         progress: called from this thread, after every file.
         storage_options: for the filesystem that serves the URL.
 
-    Raises `SourceError` where there is no LeRobot dataset, which names those below, or one whose `meta/info.json` cannot be
-    read, and `StorageError` where the storage does not answer.
+    Raises `SourceError` where there is no LeRobot dataset, which names those below, or one whose
+    `meta/info.json` cannot be read, and `StorageError` where the storage does not answer.
     """
     files = None
     if is_url(location) or not isinstance(location, (str, os.PathLike)):

@@ -3,9 +3,9 @@
 At most half of the soft limit `RLIMIT_NOFILE` stays open, and no more than 4,096 files. The limit
 is looked up at each open, because it may change. A new descriptor is the lowest free number: in the
 last quarter below the limit it shows that others have many, and the least recently used half is
-closed, so that imports, sockets and shared memory find descriptors. If an open fails with `EMFILE` or `ENFILE`, the
-least recently used half is closed and the open is repeated. A file in use by a thread is closed
-after its read. A forked child inherits open files, and closes its own copies.
+closed, so that imports, sockets and shared memory find descriptors. If an open fails with `EMFILE`
+or `ENFILE`, the least recently used half is closed and the open is repeated. A file in use by a
+thread is closed after its read. A forked child inherits open files, and closes its own copies.
 
 There is no lock: each step is one call of an `OrderedDict` with keys of built-in types, which is
 atomic. So nothing is left locked by a fork or by a finalizer.
