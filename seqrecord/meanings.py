@@ -26,7 +26,7 @@ PIXEL_KINDS = ("image", "depth", "disparity", "flow", "normals", "mask", "segmen
 _WORDS = {  # of names, by kind; a depth mask is a mask
     "mask": "mask masks",
     "segmentation": "seg segm segmentation segmentations semantic semantics instance instances "
-    "panoptic label labels",
+    "panoptic label labels annotation annotations",
     "disparity": "disp disparity disparities",
     "normals": "normal normals",
     "flow": "flow flows",
@@ -253,7 +253,7 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
 def partner_of(name: str, names: Collection[str]) -> str | None:
     """The right camera of a left one by their names, such as `image_right` of `image_left`,
     `image_rcam_front`, `image_cam1`, `image_3`; `None` where `names` has none."""
-    parts = re.split(r"([^A-Za-z0-9]+)", name)
+    parts = re.split(r"([^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z]))", name)
     for place in range(0, len(parts), 2):
         right = _PAIRS.get(parts[place].lower())
         for word in () if right is None else (right, right.upper(), right.capitalize()):

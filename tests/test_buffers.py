@@ -26,6 +26,7 @@ from seqrecord.engine.device.streams import QueueLimit, Staging, streams_of
 from seqrecord.engine.pools import page_aligned
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.sampling import Clips
 from tests.side_streams import LateStream, OutrunStream, make_stream
 
 SPECS = {
@@ -134,12 +135,12 @@ def test_the_consumer_is_given_all_of_a_batch() -> None:
     slots = np.arange(2)
     parts = [ClipRows(arena, np.array([[0, 1], [2, 3]]), list(arena.specs))]
     batch.allocate().gather(slots, parts, ThisThread())
-    batch.name(slots, slots, np.full(2, 7), 0)
+    batch.name(slots, Clips(*[slots] * 7), 0)
     made = batch.finish()
     made.arrive()
     (tensors,) = stream.given
     assert {id(made.features[name]) for name in FIXED} <= {id(t) for t in tensors}
-    assert len(tensors) == len(FIXED) + 4  # and four notes
+    assert len(tensors) == len(FIXED) + 5  # and five columns
 
 
 def test_batches_do_not_outrun_the_device_of_the_consumer() -> None:

@@ -13,8 +13,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
-from seqrecord import ClipError, SeqRecordDataset, SeqRecordPipe, StateError
+from seqrecord import (
+    ClipError,
+    HorizontalFlip,
+    RandomCrop,
+    SeqRecordDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordStream,
+    StateError,
+)
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import check, effective, names, possible_clips, write_numbered
 from tests.resume_contract import check_resume
@@ -276,3 +286,60 @@ def test_lists_of_data_sets_of_several_groups(several: Path, data: st.DataObject
     )
     clips = [name for batch in pipe for name in check(batch, ["image", "id"], clip_len, dilation)]
     assert sorted(clips) == sorted(listed)
+
+
+@pytest.mark.parametrize("is_listed", [False, True], ids=["start", "frames"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_copies_of_a_clip_have_draws_of_their_own(
+    path: Path, is_listed: bool, num_workers: int
+) -> None:
+    place: dict[str, Any] = {"frames": [[5, 9], [1, 2]]} if is_listed else {"start": [5, 19]}
+    numbers: list[int] = []
+
+    def note(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+        numbers.append(int(generator.integers(1 << 40)))
+        return clip
+
+    functions = [] if num_workers else [note]
+    steps: dict[str, Any] = (
+        {} if is_listed else {"clip_len": 2, "dilation": (1, 2, 3), "reverse": 0.5}
+    )
+    pipe = SeqRecordPipe(
+        path,
+        clips={"episode": ["set/3", "set/0"], **place, "weight": [40, 1]},
+        features=["image"],
+        batch_size=8,
+        clip_transform=[RandomCrop((2, 2)), HorizontalFlip(0.5), *functions],
+        **steps,
+    )
+    loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
+    numbers.clear()
+    batches = list(loader)
+    drawn = {
+        name: [tuple(np.ravel(item)) for batch in batches for item in batch[name].numpy()]
+        for name in ("crop", "flipped", *(("dilation", "reversed") if steps else ()))
+    }
+    assert {name: len({*values}) > 1 for name, values in drawn.items()} == dict.fromkeys(
+        drawn, True
+    )
+    assert num_workers or len({*numbers}) == 41
+
+
+def test_copies_in_a_mix_and_after_a_resume(path: Path) -> None:
+    chosen: dict[str, Any] = {"episode": ["set/3"], "start": [5], "weight": [24]}
+    settings: dict[str, Any] = {
+        "clips": chosen,
+        "clip_len": 2,
+        "features": ["image"],
+        "clip_transform": RandomCrop((2, 2)),
+    }
+    mix = SeqRecordMix({"a": SeqRecordStream(path, **settings)}, batch_size=8)
+    assert len({tuple(crop) for batch in mix for crop in batch["crop"].tolist()}) > 1
+    whole = [batch["crop"].tolist() for batch in SeqRecordPipe(path, batch_size=8, **settings)]
+    first = SeqRecordPipe(path, batch_size=8, **settings)
+    iterator = iter(first)
+    assert next(iterator)["crop"].tolist() == whole[0]
+    state = first.state_dict()
+    rest = SeqRecordPipe(path, batch_size=8, **settings)
+    rest.load_state_dict(state)
+    assert [batch["crop"].tolist() for batch in rest] == whole[1:]

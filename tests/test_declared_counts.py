@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -20,7 +21,7 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import LeftOut, inventory_of, open_source
 from tests.bags import imu, write_bag, write_mcap
 from tests.command_line import fail, run
-from tests.test_sources_mcap import CAMERA, MS, START, frames_of, recording
+from tests.test_sources_mcap import CAMERA, KINDS, MS, START, frames_of, recording, write
 
 YAML = "metadata.yaml"
 
@@ -155,7 +156,9 @@ def test_a_database_whose_log_is_not_in_it(tmp_path: Path, ending: str, command:
     [path] = folder.glob("*.db3")
     log = path.with_name(path.name + ending)
     log.touch()
-    packed(tmp_path / "bags", tmp_path / "empty").close()  # an empty log has nothing
+    path.with_name(path.name + "-shm").write_bytes(b"x")
+    with packed(tmp_path / "bags", tmp_path / "empty") as dataset:  # an empty log has nothing
+        assert not any(".db3" in each.pattern for each in dataset.inventories[0].left_out)
     log.write_bytes(b"x" * 100)
     before = sorted(folder.iterdir())
     with pytest.raises(SourceError, match=f"`sqlite3 {path.name} 'PRAGMA {command}") as caught:
@@ -258,6 +261,45 @@ def test_an_empty_topic_is_a_line_and_an_error_where_it_is_asked_for(tmp_path: P
         assert caught.value.got == "/camera/other"
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_cut_is_never_shorter_in_silence(
+    tmp_path: Path, kind: str, share: float
+) -> None:
+    write(tmp_path, recording(), kind)
+    [path] = [each for each in tmp_path.rglob("*") if each.suffix in (".mcap", ".db3")]
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(SourceError) as caught:
+        packed(tmp_path, tmp_path / "x")
+    assert caught.value.file is not None
+
+
+def test_attachments_are_in_the_inventory(tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "run.mcap", recording())
+    from mcap.reader import make_reader
+    from mcap.writer import Writer
+
+    with path.open("rb") as stream:
+        every = [(s, c, m) for s, c, m in make_reader(stream).iter_messages()]
+    with path.open("wb") as stream:
+        writer = Writer(stream)
+        writer.start("ros2", "a test")
+        channels: dict[str, int] = {}
+        for schema, channel, message in every:
+            assert schema is not None
+            if channel.topic not in channels:
+                number = writer.register_schema(schema.name, schema.encoding, schema.data)
+                channels[channel.topic] = writer.register_channel(channel.topic, "cdr", number)
+            time = message.log_time
+            writer.add_message(channels[channel.topic], time, message.data, time)
+        writer.add_attachment(0, 0, "calibration.yaml", "text/yaml", b"fx: 1")
+        writer.add_metadata("robot", {"name": "arm"})
+        writer.finish()  # type: ignore[no-untyped-call]
+    found = inventory_of(open_source(path, clock=CAMERA)).left_out
+    assert LeftOut("attachments of MCAP", 1, "no reader", "records") in found
+    assert LeftOut("metadata records of MCAP", 1, "no reader", "records", False) in found
+
+
 # --- types of files ----------------------------------------------------------------------------
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -324,3 +366,10 @@ def test_json_of_a_report_names_no_type_of_sound_files(tmp_path: Path) -> None:
     packed(tmp_path / "bags", tmp_path / "records").close()
     [found] = json.loads(run("info", tmp_path / "records", "--json").stdout)["inventories"]
     assert found["format"] == "mcap"
+
+
+def test_a_pointer_on_a_url_is_named(memory_url: str, tmp_path: Path) -> None:
+    with fsspec.open(f"{memory_url}/run/a.tar", "wb") as file:
+        file.write(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(SourceError, match=r"git lfs pull.*memory://.*a\.tar"):
+        seqrecord.convert(seqrecord.open_source(memory_url), tmp_path / "out", workers=1)

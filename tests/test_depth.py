@@ -204,7 +204,7 @@ def two(tmp_path: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("alternate", [None, True])
 def test_a_mix_refuses_other_units(two: dict[str, Path], alternate: bool | None) -> None:
-    with pytest.raises(ClipError, match="feature of other unit") as caught:
+    with pytest.raises(ClipError, match="disagree on the unit of a feature") as caught:
         mix(two, alternate=alternate)
     error = caught.value
     assert (error.feature, error.got) == ("depth", "a: mm; b: m")
@@ -224,7 +224,7 @@ def test_a_mix_of_depth_in_metres(two: dict[str, Path], caplog: pytest.LogCaptur
     mix(two, {"a": convert, "b": convert})
     assert not caplog.records
     run("edit", "describe", two["b"], "--unit", "depth=cm")
-    with pytest.raises(ClipError, match="other unit") as caught:
+    with pytest.raises(ClipError, match="disagree on the unit") as caught:
         mix(two, {"a": convert})
     assert caught.value.got == "a: m; b: cm"
 
@@ -257,7 +257,7 @@ def test_what_a_transform_passes_on_is_not(
     two: dict[str, Path], transform: Any, where: str
 ) -> None:
     step = (lambda clip, _: transform(clip)) if where == "clip_transform" else transform
-    with pytest.raises(ClipError, match="other unit"):
+    with pytest.raises(ClipError, match="disagree on the unit"):
         mix(two, {"a": {where: step}})
 
 
@@ -277,7 +277,7 @@ def test_a_mix_of_an_unknown_unit_warns_once(
 
 def test_a_mix_refuses_other_kinds(two: dict[str, Path]) -> None:
     edit.describe_features(two["a"], kinds={"depth": "disparity"}, units={"depth": "m"})
-    with pytest.raises(ClipError, match="feature of other kind") as caught:
+    with pytest.raises(ClipError, match="disagree on the kind of a feature") as caught:
         mix(two)
     assert caught.value.got == "a: disparity; b: depth"
     mix(two, {"a": {"rename": {"depth": "disparity"}}})
@@ -298,6 +298,6 @@ def test_units_of_other_spelling_are_one(tmp_path: Path) -> None:
 
 def test_a_mix_of_mixes_compares_all_datasets(two: dict[str, Path]) -> None:
     inner = mix({"x": two["a"]})
-    with pytest.raises(ClipError, match="other unit") as caught:
+    with pytest.raises(ClipError, match="disagree on the unit") as caught:
         SeqRecordMix({"in": inner, "b": SeqRecordStream(two["b"], clip_len=2)}, batch_size=2)
     assert caught.value.got == "in/x: mm; b: m"

@@ -385,7 +385,13 @@ def test_the_inventory(tmp_path: Path) -> None:
         ("b/notes.txt", 1, "no reader"),
         ("feature actions", 1, "not selected by features="),
     }
-    assert [each.pattern for each in found.left_out if not each.is_data] == ["feature actions"]
+    harmless = {each.pattern for each in found.left_out if not each.is_data}
+    assert harmless == {  # chosen by features=
+        "feature actions",
+        "*/imu.csv",
+        "*/robot.npz: limits",
+        "*/robot.npz: rate",
+    }
 
 
 def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> None:
@@ -406,7 +412,7 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
 def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
     images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
     images(tmp_path / "run", ["preview.png"])
-    assert unpacked(Folders(tmp_path)) == {"run/preview.png": (1, "no reader")}
+    assert unpacked(Folders(tmp_path)) == {"run/preview.png": (1, "not a frame of a feature")}
 
 
 def test_a_feature_that_was_asked_for_says_why_it_is_none(tmp_path: Path) -> None:
@@ -455,3 +461,134 @@ def test_the_folder_of_one_recording_itself(tmp_path: Path) -> None:
     assert [info.key for info in source.episodes()] == ["run"]
     assert features(source) == {"frame": "uint8 [4, 6, 3]", "poses": "float64 [7]"}
     assert len(frames(source)) == 5
+
+
+def seven_scenes(root: Path, third: str) -> Folders:
+    """Five frames, with this text as the third pose."""
+    images(root / "seq-01", [f"frame-{i:06d}.color.png" for i in range(5)])
+    for i in range(5):
+        text = third if i == 2 else "1 0 0 0\n0 1 0 0\n0 0 1 0\n0 0 0 1\n"
+        (root / "seq-01" / f"frame-{i:06d}.pose.txt").write_text(text)
+    return Folders(root)
+
+
+@pytest.mark.parametrize(
+    ("third", "says"),
+    [
+        ("", "not a table of numbers; .*frame-000002.pose.txt.*got: no rows"),
+        ("1 2 3\n", r"another number of columns; .*000002.pose.txt.*expected: 4 columns.*got: 3"),
+        ("-1.#IND nan 0 0\n" + "0 0 0 1\n" * 3, "frame-000002.pose.txt.*got: '-1.#IND nan 0 0'"),
+        ("lost\n", "frame-000002.pose.txt.*got: 'lost'"),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            "git lfs pull.*000002",
+        ),
+    ],
+    ids=["empty", "short", "IND", "word", "pointer"],
+)
+def test_one_pose_that_is_none(tmp_path: Path, third: str, says: str) -> None:
+    """Neither a shape [None, 4], nor column names in place of the first row, nor no poses."""
+    with pytest.raises(SourceError, match=says):
+        seqrecord.convert(seven_scenes(tmp_path / "in", third), tmp_path / "out", workers=1)
+
+
+def test_names_of_columns_are_no_numbers(tmp_path: Path) -> None:
+    """A first row with a broken number is no header; that of pandas, ",0,1", is one."""
+    images(tmp_path / "run" / "rgb", numbered(3))
+    (tmp_path / "run" / "broken.csv").write_text("0,1.#QNAN\n1,2\n2,3\n3,4\n")
+    (tmp_path / "run" / "frame.csv").write_text(",0,1\n0,5,6\n1,7,8\n2,9,9\n")
+    source = Folders(tmp_path)
+    assert features(source)["frame"] == "float64 [3]"
+    assert unpacked(source)["*/broken.csv"][1] == "not a table of numbers: '0,1.#QNAN'"
+
+
+def test_left_out_files_name_their_type(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(3))
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    for name in ("poses.txt", "words/0.txt", "words/1.txt", "arrays.npz"):
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text(pointer)
+    (tmp_path / "run" / "all.bag").write_bytes(b"#ROSBAG V2.0\n")
+    (tmp_path / "run" / "more.tgz").write_bytes(b"\x1f\x8b")
+    found = unpacked(Folders(tmp_path))
+    assert "git lfs pull" in found["run/poses.txt"][1]
+    assert "git lfs pull" in found["words/*.txt"][1]
+    assert "git lfs pull" in found["*/arrays.npz"][1]
+    assert "rosbags-convert" in found["run/all.bag"][1]
+    assert "tar -xzf more.tgz" in found["run/more.tgz"][1]
+
+
+def test_strict_accepts_tables_that_were_not_chosen(tmp_path: Path) -> None:
+    images(tmp_path / "in" / "run" / "rgb", numbered(3))
+    (tmp_path / "in" / "run" / "imu.csv").write_text("1,2\n" * 50)
+    with pytest.raises(SourceError, match=r"imu\.csv: 1 file, 50 rows for 3 frames"):
+        seqrecord.convert(Folders(tmp_path / "in"), tmp_path / "all", workers=1, strict=True)
+    chosen = open_source(tmp_path / "in", features=["rgb"])
+    report = seqrecord.convert(chosen, tmp_path / "rgb", workers=1, strict=True)
+    assert [each.pattern for each in report.inventory.left_out] == ["*/imu.csv"]
+
+
+def test_a_unit_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
+    images(tmp_path / "in" / "run" / "rgb", numbered(2))
+    (tmp_path / "in" / "run" / "depth").mkdir()
+    for name in numbered(2):
+        depth = np.full((4, 6), 700, np.uint16)
+        Image.fromarray(depth).save(tmp_path / "in" / "run" / "depth" / name)
+    source = Folders(tmp_path / "in")
+    [note] = seqrecord.convert(source, tmp_path / "unknown", workers=1).inventory.notes
+    assert "without a unit" in note
+    known = seqrecord.convert(source, tmp_path / "known", workers=1, units={"depth": "mm"})
+    assert known.inventory.notes == ()
+
+
+def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> None:
+    drive = tmp_path / "2011_09_26" / "drive_0001"
+    for sensor in ("image_02", "image_03"):
+        images(drive / sensor / "data", [f"{i:010d}.png" for i in range(3)])
+    (drive / "oxts" / "data").mkdir(parents=True)
+    for i in range(3):
+        (drive / "oxts" / "data" / f"{i:010d}.txt").write_text("1.5 2.5 3")
+    for folder in drive.iterdir():
+        times = (f"2011-09-26 13:02:25.{i}" for i in range(3))
+        (folder / "timestamps.txt").write_text("\n".join(times))
+    for root, key in ((tmp_path, "2011_09_26/drive_0001"), (drive, "drive_0001")):
+        source = Folders(root)
+        assert [info.key for info in source.episodes()] == [key]
+        assert features(source) == {
+            "image_02": "uint8 [4, 6, 3]",
+            "image_03": "uint8 [4, 6, 3]",
+            "oxts": "float64 [3]",
+        }
+        assert [frame["oxts"].tolist() for frame in frames(source)] == [[1.5, 2.5, 3]] * 3
+        assert set(unpacked(source)) == {"timestamps.txt", "oxts/timestamps.txt"}
+    images(tmp_path / "runs" / "a" / "data", numbered(2))  # without times: a recording each
+    images(tmp_path / "runs" / "b" / "data", numbered(2))
+    assert [info.key for info in Folders(tmp_path / "runs").episodes()] == ["a", "b"]
+
+
+def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(2))
+    tables = {
+        "semicolons.csv": "1,5;2,5\n1,5;2,5\n",
+        "blanks.txt": "1,5 2,5\n1,5 2,5\n",
+        "dates.csv": "2020-01-01,1\n2020-01-02,1\n",
+        "notes.txt": "a cup, 1,5 m high\n",
+    }
+    for name, text in tables.items():
+        (tmp_path / "run" / name).write_text(text)
+    found = {pattern: reason for pattern, (_, reason) in unpacked(Folders(tmp_path)).items()}
+    commas = "numbers with decimal commas, write points"
+    assert found == {
+        "*/semicolons.csv": f"{commas}: '1,5;2,5'",
+        "*/blanks.txt": f"{commas}: '1,5 2,5'",
+        "*/dates.csv": "not a table of numbers: '2020-01-02,1'",
+        "run/notes.txt": "no reader",
+    }
+    with pytest.raises(SourceError, match=r"without a row for each frame.*decimal commas"):
+        Folders(tmp_path, features=["rgb", "semicolons"]).schema()
+
+
+def test_the_first_integer_that_float64_cannot_represent(tmp_path: Path) -> None:
+    images(tmp_path / "run" / "rgb", numbered(2))
+    (tmp_path / "run" / "t.csv").write_text(f"{2**53 + 1}\n{2**53 + 1}\n")
+    assert frames(Folders(tmp_path))[0]["t"] == 2**53 + 1

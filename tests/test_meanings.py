@@ -498,6 +498,8 @@ def test_coded_vectors_are_refused(
         ("image_L", "image_R"),
         ("imageleft", "imageright"),
         ("infra1", "infra2"),
+        ("imageL", "imageR"),
+        ("rgbLeft", "rgbRight"),
     ],
 )
 def test_flipped_stereo_pairs_are_told(

@@ -392,3 +392,11 @@ def test_messages_name_the_unit(tmp_path: Path) -> None:
     path = write(tmp_path / "b", {"e": [0.0, 0.1, 0.15, 0.3]}, "ns", "i8", fps=None)
     with pytest.raises(ClipError, match=r"near enough.*timestamps in ns"):
         SeqRecordDataset(path, windows={"a": Seconds([0.1])}, pad="edge")[2]
+
+
+@pytest.mark.parametrize("fps", [FPS, 3 * FPS])
+def test_a_rate_is_compared_in_the_only_plausible_unit(tmp_path: Path, fps: float) -> None:
+    """Nanoseconds since 1970 without a unit: no other unit makes a plausible step of them."""
+    times: list[float] = [int(1.7e18 + time * 1e9) for time in regular()]
+    path = write(tmp_path / "a", {"e": times}, None, "i8", fps)
+    assert rates(path) == [fps if fps == FPS else None]

@@ -125,6 +125,21 @@ def test_any_cut_note(cut: Path) -> None:
         assert recovered(cut) == ["e0"], length
 
 
+def test_a_damaged_note_before_others_is_logged(
+    cut: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kill cuts the last note only."""
+    lines = notes(cut).read_bytes().splitlines(keepends=True)
+    notes(cut).write_bytes(lines[0] + lines[1][:9])
+    assert recovered(cut) == ["e0"]
+    assert "damaged" not in caplog.text
+    notes(cut).write_bytes(b"\0" * 9 + lines[0][9:] + lines[1])
+    for path in (cut / "records").glob("*.seqrec"):
+        path.unlink()
+    assert recovered(cut) == []
+    assert f"{notes(cut)}: damaged; nothing behind that can be resumed" in caplog.text
+
+
 def test_a_note_twice(cut: Path) -> None:
     lines = notes(cut).read_bytes().splitlines(keepends=True)
     notes(cut).write_bytes(lines[0] + lines[0] + lines[1])

@@ -17,7 +17,7 @@ import pytest
 import seqrecord
 from seqrecord import EncodedImage
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, WebDataset, open_source
+from seqrecord.sources import Source, WebDataset, inventory_of, open_source
 from tests.source_faults import check_frames, encoded
 from tests.source_writers import write_samples, write_tar
 
@@ -321,3 +321,20 @@ def test_a_broken_tar_is_refused_by_name(tmp_path: Path, name: str) -> None:
     assert caught.value.episode == "a"
     assert caught.value.file == str(bad)
     assert len(list(source.frames(infos[1]))) == 3
+
+
+def test_names_of_two_recordings_are_a_note(tmp_path: Path) -> None:
+    keys = ["a_0000", "a_0001", "b_0002", "b_0003"]
+    write_tar(tmp_path / "two.tar", {f"{key}.png": image() for key in keys})
+    write_tar(tmp_path / "one.tar", {f"{key}.png": image() for key in keys[:2]})
+    [note] = inventory_of(open_source(tmp_path)).notes
+    assert note.startswith("two: names differ by more than a number (")
+    assert "a_000" in note
+    assert "b_000" in note
+
+
+def test_a_pointer_in_a_tar_file_is_named(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    write_tar(tmp_path / "a.tar", {"0.png": pointer})
+    with pytest.raises(SourceError, match=r"git lfs pull.*a\.tar/0\.png"):
+        open_source(tmp_path).schema()

@@ -56,7 +56,7 @@ def test_first_uses(
         expected.append(uses[0] if uses else len(clips))
     actual = first_uses(
         Loads(runs, base + runs, empty, empty, first, count),
-        Clips(cursor, base + cursor, none, start, none, none),
+        Clips(cursor, base + cursor, none, start, none, none, none),
         Window(offset, span, step, 1),
         np.array([num_frames]),
     )
@@ -66,7 +66,7 @@ def test_first_uses(
 def test_a_round_of_many_clips_takes_no_long_time() -> None:
     many, zero = np.arange(200_000), np.zeros(200_000, np.int64)
     loads = Loads(zero, zero, zero, zero, many, zero + 1)
-    clips = Clips(zero, zero, zero, many, zero, zero)
+    clips = Clips(zero, zero, zero, many, zero, zero, zero)
     begin = time.thread_time()
     uses = first_uses(loads, clips, Window(0, 4, 1, 4), np.array([1 << 20]))
     assert time.thread_time() - begin < 2

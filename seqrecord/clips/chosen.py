@@ -56,6 +56,12 @@ class ChosenClips:
         return np.floor(self.weight).astype(np.int64)
 
     @property
+    def repeats(self) -> bool:
+        """Whether a clip may come more than once in an epoch."""
+        again = (np.diff(self.episode) == 0) & (np.diff(self.start) == 0)
+        return bool((self.weight > 1).any() or again.any())
+
+    @property
     def differs_by_epoch(self) -> bool:
         """Whether an epoch has other clips than the next."""
         return bool((self.most != self.least).any())

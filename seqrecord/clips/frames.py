@@ -68,8 +68,8 @@ class ClipSteps(NamedTuple):
     """bool[n]"""
 
 
-DrawSteps: TypeAlias = Callable[[IntArray, IntArray], ClipSteps]
-"""What is drawn for clips by the rows of their episodes and their starts, int64[n] each."""
+DrawSteps: TypeAlias = Callable[[IntArray, IntArray, "IntArray | None"], ClipSteps]
+"""Draws for clips: rows of episodes, starts, and places in the epoch if known, int64[n] each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class OffsetWindow:
         """See `ClipFrames.find`."""
         offsets = self.offsets[0 if self.rate is None else self.rate[episode]]
         if frames.draw is not None:
-            dilation, is_reversed = frames.draw(episode, start)
+            dilation, is_reversed = frames.draw(episode, start, frames.place)
             drawn = offsets * dilation[:, None]
             offsets = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
         asked = start[:, None] + offsets
@@ -298,7 +298,8 @@ class ClipFrames:
     """Which frames clips have of each feature.
 
     `num_frames` is int64 of all rows of the index: how many frames each episode has. Where `draw`
-    is, clips have the frames `s + offsets * dilation`, the last one first where they are reversed.
+    is, clips have the frames `s + offsets * dilation`, the last one first where they are reversed;
+    `place` is that of these clips in the epoch, int64[n].
     With `excerpts`, episodes and frames are these and their places; `stored` says what they are of.
     """
 
@@ -306,6 +307,7 @@ class ClipFrames:
     num_frames: IntArray
     draw: DrawSteps | None = None
     excerpts: Excerpts | None = None
+    place: IntArray | None = None
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -327,6 +329,10 @@ class ClipFrames:
         """Whether clips may have frames of a feature for which nothing is known: zeros."""
         window = self.windows.get(feature)
         return isinstance(window, KnownWindow) and window.has_unknown
+
+    def at(self, place: IntArray) -> ClipFrames:
+        """For clips at these places in the epoch, int64[n]."""
+        return self if self.draw is None else replace(self, place=place)
 
     def find(self, feature: str, episode: IntArray, start: IntArray) -> FoundFrames:
         """The frames of a feature that clips have, in the order in which a batch has them.

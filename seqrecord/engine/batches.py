@@ -19,6 +19,7 @@ from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
+from seqrecord.sampling.plan import Clips
 
 _ENDED = "this iteration was ended: another one has begun"
 
@@ -38,6 +39,7 @@ class Batch:
     start: IntArray  # [clips], first frame
     source: IntArray  # [clips], its number
     epoch: IntArray  # [clips], of the source
+    place: IntArray  # [clips], in that epoch, see `Clips`
     arrive: Callable[[], object] = lambda: None
     """To be called by the thread that takes the batch, before it uses the features."""
 
@@ -122,7 +124,7 @@ class OpenBatch:
         self.missing = size
         self._source = np.zeros(size, np.int64) if source is None else source
         self._episode, self._start = np.empty(size, np.int64), np.empty(size, np.int64)
-        self._epoch = np.zeros(size, np.int64)
+        self._epoch, self._place = np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._begin = begin
         self._builder: BatchBuilder[Any] | None = None
         self._lock = lock
@@ -136,14 +138,16 @@ class OpenBatch:
                 self._builder = self._begin()
             return self._builder
 
-    def name(self, slots: IntArray, episode: IntArray, start: IntArray, epoch: int) -> None:
-        """Say which clips go to these slots; int64[n] each."""
-        self._episode[slots], self._start[slots], self._epoch[slots] = episode, start, epoch
+    def name(self, slots: IntArray, clips: Clips, epoch: int) -> None:
+        """Say which clips of an epoch go to these slots, int64[n]."""
+        self._episode[slots], self._start[slots] = clips.episode, clips.start
+        self._epoch[slots], self._place[slots] = epoch, clips.place
 
     def finish(self) -> Batch:
         """The batch, all of whose slots are filled."""
         features, arrive = self.allocate().finish()
-        return Batch(features, self._episode, self._start, self._source, self._epoch, arrive)
+        of_clips = self._episode, self._start, self._source, self._epoch, self._place
+        return Batch(features, *of_clips, arrive)
 
 
 class ClosedError(Exception):

@@ -210,6 +210,6 @@ class Drawn:
     calls: Calls | None = None
 
 
-DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any]], Drawn]
-"""What is drawn for clips by the rows of their episodes and their first frames, int64[n] each; and
-by where their frames are, `ClipRows`, of which it may need the sizes."""
+DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any], IntArray], Drawn]
+"""Draws for clips: rows of episodes and first frames, int64[n] each; their frames, `ClipRows`, of
+which it may need the sizes; and their places in the epoch, int64[n]."""

@@ -168,12 +168,12 @@ class Executor:
         """Have clips copied to their slots of a batch."""
         drawn = Drawn()
         if self._draw is not None:
-            drawn = self._draw(clips.episode, clips.start, sources)
+            drawn = self._draw(clips.episode, clips.start, sources, clips.place)
             sources = [replace(source, crop=drawn.crop) for source in sources]
         copies = self._copies.begin()
         begin = perf_counter()
         nbytes = opened.allocate().gather(slots, sources, copies, drawn.calls)
-        opened.name(slots, clips.episode, clips.start, self._plan.epoch)
+        opened.name(slots, clips, self._plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         copies.finish(partial(self._filled, opened, len(slots)))
 

@@ -76,7 +76,8 @@ class FoundRows:
     def source(self, start: int, stop: int) -> ClipRows[Any]:
         """Of the clips `[start, stop)`."""
         clips = self.clips.rows(start, stop)
-        found = self.clip_frames.find(self.features[0], clips.episode, clips.start)
+        frames = self.clip_frames.at(clips.place)
+        found = frames.find(self.features[0], clips.episode, clips.start)
         origin, first, number = (
             column[start:stop, None] for column in (self.origin, self.first, self.number)
         )

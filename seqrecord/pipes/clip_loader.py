@@ -256,7 +256,7 @@ class ClipLoader:
         one, or to pickle it, is not to keep all. In a worker process they are rows of shared
         memory, which is sent without a copy, and of which each piece takes file descriptors.
         """
-        columns = self.columns(batch.episode, batch.start, plan.epoch)
+        columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place)
         nested, squeezed = self.selection.nested, self.selection.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
@@ -286,11 +286,13 @@ class ClipLoader:
             **self.unused(epoch),
         }
 
-    def columns(self, episode: IntArray, start: IntArray, epoch: int) -> dict[str, Any]:
+    def columns(
+        self, episode: IntArray, start: IntArray, epoch: int, place: IntArray
+    ) -> dict[str, Any]:
         """What is said of clips beside their features, each a list or tensor of clips. They are of
-        these rows of the index, and begin at these frames; int64[clips] each."""
-        drawn = self._draw_of(epoch)(episode, start, ())
-        frames = self.selection.drawn_frames(self._settings.seed, epoch)
+        these rows of the index, begin at these frames, and have these places; int64[clips] each."""
+        drawn = self._draw_of(epoch)(episode, start, (), place)
+        frames = self.selection.drawn_frames(self._settings.seed, epoch).at(place)
         return self.selection.columns(episode, start, frames, drawn)
 
     def unused(self, epoch: int) -> dict[str, int]:

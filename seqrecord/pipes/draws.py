@@ -30,6 +30,7 @@ _MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came las
 _CAMERA = ("fx", "fy", "cx", "cy")
 _SALT = 0x73746570  # the draws are not those of crops
 _FRAMES = 0x66726D73  # … and the numbers of lists of frames not those of starts
+_COPIES = 0x636F7079
 
 
 class Facts(NamedTuple):
@@ -43,17 +44,28 @@ class Facts(NamedTuple):
 class ClipEpisodes:
     """The facts of episodes, with these entries of their metadata. Picklable.
 
-    With `excerpts`, episodes are given by the numbers of these.
+    With `excerpts`, episodes are given by the numbers of these. If an epoch `repeats` clips, their
+    copies have numbers of their own.
     """
 
     def __init__(
-        self, dataset: Dataset, metadata: Sequence[str], excerpts: Excerpts | None = None
+        self,
+        dataset: Dataset,
+        metadata: Sequence[str],
+        excerpts: Excerpts | None = None,
+        *,
+        repeats: bool = False,
     ) -> None:
         self._dataset, self.metadata, self._excerpts = dataset, metadata, excerpts
+        self._repeats = repeats
         self._known: dict[int, Facts] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
+
+    def of_excerpts(self, excerpts: Excerpts | None) -> ClipEpisodes:
+        """The same with other excerpts."""
+        return ClipEpisodes(self._dataset, self.metadata, excerpts, repeats=self._repeats)
 
     def of(self, episode: IntArray) -> list[Facts]:
         """Of the episodes in these rows, int64[n]."""
@@ -76,14 +88,20 @@ class ClipEpisodes:
         frames = self.frames(episode, start)
         return start if frames is None else frames.min(axis=1)
 
-    def numbers(self, episode: IntArray, start: IntArray) -> IntArray:
-        """Numbers of clips by the rows of their episodes and their starts; int64[n] each."""
+    def numbers(
+        self, episode: IntArray, start: IntArray, place: IntArray | None = None
+    ) -> IntArray:
+        """Numbers of clips by the rows of their episodes, their starts and their places in the
+        epoch; int64[n] each."""
         if (frames := self.frames(episode, start)) is not None:
             start = np.zeros_like(start)
-            for place, frame in enumerate(frames.T):
-                drawn = hash64(key_of(_FRAMES, place), start + frame) >> np.uint64(8)
+            for number, frame in enumerate(frames.T):
+                drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
                 start = drawn.astype(np.int64)
-        return np.array([facts.number for facts in self.of(episode)], np.int64) + start
+        numbers = np.array([facts.number for facts in self.of(episode)], np.int64) + start
+        if self._repeats and place is not None:
+            numbers += (hash64(key_of(_COPIES), place) >> np.uint64(8)).astype(np.int64)
+        return numbers
 
     def _find(self, row: int) -> Facts:
         index, known = self._dataset.contents.index, self._known
@@ -157,20 +175,22 @@ class ClipDraws:
         episode: IntArray,
         start: IntArray,
         sources: Sequence[ClipRows[Any]] = (),
+        place: IntArray | None = None,
         *,
         sequences: ClipTable | None = None,
     ) -> Drawn:
         """For clips by the rows of their episodes and first frames, int64[n] each.
 
         That depends on seed, epoch, the episode's key and the first frame alone: that of the clip,
-        or of the first clip of its row in `sequences`, so that all clips of a row get the same.
+        or of the first clip of its row in `sequences`, so that all clips of a row get the same. If
+        an epoch repeats clips, it depends on their `place` in it too.
         Where frames vary in size, windows depend on that of the episode's: `sources` have some of
         them, unless they are known already.
         """
         if not self.is_any:
             return Drawn()
         first = start if sequences is None else sequences.first_starts(episode, start)
-        numbers, crop, calls = self._facts.numbers(episode, first), None, None
+        numbers, crop, calls = self._facts.numbers(episode, first, place), None, None
         episode, start = self._facts.rows(episode), self._facts.starts(episode, start)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for number, crops in enumerate(self.crops):
@@ -322,13 +342,20 @@ class SelectedSteps:
     whole: Sequence[ClipTable]
     facts: ClipEpisodes
 
-    def draw(self, seed: int, epoch: int, episode: IntArray, start: IntArray) -> ClipSteps:
-        """For clips by the rows of their episodes and their starts, int64[n] each.
+    def draw(
+        self,
+        seed: int,
+        epoch: int,
+        episode: IntArray,
+        start: IntArray,
+        place: IntArray | None = None,
+    ) -> ClipSteps:
+        """For clips by the rows of their episodes, starts and places in the epoch, int64[n] each.
 
         They depend on seed, epoch, the episode's key and the start alone, and on which dilations
         there are with which the clip lacks nothing: each of these is equally likely.
         """
-        numbers = self.facts.numbers(episode, start)
+        numbers = self.facts.numbers(episode, start, place)
         shares = [
             (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
             for i in range(2)

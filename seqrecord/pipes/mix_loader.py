@@ -291,7 +291,8 @@ class MixLoader:
             found.setdefault(kind, []).append(slot)
         for (source, epoch), some in found.items():
             slots, loader = np.array(some), loaders[source]
-            told = loader.columns(batch.episode[slots], batch.start[slots], epoch)
+            named = batch.episode[slots], batch.start[slots]
+            told = loader.columns(*named, epoch, batch.place[slots])
             if draws_dilations:
                 [dilation, *_] = loader.options.dilations
                 told.setdefault("dilation", torch.full((len(some),), dilation, device="cpu"))

@@ -143,7 +143,7 @@ def _conflict(name: str, what: str, command: str, got: str) -> ClipError:
         remedy = "convert the feature in the frame_transform or clip_transform of a source (depth "
         remedy += f"by DepthToMeters({name!r}))"
     return ClipError(
-        f"the sources of a mix have a feature of other {what}",
+        f"the sources of a mix disagree on the {what} of a feature",
         feature=name,
         expected=f"one {what}: {remedy}; or correct a wrong one: `{command}`",
         got=got,

@@ -152,7 +152,8 @@ class ClipSelection:
         cameras, functions = ((), ()) if transform is None else chain_of(transform)
         functions = tuple(bound(function, self.dataset.features) for function in functions)
         wanted = (*metadata, "camera") if cameras else metadata
-        self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts)
+        repeats = self.chosen is not None and self.chosen.repeats
+        self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts, repeats=repeats)
         if options.has_drawn_steps:
             several = uses if len(uses) > 1 else []
             whole = [self._enumerate(ClipSpec(1), [use]) for use in several]
@@ -216,7 +217,7 @@ class ClipSelection:
             if found.age is not None:
                 told[f"{name}_age"] = torch.from_numpy(found.age)
         if self.steps is not None and frames.draw is not None:
-            told |= self.steps.told(frames.draw(episode, start))
+            told |= self.steps.told(frames.draw(episode, start, frames.place))
         for name in self.metadata:  # which its user may change
             told[name] = [deepcopy(one.metadata[name]) for one in facts]
         return told
@@ -430,7 +431,7 @@ class ClipSelection:
         if needed > limit or self.is_smallest:
             self._list(options, 1 if self.is_smallest else max(1, limit // (_EXCERPTS * nbytes)))
             self.typical_clips = self.clips
-            self._facts = ClipEpisodes(self.dataset, self._facts.metadata, self.excerpts)
+            self._facts = self._facts.of_excerpts(self.excerpts)
             assert self.excerpts is not None
             more = len(self.excerpts.frames) / len(excerpts.frames) - 1
             say_once(

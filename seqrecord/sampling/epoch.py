@@ -114,7 +114,10 @@ class EpochPlan(Plan):
         clip = np.arange(first, min(first + len(row), self.num_clips))
         row, start = row[: len(clip)], start[: len(clip)]
         batch, slot = np.divmod(clip, self._batch_size)
-        return Clips(blocks.cursor[row], blocks.run[row], blocks.episode[row], start, batch, slot)
+        place = self._places(clip)
+        return Clips(
+            blocks.cursor[row], blocks.run[row], blocks.episode[row], start, batch, slot, place
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,7 +66,8 @@ class Clips(_Columns):
 
     Clip `i` consists of the frames of each group's window at `start[i]` which cursor `cursor[i]`
     holds for run `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With
-    `batch_size=None` every clip counts as a batch of its own.
+    `batch_size=None` every clip counts as a batch of its own. No two clips of all parts and
+    sessions of an epoch have the same `place`.
     """
 
     run: IntArray
@@ -74,6 +75,7 @@ class Clips(_Columns):
     start: IntArray
     batch: IntArray
     slot: IntArray
+    place: IntArray
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,6 +148,7 @@ class Plan(ABC):
     _episodes: EpisodeTable
     _windows: tuple[Window, ...]  # of each group
     _batch_size: int
+    _session: int
     _cursors: Walk
     _before: IntArray  # clips before each round, and before the end
     _resident: list[int]  # the most frames held, of each group
@@ -166,6 +169,7 @@ class Plan(ABC):
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
         self._batch_size = settings.batch_size or 1
+        self._session = session
         self._lay_out(table, session)
 
     @abstractmethod
@@ -259,6 +263,11 @@ class Plan(ABC):
             if loads
         ]
         return Round(start, clips, tuple(groups))
+
+    def _places(self, number: IntArray) -> IntArray:
+        """`Clips.place` of clips by their numbers in this part."""
+        place: IntArray = number * self.part.count + self.part.index + (self._session << 48)
+        return place
 
     def _first_clip(self, batch: int) -> int:
         return min(batch * self._batch_size, self.num_clips)

@@ -144,8 +144,9 @@ class SequencePlan(Plan):
         return blocks.take(order), blocks.cursor[order]
 
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
+        batch, place = blocks.round, self._places(self._before[blocks.round] + position)
         return Clips(
-            blocks.cursor, blocks.run, blocks.episode, blocks.first, blocks.round, position
+            blocks.cursor, blocks.run, blocks.episode, blocks.first, batch, position, place
         )
 
 

@@ -119,6 +119,15 @@ class Recording:
             declared.check({topic: len(each) for topic, each in joined.items()})
         return joined
 
+    def extras(self) -> dict[str, int]:
+        """Numbers of attachments and metadata records, which are no messages."""
+        found: dict[str, int] = {}
+        for path in self.paths:
+            with _opened(path) as file:
+                for name, count in file.extras().items():
+                    found[name] = found.get(name, 0) + count
+        return found
+
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
         """Topic, bytes and file of all messages of these topics."""
         for path in self.paths:
@@ -203,6 +212,16 @@ class _Mcap:
                     expected=f"at most {_MAX_CHUNK_BYTES} bytes",
                     got=largest,
                 )
+
+    def extras(self) -> dict[str, int]:
+        """See `Recording.extras`; as the statistics count them."""
+        if (statistics := self.statistics) is None:
+            return {}
+        counts = {
+            "attachments": statistics.attachment_count,
+            "metadata records": statistics.metadata_count,
+        }
+        return {name: count for name, count in counts.items() if count}
 
     def topics(self) -> dict[str, Topic]:
         """A file without a summary is read whole for it."""
@@ -320,6 +339,9 @@ class _Sqlite:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 
+    def extras(self) -> dict[str, int]:
+        return {}
+
     def topics(self) -> dict[str, Topic]:
         rows = self._database.execute("SELECT name, type, serialization_format FROM topics")
         return {str(name): Topic(str(name), str(t), str(s)) for name, t, s in rows}
@@ -351,10 +373,21 @@ class _Sqlite:
 
 
 def _check_database(path: Path) -> None:
-    """Raise `SourceError` for a database whose last messages are not in it yet.
+    """Raise `SourceError` for a database that is cut, or whose last messages are not in it yet.
 
-    To open it with its log would write beside the original.
+    To open it with its log would write beside the original. The header is that of
+    https://www.sqlite.org/fileformat.html: the page size at byte 16, and pages at byte 28.
     """
+    with open_file(path) as file:
+        head = file.read(32)
+    page = int.from_bytes(head[16:18], "big")
+    declared = int.from_bytes(head[28:32], "big") * (1 << 16 if page == 1 else page)
+    if len(head) == 32 and size_of(path) < declared:
+        raise SourceError(
+            "a database that is cut short; fetch it again",
+            expected=f"{declared} bytes, as its header declares",
+            got=f"{size_of(path)} bytes",
+        )
     for ending, remedy in (
         ("-wal", f"sqlite3 {path.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"),
         ("-journal", f"sqlite3 {path.name} 'PRAGMA quick_check'"),

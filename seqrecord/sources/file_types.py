@@ -48,18 +48,31 @@ def file_type(path: Path) -> str | None:
         if not is_file(path):
             return None
         if not size_of(path):
-            return "an empty file"
+            return "empty"
         with open_file(path) as file:
             head = file.read(_HEAD)
     except OSError:
         return None
-    for magic, text in _TYPES:
-        if head.startswith(magic):
-            return text.replace("FILE", path.name)
+    if (found := type_of(head, path.name)) is not None:
+        return found
     magic, text = _NAMES.get(path.suffix.lower(), (b"", ""))
     if text and head.startswith(magic):
         return text.replace("FILE", path.name)
     return None
+
+
+def type_of(head: bytes, name: str) -> str | None:
+    """As `file_type`, by the first bytes alone; `name` is that of the file."""
+    for magic, text in _TYPES:
+        if head.startswith(magic):
+            return text.replace("FILE", name)
+    return None
+
+
+def known_type(path: Path) -> str | None:
+    """As `file_type`, but nothing for empty files."""
+    kind = file_type(path)
+    return None if kind == "empty" else kind
 
 
 @contextmanager

@@ -133,7 +133,8 @@ class Folders(NumberedFrames):
             LookedAt(episode, self._rows_of(episode), self._camera(episode)[1])
             for episode in self._episodes
         ]
-        return account_of(self.path, found, self.schema().keys(), self._notes(self._schema))
+        names, notes = self.schema().keys(), self._notes(self._schema)
+        return account_of(self.path, found, names, notes, are_chosen=self.features is not None)
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):

@@ -41,9 +41,14 @@ class LookedAt:
 
 
 def account_of(
-    root: Path, found: Sequence[LookedAt], features: Collection[str], notes: Iterable[str]
+    root: Path,
+    found: Sequence[LookedAt],
+    features: Collection[str],
+    notes: Iterable[str],
+    *,
+    are_chosen: bool,
 ) -> Account:
-    """The account of a tree, of which `features` are packed."""
+    """The account of a tree, of which `features` are packed; the caller may have chosen them."""
     first = found[0].episode
     places: dict[str, str] = {FRAME_NUMBER: "file names"}
     places[FRAME_NAME] = "file names"
@@ -54,8 +59,9 @@ def account_of(
     episodes = counted(len(found), "episode folder")
     reason = f"{episodes}, such as {_key(root, first)} with {example}"
     offered = sorted({name for each in found for name in each.features} - {*features})
+    of_rows = _reasons(root, [(each.episode, each.rows.reasons) for each in found])
     left_out = [
-        *_reasons(root, [(each.episode, each.rows.reasons) for each in found]),
+        *(replace(each, is_data=not are_chosen) for each in of_rows),
         *_reasons(root, [(each.episode, each.cameras) for each in found]),
         *unread_files(root, _Taken(found)),
         *(_not_chosen(name) for name in offered),

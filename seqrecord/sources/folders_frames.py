@@ -23,6 +23,7 @@ from seqrecord.sources.folders_tree import (
     Listing,
     is_frame,
     look,
+    look_inside,
     name_features,
     read_metadata,
 )
@@ -115,7 +116,7 @@ def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collecti
         for name, file in own.arrays.items()
         if name in schema
     }
-    inside = {name: look(path / name) for name in own.subfolders}
+    inside = look_inside(path, own.subfolders)
     named, row_files = name_features(path, own, inside, sparse)
     every = {n: _Files(path / each.folder, each.files, each.member) for n, each in named.items()}
     files = {name: found for name, found in every.items() if name in schema}
@@ -141,7 +142,12 @@ def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collecti
     loaded = {name: each.load(path) for name, each in chosen.items()}
     order = order or dict.fromkeys(range(rows.num_frames), "")
     if not order or not (arrays or files or loaded):
-        raise SourceError("an episode without frames of the features", file=str(path))
+        raise SourceError(
+            "an episode without frames of the features",
+            file=str(path),
+            expected=f"files of {', '.join(schema)}",
+            got="; ".join(f"{file}: {reason}" for file, reason in rows.reasons.items()) or None,
+        )
     return _Found(order, {**arrays, **loaded}, files)
 
 

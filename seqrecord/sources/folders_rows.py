@@ -5,6 +5,7 @@ A file with any other number of rows is no feature: then there is a reason for t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.sources.array_files import NPZ, array_header, npz_names, read_array
 from seqrecord.sources.cameras import is_camera_name, pinhole
+from seqrecord.sources.file_types import file_type, known_type
 from seqrecord.sources.number_files import NumberTable, count_rows, read_numbers
 from seqrecord.sources.specs import feature_name
 
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*(,\d*)?([eE][+-]?\d*)?")
 _MATRIX_ROWS = 4
 """Rows that a camera's matrix has, at most."""
 
@@ -112,7 +115,8 @@ def _arrays(
     try:
         names = npz_names(folder / file)
     except SourceError as error:
-        return [("", None, (), None, error.message)]
+        kind = file_type(folder / file)
+        return [("", None, (), None, error.message + (f"; the file is {kind}" if kind else ""))]
     found: list[tuple[str, np.dtype[Any] | None, tuple[int, ...], int | None, str]] = []
     for name in names:
         try:
@@ -134,8 +138,12 @@ def _table(path: Path, num_frames: int) -> NumberTable | str:
     for other text."""
     try:
         rows = count_rows(path)
-    except SourceError:
-        return ""
+    except SourceError as error:
+        words = re.split(r"[; ]|\\t", str(error.got).strip("'"))
+        if len(words) > 1 and all(map(_DECIMAL_COMMA.fullmatch, words)) and "," in str(error.got):
+            return f"numbers with decimal commas, write points: {error.got}"
+        is_table = path.suffix.lower() in (".csv", ".tsv") and known_type(path) is None
+        return f"{error.message}: {error.got}" if is_table else ""
     try:
         if rows not in (num_frames, num_frames + 1):  # the first one may be names of columns
             return _rows_for(rows, num_frames)

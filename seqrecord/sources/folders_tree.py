@@ -23,6 +23,7 @@ from seqrecord.sources.specs import feature_name
 METADATA = "metadata.json"
 
 MAX_METADATA_BYTES = 1 << 22
+_TIMES = "timestamps.txt"
 _NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
 
 
@@ -90,11 +91,21 @@ class Listing(Generic[_Files]):
     cameras: Sequence[str]
     subfolders: Sequence[str]
     names: frozenset[str]
+    inner: str = ""  # the folder in which the files are, if it is named by the one above
 
     @property
     def is_leaf(self) -> bool:
         """Whether its files can be those of the episode above."""
         return not self.subfolders and not self.arrays and DESCRIPTION not in self.names
+
+    @property
+    def wrapped(self) -> str | None:
+        """The only folder in it, if times lie beside that: a sensor of KITTI raw.
+
+        `image_02/data/0000000000.png` and `image_02/timestamps.txt`.
+        """
+        is_sensor = self.rows == [_TIMES] and len(self.subfolders) == 1
+        return self.subfolders[0] if is_sensor and not (self.groups or self.arrays) else None
 
     def row_files(self, folder: str) -> list[str]:
         """Paths of files with rows, of which text may be named like a camera's."""
@@ -146,6 +157,17 @@ class Feature(Generic[_Files]):
     folder: str
     files: _Files
     member: str | None = None
+
+
+def look_inside(path: Path, folders: Sequence[str]) -> dict[str, Listing[FrameFiles]]:
+    """Listings of an episode's folders, by their paths below it."""
+    found = {}
+    for name in folders:
+        listed = look(path / name)
+        if listed.wrapped and (inner := look(path / name / listed.wrapped)).is_leaf:
+            name, listed = f"{name}/{listed.wrapped}", inner
+        found[name] = listed
+    return found
 
 
 def name_features(
@@ -222,6 +244,7 @@ def are_features(
 def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
     """What a feature is called: its folder, with the words in the names of its files where the
     folder has several."""
+    folder = folder.partition("/")[0]
     if not folder:
         return words or "frame"
     return folder if is_alone or not words else f"{folder}.{words}"
@@ -270,7 +293,13 @@ def _visit(
     visited = {
         name: _visit(path / name, depth + 1, sparse, found, spare) for name in here.subfolders
     }
-    inside = {name: part for name, part in visited.items() if part is not None}
+    inside = {
+        f"{name}/{part.inner}".rstrip("/"): part
+        for name, part in visited.items()
+        if part is not None
+    }
+    if depth and here.wrapped and (part := inside.get(here.wrapped)) and part.is_leaf:
+        return replace(part, inner=here.wrapped)
     parts = {name: part for name, part in inside.items() if part.groups}
     several = (part.groups for part in parts.values() if len(part.groups) > 1)
     shared = {words for groups in several for words in groups if words}

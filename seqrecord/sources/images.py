@@ -35,6 +35,7 @@ from seqrecord.codecs.images import image_format as format_of
 from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
+from seqrecord.sources.file_types import type_of
 from seqrecord.sources.files import first_line, opened
 from seqrecord.sources.netpbm import (
     NETPBM,
@@ -178,6 +179,8 @@ def image_format(data: bytes, path: Path) -> str:
         found = format_of(data)
     except ValueError as error:
         message = f"not a {named} image" if named in _SIGNATURES else str(error)
+        if (kind := type_of(bytes(data[:64]), path.name) if data else "empty") is not None:
+            message += f"; the file is {kind}"
         raise SourceError(message, file=str(path), got=repr(bytes(data[:8]))) from error
     if named not in (None, found):
         raise SourceError(
@@ -265,7 +268,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     image that Pillow does not decode."""
     from PIL import Image  # here, since not all sources have images
 
-    head = stream.read(26)
+    head = stream.read(64)
     stream.seek(0)
     format_ = image_format(head, path)
     if format_ == NETPBM:

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
 from seqrecord.sources.base import Source
+from seqrecord.sources.file_types import known_type
 from seqrecord.sources.files import is_file
+from seqrecord.sources.images import IMAGE_ENDINGS
 from seqrecord.sources.originals import walk
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.sources.remote import RemoteSource
@@ -36,6 +38,13 @@ __all__ = [
     "unread_files",
 ]
 
+NO_READER = "no reader"
+"""The reason against a file of an unknown type."""
+
+NO_FRAME = "not a frame of a feature"
+"""The reason against an image."""
+
+_TYPED = 50  # patterns of which the first file is looked at
 _TO_LAST_NUMBER = re.compile(r".*[0-9]", re.DOTALL)
 _DOCUMENTS = frozenset(
     "readme license licence copying citation changelog authors thumbs desktop".split()  # noqa: SIM905
@@ -89,7 +98,7 @@ def inventory_of(source: Source) -> Inventory:
 def unread_files(
     root: Path,
     is_taken: Callable[[Path], bool],
-    reason: str = "no reader",
+    reason: str = NO_READER,
     *,
     goes_down: Callable[[dict[str, bool]], bool] = lambda _: True,
 ) -> list[LeftOut]:
@@ -112,12 +121,25 @@ def unread_files(
 def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]:
     """Files below `root` grouped by pattern, largest group first.
 
-    `seq-01/frame-000000.pose.txt` is of the pattern `*.pose.txt`, `P000/lidar/000001.pcd` of
+    If no reader takes them, the reason is the type of the first file, if that is known, and the
+    remedy. `seq-01/frame-000000.pose.txt` is of the pattern `*.pose.txt`, `P000/lidar/1.pcd` of
     `lidar/*.pcd`.
     """
-    counts = Counter(_pattern(path, root) for path in paths)
+    counts: Counter[str] = Counter()
+    first: dict[str, Path] = {}
+    for path in paths:
+        pattern = _pattern(path, root)
+        counts[pattern] += 1
+        first.setdefault(pattern, path)
     largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [LeftOut(pattern, count, reason) for pattern, count in largest]
+    found = []
+    for place, (pattern, count) in enumerate(largest):
+        if reason == NO_READER and first[pattern].suffix.lower() in IMAGE_ENDINGS:
+            known: str | None = NO_FRAME
+        else:
+            known = known_type(first[pattern]) if reason == NO_READER and place < _TYPED else None
+        found.append(LeftOut(pattern, count, known or reason))
+    return found
 
 
 def _pattern(path: Path, root: Path) -> str:

@@ -33,6 +33,7 @@ _logger = logging.getLogger("seqrecord")
 LOG_TIME = "log_time"
 """The feature that holds the clock's times."""
 
+_SIDE_FILES = ("-wal", "-shm", "-journal")  # of a database; with messages it is refused
 _IMAGES = ("Image", "CompressedImage", "RawImage")  # how names of types end
 
 
@@ -129,7 +130,7 @@ class Mcap(Originals):
         return Account(
             f"{reason} of messages",
             places,
-            (*self._unread_topics(), *self._unread_files()),
+            (*self._unread_topics(), *self._unread_records(), *self._unread_files()),
             tuple(self._dropped()),
         )
 
@@ -154,11 +155,21 @@ class Mcap(Originals):
                 reason, is_data = "not selected by features= or map=", False
             yield LeftOut(f"topic {topic}", count, reason, "messages", is_data)
 
+    def _unread_records(self) -> Iterator[LeftOut]:
+        """Attachments, and records of metadata: of those rosbag2 writes some into every file."""
+        counts: Counter[str] = Counter()
+        for recording in self._recordings.values():
+            with suppress(SourceError):  # `frames` says what is wrong
+                counts.update(recording.extras())
+        for name, count in sorted(counts.items()):
+            yield LeftOut(f"{name} of MCAP", count, "no reader", "records", name == "attachments")
+
     def _unread_files(self) -> Iterator[LeftOut]:
         taken = {path for each in self._recordings.values() for path in each.paths}
         taken |= {each.metadata for each in self._recordings.values() if each.metadata}
         unlisted = [path for each in self._recordings.values() for path in each.unlisted]
         yield from group_names(unlisted, self.path, "not listed in metadata.yaml")
+        taken |= {Path(f"{path}{ending}") for path in taken for ending in _SIDE_FILES}
         yield from unread_files(self.path, lambda path: path in taken or path in unlisted)
 
     def _dropped(self) -> Iterator[str]:

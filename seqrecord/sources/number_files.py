@@ -7,6 +7,7 @@ columns. Lines of comments begin with `#`, `%` or `//`; one line of column names
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,12 @@ MAX_BYTES = 64 << 20
 """Maximum size of a file."""
 
 _SAMPLES = 4
+_MANY = 1 << 30
+_BLANK = (0,)  # the shape of a file without characters
+_POSES = frozenset(((3, 4), (4, 4)))
 _COMMENTS = ("#", "%", "//")
 _SEPARATORS = (",", ";", None)
-_LARGEST = 1 << 53  # integers up to here are exact in float64
+_LARGEST = 1 << 53  # integers below are exact in float64
 _INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 
 
@@ -74,21 +78,23 @@ def read_numbers(path: Path) -> NumberTable:
         lines = _lines(read_bytes(path, MAX_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _no_numbers(path, f"byte {error.start} is no UTF-8") from error
-    problem = "" if lines else "no rows"
+    problems: list[tuple[int, str]] = []  # and how many words are numbers
     for separator in _SEPARATORS:
         first = [_split(line, separator) for line in lines[:2]]
-        has_names = len(first) > 1 and not _are_numbers(first[0]) and len({*map(len, first)}) == 1
+        has_names = len(first) > 1 and _are_names(first[0]) and len({*map(len, first)}) == 1
         rows = lines[has_names:]
         bad = next((line for line in rows if not _are_numbers(_split(line, separator))), None)
         if bad is not None:
-            problem = problem or repr(bad[:80])
+            words = [word for line in lines[:_SAMPLES] for word in _split(line, separator)]
+            problems.append((sum(_are_numbers([word]) for word in words), repr(bad[:80])))
         elif len(widths := {len(_split(line, separator)) for line in rows}) == 1:
             numbers = (float(word) for line in rows for word in _split(line, separator))
             values = np.fromiter(numbers, np.float64).reshape(len(rows), widths.pop())
             exact = _exact_columns(rows, separator, values, path)
             return NumberTable(path, first[0] if has_names else (), values, exact)
         elif rows:
-            problem = "rows of different numbers of columns"
+            problems.append((_MANY, "rows of different numbers of columns"))
+    problem = max(problems, key=lambda each: each[0])[1] if problems else "no rows"
     raise _no_numbers(path, problem)
 
 
@@ -97,7 +103,7 @@ def _exact_columns(
 ) -> dict[int, npt.NDArray[np.int64]]:
     """The integers of columns with some that float64 cannot represent."""
     exact: dict[int, npt.NDArray[np.int64]] = {}
-    for place in np.flatnonzero((np.abs(values) > _LARGEST).any(axis=0)).tolist():
+    for place in np.flatnonzero((np.abs(values) >= _LARGEST).any(axis=0)).tolist():
         words = [_split(line, separator)[place] for line in rows]
         if all(map(_INTEGER.fullmatch, words)):
             try:
@@ -122,29 +128,50 @@ def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
     """The shape of the numbers in text files of one frame each, from some of them.
 
     [R, C], [C] of one row, or [] of one number; [None, C] if the number of rows varies, which may
-    be 0. Raises `SourceError` for files that are no numbers, or of different numbers of columns.
+    be 0; but matrices of poses have one shape. Raises `SourceError` for files that are no numbers,
+    or of different numbers of columns.
     """
-    places = dict.fromkeys(i * (len(files) - 1) // _SAMPLES for i in range(_SAMPLES + 1))
-    shapes = {_frame_shape(files[place]) for place in places}
-    if len(shapes) == 1 and shapes != {(0,)}:
-        return shapes.pop()
-    columns = {shape[-1] if shape else 1 for shape in shapes} - {0}
-    if len(columns) != 1:
-        raise _no_numbers(files[0], f"{sorted(columns)} columns in files of one feature")
-    return None, columns.pop()
+    found = {files[place]: _frame_shape(files[place]) for place in _sampled(files)}
+    shapes = {*found.values()}
+    filled = shapes - {_BLANK}
+    if len(filled) == 1 and (len(shapes) == 1 or filled <= _POSES):
+        return filled.pop()
+    columns = {path: shape[-1] if shape else 1 for path, shape in found.items() if shape != _BLANK}
+    counts = Counter(columns.values())
+    if not counts:
+        raise _no_numbers(files[0], "no rows")
+    most = max(counts, key=lambda width: counts[width])
+    if odd := [path for path, width in columns.items() if width != most]:
+        like = next(path for path, width in columns.items() if width == most)
+        raise SourceError(
+            "a file with another number of columns",
+            file=str(odd[0]),
+            expected=f"{most} columns, as in {like.name}",
+            got=columns[odd[0]],
+        )
+    return None, most
 
 
 def is_numeric(files: Sequence[Path]) -> bool:
-    """Whether files of one frame each are numbers, to judge by some of them."""
+    """Whether files of one frame each are numbers, to judge by most of some of them."""
+    found = [_shape_or_none(files[place]) for place in _sampled(files)]
+    filled = [shape for shape in found if shape != _BLANK]
+    return 2 * sum(shape is not None for shape in filled) > len(filled)
+
+
+def _shape_or_none(path: Path) -> tuple[int, ...] | None:
     try:
-        frames_shape(files)
+        return _frame_shape(path)
     except SourceError:
-        return False
-    return True
+        return None
+
+
+def _sampled(files: Sequence[Path]) -> list[int]:
+    return [*dict.fromkeys(i * (len(files) - 1) // _SAMPLES for i in range(_SAMPLES + 1))]
 
 
 def _frame_shape(path: Path) -> tuple[int, ...]:
-    return (0,) if is_blank(path) else read_numbers(path).matrix().shape
+    return _BLANK if is_blank(path) else read_numbers(path).matrix().shape
 
 
 def is_blank(path: Path) -> bool:
@@ -171,10 +198,18 @@ def _are_numbers(words: Sequence[str]) -> bool:
     return not any("_" in word for word in words)
 
 
+def _are_names(words: Sequence[str]) -> bool:
+    """Whether these are names of columns: none is a number, or all but the first are 0, 1, …"""
+    numbers = [word for word in words if _are_numbers([word])]
+    return not numbers or (
+        numbers == [str(n) for n in range(len(words) - 1)] and numbers == list(words[1:])
+    )
+
+
 def _no_numbers(path: Path, got: str) -> SourceError:
     return SourceError(
         "not a table of numbers",
         file=str(path),
-        expected="rows of as many numbers, separated by comma, semicolon or blanks",
+        expected="rows of numbers, all of one length, separated by comma, semicolon or blanks",
         got=got,
     )

@@ -125,7 +125,7 @@ class _Opening:
                 f"nothing here of the format {name}",
                 file=str(self.path),
                 expected=wanted.layout,
-                got=_contents(self.path),
+                got="; ".join([_contents(self.path), *_types(self.path)]),
             )
         return source
 
@@ -148,10 +148,13 @@ class _Opening:
                 self._check_options(each)
                 return source
         check_nested(self.path, only_lerobot=False)
+        problem, tried = "nothing here that can be packed", "; ".join(self.tried)
+        if types := _types(self.path):
+            problem, tried = f"{problem}: {'; '.join(types)}", ", ".join(format_names())
         raise SourceError(
-            "nothing here that can be packed",
+            problem,
             file=str(self.path),
-            expected=f"one of these formats: {'; '.join(self.tried)}",
+            expected=f"one of these formats: {tried}",
             got=_contents(self.path),
         )
 
@@ -231,13 +234,17 @@ def _loaded(point: EntryPoint) -> SourceFormat:
 def _contents(path: Path) -> str:
     """What lies at a path that no format fits, in words."""
     if is_file(path):
-        return file_type(path) or "a file"
+        return "a file"
     entries = sorted(list_folder(path))
     names = [f"{name}/" if is_folder else name for name, is_folder in entries]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    shown = f"{', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"
-    types: dict[str, str] = {}  # each type once, with the first file of it
-    for file in first_files(path, _LOOKED_AT):
+    return f"{', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"
+
+
+def _types(path: Path) -> list[str]:
+    """Files that must be unpacked, fetched or converted first: the first of each type, in words."""
+    types: dict[str, str] = {}
+    for file in [path] if is_file(path) else first_files(path, _LOOKED_AT):
         if (kind := file_type(file)) is not None:
             types.setdefault(kind.replace(file.name, "FILE"), f"{file.name} is {kind}")
-    return "; ".join([shown, *[*types.values()][:_SHOWN]])
+    return [*types.values()][:_SHOWN]

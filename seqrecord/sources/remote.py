@@ -352,9 +352,12 @@ _PASSED_ON = (
 
 @contextmanager
 def _urls_in_errors(files: RemoteFiles) -> Iterator[None]:
-    """Errors with URLs in place of paths, and a request's failure as it is."""
+    """Errors with URLs in place of paths and types of files, or the failure of a request."""
+    from seqrecord.sources.file_types import explained  # which reads files by this module
+
     try:
-        yield
+        with explained():
+            yield
     except SeqRecordError as error:
         failure, files.failure = files.failure, None
         if failure is not None and error is not failure:

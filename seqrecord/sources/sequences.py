@@ -230,6 +230,7 @@ class SequenceSource(ScannedSource):
         """Reads the lists of each sequence again; a broken one is skipped."""
         places: dict[str, str] = {}
         counts, notes, rows, files, unselected = (Counter[str]() for _ in range(5))
+        reasons: dict[str, str] = {}
         folders = set(self._folders.values())
         for folder in self._folders.values():
             with suppress(SourceError):
@@ -245,6 +246,7 @@ class SequenceSource(ScannedSource):
                 known = {*sequence.files, *tables.values()}
                 for each in unread_files(folder, _taker(folder, known, hidden)):
                     files[each.pattern] += each.count
+                    reasons.setdefault(each.pattern, each.reason)
         outside = unread_files(
             self.path,
             lambda path: path.parent in folders or self.is_beside(path),
@@ -252,10 +254,11 @@ class SequenceSource(ScannedSource):
         )
         for each in outside:
             files[each.pattern] += each.count
+            reasons.setdefault(each.pattern, each.reason)
         total = counted(len(folders), "sequence")
         left_out = [LeftOut(name, count, "no reader", "rows") for name, count in rows.items()]
         largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))
-        left_out += [LeftOut(name, count, "no reader") for name, count in largest]
+        left_out += [LeftOut(name, count, reasons[name]) for name, count in largest]
         left_out += [
             LeftOut(
                 f"feature {name}", count, "not selected by features=", "sequences", is_data=False

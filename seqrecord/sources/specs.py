@@ -35,8 +35,13 @@ def feature_spec(
     try:
         return FeatureSpec(name, dtype, tuple(shape), **more)
     except SchemaError as error:
+        remedy = "; rename the file or its folder" if "name" in error.message else ""
         raise SourceError(
-            error.message, file=str(path), feature=name, expected=error.expected, got=error.got
+            f"{error.message}{remedy}",
+            file=str(path),
+            feature=name,
+            expected=error.expected,
+            got=error.got,
         ) from error
 
 
@@ -98,6 +103,10 @@ def chosen_names(
 ) -> list[str]:
     """`features`, by default all that are `known`; raises `SourceError` for none and for others."""
     every = list(known)
+    if not every and features is None:
+        raise SourceError(
+            "no feature here that can be packed", file=str(root), expected="1 or more", got="none"
+        )
     names = every if features is None else list(features)
     unknown = [name for name in names if name not in every]
     if unknown or not names:

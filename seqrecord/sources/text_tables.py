@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import read_bytes
+from seqrecord.text import counted
 
 _MAX_BYTES = 1 << 30
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
@@ -30,7 +31,13 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
     try:
         text = read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SourceError("a list that is not text", file=str(path), offset=error.start) from error
+        raise SourceError(
+            "a list that is not text; convert it, as `iconv -f UTF-16 -t UTF-8 FILE` does",
+            file=str(path),
+            offset=error.start,
+            expected="UTF-8",
+            got=repr(error.object[error.start : error.start + 8]),
+        ) from error
     lines = [
         (number, line)
         for number, line in enumerate(text.splitlines(), 1)
@@ -81,7 +88,7 @@ def table(
             raise SourceError(
                 f"a bad row in line {number}",
                 file=str(path),
-                expected=f"{columns} finite numbers",
+                expected=counted(columns, "finite number"),
                 got=f"{len(words)} columns: {' '.join(words)!r:.120}",
             )
         values.append(row)

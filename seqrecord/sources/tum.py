@@ -24,7 +24,7 @@ from seqrecord.sources.sequences import Column, Images, SequenceFrames, Sequence
 from seqrecord.sources.text_tables import check_matches, timed_files, timed_values
 
 _WITHIN = 0.02  # seconds: what associate.py allows
-_NEAR = "less than 20 ms away"
+_NEAR = "within 20 ms"
 _HEAD_BYTES = 1 << 12
 
 _KINECT = re.compile(r"freiburg([123])")

@@ -50,6 +50,7 @@ from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
+_MOST_NOTES = 5  # about keys
 _ARRAYS = (".npy", ".flo", ".pfm")
 _TEXTS = (".txt", ".text", ".transcript", ".json", ".jsn")
 _NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")
@@ -128,6 +129,9 @@ class WebDataset(NumberedFrames, ScannedSource):
                             one.add(sample)
                         self._check_fields(one, path)
                         pattern = one.pattern()
+                        if (note := one.unlike()) and len(found.notes) < _MOST_NOTES:
+                            found.notes.append(f"{place.key}: {note}")
+                            _logger.warning("%s: %s: %s", self.path, place.key, note)
                         specs = list(self._specs(one, path))
                         found.episodes.append(self._info(place, one, pattern, skipped))
                         found.specs += specs
@@ -375,6 +379,13 @@ class _Episode:
         found = frame_files(self.keys).pattern
         folder = escaped(f"{self.folder}/" if self.folder else "")
         return None if found is None else folder + found
+
+    def unlike(self) -> str | None:
+        """A line about two recordings in one episode, by the texts around the keys' numbers."""
+        found = frame_files(self.keys).unlike
+        if found is None:
+            return None
+        return f"names differ by more than a number ({' and '.join(found)}): two recordings?"
 
 
 def _samples(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from seqrecord.checksum import Buffer
 from seqrecord.errors import DestinationError, NotFoundError, StorageError
 from seqrecord.storage.base import check_rewind
 from seqrecord.storage.open_files import Handle, descriptor_limit, with_descriptor
+
+_logger = logging.getLogger("seqrecord")
 
 PARTIAL = ".partial"
 NOTES = ".notes"
@@ -174,15 +177,22 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
 def read_notes(path: Path) -> list[tuple[int, bytes]]:
     """Notes up to the first that was not written whole, without those that were taken back."""
     notes: list[tuple[int, bytes]] = []
-    with contextlib.suppress(FileNotFoundError, *_NO_NOTE):
+    with contextlib.suppress(FileNotFoundError):
         handle = Handle(path, os.O_NOFOLLOW)
         with open(handle.fd, encoding="ascii", errors="replace", closefd=False) as file:
             while line := file.readline(_MAX_LINE):
-                entry = json.loads(line)
-                if (size := int(entry["size"])) < 0:
+                try:
+                    entry = json.loads(line)
+                    size = int(entry["size"])
+                    note = bytes.fromhex(entry["note"]) if "note" in entry else None
+                except _NO_NOTE:
+                    size, note = -1, None
+                if size < 0:
+                    if file.readline(1):  # the last one may be cut by a kill
+                        _logger.warning("%s: damaged; nothing behind that can be resumed", path)
                     break
-                if "note" in entry:
-                    notes.append((size, bytes.fromhex(entry["note"])))
+                if note is not None:
+                    notes.append((size, note))
                 else:
                     notes = [each for each in notes if each[0] <= size]
     return notes

@@ -159,7 +159,8 @@ def convert(
         inventory = inventory_of(source)
     described: Mapping[str, Any] = check_meanings(schema, kinds, units)
     features = (replace(each, **described.get(each.name, {})) for each in inventory.features)
-    inventory = replace(inventory, features=tuple(features))
+    notes = (note for note in inventory.notes if not _is_answered(note, described))
+    inventory = replace(inventory, features=tuple(features), notes=tuple(notes))
     if strict and inventory.left_out_data:
         _refuse(inventory)
     episodes, unlisted = _checked(episodes, skip_bad_episodes)
@@ -237,13 +238,23 @@ def _unknown_units(
             )
 
 
+def _is_answered(note: str, described: Mapping[str, Any]) -> bool:
+    """Whether a note asks for, or assumes, a unit that the caller gives."""
+    return any(
+        (note.startswith(f"feature {name}: ") and "without a unit" in note)
+        or note.startswith(f"unit of {name} assumed")
+        for name, given in described.items()
+        if given.get("unit") is not None
+    )
+
+
 def _refuse(inventory: Inventory) -> None:
     """Raises `SourceError` for the data that was left out."""
     left_out = inventory.left_out_data
     shown = "; ".join(map(str, left_out[:5])) + ("; …" if len(left_out) > 5 else "")
     raise SourceError(
-        f"the original, of the format {inventory.format}, has data that is not packed; choose "
-        "features (--features), or leave strict (--strict) out",
+        f"the original, of the format {inventory.format}, has data that is not packed; move it out "
+        "of the original, choose features (--features), or leave out strict (--strict)",
         expected="every file and field packed",
         got=shown,
     )

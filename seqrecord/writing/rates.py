@@ -18,6 +18,7 @@ from seqrecord.text import counted
 
 _TOLERANCE = 0.25 * (1 + 1e-6)  # of a step
 _PENDING = 1 << 12  # timestamps that wait
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # that an unknown one may be
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,23 @@ class RateCheck:
     def __init__(self, schema: Schema) -> None:
         self.feature = clock_of(schema)
         unit = None if self.feature is None else schema[self.feature].unit
-        self._size = size_in(unit, "s")
-        self._clock = f"{self.feature} in {unit or 's, as its unit is unknown'}"
+        size = size_in(unit, "s")
+        self._sizes = _UNITS if size is None else {str(unit): size}
+        self._is_known = size is not None
         self._episode: EpisodePart | None = None
 
     def begin(self, episode: EpisodePart) -> None:
         """Start an episode."""
         self._episode = None if episode.fps is None else episode
         self._first: tuple[Any, int] | None = None  # timestamp and number
-        self._found: Irregular | None = None
-        self._step = 0.0
+        self._found: dict[str, Irregular] = {}  # by unit
+        self._step = 0.0  # in the timestamps' unit
         self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
         self._num_pending = 0
 
     def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
         """The timestamps of the next frames, a real dtype [n], and their numbers, int64 [n]."""
-        if self._episode is not None and self._found is None:
+        if self._episode is not None and len(self._found) < len(self._sizes):
             self._pending.append((times.copy(), numbers))
             self._num_pending += len(numbers)
             if self._num_pending >= _PENDING:
@@ -76,18 +78,22 @@ class RateCheck:
     def add_seconds(self, times: npt.NDArray[np.float64]) -> None:
         """The timestamps of all frames, where no feature has them."""
         if self._episode is not None and self.feature is None:
-            self._size, self._clock = 1.0, "timestamps of the original"
+            self._sizes, self._is_known = {"": 1.0}, True
             self._pending = [(times, np.arange(len(times)))]
 
     def contradiction(self) -> Irregular | None:
         """The first frame so far whose timestamp contradicts the fps."""
         self._look()
-        is_known = self._size is not None or bool(is_plausible(self._step))
-        return self._found if is_known else None
+        if self._is_known:
+            return next(iter(self._found.values()), None)
+        # Of an unknown unit seconds are assumed if they are plausible, else the only one that is.
+        units = [name for name, size in self._sizes.items() if is_plausible(self._step * size)]
+        unit = units[0] if units[:1] == ["s"] or len(units) == 1 else ""
+        return self._found.get(unit)
 
     def _look(self) -> None:
         pending, self._pending, self._num_pending = self._pending, [], 0
-        if self._episode is None or self._found is not None or not pending:
+        if self._episode is None or not pending:
             return
         times, numbers = map(np.concatenate, zip(*pending, strict=True))
         times = times.astype(np.int64 if times.dtype.kind in "iu" else np.float64)
@@ -95,12 +101,19 @@ class RateCheck:
             self._first = times[0], int(numbers[0])
         time, number = self._first
         with np.errstate(invalid="ignore", over="ignore"):
-            seconds = (times - time) * (self._size or 1.0)
+            passed = times - time
         later, fps = numbers - number, float(self._episode.fps or 1)
         if later[-1] > 0:
-            self._step = float(seconds[-1]) / int(later[-1])
-        wrong = np.flatnonzero(np.abs(seconds * fps - later) > _TOLERANCE)
-        if len(wrong):
-            at = int(wrong[0])
-            place = int(numbers[at]), float(seconds[at])
-            self._found = Irregular(self._episode.key, fps, self._clock, *place)
+            self._step = float(passed[-1]) / int(later[-1])
+        for unit, size in self._sizes.items():
+            seconds = passed * size
+            wrong = np.flatnonzero(np.abs(seconds * fps - later) > _TOLERANCE)
+            if len(wrong) and unit not in self._found:
+                at = int(wrong[0])
+                place = int(numbers[at]), float(seconds[at])
+                self._found[unit] = Irregular(self._episode.key, fps, self._clock(unit), *place)
+
+    def _clock(self, unit: str) -> str:
+        if self.feature is None:
+            return "timestamps of the original"
+        return f"{self.feature} in {unit}" + ("" if self._is_known else ", as its unit is unknown")
