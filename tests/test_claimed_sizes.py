@@ -28,6 +28,7 @@ from seqrecord.format.manifest import (
 )
 from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row, most_table_bytes
 from seqrecord.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, parse_json
+from seqrecord.indexing.doctor import examine
 from seqrecord.json_object import MAX_JSON_VALUES
 from seqrecord.reading.index_building import absent_chunks
 from seqrecord.reading.metadata import load, map_file
@@ -35,6 +36,7 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.base import StorageWrapper
+from tests.lerobot_video_data import unpack
 from tests.tiny import change_manifest, index_entry, sign_manifest, split_record, write_tiny
 
 _HUGE = 1 << 43  # 8 TiB
@@ -331,6 +333,19 @@ def test_a_table_of_more_rows_than_meta_lists(tmp_path: Path) -> None:
 
     assert _peak(read) < 10 << 20
     assert pa.default_memory_pool().bytes_allocated() <= before + (10 << 20)
+
+
+@pytest.mark.parametrize("name", ["meta/episodes/chunk-000/file-000.parquet", "meta/tasks.parquet"])
+def test_a_table_of_meta_of_more_rows_than_declared(tmp_path: Path, name: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    root = unpack(tmp_path, "lerobot_video_v3")
+    row = pq.read_table(root / name).slice(0, 1)
+    pq.write_table(pa.concat_tables([row] * 2000).combine_chunks(), root / name)
+    with pytest.raises(SourceError, match=r"more rows than meta/info\.json.*got: 2000"):
+        seqrecord.open(root)
+    assert any("more rows than" in str(each) for each in examine(root).findings)
 
 
 def test_a_row_of_more_numbers_than_declared(tmp_path: Path) -> None:

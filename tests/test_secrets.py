@@ -549,11 +549,14 @@ def test_names_of_folders_that_are_no_urls(name: str, tmp_path: Path) -> None:
 )
 def test_commands_show_nothing_of_what_was_meant_as_a_url(command: str) -> None:
     texts = [f"{start}{USER}@host/x" for start in ("http:///", "http//", "https;//", "htt ps//")]
-    texts += [f"s3./{USER}@host", f"https:host/x?sig={MARK}", f"--https://{USER}@host/x"]
+    texts += [f"s3./{USER}@host", f"https:host/x?sig={MARK}"]
     for text in texts:
         shown = run(*(word.format(text) for word in command.split()))
         assert any("error" in each for each in shown)
         assert not any(MARK in each for each in shown)
+    output = CliRunner().invoke(main, ["info", f"--https://{USER}@host/x", "--debug"]).output
+    assert "No such option" in output
+    assert MARK not in output
 
 
 # Any text

@@ -17,10 +17,9 @@ from seqrecord.errors import ClipError
 
 def check_signature(what: str, function: Callable[..., Any], *arguments: str) -> None:
     """Raise `ClipError` for a function that does not take these positional arguments."""
-    torch = sys.modules.get("torch")
-    called: Any = function
+    torch, called = sys.modules.get("torch"), function
     if torch is not None and isinstance(function, torch.nn.Module):
-        called = called.forward
+        called = function.forward
     try:
         signature = inspect.signature(called)
     except (TypeError, ValueError):  # some built-in functions have none

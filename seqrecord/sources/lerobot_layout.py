@@ -33,6 +33,7 @@ _ANNOTATION = "annotation."
 SUBTASK_INDEX = "subtask_index"
 _TOTALS = ("total_episodes", "total_frames", "total_tasks")
 _MAX_INFO_BYTES = 16 << 20
+_SPARE_ROWS = 1000  # of tables of meta, beyond the declared ones: totals may be stale
 _MAX_LINES_BYTES = 1 << 30
 _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 
@@ -191,7 +192,7 @@ def listed_episodes(path: Path, info: LeRobotInfo) -> Iterator[LeRobotEpisode]:
     """The episodes of one of `episode_tables`, in its order."""
     videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
     with located(SourceError, file=str(path)):
-        for row in _rows(path, [*_COLUMNS, *videos]):
+        for row in _rows(path, [*_COLUMNS, *videos], info.totals.get("total_episodes")):
             yield _listed(row, info, path)
 
 
@@ -228,7 +229,8 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
     place = root / (SUBTASKS if column == SUBTASK_INDEX else TASKS[info.version])
     with located(SourceError, file=str(place)):
         texts = {}
-        for row in _rows(place):
+        most = None if text == "subtask" else info.totals.get("total_tasks")
+        for row in _rows(place, most=most):
             # pandas keeps the text as the index, which it calls `__index_level_0__` or by its name.
             key, value = row.get(number), row.get(text, row.get("__index_level_0__"))
             if not isinstance(key, int) or not isinstance(value, str):
@@ -358,14 +360,19 @@ def _splits(value: object) -> tuple[dict[str, range], dict[str, str]]:
     return found, others
 
 
-def _rows(place: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON lines, or of a table."""
+def _rows(
+    place: Path, columns: Sequence[str] | None = None, most: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """The rows of a file of JSON lines, or of a table, of which `info.json` declares `most`."""
     if place.suffix == ".jsonl":
         for number, line in enumerate(read_bytes(place, _MAX_LINES_BYTES).splitlines()):
             if line.strip():
                 yield _object(line, f" in line {number + 1}")
         return
-    for batch in ParquetTable(place).batches(columns):
+    table = ParquetTable(place)
+    if most is not None:
+        table.check_rows(most, INFO, _SPARE_ROWS)
+    for batch in table.batches(columns):
         yield from python_values(batch)
 
 

@@ -86,15 +86,16 @@ class ParquetTable:
         except (pa.ArrowException, OSError) as error:
             raise _parquet_error("a damaged parquet file", self._path, error) from error
 
-    def check_rows(self, listed: int) -> None:
-        """Raises `SourceError` for far more rows than the `listed` ones of `meta`, unread.
+    def check_rows(
+        self, listed: int, place: str = "meta/episodes", spare: int = _ROWS_NOT_LISTED
+    ) -> None:
+        """Raises `SourceError` for far more rows than `place` lists or declares, unread.
 
-        A few may be those of episodes that are not listed yet.
+        `spare` ones may be those of episodes that are not listed yet.
         """
-        if self.num_rows > listed + _ROWS_NOT_LISTED:
+        if self.num_rows > listed + spare:
             raise SourceError(
-                "a table of far more rows than meta lists for its episodes; correct meta/episodes, "
-                "or the table",
+                f"a table of far more rows than {place} lists; correct {place}, or the table",
                 file=str(self._path),
                 expected=f"{listed} rows",
                 got=self.num_rows,

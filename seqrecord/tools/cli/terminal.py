@@ -113,7 +113,7 @@ class Commands(Group):
 
 def _fail(message: str, code: int, debug: bool) -> NoReturn:
     if debug:
-        traceback.print_exc()
+        click.echo(without_secrets(traceback.format_exc()), err=True)
     click.echo(f"{PROGRAM}: error: {one_line(message)}", err=True)
     sys.exit(code)
 
