@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -243,5 +244,8 @@ def test_an_original_on_a_url(tmp_path: Path, memory_url: str, write: Any) -> No
     (root / "notes").mkdir()
     (root / "notes/lidar.pcd").write_text("x")
     found = inventory_of(open_source(upload(root, memory_url)))
-    assert found == inventory_of(open_source(root))
+    there = inventory_of(open_source(root))
+    uncounted = "are not counted on a URL"  # frames of videos, which would take requests
+    notes = tuple(note for note in found.notes if not note.endswith(uncounted))
+    assert replace(found, notes=notes) == there
     assert LeftOut("notes/lidar.pcd", 1, "no reader") in found.left_out

@@ -30,7 +30,6 @@ from seqrecord.sources.remote import remote_files
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.text import counted
 
-_MOST_REMOTE = 64  # files of a URL that are opened for the number of their frames
 _USED = {"episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index"}
 _USED_GROUPS = ("data/", "videos/", "meta/", "stats/")
 
@@ -92,8 +91,8 @@ def account_of(
     for name in info.videos:
         if name in schema:
             places = frames_in_files(episodes, lambda each: each.videos[name].file)  # noqa: B023
-            if remote_files(root) is not None and len(places) > _MOST_REMOTE:
-                notes.append(f"{name}: frames in no episode are not counted in {len(places)} files")
+            if remote_files(root) is not None:  # each file would take one more request
+                notes.append(f"{name}: frames in no episode are not counted on a URL")
             elif extra := _extra_frames(root, places):
                 left_out.append(LeftOut(f"frames of {name}", extra, "in no episode", "frames"))
     reason = f"{INFO} of LeRobot v{info.version}, {counted(len(episodes), 'episode')}"
