@@ -298,7 +298,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=256k tmpfs "$1"'
     (kind, text), during, after = isolated(mount, _FULL, tmp_path)
     assert kind == "StorageError"
-    assert "No space left on device; file: " in text
+    assert "No space left on device; the episodes that had ended are kept: " in text
+    assert "; file: " in text
     assert during == ["a"]
     assert after == ["a", "b"]
 

@@ -16,6 +16,8 @@ from seqrecord.sampling import Intervals, Part, PlanSettings, Window, shard_fram
 from seqrecord.sampling.memory import Demand, Fit
 from seqrecord.units import format_size
 
+_MAX_SHARES = 1 << 24  # arrays of 128 MiB; only a damaged state has more
+
 
 @dataclass(frozen=True, eq=False)
 class Residency:
@@ -42,7 +44,7 @@ class Residency:
             return fitted
         settings = replace(fitted.settings, resident=self.settings.shuffle)
         if num_parts > 1:  # the number of frames was a guess
-            _, most = self._shards(num_parts, settings)
+            most = self._most_frames(num_parts, settings)
             fitted = replace(fitted, sizes=demand.sizes, in_memory=None).with_all(most)
         if fitted.in_memory is None:
             return replace(demand, frames_in_memory=0).fit(limit)
@@ -59,7 +61,7 @@ class Residency:
         is_sharded = self._is_sharded(num_parts, sessions, settings)
         frames = self._frames(num_parts, is_sharded)
         if is_sharded and num_parts > 1 and frames:
-            _, frames = self._shards(num_parts, settings)
+            frames = self._most_frames(num_parts, settings)
         fitted = replace(demand, frames_in_memory=frames).fit_given(settings, limit)
         if settings.resident and fitted.in_memory is None:
             sizes = demand.sizes.of_staying
@@ -109,6 +111,12 @@ class Residency:
         only_small = not (is_sharded and self.keeps_decoded)
         found = frames_in_memory(self.selection, only_small=only_small)
         return -(-found // num_parts) if is_sharded else found
+
+    def _most_frames(self, num_parts: int, settings: PlanSettings) -> int:
+        """The most frames of a group that a part needs; for very many shares, an upper bound."""
+        if num_parts * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
+            return frames_in_memory(self.selection, only_small=False)
+        return self._shards(num_parts, settings)[1]
 
     def _shards(
         self, num_parts: int, settings: PlanSettings, part: Part | None = None

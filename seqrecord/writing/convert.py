@@ -222,7 +222,7 @@ def convert(
             commit = partial(target.commit, check=check, copied=copied)
             return _report(target, episodes, todo, written, unlisted, known, inventory, commit)
         except BaseException as error:
-            target.give_up(error)
+            target.give_up(error, names_resume=not reference)  # an index is made anew
             raise
         finally:
             target.release()

@@ -233,12 +233,18 @@ class Destination:
         numbers[[places[key] for key in new]] = [names.index(splits[key]) for key in new]
         return put_splits(own, version, numbers, names) if new else version
 
-    def give_up(self, error: BaseException | None, cause: BaseException | None = None) -> None:
+    def give_up(
+        self,
+        error: BaseException | None,
+        cause: BaseException | None = None,
+        *,
+        names_resume: bool = True,
+    ) -> None:
         """After a failure: remove what this writer has written if no episode has ended.
 
         So a corrected second write finds what the first one found. Where an episode has ended, or
-        was flushed, all stays for a resume, which `error` then names. `cause` is the failure, if
-        it is not `error`. Nothing is asked of a storage that did not answer.
+        was flushed, all stays for a resume, which `error` then names if it `names_resume`. `cause`
+        is the failure, if it is not `error`. Nothing is asked of a storage that did not answer.
         """
         if isinstance(error, TransientError) or isinstance(cause, TransientError):
             is_kept = True
@@ -248,7 +254,7 @@ class Destination:
             except SeqRecordError as second:
                 is_kept = True
                 _logger.info("%s: own files are not removed: %s", self.storage.url, second)
-        if is_kept or self.recovered:
+        if names_resume and (is_kept or self.recovered):
             _name_resume(error)
 
     def _remove_useless(self) -> bool:
