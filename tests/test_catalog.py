@@ -325,7 +325,7 @@ def test_a_commit_without_a_finished_episode_fails(tmp_path: Path, mode: Any) ->
     first = min({*(tmp_path / "records").glob("*.seqrec")} - committed)
     first.unlink()  # somebody else tidies up
     before = contents(tmp_path).get("manifest.json")
-    with pytest.raises(errors.DestinationError, match="nothing is committed; .*episode: a"):
+    with pytest.raises(errors.DestinationError, match=r"nothing is committed; .*episode: a"):
         writer.close()
     assert contents(tmp_path).get("manifest.json") == before
 
