@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zipfile
 from pathlib import Path
@@ -101,8 +102,10 @@ def test_bitmaps(tmp_path: Path, kind: str) -> None:
 )
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_tiff(tmp_path: Path, pixels: Array, order: Any) -> None:
-    is_encoded = order == "<" and imagecodecs.TIFF.available  # old releases lack it
-    data = bytes(imagecodecs.tiff_encode(pixels)) if is_encoded else tiff(pixels, order)
+    data = tiff(pixels, order)
+    if order == "<":
+        with contextlib.suppress(NotImplementedError):  # old releases only decode
+            data = bytes(imagecodecs.tiff_encode(pixels))
     if order == ">" and pixels.dtype == np.uint32:
         pytest.skip("Pillow does not read it")
     np.testing.assert_array_equal(packed(tmp_path, ".tiff", data), pixels, strict=True)
