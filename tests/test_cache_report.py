@@ -317,9 +317,9 @@ def test_the_second_epoch_from_azure_makes_no_request(
     storage.close()
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
     dataset = seqrecord.open(url, storage_options=options, **cache)
-    pipe = seqrecord.SeqRecordPipe(dataset, clip_len=3, features=["image_left", "pose"])
     epochs = []
-    for _ in range(2):
+    for _ in range(2):  # epochs of one pipe would keep the frames themselves
+        pipe = seqrecord.SeqRecordPipe(dataset, clip_len=3, features=["image_left", "pose"])
         clips = {(c["episode"], c["start"]): c["pose"].tolist() for c in pipe}
         epochs.append((clips, pipe.dataset.contents.storage.counters()))
     (first, before), (second, after) = epochs

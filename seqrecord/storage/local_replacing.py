@@ -33,21 +33,28 @@ from seqrecord.storage.open_files import Handle, with_descriptor
 _GRACE_SECONDS = 60.0
 _PATIENCE_SECONDS = 10.0  # the folder is held for as long as a small file takes to be synced
 _POLL_SECONDS = 0.005
+_READ_ATTEMPTS = 5
 _NEXT = ".next"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def read_file(path: Path, limit: int) -> tuple[bytes, str]:
-    """A file's bytes and their digest. `StorageError` for more than `limit` bytes."""
-    handle = Handle(path)
-    size = os.fstat(handle.fd).st_size
-    if size > limit:
-        raise too_large(str(path), limit, size)
-    with open(handle.fd, "rb", closefd=False) as file:
-        data = file.read(size + 1)
-    if len(data) != size:
-        raise TransientError("the file changed while it was read", file=str(path))
-    return data, tag_of(data)
+    """A file's bytes and their digest. `StorageError` for more than `limit` bytes.
+
+    A mount may report the size of one version and give the bytes of the next: it is read again.
+    `TransientError` if the two keep differing.
+    """
+    for _ in range(_READ_ATTEMPTS):
+        handle = Handle(path)
+        size = os.fstat(handle.fd).st_size
+        if size > limit:
+            raise too_large(str(path), limit, size)
+        with open(handle.fd, "rb", closefd=False) as file:
+            data = file.read(size + 1)
+        if len(data) == size:
+            return data, tag_of(data)
+        time.sleep(_POLL_SECONDS)
+    raise TransientError("the file changed while it was read", file=str(path))
 
 
 def put_file(
