@@ -317,16 +317,17 @@ def test_the_second_epoch_from_azure_makes_no_request(
     storage.close()
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
     dataset = seqrecord.open(url, storage_options=options, **cache)
+    features = ["image_left", "pose"]
+    pipes = [seqrecord.SeqRecordPipe(dataset, clip_len=3, features=features) for _ in range(2)]
     epochs = []
-    for _ in range(2):  # epochs of one pipe would keep the frames themselves
-        pipe = seqrecord.SeqRecordPipe(dataset, clip_len=3, features=["image_left", "pose"])
+    for pipe in pipes:  # epochs of one pipe would keep the frames themselves
         clips = {(c["episode"], c["start"]): c["pose"].tolist() for c in pipe}
         epochs.append((clips, pipe.dataset.contents.storage.counters()))
     (first, before), (second, after) = epochs
     assert first == second
     assert before["requests"] == after["requests"] > 5
     assert after["cache_hits"] > before["cache_hits"]
-    stats = pipe.stats()
+    stats = pipes[1].stats()
     assert stats["cache_misses"] == 0 < stats["cache_bytes"]
     text = b"".join(path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file())
     assert azurite.key.encode() not in text
