@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +118,17 @@ def write_bag(folder: Path, messages: Sequence[Timed], *, sqlite: bool = False) 
 
 
 def write_mcap(
-    path: Path, messages: Sequence[Timed], *, definitions: bool = True, **options: Any
+    path: Path,
+    messages: Sequence[Timed],
+    *,
+    definitions: bool = True,
+    add: Callable[[McapWriter], object] = lambda _: None,
+    **options: Any,
 ) -> Path:
-    """An MCAP file of ROS 2 messages by the mcap package; small chunks unless told otherwise."""
+    """An MCAP file of ROS 2 messages by the mcap package, in small chunks by default.
+
+    `add` gets the writer after the last message.
+    """
     with path.open("wb") as stream:
         writer = McapWriter(stream, **{"chunk_size": 2000, **options})
         writer.start("ros2", "a test")
@@ -133,6 +141,7 @@ def write_mcap(
                 channels[topic] = writer.register_channel(topic, "cdr", schema)
             data = bytes(STORE.serialize_cdr(each, name))
             writer.add_message(channels[topic], time, data, time)
+        add(writer)
         writer.finish()  # type: ignore[no-untyped-call]
     return path
 

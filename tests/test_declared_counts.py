@@ -19,7 +19,7 @@ import pytest
 import seqrecord
 from seqrecord.errors import SourceError
 from seqrecord.sources import LeftOut, inventory_of, open_source
-from tests.bags import imu, write_bag, write_mcap
+from tests.bags import STORE, imu, write_bag, write_mcap
 from tests.command_line import fail, run
 from tests.test_sources_mcap import CAMERA, KINDS, MS, START, frames_of, recording, write
 
@@ -219,37 +219,14 @@ def test_topics_that_are_not_read_are_in_the_inventory(tmp_path: Path) -> None:
     assert not chosen[0].is_data
 
 
-def write_topics(path: Path, *, empty: str) -> Path:
-    from mcap.writer import Writer
-
-    messages = recording()
-    write_mcap(path, messages)
-    with path.open("rb") as stream:
-        from mcap.reader import make_reader
-
-        every = [(s, c, m) for s, c, m in make_reader(stream).iter_messages()]
-    with path.open("wb") as stream:
-        writer = Writer(stream)
-        writer.start("ros2", "a test")
-        channels: dict[str, int] = {}
-        for schema, channel, message in every:
-            assert schema is not None
-            if channel.topic not in channels:
-                number = writer.register_schema(schema.name, schema.encoding, schema.data)
-                channels[channel.topic] = writer.register_channel(channel.topic, "cdr", number)
-            writer.add_message(
-                channels[channel.topic], message.log_time, message.data, message.log_time
-            )
-        schema = next(s for s, c, _ in every if c.topic == CAMERA)
-        assert schema is not None
-        number = writer.register_schema(schema.name, schema.encoding, schema.data)
-        writer.register_channel(empty, "cdr", number)
-        writer.finish()  # type: ignore[no-untyped-call]
-    return path
-
-
 def test_an_empty_topic_is_a_line_and_an_error_where_it_is_asked_for(tmp_path: Path) -> None:
-    path = write_topics(tmp_path / "run.mcap", empty="/camera/other")
+    def add_topic(writer: Any) -> None:
+        name = next(message.__msgtype__ for topic, _, message in recording() if topic == CAMERA)
+        text = STORE.generate_msgdef(name, ros_version=2)[0]
+        number = writer.register_schema(name, "ros2msg", text.encode())
+        writer.register_channel("/camera/other", "cdr", number)
+
+    path = write_mcap(tmp_path / "run.mcap", recording(), add=add_topic)
     source = open_source(path, clock=CAMERA)
     assert LeftOut("topic /camera/other", 0, "empty topic", "messages", False) in (
         inventory_of(source).left_out
@@ -275,26 +252,11 @@ def test_a_file_that_is_cut_is_never_shorter_in_silence(
 
 
 def test_attachments_are_in_the_inventory(tmp_path: Path) -> None:
-    path = write_mcap(tmp_path / "run.mcap", recording())
-    from mcap.reader import make_reader
-    from mcap.writer import Writer
-
-    with path.open("rb") as stream:
-        every = [(s, c, m) for s, c, m in make_reader(stream).iter_messages()]
-    with path.open("wb") as stream:
-        writer = Writer(stream)
-        writer.start("ros2", "a test")
-        channels: dict[str, int] = {}
-        for schema, channel, message in every:
-            assert schema is not None
-            if channel.topic not in channels:
-                number = writer.register_schema(schema.name, schema.encoding, schema.data)
-                channels[channel.topic] = writer.register_channel(channel.topic, "cdr", number)
-            time = message.log_time
-            writer.add_message(channels[channel.topic], time, message.data, time)
+    def add_records(writer: Any) -> None:
         writer.add_attachment(0, 0, "calibration.yaml", "text/yaml", b"fx: 1")
         writer.add_metadata("robot", {"name": "arm"})
-        writer.finish()  # type: ignore[no-untyped-call]
+
+    path = write_mcap(tmp_path / "run.mcap", recording(), add=add_records)
     found = inventory_of(open_source(path, clock=CAMERA)).left_out
     assert LeftOut("attachments of MCAP", 1, "no reader", "records") in found
     assert LeftOut("metadata records of MCAP", 1, "no reader", "records", False) in found
