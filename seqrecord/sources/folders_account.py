@@ -20,7 +20,7 @@ from seqrecord.sources.folders_tree import (
 )
 from seqrecord.sources.frame_names import FRAME_NAME, FRAME_NUMBER, number_of
 from seqrecord.sources.images import IMAGE_ENDINGS
-from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.text import counted
 
 _SHOWN = 5  # episodes with gaps
@@ -64,7 +64,7 @@ def account_of(
         *(replace(each, is_data=not are_chosen) for each in of_rows),
         *_reasons(root, [(each.episode, each.cameras) for each in found]),
         *unread_files(root, _Taken(found)),
-        *(_not_chosen(name) for name in offered),
+        *(not_selected(f"feature {name}") for name in offered),
     ]
     packed = {name: place for name, place in places.items() if name in features}
     return Account(reason, packed, tuple(left_out), tuple(notes))
@@ -88,10 +88,6 @@ def encoding_notes(schema: Schema, episodes: Sequence[EpisodeFolder]) -> Iterato
             continue
         if text := encoding_note(f"{name} {first}", spec.dtype, spec.shape):
             yield f"feature {name}: {text}"
-
-
-def _not_chosen(name: str) -> LeftOut:
-    return LeftOut(f"feature {name}", 1, "not selected by features=", "features", is_data=False)
 
 
 def _key(root: Path, episode: EpisodeFolder) -> str:

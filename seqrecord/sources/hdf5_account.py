@@ -23,11 +23,10 @@ from seqrecord.sources.hdf5_layouts import (
     mask_lists,
     whole_number,
 )
-from seqrecord.sources.inventory import LeftOut
+from seqrecord.sources.inventory import NOT_SELECTED, LeftOut
 from seqrecord.text import counted
 
 _SHOWN = 3
-_NOT_SELECTED = "not selected by features="
 
 
 @dataclass
@@ -57,11 +56,11 @@ class Hdf5Account:
                 self.places.setdefault(feature, f"/{pattern}")
                 self._add_rows(feature, item)
             elif feature in one.optional:
-                reason = f"observations of the next frames, {_NOT_SELECTED}"
+                reason = f"observations of the next frames, {NOT_SELECTED}"
                 is_data = not self.is_chosen
                 self._leave_out(_shortened(pattern, "next_obs"), reason, is_data=is_data)
             elif feature is not None:
-                self._leave_out(pattern, _NOT_SELECTED)
+                self._leave_out(pattern, NOT_SELECTED)
             elif place in one.left_out:
                 self._leave_out(pattern, "not one value or text for each frame", is_data=True)
             elif one.is_mapped:
@@ -73,7 +72,7 @@ class Hdf5Account:
             if feature in selected:
                 self.places.setdefault(feature, "*/recordings/MP4/*.mp4")
             else:
-                reason = "not selected by features= or without_video="
+                reason = f"{NOT_SELECTED} or without_video="
                 self._leave_out(f"feature {feature}", reason)
 
     def add_file(self, file: Any, name: str, demos: Sequence[str]) -> None:

@@ -35,11 +35,15 @@ __all__ = [
     "group_names",
     "inventory_of",
     "is_document",
+    "not_selected",
     "unread_files",
 ]
 
 NO_READER = "no reader"
 """The reason against a file of an unknown type."""
+
+NOT_SELECTED = "not selected by features="
+"""The reason against data that the caller excludes."""
 
 NO_FRAME = "not a frame of a feature"
 """The reason against an image."""
@@ -93,6 +97,11 @@ def inventory_of(source: Source) -> Inventory:
         found.left_out,
         found.notes,
     )
+
+
+def not_selected(name: str, count: int = 1, unit: str = "features", *, also: str = "") -> LeftOut:
+    """A feature, or field, that the caller excludes; by `features=`, or `also` another argument."""
+    return LeftOut(name, count, NOT_SELECTED + also, unit, is_data=False)
 
 
 def unread_files(

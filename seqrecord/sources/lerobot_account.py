@@ -9,7 +9,7 @@ from pathlib import Path
 from seqrecord.errors import SourceError
 from seqrecord.schema import Schema
 from seqrecord.sources.files import is_file
-from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.lerobot_counts import frames_in_files
 from seqrecord.sources.lerobot_layout import (
     EPISODES,
@@ -75,8 +75,8 @@ def account_of(
     hidden = {*derived, *numbered.values()} - {*numbered}
     for name in offered:
         if name not in schema and name not in hidden:
-            reason = "not selected by features= or without_video="
-            left_out.append(LeftOut(f"feature {name}", num_frames, reason, "frames", is_data=False))
+            also = " or without_video="
+            left_out.append(not_selected(f"feature {name}", num_frames, "frames", also=also))
     left_out += [
         LeftOut(f"column {name} of data/", num_frames, "not declared in meta/info.json", "rows")
         for name in _columns(root, good)

@@ -21,7 +21,7 @@ from seqrecord.sources.aligning import ALIGNMENTS, AlignedMessages
 from seqrecord.sources.bags import BAG_ENDINGS, Recording, Topic, find_recordings
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.embedded import embedded_spec, embedded_value
-from seqrecord.sources.inventory import Account, LeftOut, group_names, unread_files
+from seqrecord.sources.inventory import NOT_SELECTED, Account, LeftOut, group_names, unread_files
 from seqrecord.sources.messages import READABLE, Encoded, Message, can_read, decoder
 from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import FirstError, Originals, has_file
@@ -152,7 +152,7 @@ class Mcap(Originals):
                 reason = f"no reader of {_type(types[topic])}"
                 is_data = self.map is None and self.features is None
             elif topic in self._offered:
-                reason, is_data = "not selected by features= or map=", False
+                reason, is_data = f"{NOT_SELECTED} or map=", False
             yield LeftOut(f"topic {topic}", count, reason, "messages", is_data)
 
     def _unread_records(self) -> Iterator[LeftOut]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.files import size_of
-from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.rlds_layout import (
     FEATURES,
     INFO,
@@ -34,7 +34,7 @@ def account_of(
     taken |= {folder / each.labels_file for each in (*features.steps, *features.episode)}
     steps = sum(info.num_frames for info in infos)
     left_out = [
-        LeftOut(f"feature {each.name}", steps, _reason(each), "steps", is_data=False)
+        not_selected(f"feature {each.name}", steps, "steps", also=_unreadable(each))
         for each in features.steps
         if each.name not in chosen
     ]
@@ -77,9 +77,8 @@ def _notes(folder: Path, infos: Sequence[EpisodeInfo]) -> list[str]:
     return notes
 
 
-def _reason(feature: RldsFeature) -> str:
-    more = "" if feature.can_be_read else f", no reader ({feature.kind})"
-    return f"not selected by features={more}"
+def _unreadable(feature: RldsFeature) -> str:
+    return "" if feature.can_be_read else f", no reader ({feature.kind})"
 
 
 def _has(metadata: Mapping[str, Any], key: str) -> bool:

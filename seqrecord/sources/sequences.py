@@ -23,7 +23,7 @@ from seqrecord.sources.base import EpisodeInfo
 from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.files import read_bytes
 from seqrecord.sources.images import image_header, passthrough_codec
-from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.orientation import Orientation, shape_of
 from seqrecord.sources.originals import (
     Scan,
@@ -260,9 +260,7 @@ class SequenceSource(ScannedSource):
         largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))
         left_out += [LeftOut(name, count, reasons[name]) for name, count in largest]
         left_out += [
-            LeftOut(
-                f"feature {name}", count, "not selected by features=", "sequences", is_data=False
-            )
+            not_selected(f"feature {name}", count, "sequences")
             for name, count in unselected.items()
         ]
         said = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]

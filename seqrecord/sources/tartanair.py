@@ -18,7 +18,7 @@ from seqrecord.sources.array_files import array_header
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
 from seqrecord.sources.images import load_imagecodecs
-from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.originals import FirstError, Originals, find_files
 from seqrecord.sources.references import external_files, external_folders, referring_schema
 from seqrecord.sources.specs import chosen_names
@@ -133,9 +133,7 @@ class TartanAir(Originals):
         offered = {spec.name: place for layout in LAYOUTS for spec, place in _places(layout)}
         _, _, every = replace(self, cameras=CAMERAS)._everything()
         left_out = [
-            LeftOut(
-                f"feature {name}", 1, "not selected by features= or cameras=", "features", False
-            )
+            not_selected(f"feature {name}", also=" or cameras=")
             for name in every
             if name not in self.schema()
         ]

@@ -19,7 +19,7 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.base import EpisodeInfo, SourceFormat
 from seqrecord.sources.files import is_file
-from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.originals import FirstError, Originals, find_files, has_file, key_of
 from seqrecord.sources.references import external_files, identity_of_files
 from seqrecord.sources.specs import chosen_names, feature_spec
@@ -113,12 +113,7 @@ class Videos(Originals):
         ]
         left_out += unread_files(self.path, _is_video)
         left_out += [
-            LeftOut(
-                f"{name}.*",
-                sum(name in files for files in self._files.values()),
-                "not selected by features=",
-                is_data=False,
-            )
+            not_selected(f"{name}.*", sum(name in f for f in self._files.values()), "files")
             for name in sorted(cameras - {*self.schema()})
         ]
         count = counted(sum(endings.values()), "file")

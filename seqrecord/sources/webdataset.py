@@ -32,7 +32,7 @@ from seqrecord.sources.frame_names import (
     number_of,
 )
 from seqrecord.sources.images import IMAGE_ENDINGS, referable_codec
-from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.orientation import Orientation, is_alone
 from seqrecord.sources.originals import (
     NumberedFrames,
@@ -177,7 +177,7 @@ class WebDataset(NumberedFrames, ScannedSource):
         ]
         left_out += unread_files(self.path, _is_tar)
         left_out += [
-            LeftOut(f"field {name}", count, "not selected by features=", is_data=False)
+            not_selected(f"field {name}", count, "files")
             for name, count in found.counts.items()
             if name not in self.schema()
         ]

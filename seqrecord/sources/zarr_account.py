@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.files import first_line, is_file, open_file
-from seqrecord.sources.inventory import LeftOut
+from seqrecord.sources.inventory import NOT_SELECTED, LeftOut
 from seqrecord.sources.originals import walk
 from seqrecord.sources.remote import remote_files
 from seqrecord.text import counted
@@ -42,7 +42,7 @@ class ZarrAccount:
         names = _names(path, "") if is_file(path) else set()
         for name, array in arrays.items():
             if name not in selected:
-                self._arrays[(f"data/{name}", "not selected by features=", False)] += 1
+                self._arrays[(f"data/{name}", NOT_SELECTED, False)] += 1
                 continue
             self._unused_rows[name] += max(0, array.shape[0] - max(0, stop))
             self._add_chunks(path, array, names)

@@ -22,7 +22,8 @@ from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
-from seqrecord.sources import Account, EpisodeInfo, LeftOut
+from seqrecord.sources import Account, EpisodeInfo
+from seqrecord.sources.inventory import not_selected
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import counted
@@ -102,7 +103,7 @@ class DatasetSource:
         contents = self.reader.contents
         places = {name: f"feature {contents.stored_name(name)}" for name in self.stored}
         left_out = [
-            LeftOut(f"feature {name}", 1, "not selected by features=", "features", is_data=False)
+            not_selected(f"feature {name}")
             for name in contents.index.schema.active
             if name not in places
         ]
