@@ -52,7 +52,7 @@ def orientation_of(image: Image.Image, file: BinaryIO | None = None) -> int:
 
 
 def check_single(image: Image.Image) -> None:
-    """Raise `ValueError` for an open image file that holds several pictures: APNG, animated WebP
+    """Raise `ValueError` for an open image file with several pictures: APNG, animated WebP
     and GIF, TIFF of several pages, MPO of stereo cameras and phones."""
     count = getattr(image, "n_frames", 1)
     if "mp" in image.info and b' hdrgm:Version="' not in image.info.get("xmp", b""):
@@ -120,7 +120,7 @@ def _pictures_of_mpo(data: bytes) -> int:
 
 
 def _exif_behind_pixels(file: BinaryIO) -> bytes:
-    """The EXIF of a PNG, wherever it lies."""
+    """The EXIF of a PNG, from any of its chunks."""
     file.seek(8)
     while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
         length = int.from_bytes(head[:4], "big")

@@ -161,7 +161,7 @@ def _is_long(inventory: Inventory) -> bool:
 
 
 def _shortened(inventory: Inventory) -> Inventory:
-    """Without the last quarter of its lists, and a note that says so."""
+    """Without the last quarter of its lists, and a note about that."""
     kept = [len(each) * 3 // 4 for each in (inventory.left_out, inventory.notes)]
     left, notes = inventory.left_out[: kept[0]], inventory.notes[: kept[1]]
     more = f"shortened to {MAX_INVENTORY_BYTES >> 10} KiB"

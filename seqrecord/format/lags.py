@@ -46,7 +46,7 @@ def with_lags(schema: Schema) -> tuple[str, ...]:
 
 
 def clock_of(schema: Schema) -> str | None:
-    """The feature that says when frames were recorded: the only timestamp of a unit of time or of
+    """The feature of the frames' recording times: the only timestamp of a unit of time or of
     unknown unit, or the one called `timestamp` or `log_time`; `None` if there is no such one."""
     known = [n for n in with_lags(schema) if is_unit_of_time(schema[n].unit)]
     usual = [name for name in _CLOCKS if name in known]

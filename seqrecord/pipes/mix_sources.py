@@ -99,8 +99,8 @@ class Features:
 def check_meanings_agree(features: Iterable[str], sources: Mapping[str, ClipSelection]) -> None:
     """Raise `ClipError` for a feature of another kind or unit in one source than in another.
 
-    A warning says where only some of them know it. Features that functions of the user make or
-    change are exempt, and so are texts.
+    A warning names a feature whose kind or unit only some of them declare. Features that functions
+    of the user make or change are exempt, and so are texts.
     """
     for name in features:
         found = {s: _meaning(one, name) for s, one in sources.items() if name in one.made}
@@ -127,7 +127,7 @@ def check_meanings_agree(features: Iterable[str], sources: Mapping[str, ClipSele
 
 def _meaning(selection: ClipSelection, name: str) -> FeatureSpec | None:
     """A feature of clips with its kind and unit; `None` if a function of the user makes or changes
-    it, unless that says its unit, as `DepthToMeters` does."""
+    it, unless that declares its unit, as `DepthToMeters` does."""
     spec, functions = selection.dataset.features.get(name), selection.draws.functions
     called = () if functions is None else functions.functions
     for one in reversed((selection.frame_transform, *called)):

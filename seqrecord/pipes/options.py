@@ -459,7 +459,7 @@ class LoaderOptions(ClipOptions):
             the host also needs pinned memory for the decoded frames of the chunks being read and of
             two more, each rounded up to a power of two by torch. Where all frames that this process
             needs fit into the limit beside batches and chunks, they stay in memory, decoded, as
-            long as the object lives: later epochs decode no frame again. That holds for frames of
+            long as the object lives: later epochs decode no frame again. This applies to frames of
             fixed shapes that are small (64 KiB), or of which a feature is video or encoded, and for
             the results of a `frame_transform` under `deterministic_transform`; large raw frames are
             read again. Frames stay on a `device` under an explicit limit only, but for small ones.

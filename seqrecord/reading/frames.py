@@ -129,8 +129,8 @@ def unchanged(
         if not isinstance(value, np.ndarray) or not isinstance(before, np.ndarray):
             continue
         is_same = (value.dtype, value.shape) == (before.dtype, before.shape)
-        tells = before.any() or np.may_share_memory(value, given[name])
-        if is_same and tells and value.tobytes() == before.tobytes():
+        is_telling = before.any() or np.may_share_memory(value, given[name])
+        if is_same and is_telling and value.tobytes() == before.tobytes():
             kept.add(name)
     return frozenset(kept)
 

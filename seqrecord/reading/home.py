@@ -51,7 +51,7 @@ def make_private(path: Path) -> None:
 @contextmanager
 def folder_of_home(name: str, prefix: str | None = None) -> Iterator[Path]:
     """A private folder in `home`, made if none is there; with `prefix` its files and folders called
-    so are private too. What the system says of it in the block is a `StorageError`."""
+    so are private too. An `OSError` in the block becomes a `StorageError`."""
     with local_errors(str(home() / name), writing=True):
         yield _private_folder(name, prefix)
 

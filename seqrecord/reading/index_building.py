@@ -319,7 +319,7 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     """What parts of an episode have in common, with this number of frames.
 
     They may differ in that, and so in lags, and in whether they say that the episode is truncated.
-    It has no fps if a part that tells `num_frames` has none: its timestamps contradicted it.
+    It has no fps if a part with `num_frames` has none: its timestamps contradicted it.
     """
     if len(parts) == 1:
         return parts[0]

@@ -280,7 +280,7 @@ class Demand:
         round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
 
         A part of at most `FIRST_ROUND` clips is such a round, too, which reads nothing twice.
-        With `rotate_phase` all that holds for the clips of any
+        With `rotate_phase` this applies to the clips of any
         phase. `max_held` is at least `least_held`.
         """
         facts, settings, num_parts = self.facts, self.settings, self.num_parts

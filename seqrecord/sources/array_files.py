@@ -69,7 +69,7 @@ class ArrayHeader:
 def array_header(path: Path, member: str | None = None) -> ArrayHeader:
     """The header, which agrees with the file's size; raises `SourceError` otherwise.
 
-    An OpenEXR file is decoded, for its library tells kinds of pixels of decoded ones alone. Of an
+    An OpenEXR file is decoded, for its library reports kinds of pixels of decoded files only. Of an
     npz file it is the header of the array `member`, by default of its only one.
     """
     with opened(path) as stream:

@@ -181,7 +181,7 @@ def _listed(key: str, folder: Path, files: Sequence[Path]) -> Recording:
     """
     mark, unlisted = folder / METADATA, list[Path]()
     paths = tuple(files)
-    with suppress(SourceError):  # `times` says what is wrong with it
+    with suppress(SourceError):  # `times` raises it again
         if names := read_metadata(mark).files:
             paths = tuple(folder / name for name in names)
             unlisted = [path for path in files if path not in paths]

@@ -70,7 +70,7 @@ class Folders(NumberedFrames):
     the numbers in their names, and all features of an episode have the same frames: those that are
     `sparse` (a list of names, or a text with commas) may lack some. A gap in the numbers is refused
     unless `allow_gaps`; numbers that all rise by the same step are none, nor are times. An npy file
-    beside the feature folders holds a whole episode unless its name has a number of its own; so
+    beside the feature folders is a whole episode unless its name has a number of its own; so
     does an npz file, whose arrays are features. Files whose names differ by more than numbers are
     refused where they would be one feature.
 
@@ -167,7 +167,7 @@ class Folders(NumberedFrames):
         return {}
 
     def _rows_of(self, episode: EpisodeFolder) -> RowFiles:
-        """None of an exported episode, and of a broken one: `frames` says what is wrong."""
+        """None of an exported episode, and of a broken one, for which `frames` raises."""
         if episode.path not in self._rows:
             found = RowFiles(0)
             if not episode.is_exported:
@@ -363,7 +363,7 @@ class Folders(NumberedFrames):
             if episode.has_metadata:
                 metadata |= read_metadata(episode.path / METADATA)
         except SourceError:
-            pass  # `frames` says what is wrong
+            pass  # `frames` raises it
         return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps)
 
     def _files(self, episode: EpisodeFolder, num_frames: int) -> dict[str, Any]:
@@ -393,7 +393,7 @@ class Folders(NumberedFrames):
         for folder in episode.folders.values():
             path = episode.path / folder.folder / folder.first
             if path.suffix.lower() in IMAGE_ENDINGS:
-                with suppress(SourceError):  # `frames` says what is wrong
+                with suppress(SourceError):  # `frames` raises it
                     height, width = image_header(path).shape[:2]
                     sizes.add((height, width))
         return find_camera(episode.path, episode.cameras, sizes)
@@ -406,7 +406,7 @@ class Folders(NumberedFrames):
         return self._num_frames(episode) or self._rows_of(episode).num_frames, None
 
     def _num_frames(self, episode: EpisodeFolder) -> int | None:
-        """As files or an npy array tell it; `None` if there are neither."""
+        """From files or an npy array; `None` if there are neither."""
         for folder in self._dense(episode):
             return folder.num_frames
         for file in episode.arrays.values():

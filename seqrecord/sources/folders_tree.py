@@ -78,7 +78,7 @@ _Files = TypeVar("_Files", FeatureFolder, FrameFiles)
 
 @dataclass(frozen=True)
 class Listing(Generic[_Files]):
-    """What lies in one folder, by name.
+    """The entries of one folder, by name.
 
     `groups` are features of one file a frame, by the words of the files' names: images, arrays, and
     text beside them; `texts` are those of text with the words of a group, or without any group.
@@ -100,7 +100,7 @@ class Listing(Generic[_Files]):
 
     @property
     def wrapped(self) -> str | None:
-        """The only folder in it, if times lie beside that: a sensor of KITTI raw.
+        """The only folder in it, if it has times beside it: a sensor of KITTI raw.
 
         `image_02/data/0000000000.png` and `image_02/timestamps.txt`.
         """
@@ -178,7 +178,7 @@ def name_features(
 ) -> tuple[dict[str, Feature[_Files]], list[str]]:
     """The features of an episode by name, and files below it that may have a row for each frame.
 
-    `own` is what lies in the episode's folder at `path`, and `inside` what lies in those in it.
+    `own` are the entries of the episode's folder at `path`, and `inside` those of its subfolders.
     Text files of fewer than half of the frames are among the latter unless they are `sparse`.
     """
     listed: dict[str, Listing[_Files]] = {n: part for n, part in inside.items() if part.groups}
@@ -275,8 +275,10 @@ def _visit(
     found: list[EpisodeFolder],
     spare: list[EpisodeFolder],
 ) -> Listing[FeatureFolder] | None:
-    """What `path` holds for the folder above; `None` if it is an episode. Episodes go to `found`,
-    and to `spare` folders of npz files, which are episodes if there are no others.
+    """The content of `path` for the folder above; `None` if it is an episode.
+
+    Episodes go to `found`, and to `spare` folders of npz files, which are episodes if there are no
+    others.
 
     Each folder is listed once, and no names of frames' files are kept. A folder of one feature is
     a feature of the folder above, and one of several is an episode; unless there are others beside

@@ -1,4 +1,4 @@
-"""Images: checked reading of image files, and pixels that lie in messages as they are.
+"""Images: checked reading of image files, and raw pixels in messages.
 
 Files are read whole, of the right kind, and at their full depth. Pillow decodes them. It would turn
 16-bit colour PNGs and TIFFs into 8 bits and say nothing, so imagecodecs, an optional extra, decodes
@@ -209,8 +209,8 @@ def decode_image(
     """The pixels of an image that was read from `path`, [H, W] or [H, W, C]: uint8, uint16, of
     bilevel images bool, and of TIFF also int8, int16, int32, uint32 or float32.
 
-    A palette image gives its indices. `turn` says by which EXIF orientation the pixels are turned,
-    1 for none; see `Orientation.of`. Without it, an image that EXIF turns is refused.
+    A palette image gives its indices. `turn` is the EXIF orientation by which pixels are turned, 1
+    for none; see `Orientation.of`. Without it, an image that EXIF turns is refused.
 
     `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
     (H, W) are demanded where given. Raises `SourceError` for what is cut or damaged anywhere, or is
@@ -264,7 +264,7 @@ def load_imagecodecs(path: Path | None = None) -> Any:
 
 
 def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | None]:
-    """The checked header, and Pillow's image, whose pixels still lie in `stream`; `None` for an
+    """The checked header, and Pillow's image, whose pixels are still in `stream`; `None` for an
     image that Pillow does not decode."""
     from PIL import Image  # here, since not all sources have images
 

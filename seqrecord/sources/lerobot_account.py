@@ -100,7 +100,7 @@ def account_of(
 
 
 def _extra_frames(root: Path, listed: Mapping[str, int]) -> int:
-    """Frames of videos beyond those that episodes have in each file, as far as tables say it."""
+    """Frames of videos beyond those that episodes have in each file, if their tables count."""
     extra = 0
     for place, count in listed.items():
         with suppress(SourceError), VideoFile(root / place) as file:  # refused when it is read

@@ -42,7 +42,7 @@ _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 class LeRobotFeature:
     """A feature as `info.json` declares it; `dtype` may be `image`, `video` or `string`.
 
-    `depth` is what is said of a video that holds depth in codes, which are no colours, and
+    `depth` is the declaration of a video of depth in codes, which are no colours, and
     `video_fps` the frame rate that is declared of a video.
     """
 

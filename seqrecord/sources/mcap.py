@@ -139,7 +139,7 @@ class Mcap(Originals):
         counts: Counter[str] = Counter()
         types: dict[str, Topic] = {}
         for recording in self._recordings.values():
-            with suppress(SourceError):  # `frames` says what is wrong
+            with suppress(SourceError):  # `frames` raises it
                 counts.update(self._times.get(recording.key, {}))
                 types |= recording.topics
         for topic, count in sorted(counts.items()):
@@ -159,7 +159,7 @@ class Mcap(Originals):
         """Attachments, and records of metadata: of those rosbag2 writes some into every file."""
         counts: Counter[str] = Counter()
         for recording in self._recordings.values():
-            with suppress(SourceError):  # `frames` says what is wrong
+            with suppress(SourceError):  # `frames` raises it
                 counts.update(recording.extras())
         for name, count in sorted(counts.items()):
             yield LeftOut(f"{name} of MCAP", count, "no reader", "records", name == "attachments")

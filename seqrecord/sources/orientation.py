@@ -53,7 +53,7 @@ class Orientation:
     Args:
         exif: `apply`, `ignore`, or `None`: then only images that are alone are turned, with a
             warning.
-        is_alone: whether nothing lies beside them that belongs to their pixels; called for the
+        is_alone: whether no file beside them belongs to their pixels; called for the
             first image that EXIF turns.
     """
 
@@ -120,7 +120,7 @@ def shape_of(header: ImageHeader, exif: str | None, *, is_kept: bool) -> tuple[i
 
 
 def is_alone(schema: Schema, beside: Iterable[str] = ()) -> bool:
-    """Whether a schema has one feature of images, and neither it nor what else lies `beside` it, by
+    """Whether a schema has one feature of images, and neither it nor another entry `beside` it, by
     names, has anything that belongs to its pixels."""
     images = [spec for spec in schema.values() if _is_image(spec)]
     others = [spec for spec in schema.values() if not _is_image(spec)]

@@ -53,7 +53,7 @@ class ParquetTable:
 
         Args:
             columns: those that are read, by default all.
-            features: the columns of these names are features; errors say so.
+            features: the columns of these names are features, and named so in errors.
             rows: of a batch, at most.
             first: the number of the first row; row groups before it are not read.
             numbers: how many numbers a row has at most, by column.

@@ -110,11 +110,11 @@ class SequenceFrames:
     Args:
         num_frames: number of frames.
         columns: each selected feature's column.
-        places: where each feature, also one that is not selected, lies below the sequence's folder.
+        places: the path of each feature, selected or not, below the sequence's folder.
         files: the files that were read, and the images that lists name.
         metadata: that of the episode; `X_without_Y`, `X_before_Y` and `X_after_Y` are numbers of
             rows and images without a partner, which the inventory sums.
-        notes: assumptions, and what the inventory says of empty tables.
+        notes: assumptions, and lines of the inventory about empty tables.
     """
 
     num_frames: int
@@ -198,7 +198,7 @@ class SequenceSource(ScannedSource):
             return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
 
     def _opened(self, folder: Path) -> SequenceFrames:
-        """The sequence, whose images are read as `exif` says."""
+        """The sequence, whose images are read by `exif`."""
         sequence = self.open(folder)
         columns = {
             name: replace(column, exif=self.exif) if isinstance(column, Images) else column

@@ -76,8 +76,8 @@ def is_tartanair(root: Path) -> bool:
 def find_trajectories(root: Path) -> dict[str, Trajectory]:
     """All trajectories by key, in order.
 
-    They lie at any depth. Below a folder of a difficulty, or if `root` is or contains it, a folder
-    named P000 is one even without files: a broken one. The key is `ENV/Easy/P000`, wherever `root`
+    They may be at any depth. Below a folder of a difficulty, or if `root` is or contains it, a
+    folder named P000 is one even without files: a broken one. The key is `ENV/Easy/P000`, wherever `root`
     is, of a folder that is called so; `ENV/P000` if it is `root` or in it; and otherwise the path
     below `root`. Raises `SourceError` if two folders have one key.
     """
@@ -88,7 +88,7 @@ def find_trajectories(root: Path) -> dict[str, Trajectory]:
 
 
 def open_trajectory(path: Path) -> Trajectory:
-    """A folder as a trajectory, whatever lies there."""
+    """A folder as a trajectory, whatever its content."""
     listed = dict(list_folder(path))
     entries = frozenset(listed)
     folders = frozenset(name for name, is_folder in listed.items() if is_folder)

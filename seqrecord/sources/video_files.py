@@ -148,7 +148,7 @@ class VideoFile:
         return len(self.ticks()) if known is None else known
 
     def known_count(self) -> int | None:
-        """How many frames are shown, if the tables of an MP4 say it."""
+        """The number of displayed frames, if the tables of an MP4 have it."""
         entries = self._entries()
         return sum(not entry.is_discard for entry in entries) if entries else None
 

@@ -73,7 +73,7 @@ class VideoForms:
     def check_keyframes(
         self, starts: Iterable[int], sizes: Iterable[int], seconds: Iterable[float]
     ) -> None:
-        """The same of keyframes that lie in a file of this machine, of which the heads are read."""
+        """The same of keyframes in a local file, whose first bytes are read."""
         with self._path.open("rb", buffering=0) as file:
             for start, size, second in zip(starts, sizes, seconds, strict=True):
                 head = os.pread(file.fileno(), min(size, _HEAD_BYTES), start)

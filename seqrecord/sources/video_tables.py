@@ -74,7 +74,7 @@ class PacketTable:
 
 
 def read_table(file: VideoFile) -> PacketTable:
-    """From the file's own tables, where they tell enough; else each packet is read once.
+    """From the file's own tables, where these suffice; else each packet is read once.
 
     Raises `SourceError` for a file whose frames change; of one on a URL, readers notice it.
     """

@@ -46,7 +46,7 @@ class Handle:
             raise StorageError("not a regular file", file=str(path))
 
     def read(self, item: ByteRange, buffer: memoryview, shown: str) -> None:
-        """Fill `buffer`, of bytes. `TransientError` if the file ends before its size says so."""
+        """Fill `buffer`, of bytes. `TransientError` if the file ends before its reported size."""
         done = 0
         while done < item.length:
             rest = buffer[done:] if done else buffer

@@ -255,7 +255,7 @@ def reindex(
     frames in it are left out. Warnings name it and these episodes, and `on_damaged` is called with
     each. Raises `FormatError` where all are damaged. Logs a warning if a record file of the
     manifest before, where that can be read, is not there: the dataset is made without it; and,
-    where it cannot be read, one which names the edits that apply: nothing tells which were
+    where it cannot be read, one which names the edits that apply: it is unknown which were
     committed.
 
     Raises `ConflictError` where another writer commits meanwhile, and `DestinationError` where
@@ -307,7 +307,7 @@ def _reindex(
     if damaged and base.manifest is not None:
         _tell_lost(storage, base.manifest, version.index)
     if base.manifest is None:
-        # Nothing says from which files values were copied: of an index all are compared.
+        # The files from which values were copied are unknown: of an index all are compared.
         lists = (PurePosixPath(file.path) for file in storage.files(EXTERNALS))
         if found := tuple(sorted(path.stem for path in lists if path.suffix == ".json")):
             version = replace(version, copied=CopiedFiles(found))

@@ -37,8 +37,8 @@ def recover(
     if there is one. Unfinished files of which a part is damaged are added to `damaged`. Episodes
     that are whole, or longer, only with what an unfinished file holds of them are copied from there
     into record files of `writer`, which are finished then; those of the keys `committed` are not.
-    Every page that is copied is checked, since nothing tells what of an unfinished file a machine
-    had on disk when it went down. An episode that is not whole is recovered up to the last flush up
+    Every page that is copied is checked: after a loss of power any page of an unfinished file may
+    be missing. An episode that is not whole is recovered up to the last flush up
     to which it is; if there is none it is not, and named in the log. Nothing of another writer is
     changed or removed: it may still be at work.
 

@@ -80,7 +80,7 @@ class SeqRecordWriter:
             `vp9` and `av1:quality=30,gop=16`, which lose data, and `ffv1`, which does not.
             Overrides the codecs in `schema`. A
             dataset that is added to keeps its own.
-        fps: frames a second of the episodes that say nothing of it. An episode keeps its fps only
+        fps: frames a second of the episodes without one of their own. An episode keeps its fps only
             if each of its timestamps is within a quarter of a step of `i / fps`, counted from the
             first; otherwise `close` logs a warning. They are the feature of kind `timestamp`, of
             several the one called `timestamp` or `log_time`.
