@@ -268,8 +268,8 @@ which writes this page; raw results are in [in_place.json](in_place.json).
 - Data: {frames} frames, {cameras} cameras, {size} MB, written by LeRobot; {linked}, which are links
   to one.
 - Clips of 16 or 2 images of each camera and 16 actions, one for each frame, shuffled, in batches of
-  {batch}. seqrecord has {threads} threads and `memory_limit` {memory}; its second epoch is timed
-  from the beginning. Medians of {repeats} runs, each a process of its own; what is compared took
+  {batch}. seqrecord has {threads} threads and `memory_limit` {memory}; after an epoch of
+  another pipe its first epoch is timed from the beginning. Medians of {repeats} runs, each a process of its own; what is compared took
   turns, and a ratio is the median of those of the turns.
 
 ## Making an index
@@ -294,7 +294,7 @@ and about two epochs.
 
 Clips of 2 images and 16 actions as floats, no worker processes, files not in the page cache. The
 first batch is timed from opening the dataset, with what LeRobot imports then. MB a clip: bytes
-asked of files, of seqrecord in its second epoch, of the others after the first two batches.
+asked of files, of seqrecord in the timed epoch, of the others after the first two batches.
 StreamingLeRobotDataset keeps 100 samples for its shuffle (its default of 1000 would take 15 GB);
 it fills that before the first batch.
 """

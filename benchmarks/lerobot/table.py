@@ -109,8 +109,8 @@ writes this page; raw results are in [results.json](results.json).
   in its workers, ours in the loop, into tensors that are reused.
 - LeRobot has the best of its decoders and numbers of workers, tried for each row; its rows are
   timed for {seconds:g} s after a warm-up. seqrecord has {threads} threads and `memory_limit`
-  {memory}; its second epoch is timed from the beginning, with the filling of its window. Medians of
-  {repeats}, all rows in turn, each in a process of its own.
+  {memory}; after an epoch of another pipe its first epoch is timed from the beginning, with the
+  filling of its window. Medians of {repeats}, all rows in turn, each in a process of its own.
 - `warm`: files are in the page cache; `cold`: they were dropped from it after the warm-up;
   `azurite`: Azure Blob's emulator on the same machine.
 - torchvision here is a stand-in with the steps of its last `VideoReader`: newer ones have none, and

@@ -77,9 +77,9 @@ def find_trajectories(root: Path) -> dict[str, Trajectory]:
     """All trajectories by key, in order.
 
     They may be at any depth. Below a folder of a difficulty, or if `root` is or contains it, a
-    folder named P000 is one even without files: a broken one. The key is `ENV/Easy/P000`, wherever `root`
-    is, of a folder that is called so; `ENV/P000` if it is `root` or in it; and otherwise the path
-    below `root`. Raises `SourceError` if two folders have one key.
+    folder named P000 is one even without files: a broken one. The key is `ENV/Easy/P000`, wherever
+    `root` is, of a folder that is called so; `ENV/P000` if it is `root` or in it; and otherwise the
+    path below `root`. Raises `SourceError` if two folders have one key.
     """
     found = [replace(trajectory, key=_key(trajectory, root)) for trajectory in _walk(root, root)]
     found.sort(key=lambda trajectory: trajectory.key)
