@@ -268,9 +268,9 @@ which writes this page; raw results are in [in_place.json](in_place.json).
 - Data: {frames} frames, {cameras} cameras, {size} MB, written by LeRobot; {linked}, which are links
   to one.
 - Clips of 16 or 2 images of each camera and 16 actions, one for each frame, shuffled, in batches of
-  {batch}. seqrecord has {threads} threads and `memory_limit` {memory}; after an epoch of
-  another pipe its first epoch is timed from the beginning. Medians of {repeats} runs, each a process of its own; what is compared took
-  turns, and a ratio is the median of those of the turns.
+  {batch}. seqrecord has {threads} threads and `memory_limit` {memory}; after an epoch of another
+  pipe its first epoch is timed from the beginning. Medians of {repeats} runs, each a process of its
+  own; what is compared took turns, and a ratio is the median of those of the turns.
 
 ## Making an index
 
