@@ -245,7 +245,7 @@ def _timed(asked: Mapping[str, Any], dataset: Dataset, selected: IntArray) -> di
     if clock is None:
         several = with_lags(index.schema)
         raise ClipError(
-            "Seconds need episodes with a frame rate, or a timestamp",
+            "Seconds need episodes that say how many frames a second they have, or a timestamp",
             episode=episode,
             expected=f"by= one of {', '.join(several)}"
             if several
