@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -129,7 +130,7 @@ class ClipDraws:
     Attributes:
         crops: of each camera.
         made: `arrays` after the crops.
-        functions: called with the clips after these, once they are set.
+        functions: called with the clips after these.
     """
 
     functions: ClipFunctions | None = None
@@ -169,6 +170,12 @@ class ClipDraws:
                 f"by feature: {repr_of(camera, 200)}"
             )
         self._warn_of_pairs()
+
+    def with_functions(self, functions: ClipFunctions) -> ClipDraws:
+        """The same, with functions called for the clips."""
+        found = copy(self)
+        found.functions = functions
+        return found
 
     @property
     def is_any(self) -> bool:

@@ -28,7 +28,7 @@ from seqrecord.pipes.distributed import (
 )
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
-from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.selecting import select
 from seqrecord.pipes.states import Clip, PlanT
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.sampling import Part, Plan
@@ -166,7 +166,7 @@ class Streaming(WithEpochs[Plan]):
             location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
         """
         super().__init__()
-        self._loader = ClipLoader(ClipSelection(location, options), options)
+        self._loader = ClipLoader(select(location, options), options)
         self._epochs = Epochs[Plan](self._loader)
 
     @classmethod
@@ -345,8 +345,8 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
             location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
         """
         self._options = options
-        self._selection = ClipSelection(location, options)
-        chosen = self._selection.chosen
+        self._selection = select(location, options)
+        chosen = self._selection.clip_set.chosen
         if chosen is not None and (chosen.weight != 1).any():
             raise ClipError(
                 "SeqRecordDataset gives each clip once",
@@ -371,7 +371,7 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     @property
     def clips(self) -> ClipTable:
         """All clips, and how many were left out."""
-        return self._selection.clips
+        return self._selection.clip_set.clips
 
     def __len__(self) -> int:
         return self.clips.num_clips

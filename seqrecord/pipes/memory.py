@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -20,6 +19,7 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.pipes.arrays import bytes_by_group, groups_of
 from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.selection import Selection
 from seqrecord.processes.machine import local_ranks, usable_memory
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
@@ -27,9 +27,6 @@ from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand, Fit, FrameSizes, Memory
 from seqrecord.schema import Schema
 from seqrecord.units import format_size, parse_size
-
-if TYPE_CHECKING:
-    from seqrecord.pipes.selection import ClipSelection
 
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 _MORE = (8, 4)  # batches of a mix that are filled or wait, where they are this part of the memory:
@@ -45,7 +42,7 @@ _DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and th
 def settle(
     fit: Fit,
     plan: Plan,
-    selection: ClipSelection,
+    selection: Selection,
     *,
     on_device: bool,
     of_mix: bool = False,
@@ -56,7 +53,7 @@ def settle(
     The batches `of_mix` are the mix's.
     """
     on_host = not on_device and not of_mix
-    is_fixed = all(spec.is_fixed for spec in selection.arrays.values())
+    is_fixed = all(spec.is_fixed for spec in selection.frames.arrays.values())
     frames = [group.max_resident_frames for group in plan.groups]
     memory = fit.memory(frames, fixed=is_fixed and on_host)
     if in_worker and selection.dataset.contents.chunks.is_local:
@@ -71,24 +68,26 @@ def settle(
     return memory
 
 
-def frames_in_memory(selection: ClipSelection, *, only_small: bool) -> int:
+def frames_in_memory(selection: Selection, *, only_small: bool) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
     of the selected episodes, or none.
 
     Small frames may stay; and unless `only_small`, frames of fixed shapes that cost more to decode
     or transform than to copy. Large raw frames do not stay: reading them again is a copy.
     """
-    if selection.excerpts is not None:  # whose places are no frames of chunks
+    if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
         return 0
-    features, transform = selection.dataset.features, selection.frame_transform
+    features, transform = selection.dataset.features, selection.frames.transform
     stays = transform is None and all(_is_small(selection.dataset, name) for name in features)
-    if not (stays or only_small) and all(spec.is_fixed for spec in selection.arrays.values()):
+    if not (stays or only_small) and all(
+        spec.is_fixed for spec in selection.frames.arrays.values()
+    ):
         if transform is not None:
-            stays = selection.transform_is_deterministic
+            stays = selection.frames.is_deterministic
         else:
             are_fixed = all(spec.is_fixed for spec in features.values())
             stays = are_fixed and not all(spec.is_raw for spec in features.values())
-    num_frames: IntArray = selection.episodes.num_frames[selection.selected]
+    num_frames: IntArray = selection.episodes.num_frames[selection.clip_set.selected]
     return int(num_frames.sum()) if stays else 0
 
 
@@ -176,7 +175,7 @@ def divide_memory(
         found.update((name, least[name]) for name in small)
 
 
-def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
+def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
     """The sizes that plans of a selection have, with batches of so many clips.
 
     A variable shape counts as its largest frame of the selected episodes, decoded.
@@ -185,15 +184,19 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
     load reads chunks of all groups. Where that group is in pieces, a cursor keeps those open of
     which it has yet to need more.
     """
-    dataset, episodes, stored = selection.dataset, selection.episodes, selection.stored.values()
+    dataset, episodes, stored = (
+        selection.dataset,
+        selection.episodes,
+        selection.frames.stored.values(),
+    )
     features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
     videos = [spec.stored for spec in features.values() if spec.is_video]
     decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in videos)
     staying, whole = tuple[int, ...](), 0
-    if selection.frame_transform is not None:
-        frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
+    if selection.frames.transform is not None:
+        frame, grid = sum(spec.nbytes for spec in selection.frames.arrays.values()), episodes.lead
         if grid.whole is None:
             frames = [frame]
             each = [int(bytes_beside(tables[grid.group], *one).max()) for one in sizes]
@@ -206,7 +209,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
         beside += _resized_bytes(selection)
         chunk, whole = sum(each) + beside, max(sum(each), whole) + beside + decoders
     else:  # codecs may need room for a frame that is in no row yet
-        frames = bytes_by_group(selection.arrays, features)
+        frames = bytes_by_group(selection.frames.arrays, features)
         staying = tuple(frames)
         for place, grid in enumerate(episodes.groups):
             frames[place] += open_chunk_bytes(grid, [tables[grid.group]], features)
@@ -274,9 +277,9 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
     return -(-kept // max(1, int(grid.largest.max(initial=1))))
 
 
-def _resized_bytes(selection: ClipSelection) -> int:
+def _resized_bytes(selection: Selection) -> int:
     """What a load needs for a stored frame of each feature that is resized after it is decoded."""
-    contents, episodes, nbytes = selection.dataset.contents, selection.selected, 0
+    contents, episodes, nbytes = selection.dataset.contents, selection.clip_set.selected, 0
     for name, spec in contents.features.items():
         if spec.stored_shape is not None and not spec.is_video:
             stored, index = spec.stored, contents.index

@@ -16,7 +16,7 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import are_names, check, check_names, refuse
 from seqrecord.pipes.chosen_clips import ClipList, lists_frames
-from seqrecord.pipes.clip_windows import Windows, check_windows
+from seqrecord.pipes.window_arguments import Windows, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes

@@ -194,7 +194,7 @@ def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
 
 def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     from seqrecord.pipes.clip_loader import ClipLoader  # torch takes seconds
-    from seqrecord.pipes.selection import ClipSelection
+    from seqrecord.pipes.selecting import select
 
     given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
     tuning, workers = options.tuning, max(1, options.workers)
@@ -206,7 +206,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     }
     loader_options = LoaderOptions(**given)
     asked, opening, anew = Asked(), *_opening(dataset, options)
-    selection = ClipSelection(counted_dataset(dataset, asked), loader_options)
+    selection = select(counted_dataset(dataset, asked), loader_options)
     opening += Amount(asked.requests, asked.nbytes) * options.ranks  # such as a first frame
     asked.stands_for_all = True
     counter = _Counter(ClipLoader(selection, loader_options), options, asked)
@@ -321,9 +321,9 @@ class _Counter:
         frames that the `first` one has read counts.
         """
         selection, options = self._loader.selection, self._options
-        frames = int(selection.episodes.num_frames[selection.selected].sum())
+        frames = int(selection.episodes.num_frames[selection.clip_set.selected].sum())
         read = min(1.0, first.frames_decoded / max(1, frames)) if self.differs else 1.0
-        is_fixed = self._loader.settings(self._parts).resident
+        is_fixed = self._loader.planner.fit(self._parts).settings.resident
         return 1 - read / (options.ranks if options.shuffle and not is_fixed else 1)
 
     def epoch(self, number: int, most_parts: int | None = None) -> tuple[Amount, Amount, int, int]:
@@ -379,8 +379,8 @@ class _Counter:
         """Whether an epoch uses other frames than the next, but at the ends of episodes."""
         selection = self._loader.selection
         span = min(group.window.span for group in plan.groups)
-        is_apart = selection.chosen is not None or self._options.spec.stride > span
-        return selection.differs_by_epoch and is_apart
+        is_apart = selection.clip_set.chosen is not None or self._options.spec.stride > span
+        return selection.clip_set.differs_by_epoch and is_apart
 
     def _scale(self, execution: Execution, walked: Walk) -> float:
         """How many times what was walked a plan has: by frames, but by clips where these are not
