@@ -195,8 +195,8 @@ class FrameCodec:
             raise CodecError("a frame does not decode", got=str(error)) from error
 
     def decode_frames(self, blobs: Sequence[memoryview], out: npt.NDArray[Any]) -> bool:
-        """As `decode_into` of each blob into a frame of `out`, [n, …], C-contiguous, in fewer calls:
-        several frames at a time.
+        """As `decode_into` of each blob into a frame of `out`, [n, …], C-contiguous: several frames
+        at a time, in fewer calls.
 
         Whether that was done; if not, `decode_into` does it, or names the damaged blob.
         """

@@ -235,6 +235,7 @@ class ClipLoader:
             device,
             stream,
             shared=process.in_worker and counted is None,
+            niceness=self.options.tuning.thread_niceness,
             decode_there=self.options.tuning.video_decoder == "torchcodec",
             rows=rows,
         )
