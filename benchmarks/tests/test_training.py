@@ -130,6 +130,15 @@ def test_without_a_loader_the_training_never_waits(
     assert row["waiting"] < 0.5
 
 
+def test_a_row_beside_equal_trainings(folder: Path, options: argparse.Namespace) -> None:
+    found = prepare("odometry", folder, options)
+    row = measure(job(found, "seqrecord", training="odometry", calls=10, niceness=5, together=2))
+    assert row["steps"] > 20
+    assert 0 < row["step_cpu"] < 2 * row["beside"]
+    assert 0 <= row["queued"]
+    assert row["p95"] > 0
+
+
 @pytest.mark.filterwarnings("ignore")  # WebDataset leaves files open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("loader", ["original", "webdataset", "seqrecord"])
@@ -185,7 +194,8 @@ def test_one_command_gives_rows_and_page(folder: Path, options: argparse.Namespa
     document = json.loads((folder / "to" / "results.json").read_text())
     assert text == page(document)
     found: dict[str, list[dict[str, Any]]] = document["rows"]
-    measured = ["no loader", "original", "seqrecord", "seqrecord, one worker"]
+    measured = ["no loader", "original"]
+    measured += ["seqrecord", "seqrecord, resident", "seqrecord, one worker"]
     for loader in measured:
         [run] = found.pop(f"odometry/8 ms/{loader}/warm")
         assert run.get("steps"), run
@@ -208,7 +218,17 @@ def test_a_resume_runs_only_what_is_left(folder: Path, options: argparse.Namespa
     assert both["rows"][rows[0]] == first["rows"][rows[0]]
     assert len(both["rows"][rows[1]]) == 1
     main(command(folder, rows[1]))
-    assert list(json.loads((folder / "results.json").read_text())["rows"]) == rows[1:]
+    last = json.loads((folder / "results.json").read_text())
+    assert list(last["rows"]) == rows[1:]
+    (folder / "kept.json").write_text(json.dumps(both))
+    main([*command(folder, rows[1]), "--keep", str(folder / "kept.json")])
+    found = json.loads((folder / "results.json").read_text())
+    assert found["rows"][rows[0]] == both["rows"][rows[0]]
+    assert found["rows"][rows[1]] != both["rows"][rows[1]]
+    assert list(found["rows"]) == rows
+    assert f"of all rows but {rows[1]}: {both['commit']}" in found["commit"]
+    with pytest.raises(SystemExit, match="settings were"):
+        main([*command(folder, rows[1]), "--keep", str(folder / "kept.json"), "--repeats", "2"])
 
 
 @pytest.mark.service
@@ -218,6 +238,7 @@ def test_rows_from_s3(
 ) -> None:
     main(command(folder, "odometry/8 ms/seqrecord*/s3", "odometry/8 ms/webdataset/s3"))
     document = json.loads((folder / "to" / "results.json").read_text())
+    assert (folder / "records-s3-tree" / "manifest.json").exists()
     assert page(document) in capsys.readouterr().out
     assert len(document["rows"]) == 3
     for [run] in document["rows"].values():
