@@ -85,8 +85,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=cores, help="of loaders that are not ours")
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
     parser.add_argument("--niceness", nargs="*", type=int, default=[0], help="of our threads")
-    help = "so many equal trainings at a time, of which one is measured"
-    parser.add_argument("--together", nargs="*", type=int, default=[1], help=help)
+    parser.add_argument("--together", nargs="*", type=int, default=[1], help="trainings at a time")
     parser.add_argument("--resume", action="store_true", help="keep what the last run measured")
     parser.add_argument("--keep", type=Path, help="results.json with the rows not in --rows")
     parser.add_argument("--report", action="store_true", help="of the last run; run nothing")

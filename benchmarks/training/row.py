@@ -212,8 +212,7 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
 def _queued() -> float:
     """For how many seconds this thread was ready and had no core; 0 where no kernel tells."""
     try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except OSError:
         return 0.0
 
