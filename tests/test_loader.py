@@ -233,7 +233,10 @@ def test_one_feature_reads_only_its_bytes(path: Path) -> None:
 def test_loaders_make_few_calls_of_python_for_a_frame(tmp_path: Path) -> None:
     """Calls of Python take the GIL from the training: 40 for a frame of two features, of which 137
     were made where frames were decoded one by one."""
-    frame = {"image": np.ones((160, 160, 3), np.uint8), "depth": np.ones((140, 140), np.float32)}
+    frame: dict[str, Any] = {
+        "image": np.ones((160, 160, 3), np.uint8),
+        "depth": np.ones((140, 140), np.float32),
+    }
     with SeqRecordWriter(tmp_path / "records", codecs="balanced", chunk_frames=16) as writer:
         for key in "ab":
             with writer.episode(key) as episode:
