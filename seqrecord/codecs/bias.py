@@ -19,9 +19,6 @@ class Bias(Codec):  # type: ignore[misc]
     codec_id = "seqrecord.bias"
     parameters: ClassVar[Parameters] = {}
 
-    def get_config(self) -> dict[str, Any]:
-        return {"id": self.codec_id}
-
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
         """Any array will do."""
 

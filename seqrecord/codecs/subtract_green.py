@@ -24,9 +24,6 @@ class SubtractGreen(Codec):  # type: ignore[misc]
     codec_id = "seqrecord.subtract_green"
     parameters: ClassVar[Parameters] = {}
 
-    def get_config(self) -> dict[str, Any]:
-        return {"id": self.codec_id}
-
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:  # noqa: ARG002
         """Raise `ValueError` unless the last axis is three channels."""
         if len(shape) < 1 or shape[-1] != 3:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,9 +25,6 @@ class Zigzag(Codec):  # type: ignore[misc]
 
     codec_id = "seqrecord.zigzag"
     parameters: ClassVar[Parameters] = {}
-
-    def get_config(self) -> dict[str, Any]:
-        return {"id": self.codec_id}
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
         """Any array will do."""
