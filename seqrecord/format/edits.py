@@ -146,10 +146,7 @@ def encode_edit(edits: Sequence[Edit]) -> bytes:
 
 def parse_edit(data: bytes) -> list[Edit]:
     """Inverse of `encode_edit`; trusts nothing."""
-    found = JsonObject(parse_json(data), ("format", "version", "edits"), "a file of edits")
-    if found.value["format"] != "seqrecord edits":
-        raise FormatError("not a file of edits", got=repr_of(found.value["format"], 50))
-    found.integer("version", EDIT_VERSION, EDIT_VERSION)
+    found = JsonObject.of_file(parse_json(data), "edits", EDIT_VERSION, ["edits"])
     return [_edit(item) for item in found.list("edits")]
 
 
