@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from seqrecord.errors import SourceError, located
 from seqrecord.sources.array_files import NPZ, RASTER_ENDINGS, npz_names
-from seqrecord.sources.cameras import is_camera_name
 from seqrecord.sources.exported import DESCRIPTION
 from seqrecord.sources.files import json_object, list_folder, read_bytes
+from seqrecord.sources.folders_rows import is_camera_name
 from seqrecord.sources.frame_names import FrameFiles, escaped, files_by_feature, time_gaps
 from seqrecord.sources.images import IMAGE_ENDINGS, IMAGE_FORMATS
 from seqrecord.sources.number_files import TEXT_ENDINGS, is_numeric

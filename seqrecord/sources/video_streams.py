@@ -32,8 +32,7 @@ from seqrecord.meanings import pixel_kind
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
-from seqrecord.sources.video_forms import FrameForm
-from seqrecord.sources.video_turns import UPRIGHT
+from seqrecord.sources.video_frames import UPRIGHT, FrameForm
 
 _logger = logging.getLogger("seqrecord")
 
