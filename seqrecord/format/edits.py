@@ -11,9 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seqrecord.errors import FormatError, SchemaError
+from seqrecord.errors import FormatError
 from seqrecord.format.manifest import SPLIT_NAME
-from seqrecord.format.text import ID, check_key, encode_metadata, parse_json, parse_metadata
+from seqrecord.format.text import (
+    ID,
+    check_key,
+    encode_metadata,
+    parse_json,
+    parse_metadata,
+    parse_schema,
+)
 from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
@@ -157,10 +164,7 @@ def _edit(value: object) -> Edit:
         raise FormatError("not an edit", expected=expected, got=repr_of(value))
     found = JsonObject(value, ("op", *_KEYS[op]), f"an edit of op {op}")
     if op == "features":
-        try:
-            return Features(Schema.from_json(found.value["schema"]))
-        except SchemaError as error:
-            raise FormatError(f"the schema of an edit is not allowed: {error}") from error
+        return Features(parse_schema(found.value["schema"], "an edit"))
     if op == "rename":
         return Rename({uid: check_key(key) for uid, key in _by_uid(found, "keys").items()})
     if op == "relabel":
