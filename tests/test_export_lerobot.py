@@ -138,7 +138,8 @@ def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path, memory
         np.testing.assert_array_equal(got["action"].max, want["action"].max)
         assert np.isnan(got["action"].quantile(0.5)).all()
         assert (VIDEO in got) == (source != old)
-    for bad in ({"mean": [1, 2]}, {**said, "std": [1]}):  # keys are missing, or elements
+    some = {"mean": [1, 2], "min": [0, 0], "max": [3, 3], "count": [9]}
+    for bad in (some, {**some, "std": [1]}):  # a key is missing, or an element
         (old / "meta/episodes_stats.jsonl").write_text(json.dumps({"stats": {"action": bad}}))
         done = run("write", "--src", f"{old}", "--dst", f"{tmp_path}/x", "--statistics", "source")
         assert done.exit_code == 1
