@@ -45,9 +45,10 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     [T]. Images are float32 [C, H, W] from 0 to 1, or uint8.
 
     The files are read [in place](in-place.md), and downloaded from the Hub where LeRobot's class
-    would download them, but always all. `PlannedSampler` gives an order in which each frame is
-    decoded about once an epoch. In any other order items are as right, and each decodes its own
-    frames.
+    would download them, but always all. Features whose decoded frames all fit into `cache_limit`
+    stay in memory in each process: from the second epoch on, persistent workers and the main
+    process decode nothing, in any order. Of larger datasets each item decodes its own frames; in
+    the order of `PlannedSampler` each frame is decoded about once an epoch.
 
     Raises `ClipError` (a `ValueError`) where a time of `delta_timestamps` is not that of a frame to
     `tolerance_s`, `SourceError` for a dataset that is not what its `meta` says, and
@@ -59,7 +60,8 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         video_backend: has no effect.
         records: what `seqrecord write` has made of the dataset, to be read in place of its files:
             a path, a URL, or an open dataset. Needed for images in tables and for depth.
-        cache_limit: bytes, or text such as "512MiB", of small frames that each process keeps.
+        cache_limit: memory of each process for decoded frames that stay, the smallest features
+            first: bytes, or text such as "512MiB".
         meta: theirs, where it is loaded already, its statistics of depth in `depth_output_unit`.
 
     Attributes:
@@ -112,6 +114,8 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         self._texts = self._find_texts()
         self.delta_indices = self._find_windows()
         self.clips = self._select(dataset, cache_limit)
+        resident = self.clips.stats()["features_resident"]
+        self._redecoded = {*self._images, *self._depths} - {*resident}
         self._reader = PerProcess(partial(PlannedReader, self.clips, self._items))
 
     def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
@@ -225,14 +229,14 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
         Those of a `PlannedSampler` were read ahead. Others are read in one call, each frame once.
         """
-        if not all(isinstance(number, PlannedIndex) for number in items):
-            windows, images = self.delta_indices or {}, (*self._images, *self._depths)
-            pictures = counted(sum(len(windows.get(n, [0])) for n in images), "picture")
+        if self._redecoded and not all(isinstance(number, PlannedIndex) for number in items):
+            windows = self.delta_indices or {}
+            pictures = counted(sum(len(windows.get(n, [0])) for n in self._redecoded), "picture")
             say_once(
                 f"{shown_place(self.clips.dataset.url)}: items come in another order than that of "
                 f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
                 "those that lead to them from a keyframe; in that order each picture is decoded "
-                "about once an epoch"
+                "about once an epoch, and a larger cache_limit keeps decoded pictures in memory"
             )
         return self._taken(items)
 

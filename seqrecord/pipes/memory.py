@@ -25,7 +25,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand, Fit, FrameSizes, Memory
-from seqrecord.schema import Schema
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -75,19 +75,19 @@ def frames_in_memory(selection: ClipSelection, *, only_small: bool) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
     of the selected episodes, or none.
 
-    Small frames may stay; and unless `only_small`, frames of fixed shapes that cost more to decode
-    or transform than to copy. Large raw frames do not stay: reading them again is a copy.
+    Small frames may stay; and unless `only_small`, texts and frames of fixed shapes that cost more
+    to decode or transform than to copy. Large raw frames do not stay: reading them again is a copy.
     """
     if selection.excerpts is not None:  # whose places are no frames of chunks
         return 0
     features, transform = selection.dataset.features, selection.frame_transform
     stays = transform is None and all(_is_small(selection.dataset, name) for name in features)
-    if not (stays or only_small) and all(spec.is_fixed for spec in selection.arrays.values()):
+    if not (stays or only_small) and all(map(_has_rows, selection.arrays.values())):
         if transform is not None:
             stays = selection.transform_is_deterministic
         else:
-            are_fixed = all(spec.is_fixed for spec in features.values())
-            stays = are_fixed and not all(spec.is_raw for spec in features.values())
+            stays = all(map(_has_rows, features.values()))
+            stays &= not all(spec.is_raw for spec in features.values())
     num_frames: IntArray = selection.episodes.num_frames[selection.selected]
     return int(num_frames.sum()) if stays else 0
 
@@ -99,9 +99,10 @@ def is_small(dataset: Dataset, feature: str) -> bool:
 
 
 def is_decoded(dataset: Dataset, feature: str) -> bool:
-    """Whether a feature's frames are encoded, of a fixed shape, and all there: they may stay."""
+    """Whether a feature's frames are encoded, texts or of a fixed shape, and all there: they may
+    stay."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
-    return spec.is_fixed and not spec.is_raw and not len(gaps)
+    return _has_rows(spec) and not spec.is_raw and not len(gaps)
 
 
 def check_machine(nbytes: int, url: str) -> None:
@@ -274,6 +275,11 @@ def _is_small(dataset: Dataset, feature: str) -> bool:
     """Whether frames are small, and all there."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
     return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
+
+
+def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
+    """Whether a row can keep a frame for all epochs: of a fixed shape, or a text."""
+    return spec.is_fixed or spec.value != "array"
 
 
 def _beside(spec: ArraySpec) -> int:
