@@ -20,7 +20,7 @@ from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.tar_batches import tar_batches
 from benchmarks.training.trainings import SHARDS, Training, arguments_of
 
-__all__ = ["LOADERS", "Batches", "Loader", "Source"]
+__all__ = ["LOADERS", "Batches", "Loader", "Source", "picture", "stacked"]
 
 Batches = Iterable[Mapping[str, Any]]
 """Iterating gives an epoch of batches; iterating again the next epoch."""
@@ -98,24 +98,27 @@ def _webdataset(training: Training, source: Source, workers: int) -> Batches:
     if source.url:
         where, signed = source.url, "?Signature=any"  # moto looks for one, and does not check it
     tars = [f"{where}/{shard:06d}.tar{signed}" for shard in range(SHARDS)]
-    return tar_batches(tars, settings, to_clips=_decoded, collate=_stacked, decode=True)
+    return tar_batches(tars, settings, to_clips=_decoded, collate=stacked, decode=True)
 
 
 def _decoded(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for sample in samples:
         files = {name: value for name, value in sample.items() if not name.startswith("__")}
         yield {
-            name.rpartition(".")[0]: _picture(value) if name.endswith(".jpg") else value
+            name.rpartition(".")[0]: picture(value) if name.endswith(".jpg") else value
             for name, value in files.items()
         }
 
 
-def _picture(data: bytes) -> Any:
-    """[1, H, W, 3]."""
-    return np.asarray(Image.open(io.BytesIO(data)))[None]
+def picture(data: bytes, size: tuple[int, int] | None = None) -> Any:
+    """[1, H, W, 3]; scaled to a height and width, if given."""
+    image = Image.open(io.BytesIO(data))
+    if size is not None:
+        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+    return np.asarray(image)[None]
 
 
-def _stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+def stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
 
 

@@ -24,7 +24,17 @@ from benchmarks.tartanair.loaders.webdataset_tars import npy
 from benchmarks.training import networks
 from seqrecord.sources import open_source
 
-__all__ = ["FORMS", "SHARDS", "TRAININGS", "Training", "arguments_of", "cut", "prepare"]
+__all__ = [
+    "ACTIONS",
+    "FORMS",
+    "SHARDS",
+    "TRAININGS",
+    "Training",
+    "arguments_of",
+    "cut",
+    "once",
+    "prepare",
+]
 
 FORMS = ("originals", "records", "cut")
 SHARDS = 8  # tars of the samples that were cut
@@ -120,8 +130,8 @@ def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, P
         height, width, times = _TREES[training.data]
         frames = [times * options.frames // 4] * 4
         render = partial(generate, episodes=frames, height=height, width=width)
-        _once(found["originals"], partial(render, modalities=("image", "depth", "pose")))
-        _once(found["records"], partial(_pack, found["originals"]))
+        once(found["originals"], partial(render, modalities=("image", "depth", "pose")))
+        once(found["records"], partial(_pack, found["originals"]))
     else:
         found["originals"], found["records"] = dataset_at(options, folder)
     arguments = arguments_of(training, found["originals"])
@@ -137,10 +147,10 @@ def cut(name: str, found: Mapping[str, Path]) -> None:
 
     Arrays are .npy files; pictures that were video, JPEG of quality 95.
     """
-    _once(found["cut"], partial(_cut, TRAININGS[name], found))
+    once(found["cut"], partial(_cut, TRAININGS[name], found))
 
 
-def _once(path: Path, make: Callable[[Path], object]) -> None:
+def once(path: Path, make: Callable[[Path], object]) -> None:
     """Make a folder unless it is there. It appears only when it is whole."""
     if path.exists():
         return
