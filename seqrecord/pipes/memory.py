@@ -95,7 +95,8 @@ def frames_in_memory(selection: ClipSelection, *, only_small: bool) -> int:
 def is_small(dataset: Dataset, feature: str) -> bool:
     """Whether a feature's frames are raw, small, all there, and on a local disk: they may stay."""
     reader, group = dataset.contents.chunks, dataset.features[feature].group
-    return reader.is_local and feature in reader.raw[group].specs and _is_small(dataset, feature)
+    is_raw = feature in reader.raw[group].specs and dataset.features[feature].is_raw
+    return reader.is_local and is_raw and _is_small(dataset, feature)
 
 
 def is_decoded(dataset: Dataset, feature: str) -> bool:
@@ -189,7 +190,8 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
     features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
-    decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in features.values() if spec.is_video)
+    videos = [spec.stored for spec in features.values() if spec.is_video]
+    decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in videos)
     staying, whole = tuple[int, ...](), 0
     if selection.frame_transform is not None:
         frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
@@ -202,6 +204,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
             most = grid.whole.largest.max()
             whole = sum(bytes_of_run(*one, int(most)) for one in sizes)
         beside, staying = sum(spec.nbytes for spec in stored) + frame, (frame,)
+        beside += _resized_bytes(selection)
         chunk, whole = sum(each) + beside, max(sum(each), whole) + beside + decoders
     else:  # codecs may need room for a frame that is in no row yet
         frames = bytes_by_group(selection.arrays, features)
@@ -210,6 +213,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
             frames[place] += open_chunk_bytes(grid, [tables[grid.group]], features)
         chunk = max(int(nbytes.max()) for _, nbytes in sizes)
         chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
+        chunk += _resized_bytes(selection)
         whole = chunk + decoders
     lengths = selection.lengths
     clip = sum((spec.nbytes + _beside(spec)) * lengths[n] for n, spec in selection.made.items())
@@ -269,6 +273,17 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
         kept += sum(_DECODER_FRAMES * spec.nbytes for spec in videos)
         kept += int(chunk_bytes(group, features).max(initial=0))
     return -(-kept // max(1, int(grid.largest.max(initial=1))))
+
+
+def _resized_bytes(selection: ClipSelection) -> int:
+    """What a load needs for a stored frame of each feature that is resized after it is decoded."""
+    contents, episodes, nbytes = selection.dataset.contents, selection.selected, 0
+    for name, spec in contents.features.items():
+        if spec.stored_shape is not None and not spec.is_video:
+            stored, index = spec.stored, contents.index
+            is_fixed = stored.is_fixed
+            nbytes += stored.nbytes if is_fixed else index.largest_frames(name, episodes)
+    return nbytes
 
 
 def _is_small(dataset: Dataset, feature: str) -> bool:

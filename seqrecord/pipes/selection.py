@@ -113,6 +113,8 @@ class ClipSelection:
         with located(ClipError, file=self.dataset.url):
             if options.rename is not None:
                 self.dataset = self.dataset.renamed(options.rename)
+            if options.resize is not None:
+                self.dataset = self.dataset.resized(options.resize)
             self._select(options)
         self._memory = PerProcess(batch_memory)  # as long as this lives
         self._memory.get()
