@@ -185,7 +185,8 @@ def test_one_command_gives_rows_and_page(folder: Path, options: argparse.Namespa
     document = json.loads((folder / "to" / "results.json").read_text())
     assert text == page(document)
     found: dict[str, list[dict[str, Any]]] = document["rows"]
-    measured = ["no loader", "original", "seqrecord", "seqrecord, one worker"]
+    measured = ["no loader", "original"]
+    measured += ["seqrecord", "seqrecord, resident", "seqrecord, one worker"]
     for loader in measured:
         [run] = found.pop(f"odometry/8 ms/{loader}/warm")
         assert run.get("steps"), run
@@ -208,7 +209,17 @@ def test_a_resume_runs_only_what_is_left(folder: Path, options: argparse.Namespa
     assert both["rows"][rows[0]] == first["rows"][rows[0]]
     assert len(both["rows"][rows[1]]) == 1
     main(command(folder, rows[1]))
-    assert list(json.loads((folder / "results.json").read_text())["rows"]) == rows[1:]
+    last = json.loads((folder / "results.json").read_text())
+    assert list(last["rows"]) == rows[1:]
+    (folder / "kept.json").write_text(json.dumps(both))
+    main([*command(folder, rows[1]), "--keep", str(folder / "kept.json")])
+    found = json.loads((folder / "results.json").read_text())
+    assert found["rows"][rows[0]] == both["rows"][rows[0]]
+    assert found["rows"][rows[1]] != both["rows"][rows[1]]
+    assert list(found["rows"]) == rows
+    assert f"of all rows but {rows[1]}: {both['commit']}" in found["commit"]
+    with pytest.raises(SystemExit, match="settings were"):
+        main([*command(folder, rows[1]), "--keep", str(folder / "kept.json"), "--repeats", "2"])
 
 
 @pytest.mark.service
@@ -218,6 +229,7 @@ def test_rows_from_s3(
 ) -> None:
     main(command(folder, "odometry/8 ms/seqrecord*/s3", "odometry/8 ms/webdataset/s3"))
     document = json.loads((folder / "to" / "results.json").read_text())
+    assert (folder / "records-s3-tree" / "manifest.json").exists()
     assert page(document) in capsys.readouterr().out
     assert len(document["rows"]) == 3
     for [run] in document["rows"].values():

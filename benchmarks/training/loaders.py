@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from benchmarks.tartanair.loaders.tar_batches import tar_batches
 from benchmarks.training.trainings import SHARDS, Training, arguments_of
 
 __all__ = ["LOADERS", "Batches", "Loader", "Source", "picture", "stacked"]
+
+RESIDENT = "6GiB"
 
 Batches = Iterable[Mapping[str, Any]]
 """Iterating gives an epoch of batches; iterating again the next epoch."""
@@ -44,12 +47,14 @@ class Loader:
     """One loader: `open(training, source, workers)`, which `form` of the data it reads, and so on.
 
     It has `workers`, or as many as the command says. `data` are those that it reads; all if empty.
+    `epochs_before` are not measured.
     """
 
     note: str
     form: str = "records"
     open: Callable[[Training, Source, int], Batches] | None
     workers: int | None = None
+    epochs_before: int = 0
     data: Sequence[str] = ()
     reads_s3: bool = True
     package: str = ""  # that it needs, and the command that installs it
@@ -122,13 +127,15 @@ def stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
 
 
-def _seqrecord(training: Training, source: Source, workers: int) -> Batches:
+def _seqrecord(
+    training: Training, source: Source, workers: int, memory_limit: str = "1GiB"
+) -> Batches:
     pipe = seqrecord.SeqRecordPipe(
         seqrecord.open(source.location or source.folder, storage_options=source.options),
         **arguments_of(training, source.originals),
         batch_size=training.batch,
         drop_last=True,
-        memory_limit="1GiB",
+        memory_limit=memory_limit,
     )
     if not workers:
         return pipe
@@ -166,6 +173,13 @@ LOADERS = {
     ),
     "seqrecord": Loader(
         note="SeqRecordPipe in the process of the training", open=_seqrecord, workers=0
+    ),
+    "seqrecord, resident": Loader(
+        note="SeqRecordPipe in the process of the training, after its first epoch, with "
+        f"`memory_limit` {RESIDENT}: all frames stay in memory",
+        open=partial(_seqrecord, memory_limit=RESIDENT),
+        workers=0,
+        epochs_before=1,
     ),
     "seqrecord, one worker": Loader(
         note="SeqRecordPipe in one worker of a DataLoader", open=_seqrecord, workers=1

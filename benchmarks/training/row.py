@@ -23,7 +23,7 @@ from benchmarks.tartanair.compare.meters import usage
 from benchmarks.tartanair.compare.prepared import files_of
 from benchmarks.tartanair.compare.row import warm
 from benchmarks.tartanair.timing import drop_page_cache
-from benchmarks.training.loaders import LOADERS, Source
+from benchmarks.training.loaders import LOADERS, Batches, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.trainings import TRAININGS
 
@@ -105,6 +105,8 @@ def measure(job: Job) -> dict[str, Any]:
     else:
         source = Source(Path(job.originals), folder, job.location, job.options or None, job.url)
         opened = loader.open(training, source, job.workers)
+        for _ in range(loader.epochs_before):
+            began = _whole_epoch(opened)
         epochs = repeat(opened, *([1] if job.place == "cold" else []))
     batches = chain.from_iterable(map(iter, epochs))
     found = next(batches)
@@ -118,6 +120,13 @@ def measure(job: Job) -> dict[str, Any]:
     figures |= {"alone": alone, "slower": figures["beside"] / alone, "first_batch_seconds": first}
     stage = opened.stats()["bottleneck"] if hasattr(opened, "stats") else ""
     return {**figures, "limit": limit(figures, stage)}
+
+
+def _whole_epoch(batches: Batches) -> float:
+    """When it was over."""
+    for batch in batches:
+        del batch  # before the next one: loaders reuse what is given back
+    return time.perf_counter()
 
 
 def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
