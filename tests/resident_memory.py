@@ -103,7 +103,7 @@ def main() -> None:
             "predicted": predicted[1],
             "measured": predicted[0] + memory[1] - memory[0],
         }
-        print(json.dumps(row), flush=True)
+        sys.stdout.write(f"{json.dumps(row)}\n")
 
 
 if __name__ == "__main__":

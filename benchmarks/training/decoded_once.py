@@ -87,13 +87,9 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         found = _prepare(case, folder, options)
         for loader, form in FORMS.items():
             name = f"{case}/{loader}"
-            python, package = Path(sys.executable), ""
-            if loader == "lerobot":
-                python, package = options.lerobot, "" if options.lerobot.exists() else "lerobot"
-            elif loader == "webdataset":
-                package = "" if find_spec(loader) else loader
-            if package:
-                results[name] = [{"skipped": f"no package {package}: see --help"}]
+            python = options.lerobot if loader == "lerobot" else Path(sys.executable)
+            if not (python.exists() and (loader == "lerobot" or find_spec(loader))):
+                results[name] = [{"skipped": f"no package {loader}"}]
                 continue
             if form == "cut":
                 cut("act", found)
