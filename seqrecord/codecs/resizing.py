@@ -11,7 +11,7 @@ _CHANNELS = (1, 3, 4)  # of bytes, which Pillow resizes together
 
 
 def nearest_pixels(length: int, size: int) -> npt.NDArray[np.int64]:
-    """The pixels of an axis of `length` that are nearest, by centres, to `size` others; int64[size]."""
+    """The pixels of an axis whose centres are nearest to those of `size` pixels; int64[size]."""
     found: npt.NDArray[np.int64] = (2 * np.arange(size) + 1) * length // (2 * size)
     return found
 

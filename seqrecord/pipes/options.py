@@ -550,10 +550,10 @@ class LoaderOptions(ClipOptions):
             "a device too, such as device='cuda'; or no video_decoder, for the host",
         )
         refuse(
-            is_on_device and not self.frame_transform is self.resize is None,
+            is_on_device and (self.frame_transform is not None or self.resize is not None),
             f"engine.video_decoder={decoder!r} decodes on the device, but frame_transform and "
             "resize are for frames of the host",
-            "neither of them; or no video_decoder",
+            "no resize and no frame_transform; or no video_decoder",
             f"device={self.device}, and both",
         )
 

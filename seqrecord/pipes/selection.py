@@ -156,7 +156,7 @@ class ClipSelection:
         metadata, transform = tuple(options.metadata or ()), options.clip_transform
         cameras, functions = ((), ()) if transform is None else chain_of(transform)
         functions = tuple(bound(function, self.dataset.features) for function in functions)
-        wanted = (*metadata, "camera") if cameras else metadata
+        wanted = (*metadata, "camera") if cameras or self.dataset.contents.sizes else metadata
         repeats = self.chosen is not None and self.chosen.repeats
         self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts, repeats=repeats)
         if options.has_drawn_steps:
