@@ -21,7 +21,11 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 
-WAYS = {"one process": {}, "2 workers": {"workers": 2}, "4 ranks": {"ranks": 4}}
+WAYS: dict[str, dict[str, Any]] = {
+    "one process": {},
+    "2 workers": {"workers": 2},
+    "4 ranks": {"ranks": 4},
+}
 
 
 def tree(pid: int | str) -> Iterator[int]:
@@ -43,9 +47,10 @@ def measured() -> int:
 
 def begun(loader: Any) -> Iterator[Any]:
     """A loader in the middle of its third epoch."""
+    count = 0
     for _ in range(2):
         count = sum(1 for _ in loader)
-    batches = iter(loader)
+    batches: Iterator[Any] = iter(loader)
     for batch in islice(batches, count // 2):
         del batch
     return batches

@@ -57,7 +57,8 @@ class Counter:
     """Frames that decoders gave, of all worker processes."""
 
     def __init__(self, workers: int) -> None:
-        self._counts = torch.zeros(workers + 1, dtype=torch.int64).share_memory_()
+        counts: Any = torch.zeros(workers + 1, dtype=torch.int64)
+        self._counts = counts.share_memory_()
 
     def add(self, count: int) -> None:
         info = get_worker_info()
@@ -183,6 +184,7 @@ class _LeRobot(Dataset[dict[str, torch.Tensor]]):
         self._size = job.size
 
     def _scaled(self, image: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor
         [scaled] = torch.nn.functional.interpolate(
             image[None], self._size, mode="bilinear", antialias=True
         )

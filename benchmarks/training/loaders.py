@@ -117,7 +117,7 @@ def _decoded(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def picture(data: bytes, size: tuple[int, int] | None = None) -> Any:
     """[1, H, W, 3]; scaled to a height and width, if given."""
-    image = Image.open(io.BytesIO(data))
+    image: Image.Image = Image.open(io.BytesIO(data))
     if size is not None:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image)[None]
