@@ -25,6 +25,7 @@ from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.loaders import SeqRecordDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.reading.resizing import Sizes
 from seqrecord.sources.lerobot_layout import (
     number_columns,
     read_episodes,
@@ -60,8 +61,15 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         video_backend: has no effect.
         records: what `seqrecord write` has made of the dataset, to be read in place of its files:
             a path, a URL, or an open dataset. Needed for images in tables and for depth.
+<<<<<<< HEAD
         cache_limit: memory of each process for decoded frames that stay, the smallest features
             first: bytes, or text such as "512MiB".
+=======
+        cache_limit: bytes, or text such as "512MiB", of small frames that each process keeps.
+        resize: height and width of images, `{"observation.images.top": (224, 224)}`, or one
+            `(224, 224)` for all, as for `seqrecord.SeqRecordDataset`; stored frames by default.
+            `meta.features` has the stored shapes.
+>>>>>>> w-resize
         meta: theirs, where it is loaded already, its statistics of depth in `depth_output_unit`.
 
     Attributes:
@@ -89,6 +97,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         token: str | bool | None = None,
         records: DatasetLike | None = None,
         cache_limit: int | str = "512MiB",
+        resize: Sizes | None = None,
         meta: Any = None,
     ) -> None:
         login = {} if token is None else {"token": token}
@@ -113,7 +122,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         self._depths = {*depths}
         self._texts = self._find_texts()
         self.delta_indices = self._find_windows()
-        self.clips = self._select(dataset, cache_limit)
+        self.clips = self._select(dataset, cache_limit, resize)
         resident = self.clips.stats()["features_resident"]
         self._redecoded = {*self._images, *self._depths} - {*resident}
         self._reader = PerProcess(partial(PlannedReader, self.clips, self._items))
@@ -150,7 +159,9 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             )
         return delta_timestamps(self.delta_timestamps, self.fps, tolerance=self.tolerance_s)
 
-    def _select(self, dataset: Dataset, cache_limit: int | str) -> SeqRecordDataset:
+    def _select(
+        self, dataset: Dataset, cache_limit: int | str, resize: Sizes | None
+    ) -> SeqRecordDataset:
         """The items of the episodes as clips."""
         lengths = dataset.contents.index.num_frames.astype(np.int64)
         count, total, said = len(lengths), int(lengths.sum()), self.meta
@@ -177,6 +188,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             windows=windows or None,
             pad="edge" if windows else None,
             squeeze=True,
+            resize=resize,
             memory_limit=cache_limit,
         )
         chosen = clips.clips.selected

@@ -111,7 +111,8 @@ def _check_resize(name: str, value: Any) -> Any:
     """A size, or sizes by feature."""
     if not isinstance(value, Mapping):
         return checked_size(name, value)
-    check(name, value, are_names(list(value)), 'a dict by feature: {"camera": (224, 224)}')
+    is_right = bool(value) and are_names(list(value))
+    check(name, value, is_right, 'a dict by feature: {"camera": (224, 224)}')
     return {feature: checked_size(f"{name} of {feature}", size) for feature, size in value.items()}
 
 
