@@ -61,15 +61,11 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         video_backend: has no effect.
         records: what `seqrecord write` has made of the dataset, to be read in place of its files:
             a path, a URL, or an open dataset. Needed for images in tables and for depth.
-<<<<<<< HEAD
         cache_limit: memory of each process for decoded frames that stay, the smallest features
             first: bytes, or text such as "512MiB".
-=======
-        cache_limit: bytes, or text such as "512MiB", of small frames that each process keeps.
         resize: height and width of images, `{"observation.images.top": (224, 224)}`, or one
             `(224, 224)` for all, as for `seqrecord.SeqRecordDataset`; stored frames by default.
             `meta.features` has the stored shapes.
->>>>>>> w-resize
         meta: theirs, where it is loaded already, its statistics of depth in `depth_output_unit`.
 
     Attributes:
