@@ -476,3 +476,14 @@ def test_every_codec_and_location(tmp_path: Path, place: str, codec: str) -> Non
         assert pipe.stats()["frames_decoded"] == 0
         assert pipe.stats()["bytes_read"] == 0
     assert stats["features_redecoded"] == []
+
+
+def test_large_raw_frames_do_not_stay_because_of_a_text(tmp_path: Path) -> None:
+    codecs = {"image": "raw"}
+    with SeqRecordWriter(tmp_path, codecs=codecs) as writer, writer.episode("a") as episode:
+        for image in moving(12, size=IMAGES["png"]):
+            episode.append({"image": image, "task": "a task"})
+    pipe = SeqRecordPipe(tmp_path, clip_len=3)
+    for _ in range(2):
+        list(pipe)
+        assert pipe.stats()["features_resident"] == []

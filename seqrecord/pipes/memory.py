@@ -75,19 +75,21 @@ def frames_in_memory(selection: ClipSelection, *, only_small: bool) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
     of the selected episodes, or none.
 
-    Small frames may stay; and unless `only_small`, texts and frames of fixed shapes that cost more
-    to decode or transform than to copy. Large raw frames do not stay: reading them again is a copy.
+    Small frames may stay; and unless `only_small`, frames of fixed shapes that cost more to decode
+    or transform than to copy. Large raw frames do not stay: reading them again is a copy. Texts
+    stay if the other features do.
     """
     if selection.excerpts is not None:  # whose places are no frames of chunks
         return 0
     features, transform = selection.dataset.features, selection.frame_transform
-    stays = transform is None and all(_is_small(selection.dataset, name) for name in features)
+    arrays = [name for name, spec in features.items() if spec.value == "array"]
+    stays = transform is None and all(_is_small(selection.dataset, name) for name in arrays)
     if not (stays or only_small) and all(map(_has_rows, selection.arrays.values())):
         if transform is not None:
             stays = selection.transform_is_deterministic
         else:
             stays = all(map(_has_rows, features.values()))
-            stays &= not all(spec.is_raw for spec in features.values())
+            stays &= not all(features[name].is_raw for name in arrays)
     num_frames: IntArray = selection.episodes.num_frames[selection.selected]
     return int(num_frames.sum()) if stays else 0
 
