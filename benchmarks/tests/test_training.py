@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks.tartanair.generate import generate
+from benchmarks.training import decoded_once
 from benchmarks.training.__main__ import main, names
 from benchmarks.training.loaders import LOADERS, Source
 from benchmarks.training.networks import floats
@@ -282,3 +283,35 @@ def test_the_page_has_medians_and_what_is_missing() -> None:
     assert "## depth" in text
     assert "## odometry" not in text
     assert "a machine" in text
+
+
+@pytest.mark.timeout(400)
+def test_frames_decoded_by_epoch(tmp_path: Path, options: argparse.Namespace) -> None:
+    """LeRobot is missing here: its dataset is there before."""
+    for case in ("96x128", "480x640"):
+        (tmp_path / f"lerobot-{case}").symlink_to(options.root)
+    readme = tmp_path / "README.md"
+    readme.write_text("Before\n\n<!-- decoded once -->\nold\n<!-- end of decoded once -->\nAfter\n")
+    arguments = [str(tmp_path), "--lerobot", "none", "--epochs", "3", "--workers", "1"]
+    decoded_once.main([*arguments, "--to", str(tmp_path / "to"), "--readme", str(readme)])
+    document = json.loads((tmp_path / "to" / "decoded_once.json").read_text())
+    text = (tmp_path / "to" / "DECODED_ONCE.md").read_text()
+    for case in decoded_once.CASES:
+        [ours] = document["rows"][f"{case}/seqrecord"]
+        assert [epoch["decoded"] for epoch in ours["epochs"]] == [30, 0, 0]
+        assert all(epoch["samples"] == 15 for epoch in ours["epochs"])
+        [others] = document["rows"][f"{case}/webdataset"]
+        if "skipped" not in others:
+            assert [epoch["decoded"] for epoch in others["epochs"]] == [30, 30, 30]
+        assert document["rows"][f"{case}/lerobot"] == [{"skipped": "no package lerobot"}]
+        assert f"| {case} | seqrecord | 30 | 0 | 0 | " in text
+    assert "- `96x128/lerobot`: no package lerobot" in text
+    assert readme.read_text().startswith("Before\n\n<!-- decoded once -->\n| CPU seconds ")
+    assert readme.read_text().endswith(" (0) |\n<!-- end of decoded once -->\nAfter\n")
+
+
+def test_the_published_page_is_of_its_results() -> None:
+    folder = ROOT / "benchmarks" / "training"
+    document = json.loads((folder / "decoded_once.json").read_text())
+    assert (folder / "DECODED_ONCE.md").read_text() == decoded_once.page(document)
+    assert decoded_once.headline(document) in (ROOT / "README.md").read_text()

@@ -237,7 +237,8 @@ class ChunkLoader:
         begin = perf_counter()
         runs = frame_runs(chunk, frame - table.first_frame[chunk], rows)
         try:
-            nbytes = raw.read(runs, targets, self._buffers.chunks, exact=self._exact)
+            lender, exact = self._buffers.chunks, self._exact
+            nbytes = raw.read(runs, targets, lender, exact=exact, resizing=self._resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(followed(same=chunk)):  # which is wrong?
@@ -247,6 +248,15 @@ class ChunkLoader:
             raise
         self._note_fetch(begin, nbytes, chunk)
         return set(targets)
+
+    @contextmanager
+    def _resizing(self) -> Iterator[None]:
+        """Counts as decoding what reading raw frames takes to resize them."""
+        with self._decoding:
+            begin = perf_counter()
+            yield
+            seconds = perf_counter() - begin
+        self._stats.add(decode_seconds=seconds, fetch_seconds=-seconds)
 
     def _read(self, chunk: Chunk, pages: Sequence[Page], without: Collection[str] = ()) -> Fetched:
         """Read pages of a chunk into memory; of the features in `without` only where they are."""

@@ -439,6 +439,7 @@ def _of_features(
         options,
         features=names,
         rename=None,
+        resize=None,
         windows=windows or None,
         clip_len=1 if alone else options.clip_len,
         pad=None if alone else options.pad,
