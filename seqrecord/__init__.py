@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
     from seqrecord.storage import cache_info, clear_cache
     from seqrecord.tools.bench import bench
-    from seqrecord.tools.drawing import draw_timeline, view, view_rerun
+    from seqrecord.tools.drawing import view, view_rerun
     from seqrecord.tools.plan import plan
     from seqrecord.writing.commits import reindex
     from seqrecord.writing.convert import convert
@@ -96,7 +96,6 @@ __all__ = [
     "collate",
     "convert",
     "delta_timestamps",
-    "draw_timeline",
     "edit",
     "errors",
     "export",
@@ -150,7 +149,6 @@ _IMPORTED_LATER = {
     "collate": "pipes.collating",
     "convert": "writing.convert",
     "delta_timestamps": "clips.windows",
-    "draw_timeline": "tools.drawing",
     "open": "indexing.opening:open_dataset",
     "open_source": "sources.registry",
     "plan": "tools.plan",

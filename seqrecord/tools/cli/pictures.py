@@ -1,8 +1,7 @@
-"""The commands that draw pictures."""
+"""`seqrecord view`: a clip as a picture, or episodes in the Rerun viewer."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,20 +9,11 @@ import click
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names, is_given
 from seqrecord.tools.cli.terminal import ProgressBar
-from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, draw_timeline, picture_file, view_rerun
+from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, picture_file, view_rerun
 from seqrecord.tools.drawing import view as draw_view
-
-PICTURE = "The picture: .png, .jpg, .webp, .svg or .pdf."
 
 _OF_RERUN = ("save", "every", "quiet")
 _OF_PICTURES = ("start", "clip_len", "dilation", "max_columns", "output", "dpi")
-
-dots_per_inch = click.option(
-    "--dpi",
-    type=click.IntRange(10, 1200),
-    default=150,
-    help="Pixels an inch; a wide picture has 16 inches.",
-)
 
 
 @click.command()
@@ -61,8 +51,19 @@ dots_per_inch = click.option(
     "--every", type=AT_LEAST_1, default=1, help="With --rerun: of so many frames show one."
 )
 @click.option("--quiet", is_flag=True, help="With --rerun: show no progress.")
-@click.option("-o", "--output", default="clip.png", metavar="FILE", help=PICTURE)
-@dots_per_inch
+@click.option(
+    "-o",
+    "--output",
+    default="clip.png",
+    metavar="FILE",
+    help="A .png, .jpg, .webp, .svg or .pdf file.",
+)
+@click.option(
+    "--dpi",
+    type=click.IntRange(10, 1200),
+    default=150,
+    help="Pixels an inch; a wide picture has 16 inches.",
+)
 @common
 @click.pass_context
 def view(
@@ -95,26 +96,4 @@ def view(
         return
     target, picture_format = picture_file(output)
     draw_view(path, key, **options).savefig(target, dpi=dpi, format=picture_format)
-    click.echo(str(target))
-
-
-@click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "-o", "--output", metavar="FILE", help=f"{PICTURE} [the first trace's name, with .png]"
-)
-@click.option("--start", type=float, metavar="SECONDS", help="[the trace's start]")
-@click.option("--stop", type=float, metavar="SECONDS", help="[the trace's end]")
-@dots_per_inch
-def trace(
-    files: tuple[str, ...], output: str | None, start: float | None, stop: float | None, dpi: int
-) -> None:
-    """Draw a timeline of traces: when each thread worked or waited. Needs matplotlib.
-
-    FILE was written in training with `EngineOptions(trace="epoch.json")`, or by `seqrecord bench
-    --trace`. The files of several processes of one machine can be drawn together.
-    """
-    target, picture_format = picture_file(output or Path(files[0]).with_suffix(".png"))
-    figure = draw_timeline(files, start=start, stop=stop)
-    figure.savefig(target, dpi=dpi, format=picture_format)
     click.echo(str(target))

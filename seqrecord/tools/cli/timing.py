@@ -82,9 +82,7 @@ def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
     help="How long a training step takes; bench sleeps for it.",
 )
 @click.option("--max-batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
-@click.option(
-    "--trace", metavar="FILE", help="Write a timeline, which `seqrecord trace` and Perfetto show."
-)
+@click.option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: seconds and bytes.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def bench(
