@@ -9,6 +9,7 @@ from seqrecord.lazy import lazy
 if TYPE_CHECKING:
     from seqrecord.clips.transforms import ClipFunction, ClipTransform
     from seqrecord.pipes.options import ClipOptions
+    from seqrecord.reading.amount import Amount
     from seqrecord.reading.compute_statistics import StatisticsProgress
     from seqrecord.reading.dataset import DatasetLike
     from seqrecord.reading.filters import EpisodeFacts, EpisodeFilter
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from seqrecord.reading.verified import Verified
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
     from seqrecord.reading.versions import DatasetVersion
-    from seqrecord.storage.counting import Amount
     from seqrecord.tools.bench import BenchReport, StepTimes
     from seqrecord.tools.plan import PlanReport
     from seqrecord.writing.convert import ConvertReport
@@ -60,7 +60,7 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(
         __name__,
         {
-            "Amount": "seqrecord.storage.counting",
+            "Amount": "seqrecord.reading.amount",
             "BadEpisode": "seqrecord.writing.convert_jobs",
             "BenchReport": "seqrecord.tools.bench",
             "ClipFunction": "seqrecord.clips.transforms",

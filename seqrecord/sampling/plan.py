@@ -251,6 +251,16 @@ class Plan(ABC):
             yield start, min(start + group, stop)
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
 
+    def loads(self) -> Iterator[tuple[Loads, ...]]:
+        """All loads, those of some rounds after the other: of each group, those of a cursor in its
+        order."""
+        for begin, end in self.spans():
+            blocks = self._cursors.blocks(begin, end)
+            yield tuple(
+                self._loads(i, some, some.loaded_before, some.loaded)[1]
+                for i, some in enumerate(blocks)
+            )
+
     def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
         """The rounds `[start, stop)` as one; without `loads`, its clips alone."""
         blocks = self._cursors.blocks(start, stop)
