@@ -71,10 +71,10 @@ def _rate(bandwidth: int | str) -> int:
 class PlanReport:
     """The result of `plan`, for all ranks and workers together except `peak_memory`.
 
-    `first_epoch` is exact. `later_epoch` is the most that any later epoch reads: nothing where
-    decoded frames stay in memory, no bytes where a cache has room for the first epoch, else as much
-    as the first. Workers that live for one epoch keep no frames, and open the dataset again if they
-    do not fork. `total` is the most that all epochs and `opening` read.
+    `first_epoch` is exact. `later_epoch` is nothing where all frames stay in memory, has no requests
+    and bytes where a cache has room for the first epoch, and else equals it: other cuts, phases or
+    weights change that by a few percent, and frames that stay for some clips only lower it. Workers
+    that live for one epoch keep no frames, and open the dataset again if they do not fork.
 
     `peak_memory` is the most bytes of frames, batches and reads in flight of one rank's loaders, in
     its own process or in its workers. Python, torch, the training and batches that a DataLoader
@@ -106,7 +106,7 @@ class PlanReport:
         run, total, first = self.settings, self.total, self.first_batch
         amounts = {"opening": self.opening, "first epoch": self.first_epoch}
         if run["epochs"] > 1:
-            amounts |= {"each later epoch, at most": self.later_epoch, "all, at most": total}
+            amounts |= {"each later epoch": self.later_epoch, "all": total}
         rows = [("", "requests", "read", "frames decoded")]
         for name, each in amounts.items():
             numbers = f"{each.requests:,}", format_size(each.bytes), f"{each.frames_decoded:,}"
@@ -114,23 +114,17 @@ class PlanReport:
         after = f"{format_size(first.bytes)} and {counted(first.requests, 'request')}"
         if self.first_batch_seconds is not None:
             after += f": {self.first_batch_seconds:,.1f} s"
+        videos = total.video_frames_decoded
         facts = {
-            "peak memory": f"{format_size(self.peak_memory)} of each rank's loaders",
+            "peak memory": f"at most {format_size(self.peak_memory)} of each rank's loaders",
             "first batch": f"after {after}",
-            "video": f"at most {total.video_frames_decoded:,} frames decoded",
+            "video": f"at most {videos:,} frames decoded" if videos else "",
             "stay": ", ".join(self.features_resident),
             "decode again": ", ".join(self.features_redecoded),
-            "time": f"{self.hours or 0:,.2f} h of reading",
-            "price": f"{self.price:,.2f}",
+            "time": "" if self.hours is None else f"{self.hours:,.2f} h of reading",
+            "price": f"{self.price:,.2f}" if self.price else "",
         }
-        is_known = {
-            "video": total.video_frames_decoded,
-            "stay": self.features_resident,
-            "decode again": self.features_redecoded,
-            "time": self.hours is not None,
-            "price": self.price,
-        }
-        shown = [(name, text) for name, text in facts.items() if is_known.get(name, True)]
+        shown = [fact for fact in facts.items() if fact[1]]
         workers = counted(run["workers"], "worker")
         if run["workers"]:
             workers += " for all epochs" if run["persistent_workers"] else " anew in each epoch"
@@ -196,10 +190,9 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     later += anew
     total = opening + first + later * (options.epochs - 1)
     rate = None if options.bandwidth is None else _rate(options.bandwidth)
-    settings = {name: getattr(options, name) for name in _SETTINGS}
     return PlanReport(
         url=dataset.url,
-        settings={**settings, "stride": options.spec.stride},
+        settings=options.settings(*_OF_RUN),
         clips=clips,
         batches=batches,
         opening=opening,
@@ -215,10 +208,9 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     )
 
 
-_SETTINGS = (
-    *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
-    *("split", "episode_filter", "pad", "drop_last", "rotate_phase", "memory_limit", "epochs"),
-    *("ranks", "workers", "persistent_workers", "bandwidth", "price_per_gb", "price_per_request"),
+_OF_RUN = (
+    *("epochs", "ranks", "workers", "persistent_workers"),
+    *("bandwidth", "price_per_gb", "price_per_request"),
 )
 
 

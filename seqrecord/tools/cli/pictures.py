@@ -6,14 +6,17 @@ from typing import Any
 
 import click
 
+from seqrecord.errors import LocationError
+from seqrecord.storage import local_path
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names, is_given
 from seqrecord.tools.cli.terminal import ProgressBar
-from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, picture_file, view_rerun
+from seqrecord.tools.drawing import DEFAULT_CLIP_LEN, view_rerun
 from seqrecord.tools.drawing import view as draw_view
 
-_OF_RERUN = ("save", "every", "quiet")
-_OF_PICTURES = ("start", "clip_len", "dilation", "max_columns", "output", "dpi")
+_FORMATS = (".png", ".jpg", ".webp", ".svg", ".pdf")
+_OF_RERUN = ("save", "quiet")
+_OF_PICTURES = ("start", "clip_len", "dilation", "output")
 
 
 @click.command()
@@ -32,13 +35,6 @@ _OF_PICTURES = ("start", "clip_len", "dilation", "max_columns", "output", "dpi")
     help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or as many as there are]",
 )
 @click.option("--dilation", type=AT_LEAST_1, default=1, help="Frames from one to the next.")
-@click.option(
-    "--columns",
-    "max_columns",
-    type=AT_LEAST_1,
-    default=DEFAULT_CLIP_LEN,
-    help="The most frames that are drawn.",
-)
 @feature_names("Names of the features, in this order.")
 @click.option(
     "--rerun",
@@ -47,22 +43,13 @@ _OF_PICTURES = ("start", "clip_len", "dilation", "max_columns", "output", "dpi")
     "glob. Needs rerun-sdk.",
 )
 @click.option("--save", metavar="FILE.rrd", help="With --rerun: write a file, without a screen.")
-@click.option(
-    "--every", type=AT_LEAST_1, default=1, help="With --rerun: of so many frames show one."
-)
 @click.option("--quiet", is_flag=True, help="With --rerun: show no progress.")
 @click.option(
     "-o",
     "--output",
     default="clip.png",
     metavar="FILE",
-    help="A .png, .jpg, .webp, .svg or .pdf file.",
-)
-@click.option(
-    "--dpi",
-    type=click.IntRange(10, 1200),
-    default=150,
-    help="Pixels an inch; a wide picture has 16 inches.",
+    help=f"The picture: {', '.join(_FORMATS)}.",
 )
 @common
 @click.pass_context
@@ -73,17 +60,15 @@ def view(
     key: str | None,
     rerun: bool,
     save: str | None,
-    every: int,
     quiet: bool,
     output: str,
-    dpi: int,
     **options: Any,
 ) -> None:
     """Draw a clip of an episode, by default the first, as one picture. Needs matplotlib."""
     for name in _OF_PICTURES if rerun else _OF_RERUN:
         if is_given(context, name):
-            option = name.removeprefix("max_").replace("_", "-")
-            raise click.UsageError(f"--{option} {'excludes' if rerun else 'needs'} --rerun")
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} {'excludes' if rerun else 'needs'} --rerun")
     if rerun:
         shared = {name: options[name] for name in ("features", "storage_options")}
         with ProgressBar("frames", quiet=quiet) as bar:
@@ -91,9 +76,16 @@ def view(
             def show(done: int, total: int) -> None:
                 bar.show(done, total, "")
 
-            frames = view_rerun(path, key, every=every, save=save, progress=show, **shared)
+            frames = view_rerun(path, key, save=save, progress=show, **shared)
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
         return
-    target, picture_format = picture_file(output)
-    draw_view(path, key, **options).savefig(target, dpi=dpi, format=picture_format)
+    target = local_path(output, "the picture")
+    if (ending := target.suffix.lower()) not in _FORMATS:
+        raise LocationError(
+            "a picture of an unknown format",
+            file=str(target),
+            expected=" or ".join(_FORMATS),
+            got=ending,
+        )
+    draw_view(path, key, **options).savefig(target, dpi=150)
     click.echo(str(target))
