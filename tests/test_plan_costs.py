@@ -240,7 +240,7 @@ def test_small_frames_of_the_first_epoch(many_poses: Path, clips: dict[str, Any]
             assert sum(1 for _ in pipe) == report.batches // ranks
             nbytes += pipe.stats()["bytes_read"]
             frames += pipe.stats()["frames_decoded"]
-        assert report.first_epoch.bytes == nbytes
+        assert_close(report.first_epoch.bytes, nbytes)  # pages at cuts are read in other pieces
         assert report.first_epoch.frames_decoded == frames
 
 
@@ -368,7 +368,7 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(given)]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
     # What else the machine does only adds to it.
-    assert_close(report.peak_memory, min(int(run.stdout) for run in runs), 0.1)
+    assert 0.7 * report.peak_memory <= min(int(run.stdout) for run in runs) <= report.peak_memory
 
 
 def test_money_and_hours(tmp_path: Path) -> None:
@@ -427,18 +427,27 @@ def test_the_commands_take_a_loaders_arguments(tmp_path: Path) -> None:
     path = write(tmp_path)
     with seqrecord.open(path) as dataset:
         key = next(iter(dataset.episodes))
-    options = ("--clip-len", 3, "--episodes", key, "--drop-last", "--order", "sequences")
-    given: dict[str, Any] = {"clip_len": 3, "episodes": key, "drop_last": True}
-    report = plan(path, order="sequences", **given).to_json()
+    options = ("--clip-len", 3, "--episodes", key, "--stride", 3)
+    report = plan(path, clip_len=3, episodes=key, stride=3).to_json()
     assert report["settings"]["stride"] == 3
     assert report["settings"]["episode_filter"] == key
     assert json.loads(run("plan", path, "--json", *options).stdout) == report
     found = json.loads(run("bench", path, "--json", "--quiet", *options).stdout)
     assert found["num_clips"] == report["clips"]
-    options = ("--stride", 2, "--rotate-phase", "--pad", "edge", "--split", "train")
-    assert "train" in run("plan", path, *options, code=1).stderr  # there is no such split
+    assert "train" in run("plan", path, "--split", "train", code=1).stderr  # no such split
     settings = plan(path, episodes=lambda _: True, pad="edge", stride=2, rotate_phase=True).settings
     assert json.loads(json.dumps(settings))["rotate_phase"]
+
+
+def test_persistent_workers(tmp_path: Path) -> None:
+    """They keep small frames, and open the dataset once."""
+    path = write_poses(tmp_path, episodes=30, frames=30)
+    anew, lasting = (
+        plan(path, epochs=3, workers=2, persistent_workers=lasting) for lasting in (False, True)
+    )
+    assert anew.first_epoch == lasting.first_epoch == anew.later_epoch
+    assert lasting.later_epoch == Amount()
+    assert ("anew in each epoch" in str(anew), "for all epochs" in str(lasting)) == (True, True)
 
 
 @pytest.mark.parametrize(

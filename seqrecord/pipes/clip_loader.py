@@ -43,6 +43,7 @@ from seqrecord.sampling import (
     check_drop_last,
     count_unused_frames,
 )
+from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.elastic import Session, find_remaining
 from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_limit
 from seqrecord.sampling.sequences import COLUMNS
@@ -480,6 +481,12 @@ class ClipLoader:
             self.selection.dataset.url,
             what,
         )
+
+    def most_bytes(self, num_parts: int) -> int:
+        """The most that an epoch in so many parts takes, in bytes, whichever it is."""
+        fitted = self._fit(num_parts)
+        held = resident_bounds(self._facts(), fitted.settings)
+        return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def _limit(self, num_parts: int) -> int:
         """Bytes of each of so many parts."""

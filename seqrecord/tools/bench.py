@@ -432,8 +432,9 @@ def _what_helps(
         found = stats.get("decode_seconds_by_feature", {"": 0.0})
         name = max(found, key=found.__getitem__)
         most, codec = "", "fast"
-        if (total := sum(found.values())) and len(found) > 1:
-            most, codec = f", {percent(found[name] / total)} of that for {name}", f"{name}=fast"
+        if total := sum(found.values()):
+            codec = f"{name}=fast"  # a codec for all leaves images and video as they are
+            most = f", {percent(found[name] / total)} of that for {name}" if len(found) > 1 else ""
         return (
             f"Decoding is the bottleneck: {percent(decoding / working)} of the loading threads' "
             f"time{most}. Pack with a faster codec (`seqrecord write --codec {codec}`) or smaller "

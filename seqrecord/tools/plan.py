@@ -71,10 +71,10 @@ def _rate(bandwidth: int | str) -> int:
 class PlanReport:
     """The result of `plan`, for all ranks and workers together except `peak_memory`.
 
-    `first_epoch` is exact. `later_epoch` is nothing where all frames stay in memory, has no requests
-    and bytes where a cache has room for the first epoch, and else equals it: other cuts, phases or
-    weights change that by a few percent, and frames that stay for some clips only lower it. Workers
-    that live for one epoch keep no frames, and open the dataset again if they do not fork.
+    `first_epoch` is exact. `later_epoch` is nothing where all frames stay in memory, has no bytes
+    where a cache has room for the first epoch, and else equals it: other cuts, phases or weights
+    change that by a few percent, and frames that stay only lower it. Workers that live for one
+    epoch keep no frames, and open the dataset again if they do not fork.
 
     `peak_memory` is the most bytes of frames, batches and reads in flight of one rank's loaders, in
     its own process or in its workers. Python, torch, the training and batches that a DataLoader

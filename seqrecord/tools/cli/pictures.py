@@ -80,12 +80,12 @@ def view(
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
         return
     target = local_path(output, "the picture")
-    if (ending := target.suffix.lower()) not in _FORMATS:
+    if (ending := target.suffix.lower() or ".png") not in _FORMATS:
         raise LocationError(
             "a picture of an unknown format",
             file=str(target),
             expected=" or ".join(_FORMATS),
             got=ending,
         )
-    draw_view(path, key, **options).savefig(target, dpi=150)
+    draw_view(path, key, **options).savefig(target, dpi=150, format=ending[1:])
     click.echo(str(target))

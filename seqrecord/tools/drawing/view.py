@@ -70,9 +70,8 @@ def view(
     not there and for arguments that `data` excludes, `SchemaError` for an unknown feature,
     and what `seqrecord.open` raises.
     """
-    required(
-        "matplotlib", "pictures are drawn by matplotlib, the extra `view`: pip install matplotlib"
-    )
+    said = "pictures are drawn by matplotlib, the extra `view`: pip install matplotlib"
+    required("matplotlib", said)
     if max_columns < 1:
         raise ClipError("no columns", expected="max_columns of at least 1", got=max_columns)
     if isinstance(data, Mapping):
@@ -115,11 +114,10 @@ def _view_episode(
 
 def _numbers(episode: Episode, start: int, clip_len: int | None, dilation: int) -> range:
     """The numbers of the clip's frames."""
-    room = max(0, (len(episode) - 1 - start) // max(dilation, 1) + 1) if start >= 0 else 0
-    spec = ClipSpec(
-        min(DEFAULT_CLIP_LEN, max(1, room)) if clip_len is None else clip_len, dilation=dilation
-    )
-    if spec.length > room:
+    room = (len(episode) - 1 - start) // max(dilation, 1) + 1
+    length = max(1, min(DEFAULT_CLIP_LEN, room)) if clip_len is None else clip_len
+    spec = ClipSpec(length, dilation=dilation)
+    if start < 0 or length > room:
         raise ClipError(
             "a clip outside its episode",
             episode=episode.key,
