@@ -101,7 +101,6 @@ bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--re
 	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
 bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md and its plots from the last `make bench`
-	$(BIN)/python -m benchmarks.tartanair.compare.timeline $(BENCH)
 	$(BIN)/python -m benchmarks.tartanair.compare.results $(BENCH)
 
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip

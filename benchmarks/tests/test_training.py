@@ -277,7 +277,7 @@ def test_the_page_has_medians_and_what_is_missing() -> None:
             },
         }
     )
-    assert "| 8 ms | cold | seqrecord | 0.50 | 2.00 | 25 | 1.50 | 8.0 | 0.50 | 500 | " in text
+    assert "| 8 ms | cold | seqrecord | 0.50 | 2.00 | 25 | 1.50 | 8.0 | " in text
     assert " | 500 | 2.00 | 1.5 | 1.50 | decoding |" in text
     assert "- `depth/8 ms/seqrecord/cold`: KeyError: 1" in text
     assert "## depth" in text

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,8 +41,6 @@ from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
-
-_Loader = TypeVar("_Loader", bound=ChunkLoader)
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
@@ -134,7 +132,7 @@ class Execution:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
         lower_priority(resources.niceness)  # before this thread starts the others
-        loader = self.loader(ChunkLoader)
+        loader = self._loader()
         workers = WorkerPool(
             loader,
             num_threads=resources.num_threads,
@@ -144,7 +142,7 @@ class Execution:
         )
         executor = Executor(
             job.plan,
-            self.store(),
+            self._store(),
             workers,
             channel,
             job.clip_frames.num_frames,
@@ -161,10 +159,10 @@ class Execution:
             loader.close()
             buffers.end()
 
-    def loader(self, kind: Callable[..., _Loader]) -> _Loader:
-        """What does the plan's loads, of this kind."""
+    def _loader(self) -> ChunkLoader:
+        """What does the plan's loads."""
         job, plan, transform = self.job, self.job.plan, self.job.frame_transform
-        return kind(
+        return ChunkLoader(
             job.dataset,
             self.buffers,
             {group.group: group.window.frame_step for group in plan.groups},
@@ -178,7 +176,7 @@ class Execution:
             },
         )
 
-    def store(self) -> FrameStore:
+    def _store(self) -> FrameStore:
         """Where the plan's frames are; empty, but for those that stay in memory."""
         job, rows, arenas = self.job, self.resources.rows, self.buffers.arenas
         if not rows:

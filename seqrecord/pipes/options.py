@@ -429,9 +429,9 @@ class EngineOptions:
             as without torchcodec; the log says so once. Pixels may differ by a few units of 255,
             for YUV becomes RGB by other code. An error without a `device`, and with
             `frame_transform` or `resize`, which are for frames of the host.
-        trace: a file for a timeline of each iteration, in the Chrome trace format. It is written
-            when the iteration ends, and replaced by the next. Ranks and workers write files beside
-            it: `epoch.worker0.json`.
+        trace: a file for the spans of each iteration, Chrome trace event JSON: open it at
+            https://ui.perfetto.dev. It is written during the iteration and replaced by the next.
+            Ranks and workers write files beside it: `epoch.worker0.json`.
     """
 
     num_cursors: int | None = _checked(None, _check_count)

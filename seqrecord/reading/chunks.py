@@ -25,7 +25,6 @@ from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.reading.resizing import resize_frame, temporary_frame
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
-from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange, coalesce
 
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
@@ -221,7 +220,7 @@ class ChunkReader:
                 data[i] = part[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
         self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
-        if self.verify and not leaves_buffers(self._storage):
+        if self.verify:
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
         rest = memory[ends[-1] :]
@@ -240,8 +239,6 @@ class ChunkReader:
             raise self._located(page, error) from error.__cause__
         page.memo["reference"] = reference
         packets = self._externals.read(reference, memory)
-        if self._externals.leaves_buffers:
-            return packets
         video = self._video.get(page.feature)
         try:
             codec = None if video is None else video.config.codec

@@ -27,7 +27,7 @@ from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
-from seqrecord.reading.externals import CountedFiles, ExternalFiles, Originals
+from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.resizing import Sizes, resized_schema
@@ -35,7 +35,6 @@ from seqrecord.reading.versions import open_version
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
-from seqrecord.storage.counting import Asked, CountingStorage
 from seqrecord.text import repr_of, shown_place
 from seqrecord.units import format_size
 
@@ -424,18 +423,6 @@ class Episodes(Mapping[str, "Episode"]):
 
     def __repr__(self) -> str:
         return f"Episodes({len(self)} of {shown_place(self._contents.storage.url)!r})"
-
-
-def counted_dataset(dataset: Dataset, asked: Asked) -> Dataset:
-    """The same dataset, of which what is read is counted. Nothing is read once `asked` stands for
-    all, but pages that refer to other files, for they say where."""
-    of = dataset.contents
-    refers = any(group.external.any() for group in of.index.groups)
-    externals = of.externals or ExternalFiles(of.storage)
-    return dataset._changed(
-        storage=CountingStorage(of.storage, asked, reads=refers),
-        externals=CountedFiles(externals, asked),
-    )
 
 
 def _reopen(
