@@ -262,8 +262,6 @@ class RawFrames:
             firsts = accumulate(counts, initial=0)
             here = [run._replace(row=first) for run, first in zip(runs, firsts, strict=False)]
             nbytes = self._read(here, {name: frames}, lender, exact)
-            if leaves_buffers(self._storage):
-                return nbytes
             mask = self._table.present(
                 runs[0].chunk, int(self._table.features[self._sizes[name][0]])
             )
