@@ -283,7 +283,7 @@ def test_the_commands(tmp_path: Path) -> None:
         assert dataset.find_episodes(None, "val").tolist() == [2]
     other, made = write(tmp_path / "other", range(7, 9)), tmp_path / "made"
     text = run("merge", path, other, "-o", made)
-    assert text.startswith(f"{made}: 5 episodes, 15 frames in 3 record files; ")
+    assert text.startswith(f"{made}: 5 episodes, 15 frames, ")
     assert content(made).keys() == {*found, "e7", "e8"}
     merge = ["merge", path, other, "-o", tmp_path / "named", "--prefix", "records=a/"]
     result = CliRunner().invoke(main, [str(word) for word in merge])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from seqrecord.schema import Block, Frame, Schema
-from seqrecord.statistics.by_feature import Statistics
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Source(Protocol):
     seconds. It is asked if no feature of the schema is a timestamp, and the episode has an `fps`:
     timestamps that contradict it take it away.
 
-    A source that is a dataset has three more, see `StoredSource`. A source with the method
-    `account()`, which returns an `Account`, reports possible data that it does not pack.
+    A source with the method `account()`, which returns an `Account`, reports possible data that it
+    does not pack.
 
     It must be picklable, since each worker process gets a copy. `TartanAir` and `Folders` are
     sources, and docs/reference/writing.md has an example of one's own.
@@ -79,25 +78,6 @@ class Source(Protocol):
         be filled again for the next frame. Raises `SourceError` that names the file and the episode
         for an original that is missing or broken, which `skip_bad_episodes` leaves out.
         """
-        ...
-
-
-class StoredSource(Source, Protocol):
-    """A source that is a dataset: a new dataset stores its features as it does, by default."""
-
-    @property
-    def stored(self) -> Schema:
-        """The features of `schema()` with the codecs and groups that they have."""
-        ...
-
-    @property
-    def statistics(self) -> Statistics:
-        """Those of all its episodes; empty where it has none."""
-        ...
-
-    def fitted(self, schema: Schema) -> StoredSource:
-        """The same source, which keeps encoded what `schema` stores in the same codec, and decodes
-        everything else."""
         ...
 
 

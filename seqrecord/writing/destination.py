@@ -162,7 +162,7 @@ class Destination:
         keys: Collection[str],
         statistics: Statistics | None = None,
         splits: Mapping[str, str] | None = None,
-        inventory: Inventory | None = None,
+        inventories: Sequence[Inventory] = (),
         check: Callable[[Index], None] = lambda _: None,
         copied: CopiedFiles | None = None,
     ) -> Manifest:
@@ -170,8 +170,8 @@ class Destination:
 
         `keys` are those of the episodes that must be in it, `statistics` those of what has been
         written under this id, `splits` names of splits by keys of episodes that come into one; of
-        those that are in the dataset already nothing changes. `inventory` is added to the dataset's
-        inventories. `check` may refuse the new index. `copied` takes the place of the
+        those that are in the dataset already nothing changes. `inventories` are added to the
+        dataset's. `check` may refuse the new index. `copied` takes the place of the
         dataset's. Raises `ConflictError` if another
         writer has committed since this one began, and `DestinationError` if an episode of `keys` is
         missing or a record file of the dataset as it was. Then nothing is committed, and nothing
@@ -207,9 +207,9 @@ class Destination:
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
         with SmallFiles(self.storage, self.writer) as small:
             version = self._split(small, version, splits or {})
-            known = self._inventories() if inventory else ()
-            inventories = (*known, inventory) if inventory else ()
-            manifest = put_version(small, self._base, version, together, inventories=inventories)
+            known = self._inventories() if inventories else ()
+            every = (*known, *inventories)
+            manifest = put_version(small, self._base, version, together, inventories=every)
         tidy(self.storage, unused)
         return manifest
 
