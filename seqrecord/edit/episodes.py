@@ -34,7 +34,6 @@ from seqrecord.storage import Storage
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
 from seqrecord.writing.edit_files import check_split_name, split_edits
-from seqrecord.writing.own_files import of_merges
 
 
 def delete_episodes(
@@ -186,11 +185,9 @@ def _unnamed(storage: Storage, named: Collection[str]) -> dict[str, Footer]:
     """Of the record files that the manifest does not name, those that `reindex` would take."""
     found = {}
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in named}
-    passed = of_merges(storage, sizes)
     for path, size in sizes.items():
-        if path not in passed:
-            with contextlib.suppress(FormatError, NotFoundError):
-                found[path] = read_footer(storage, path, size)
+        with contextlib.suppress(FormatError, NotFoundError):
+            found[path] = read_footer(storage, path, size)
     return found
 
 

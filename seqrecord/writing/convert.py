@@ -317,8 +317,7 @@ def _schema_of(
     if codecs is not None:
         return stored_schema(schema, {**own, **codecs}, None, described)
     groups = {
-        name: {**described.get(name, {}), "group": spec.group}
-        for name, spec in dataset.items()
+        name: {**described.get(name, {}), "group": spec.group} for name, spec in dataset.items()
     }
     return stored_schema(schema, own, None, groups)
 

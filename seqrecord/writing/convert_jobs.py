@@ -37,8 +37,8 @@ from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.writing.rates import Irregular
 from seqrecord.writing.dataset_source import STORED, MergedSource
+from seqrecord.writing.rates import Irregular
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
@@ -92,9 +92,7 @@ class Job:
         return sum(info.num_frames for _, info in self.episodes)
 
 
-def frame_work(
-    schema: Schema, *, copied: Collection[str] = (), reference: bool = False
-) -> int:
+def frame_work(schema: Schema, *, copied: Collection[str] = (), reference: bool = False) -> int:
     """The bytes of a frame of a source's schema, in which video that is kept and features that are
     `copied` count little, and with `reference` images that are.
 

@@ -46,7 +46,6 @@ from seqrecord.writing.edit_files import put_splits
 from seqrecord.writing.own_files import (
     SmallFiles,
     new_writer_id,
-    of_merges,
     own_sizes,
     tidy,
     writer_of,
@@ -96,11 +95,12 @@ class Destination:
         unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
         loose = [path for path in sizes if path not in ignored]
         _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
-        if loose or unfinished:
-            passed = of_merges(storage, [*loose, *(cut.path for cut in unfinished)])
-            loose = [path for path in loose if path not in passed]
-            unfinished = [cut for cut in unfinished if cut.path not in passed]
-            _tell_of_others(storage, mode, len(passed), len(loose))
+        if mode == "append" and loose:
+            _logger.warning(
+                "%s: %s that no manifest names, of another writer that is at work or was "
+                "interrupted; this append ignores them, resume (--resume) adds their episodes",
+                *(storage.url, counted(len(loose), "record file")),
+            )
         is_resumed = mode == "resume" and (loose or unfinished)
         for path in loose if is_resumed else ():
             check_record_path(storage, path)
@@ -371,18 +371,3 @@ def _check_mode_fits(
         )
     if mode == "append" and manifest is None:
         raise DestinationError("no dataset to append to", file=storage.url)
-
-
-def _tell_of_others(storage: Storage, mode: WriteMode, merged: int, left: int) -> None:
-    """Warn of record files that no manifest names: `merged` of merges, and `left` of others."""
-    if mode == "resume" and merged:
-        _logger.warning(
-            "%s: this resume passes over %s of a merge that is at work or was interrupted",
-            *(storage.url, counted(merged, "record file")),
-        )
-    if mode == "append" and left:
-        _logger.warning(
-            "%s: %s that no manifest names, of another writer that is at work or was interrupted; "
-            "this append ignores them, resume (--resume) adds their episodes",
-            *(storage.url, counted(left, "record file")),
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -209,18 +209,12 @@ def _resumed(before: Content, after: Content, actor: str, history: History) -> b
         and (before.splits, before.labels) == (after.splits, after.labels)
         and before.features <= after.features
         and not rest.keys() & history.gone
-        and _merges(rest) <= _merges(*(content.episodes for content in history.seen))
         and all(
             tuple(history.written[key][: len(item)]) == item
             and len(item) in (len(history.written[key]), history.flushed.get(key, -1))
             for key, item in rest.items()
         )
     )
-
-
-def _merges(*episodes: Iterable[str]) -> set[str]:
-    """The keys of merges: half a merge is no dataset, and one that was committed is whole."""
-    return {key for each in episodes for key in each if key.startswith("m")}
 
 
 def _deleted(key: str) -> Spec:
@@ -289,7 +283,7 @@ _SOURCES: list[Server] = []
 def merge(where: Any, actor: str, history: History) -> None:
     for number in range(2):
         history.written[f"m{number}"] = frames(ord("m") + number)
-    merge_datasets([Client(None, None, server) for server in _SOURCES], where)
+    merge_datasets([Client(None, None, server) for server in _SOURCES], where, record_bytes=1000)
 
 
 def _make_sources() -> None:
