@@ -61,10 +61,11 @@ def merge_datasets(
 
     Args:
         sources: local paths, URLs or open storages, which are closed at the end.
-        destination: an empty place, or with `mode="resume"` one with an interrupted merge.
+        destination: local path, URL or open storage; a place without a dataset and record files.
         prefixes: text before the keys of the episodes, one for each dataset: `["", "b/"]`.
         features: names of the features to merge, by default all.
-        mode: `create`, or `resume` a merge that was interrupted: episodes that had ended are kept.
+        mode: `create`, `append` to a dataset, or `resume` an interrupted merge: episodes that had
+            ended are kept, except those in unfinished record files after a kill.
         record_bytes: as for `SeqRecordWriter`.
         dry_run: check everything, write nothing.
         progress: called from this thread, several times a second.

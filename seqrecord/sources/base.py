@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from seqrecord.format.inventory import Inventory
+from seqrecord.format.manifest import CopiedFiles
 from seqrecord.schema import Block, Frame, Schema
+from seqrecord.statistics.by_feature import Statistics
+from seqrecord.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,41 @@ class Source(Protocol):
         be filled again for the next frame. Raises `SourceError` that names the file and the episode
         for an original that is missing or broken, which `skip_bad_episodes` leaves out.
         """
+        ...
+
+
+class StoredSource(Source, Protocol):
+    """A source of one or more datasets: a new dataset stores its features as they do, by default.
+
+    `convert` imports none, since a writer does without all that reads datasets.
+    """
+
+    @property
+    def stored(self) -> Schema:
+        """The features of `schema()` with their codecs and groups."""
+        ...
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those of all its episodes; empty where it has none."""
+        ...
+
+    @property
+    def inventories(self) -> Sequence[Inventory] | None:
+        """Inventories to keep instead of an account of the source, if any."""
+        ...
+
+    @property
+    def copied_features(self) -> frozenset[str]:
+        """The features whose chunks are copied."""
+        ...
+
+    def fitted(self, schema: Schema, chunk_frames: int | None) -> StoredSource:
+        """The source for a dataset of this schema: it copies what is stored in the same codecs."""
+        ...
+
+    def copy_lists(self, storage: Storage) -> CopiedFiles | None:
+        """Copy the lists of external files to which copied chunks refer; the copied files."""
         ...
 
 

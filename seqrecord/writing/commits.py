@@ -243,10 +243,10 @@ def reindex(
 
     All complete episodes are in it, those of interrupted writers too. A damaged record file stays
     as it is: episodes with frames in it are left out. Warnings name it and these episodes, and
-    `on_damaged` is called with each. Raises `FormatError` where all are damaged. Logs a warning if a record file of the
-    manifest before, where that can be read, is not there: the dataset is made without it; and,
-    where it cannot be read, one which names the edits that apply: it is unknown which were
-    committed.
+    `on_damaged` is called with each. Raises `FormatError` where all are damaged. Logs a warning if
+    a record file of the manifest before, where that can be read, is not there: the dataset is made
+    without it; and, where it cannot be read, one which names the edits that apply: it is unknown
+    which were committed.
 
     Raises `ConflictError` where another writer commits meanwhile.
     """

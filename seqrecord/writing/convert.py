@@ -30,6 +30,7 @@ from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.metadata import DamagedFile
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
+from seqrecord.sources.base import StoredSource
 from seqrecord.sources.file_types import explained
 from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
@@ -45,10 +46,9 @@ from seqrecord.writing.convert_jobs import (
     given_workers,
     run_jobs,
 )
-from seqrecord.writing.dataset_source import STORED, MergedSource
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.edit_files import check_split_name
-from seqrecord.writing.external_lists import copy_lists, put_copied, put_lists
+from seqrecord.writing.external_lists import put_copied, put_lists
 from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.stored_schema import (
     DEFAULT_RECORD_BYTES,
@@ -112,7 +112,8 @@ def convert(
     Episodes are written in jobs of about a record file, each job by one worker into record
     files of its own; a worker holds one chunk of frames. The order of episodes is the source's,
     whatever the number of workers. The dataset exists when `convert` returns; stopped earlier, by
-    an error or a kill, `mode="resume"` continues after the episodes that had ended. Arguments
+    an error or a kill, `mode="resume"` continues after the episodes that had ended; where only
+    chunks are copied, a kill loses the episodes of unfinished record files. Arguments
     that are not listed here are those of `SeqRecordWriter`.
 
     Args:
@@ -176,11 +177,14 @@ def convert(
             known: Statistics | None = None
             original = schema
             inventories: Sequence[Inventory] | None = None
-            if isinstance(source, STORED):
-                known = source.statistics
-                schema = _schema_of(source.stored, schema, codecs, target.schema, described)
-                source = source.fitted(schema, chunk_frames)
-                work = frame_work(source.schema(), copied=source.copied_features)
+            copied: CopiedFiles | None = None
+            if hasattr(source, "stored"):
+                dataset = cast("StoredSource", source)
+                known, inventories = dataset.statistics, dataset.inventories
+                schema = _schema_of(dataset.stored, schema, codecs, target.schema, described)
+                source = dataset = dataset.fitted(schema, chunk_frames)
+                work = frame_work(source.schema(), copied=dataset.copied_features)
+                copied = dataset.copy_lists(target.storage)
             else:
                 work = frame_work(schema, reference=reference)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
@@ -189,10 +193,6 @@ def convert(
                 _logger.warning("%s: %s", target.storage.url, note)
                 inventory = replace(inventory, notes=(*inventory.notes, note))
             externals: dict[str, tuple[str, int]] = {}
-            copied: CopiedFiles | None = None
-            if isinstance(source, MergedSource):
-                inventories = source.inventories
-                copied = copy_lists(target.storage, [part.reader for part in source.parts])
             if reference:
                 files: dict[str, ExternalFile] = cast("Any", source).external_files()
                 externals = put_lists(target.storage, files)

@@ -37,7 +37,6 @@ from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.writing.dataset_source import STORED, MergedSource
 from seqrecord.writing.rates import Irregular
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
@@ -134,6 +133,9 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
             advance(written)
 
     collector = StatisticsCollector(job.schema) if job.statistics else None
+    copied = getattr(job.source, "copied_features", frozenset())
+    # References to files that are not read, and copies, are made again in the time of their notes.
+    is_quick = (job.externals and not job.checksums) or copied >= job.schema.active.keys()
     with RecordFileWriter(
         job.storage,
         job.schema,
@@ -142,6 +144,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
         statistics=collector,
         externals=job.externals,
         checksums=job.checksums,
+        notes=not is_quick,
     ) as files:
         for ordinal, info in job.episodes:
             files.begin(
@@ -165,7 +168,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                             "to read the other episodes in place, index them with convert(…, "
                             "reference=True, skip_bad_episodes=True), and open that"
                         )
-                    if isinstance(job.source, MergedSource):
+                    if hasattr(job.source, "parts"):  # of a merge
                         others = "`seqrecord edit delete` leaves the episode out of its dataset"
                     if format_of(job.source) == "lerobot":
                         others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
@@ -201,9 +204,9 @@ def _write_frames(
         check_frames(info.num_frames)
     videos = getattr(job.source, "videos", None)
     kept = videos(info) if videos is not None else {}
-    chunks = job.source.chunks(info) if isinstance(job.source, STORED) else None
+    chunks = getattr(job.source, "chunks", None)
     with _misfits():
-        for chunk, times in chunks or ():
+        for chunk, times in chunks(info) if chunks is not None else ():
             files.append_chunk(chunk, times)
             advance(0)
         for name, parts in kept.items():

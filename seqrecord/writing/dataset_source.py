@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +17,7 @@ import numpy as np
 
 from seqrecord.errors import (
     CodecError,
+    ConflictError,
     DestinationError,
     FormatError,
     NotFoundError,
@@ -25,8 +27,9 @@ from seqrecord.errors import (
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.inventory import Inventory
 from seqrecord.format.lags import with_lags
-from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
 from seqrecord.format.pages import PageCodec
+from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import parse_json
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset, open_packed
@@ -139,6 +142,23 @@ class DatasetSource:
             )
             for number, key in enumerate(index.keys.to_pylist())
         ]
+
+    @property
+    def inventories(self) -> None:
+        """`account` has what is known from those of the dataset."""
+
+    def copy_lists(self, storage: Storage) -> CopiedFiles | None:
+        """Copy the lists of external files, if pages keep their references; the copied files."""
+        contents = self.reader.contents
+        known = contents.manifest.copied
+        refers = known is not None or any(group.external.any() for group in contents.index.groups)
+        if not refers or not self.keeps_references:
+            return None
+        for file in contents.storage.files(EXTERNALS):
+            data, _ = contents.storage.read_whole(file.path, MAX_LIST_BYTES)
+            with suppress(ConflictError):  # the same list is there already
+                storage.put(file.path, data, expected=None)
+        return known
 
     def has(self, key: str) -> bool:
         """Whether it has an episode of this key, prefix included."""
@@ -333,6 +353,12 @@ class MergedSource:
                     )
         return [*found.values()]
 
+    def copy_lists(self, storage: Storage) -> CopiedFiles | None:
+        """As of `DatasetSource`. Nothing can be appended: several originals have no one content."""
+        known = [part.copy_lists(storage) for part in self.parts]
+        lists = dict.fromkeys(name for copied in known if copied for name in copied.lists)
+        return CopiedFiles(tuple(lists)) if lists else None
+
     def account(self) -> Account:
         """Of the first dataset; `inventories` are all."""
         return self.parts[0].account()
@@ -351,10 +377,6 @@ class MergedSource:
 
     def _part(self, info: EpisodeInfo) -> DatasetSource:
         return next(part for part in self.parts if part.has(info.key))
-
-
-STORED = (DatasetSource, MergedSource)
-"""Sources that are datasets: a new dataset stores their features as they do, by default."""
 
 
 def _nbytes(pages: Mapping[str, Page]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from seqrecord.format.references import (
     Sample,
     list_path,
 )
-from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.home import trust
 from seqrecord.sources.references import copied_files, samples_of
 from seqrecord.storage import Storage
@@ -71,24 +70,6 @@ def put_copied(target: Destination, source: Any) -> CopiedFiles:
         content = str(source.content())
     new = dict.fromkeys(list_id for list_id, _ in put_lists(target.storage, files).values())
     return CopiedFiles((*kept, *new), content)
-
-
-def copy_lists(storage: Storage, datasets: Iterable[Dataset]) -> CopiedFiles | None:
-    """Copy the lists of datasets that refer to external files; the copied files of all of them.
-
-    Nothing can be appended to these: the contents of several originals are no one content.
-    """
-    copied: dict[str, None] = {}
-    for contents in (dataset.contents for dataset in datasets):
-        known = contents.manifest.copied
-        if known is None and not any(group.external.any() for group in contents.index.groups):
-            continue
-        for file in contents.storage.files(EXTERNALS):
-            data, _ = contents.storage.read_whole(file.path, MAX_LIST_BYTES)
-            with suppress(ConflictError):  # the same list is there already
-                storage.put(file.path, data, expected=None)
-        copied |= dict.fromkeys(known.lists if known else ())
-    return CopiedFiles(tuple(copied)) if copied else None
 
 
 def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, tuple[str, int]]:

@@ -58,9 +58,8 @@ class RecordFileWriter(RecordFiles):
         only: Collection[int] | None = None,
         externals: Mapping[str, tuple[str, int]] | None = None,
         checksums: bool = False,
+        notes: bool = True,
     ) -> None:
-        # What refers to files that were not read is made anew in about the time of its notes.
-        notes = checksums or not externals
         super().__init__(storage, schema, writer=writer, record_bytes=record_bytes, notes=notes)
         self._names = frozenset(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
