@@ -238,10 +238,12 @@ class DatasetSource:
                 yield {page.feature: self._value(page, data, frame) for page, data in there}
 
     def _copied_chunks(self, key: str) -> Iterator[CopiedChunk]:
-        reader = self.reader.contents.chunks
+        reader, target = self.reader.contents.chunks, self.target
+        assert target is not None, "not fitted"
         found = [
-            (chunk, number, {page.feature: page for page in reader.pages(chunk)})
+            (chunk, number, {p.feature: p for p in reader.pages(chunk) if p.feature in names})
             for number, group in self.copied.items()
+            for names in [target.group(number).keys()]
             for chunk in self._chunks(group, key)
         ]
         found.sort(key=lambda item: (item[0].stop_frame, item[1]))
