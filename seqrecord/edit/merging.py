@@ -54,8 +54,8 @@ def merge_datasets(
     """Make a dataset of all episodes of several datasets, which stay as they are.
 
     Chunks are copied without decoding, after a check of their checksums; a page that refers to an
-    external file still refers to it. Features have the codecs and groups of the first dataset.
-    Features that another dataset stores in other codecs are encoded again. Splits of one name
+    external file still refers to it. Codecs and groups are those of the first dataset, or of the
+    dataset that is appended to; features in other codecs are encoded again. Splits of one name
     become one split. Statistics are merged if all datasets have some. Episodes are in the order of
     the datasets. This process does all the work.
 

@@ -133,7 +133,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
             advance(written)
 
     collector = StatisticsCollector(job.schema) if job.statistics else None
-    copied = getattr(job.source, "copied_features", frozenset())
+    copied: frozenset[str] = getattr(job.source, "copied_features", frozenset())
     # References to files that are not read, and copies, are made again in the time of their notes.
     is_quick = (job.externals and not job.checksums) or copied >= job.schema.active.keys()
     with RecordFileWriter(
