@@ -273,6 +273,10 @@ def _merged(before: Content, after: Content, actor: str, history: History) -> bo
     }
 
 
+def _merge_resumed(before: Content, after: Content, actor: str, history: History) -> bool:
+    return {"m0", "m1"} <= after.episodes.keys() and _resumed(before, after, actor, history)
+
+
 def add(where: Any, actor: str, history: History) -> None:
     add_feature(where, f"z{actor}", lambda episode: np.arange(len(episode), dtype=np.float32))
 
@@ -280,10 +284,11 @@ def add(where: Any, actor: str, history: History) -> None:
 _SOURCES: list[Server] = []
 
 
-def merge(where: Any, actor: str, history: History) -> None:
+def merge(where: Any, actor: str, history: History, mode: Any = "create") -> None:
     for number in range(2):
         history.written[f"m{number}"] = frames(ord("m") + number)
-    merge_datasets([Client(None, None, server) for server in _SOURCES], where, record_bytes=1000)
+    sources = [Client(None, None, server) for server in _SOURCES]
+    merge_datasets(sources, where, mode=mode, record_bytes=1000)
 
 
 def _make_sources() -> None:
@@ -349,6 +354,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "clean old": Command(lambda where, actor, history: clean(where, older_than=3600), _same),
     "merge": Command(merge, _merged, in_empty=True, in_dataset=False),
+    "resume merge": Command(
+        lambda where, actor, history: merge(where, actor, history, "resume"),
+        _merge_resumed,
+        in_empty=True,
+        in_dataset=False,
+    ),
     "read": Command(reader, lambda *_: False),
 }
 
