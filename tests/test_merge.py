@@ -128,7 +128,7 @@ def test_keys_with_prefixes(tmp_path: Path) -> None:
     assert [content(a), content(b)] == before
     for prefixes, error in ((["", "e1/../"], FormatError), (["x"], DestinationError)):
         with pytest.raises(error):
-            merge_datasets([a, b], tmp_path / "none", prefixes=prefixes, dry_run=True)
+            merge_datasets([a, b], tmp_path / "none", prefixes=prefixes)
     with pytest.raises(DestinationError, match="episode of one key"):
         merge_datasets([a, b], tmp_path / "none", prefixes=["b/", "b/"])
 
@@ -284,6 +284,8 @@ def test_a_merge_that_failed_is_resumed(parts: tuple[Path, Path], tmp_path: Path
     assert before
     with pytest.raises(DestinationError, match="--resume"):
         merge_datasets(parts, made)
+    merge_datasets(parts, made, mode="resume", dry_run=True)
+    assert state(made / "records") == before
     seen: list[Progress] = []
     merge_datasets(parts, made, mode="resume", progress=seen.append)
     assert 0 < seen[-1].total_frames < 18

@@ -107,16 +107,14 @@ def merge_datasets(
         _check_schemas(parts, target.url)
         has_statistics = _has_statistics(readers, target.url)
         infos = source.episodes()
+        for info in infos:
+            check_key(info.key)
         report = MergeReport(
             len(infos),
             sum(info.num_frames for info in infos),
             sum(file.size for reader in readers for file in reader.contents.manifest.record_files),
         )
-        if dry_run:
-            for info in infos:
-                check_key(info.key)
-            Destination(target, mode)
-        else:
+        if not dry_run:
             convert(
                 source,
                 target,
@@ -126,6 +124,8 @@ def merge_datasets(
                 statistics=has_statistics,
                 progress=progress,
             )
+        elif mode != "resume":  # which begins with copies of what it recovers
+            Destination(target, mode)
         return report
 
 
