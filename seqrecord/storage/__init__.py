@@ -65,9 +65,10 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # what a local disk does not need, and takes long to import
-    __getattr__, __dir__ = lazy(
+    __getattr__, __dir__, _ = lazy(
         __name__,
         {
-            "FsspecStorage": "remote",
+            "remote": ["FsspecStorage"],
         },
+        __all__,
     )
