@@ -435,6 +435,28 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     assert_close(report.peak_memory, min(int(run.stdout) for run in runs), 0.1)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS on Linux")
+def test_memory_of_resident_frames(tmp_path: Path) -> None:
+    """In one process, two workers and four ranks; see tests/resident_memory.py."""
+    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    with SeqRecordWriter(tmp_path, codecs={"image": "png"}) as writer:
+        for number in range(20):
+            with writer.episode(str(number)) as episode:
+                for frame in range(50):
+                    episode.append({"image": image ^ np.uint8(frame)})
+    clips = {"clip_len": 8, "batch_size": 4, "memory_limit": "2GiB", "seed": 0}
+    command = [sys.executable, "-m", "tests.resident_memory", str(tmp_path), json.dumps(clips)]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["way"] for row in rows] == ["one process", "2 workers", "4 ranks"]
+    assert min(row["predicted"] for row in rows) > 1000 * image.nbytes
+    for row in rows:
+        assert_close(row["measured"], row["predicted"], 0.15)
+
+
 def test_money_and_hours(tmp_path: Path) -> None:
     path = write(tmp_path)
     report = plan(

@@ -35,7 +35,7 @@ from seqrecord.engine.stores import AllFrames, FrameRows, FrameStore, Rings
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
-from seqrecord.processes.threads import start
+from seqrecord.processes.threads import lower_priority, start
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.sampling import Clips, Plan
@@ -83,6 +83,7 @@ class Resources:
             storage that isn't a local disk more to hold. Of a plan of single clips, `together` of
             its batches are delivered as one.
         num_threads: for copying, and at most so many for loading.
+        niceness: added to that of the consumer's thread, for all threads.
         kept: where memory comes from, and where it goes for the next iteration.
         device: with its number, where arenas and batches are; the host by default.
         stream: of the device, where several executions share one.
@@ -98,6 +99,7 @@ class Resources:
     device: torch.device | None = None
     stream: SideStream | None = None
     shared: bool = False
+    niceness: int = 0
     decode_there: bool = False
     rows: Sequence[FrameRows] = ()
 
@@ -131,6 +133,7 @@ class Execution:
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
+        lower_priority(resources.niceness)  # before this thread starts the others
         loader = self.loader(ChunkLoader)
         workers = WorkerPool(
             loader,

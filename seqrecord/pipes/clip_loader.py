@@ -235,6 +235,7 @@ class ClipLoader:
             device,
             stream,
             shared=process.in_worker and counted is None,
+            niceness=self.options.tuning.thread_niceness,
             decode_there=self.options.tuning.video_decoder == "torchcodec",
             rows=rows,
         )
@@ -429,7 +430,7 @@ class ClipLoader:
             "pad": self.options.pad,
             "drop_last_frames": self.options.drop_last_frames,
             "features": sorted(map(stored, selection.dataset.features)),
-            "frame_transform": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
+            "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": self.options.tuning.shuffle_buffer,
             "clips": selection.chosen_digest,
             "fixed_shards": self.options.fixed_shards,
@@ -598,8 +599,8 @@ def _check_same(
 ) -> None:
     """Raise `StateError` where a state has found something of these names other than it is now."""
     differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
-    if "features" in differ and "frame_transform" in differ:
-        differ.remove("frame_transform")  # its arrays are the features
+    if "features" in differ and "shapes" in differ:
+        differ.remove("shapes")  # of the features
     if differ:
         raise StateError(
             f"{problem}: {', '.join(differ)}",

@@ -22,6 +22,7 @@ from seqrecord.format.video_pages import VideoPageCodec, VideoReader
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.raw_frames import RawFrames
+from seqrecord.reading.resizing import resize_frame, temporary_frame
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.counting import leaves_buffers
@@ -136,7 +137,7 @@ class ChunkReader:
         self._paths = paths  # of the record files
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
         self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
-        self._codecs = {n: PageCodec(s) for n, s in features.items() if n not in self._video}
+        self._codecs = {n: PageCodec(s.stored) for n, s in features.items() if n not in self._video}
         self.raw = [
             RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self._has_path)
             for n in range(len(index.groups))
@@ -365,7 +366,16 @@ class ChunkReader:
             codec, count = self._codecs[page.feature], page.num_present
             if not codec.spec.is_raw and "offsets" not in page.memo:
                 page.memo["offsets"] = codec.offsets(data, count)
-            codec.decode_into(data, count, out, positions, page.memo.get("offsets"))
+            offsets = page.memo.get("offsets")
+            if (spec := self.features[page.feature]).stored_shape is None:
+                codec.decode_into(data, count, out, positions, offsets)
+                return
+            for target, position in zip(out, positions, strict=True):
+                shape = codec.shape_of(count, position, data)
+                self._check_largest(page, [shape], is_whole=False)
+                frame = temporary_frame(shape, spec.dtype)
+                codec.decode_into(data, count, [frame], [position], offsets)
+                resize_frame(spec, frame, target)
         except (CodecError, FormatError) as error:
             raise self._located(page, error) from error.__cause__
 
@@ -392,7 +402,7 @@ class ChunkReader:
     def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
         """Shapes of the frames in a page, in its order, as the index says of the largest."""
         shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
-        if shapes is None and page.largest is None:
+        if shapes is None and self.features[page.feature].is_fixed:
             shapes = [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
         elif shapes is None:
             try:

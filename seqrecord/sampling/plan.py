@@ -39,7 +39,7 @@ class _Columns:
 
     def rows(self: _Rows, start: int, stop: int) -> _Rows:
         """Rows `[start, stop)`, without a copy."""
-        return type(self)(*(column[start:stop] for column in vars(self).values()))
+        return type(self)(*[column[start:stop] for column in vars(self).values()])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
