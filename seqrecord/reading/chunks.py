@@ -196,14 +196,19 @@ class ChunkReader:
             )
 
     def read(
-        self, pages: Sequence[Page], buffer: npt.NDArray[np.uint8] | None = None
+        self,
+        pages: Sequence[Page],
+        buffer: npt.NDArray[np.uint8] | None = None,
+        *,
+        resolve: bool = True,
     ) -> list[memoryview]:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
         the storage, into `buffer` if one is given. What a page refers to is read too: into the rest
         of the buffer, if it is large enough, and else into memory of its own. Then the bytes are
-        those of a page that holds its packets itself. Raises `ChecksumError` for a page that does
+        those of a page that holds its packets itself. Without `resolve` they are those of the page,
+        and external files are not read. Raises `ChecksumError` for a page that does
         not match its checksum.
         """
         if not pages:
@@ -225,7 +230,7 @@ class ChunkReader:
                 self._verify(page, item)
         rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
-            if page.external:
+            if page.external and resolve:
                 data[i] = self._resolved(page, data[i], rest[: page.external_room])
                 rest = rest[page.external_room :]
         return [item.toreadonly() for item in data]
