@@ -196,10 +196,8 @@ class Dataset:
         sizes: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         externals = externals or ExternalFiles(storage)
-        try:
+        with located(SchemaError, file=storage.url):
             chosen = index.schema.select(features)
-        except SchemaError as error:
-            raise error.located(file=storage.url) from None
         sizes = {name: size for name, size in (sizes or {}).items() if name in chosen}
         if sizes:
             chosen = resized_schema(chosen, sizes)
