@@ -218,8 +218,8 @@ def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
     public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
     assert public == {
         *("close", "episodes", "features", "find_episodes", "fingerprint", "num_frames", "schema"),
-        *("compute_statistics", "inventories", "renamed", "select", "splits", "statistics"),
-        *("url", "version"),
+        *("compute_statistics", "inventories", "renamed", "resized", "select", "splits"),
+        *("statistics", "url", "version"),
     }
     text = pydoc.plain(pydoc.render_doc(seqrecord.Dataset))
     for name in public:

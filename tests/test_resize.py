@@ -23,6 +23,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordStream,
     SeqRecordWriter,
+    export,
 )
 from seqrecord.errors import ClipError, StateError
 from seqrecord.lerobot import LeRobotDataset
@@ -57,10 +58,10 @@ def labels_of(image: Array) -> Array:
     return image[..., 0] // 32
 
 
-def write(path: Path, codec: str, **more: Any) -> Path:
+def write(path: Path, codec: str) -> Path:
     """`image` by a codec, and features of other kinds that are of its size."""
     codecs = {"image": codec, "seg": codec, "depth": "ffv1" if codec == "ffv1" else "balanced"}
-    with SeqRecordWriter(path, codecs=codecs, chunk_frames=5, **more) as writer:
+    with SeqRecordWriter(path, codecs=codecs, chunk_frames=5) as writer:
         for number, (key, length) in enumerate(LENGTHS.items()):
             with writer.episode(key, metadata={"camera": CAMERA}) as episode:
                 for i, image in enumerate(pictures(length, number)):
@@ -78,19 +79,25 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield tmp_path_factory.mktemp("resize")
 
 
+def dataset_at(home: Path, codec: str) -> Path:
+    """The dataset of a codec, written once."""
+    path = home / codec.partition(":")[0]
+    return path if path.exists() else write(path, codec)
+
+
 @pytest.fixture(scope="module", params=CODECS)
 def path(request: pytest.FixtureRequest, home: Path) -> Path:
-    return write(home / request.param.partition(":")[0], request.param)
+    return dataset_at(home, request.param)
 
 
 @pytest.fixture(scope="module")
 def video(home: Path) -> Path:
-    return write(home / "video", "h264")
+    return dataset_at(home, "h264")
 
 
 @pytest.fixture(scope="module")
 def raw(home: Path) -> Path:
-    return write(home / "stored", "raw")
+    return dataset_at(home, "raw")
 
 
 def clips_of(loader: Any, name: str | None = None) -> dict[tuple[str, int], bytes]:
@@ -118,7 +125,8 @@ def area_means(frames: Array) -> Array:
     """Frames [n, H, W, …] in half of their size: the means of 2 x 2 pixels."""
     count, height, width = frames.shape[:3]
     blocks = frames.reshape(count, height // 2, 2, width // 2, 2, *frames.shape[3:])
-    return blocks.mean(axis=(2, 4))
+    means: Array = blocks.mean(axis=(2, 4))
+    return means
 
 
 def nearest(frames: Array, size: tuple[int, int]) -> Array:
@@ -157,7 +165,9 @@ def test_masks_depth_and_labels_take_the_nearest_pixel(path: Path) -> None:
         np.testing.assert_array_equal(clips[0][name], nearest(frames[name], size))
 
 
-def test_every_path_gives_the_same(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["raw", "jpeg:quality=95", "h264"])
+def test_every_path_gives_the_same(home: Path, codec: str) -> None:
+    path = dataset_at(home, codec)
     expected = clips_of(SeqRecordPipe(path, **CLIPS, resize=SIZES))
     assert len(expected) == FRAMES - 2 * len(LENGTHS)
     remote: Any = CountingStorage(LocalStorage(path))
@@ -187,7 +197,7 @@ def test_worker_processes_give_the_same(video: Path) -> None:
 @pytest.mark.parametrize("codec", ["raw", "jpeg:quality=95", "h264"])
 def test_each_frame_is_decoded_once_in_a_training(home: Path, codec: str) -> None:
     """Resized frames stay in memory: of raw frames too, which are read again if they are not."""
-    pipe = SeqRecordPipe(home / codec.partition(":")[0], **CLIPS, resize=SIZES)
+    pipe = SeqRecordPipe(dataset_at(home, codec), **CLIPS, resize=SIZES)
     for decoded in (FRAMES, 0, 0):
         assert len(clips_of(pipe)) == FRAMES - 4
         stats = pipe.stats()
@@ -294,13 +304,16 @@ def test_intrinsics_of_frames_of_several_sizes(tmp_path: Path) -> None:
     assert next(iter(pipe))["image"].shape == (2, 1, 4, 5, 3)
 
 
-def test_a_mix_of_sources_of_other_sizes(video: Path, raw: Path) -> None:
+@pytest.mark.parametrize("join", ["union", "intersection"])
+def test_a_mix_of_sources_of_other_sizes(video: Path, raw: Path, join: Any) -> None:
     some: dict[str, Any] = {"clip_len": 3, "features": ["image", "id"]}
+    more = {**some, "features": ["image", "id", *(["depth"] if join == "intersection" else [])]}
     sources = {
         "a": SeqRecordPipe(video, **some, resize=HALF),
-        "b": SeqRecordPipe(raw, **some, resize={"image": HALF}),
+        "b": SeqRecordPipe(raw, **more, resize={"image": HALF}),
     }
-    batch = next(iter(SeqRecordMix(sources, batch_size=6)))
+    batch = next(iter(SeqRecordMix(sources, batch_size=6, features=join)))
+    assert "depth" not in batch
     assert batch["image"].shape == (6, 3, *HALF, 3)
     assert batch["image_intrinsics"].shape == (6, 4)
     for name, path in (("a", video), ("b", raw)):
@@ -332,7 +345,7 @@ def test_frames_that_lack_a_feature(tmp_path: Path) -> None:
     with writer, writer.episode("a") as episode:
         for i, image in enumerate(images):
             episode.append({"id": i} if i in (1, 5) else {"image": image, "id": i})
-    latest = {"image": seqrecord.Latest(max_age=3), "id": [0]}
+    latest: dict[str, Any] = {"image": seqrecord.Latest(max_age=3), "id": [0]}
     pipe = SeqRecordPipe(tmp_path / "r", windows=latest, resize=HALF, shuffle=False)
     found = [clip["image"][0].numpy() for clip in pipe]
     expected = [np.rint(area_means(images[[i]])[0]) for i in (0, 0, 2, 3, 4, 4)]
@@ -354,6 +367,14 @@ def test_in_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tuple(whole.shape[1:]), tuple(small.shape[1:])) == (stored[:2], size)
     first = np.frombuffer(alone["episode_000000", 0], np.uint8).reshape(2, *size, 3)[0]
     np.testing.assert_array_equal((small * 255).round().byte().permute(1, 2, 0), first)
+
+
+def test_exports_are_of_stored_frames(raw: Path, tmp_path: Path) -> None:
+    clips = SeqRecordDataset(raw, clip_len=1, resize=HALF)
+    export.to_files(clips.dataset, ["b"], tmp_path / "files")
+    [path, *_] = sorted((tmp_path / "files").rglob("image/*.png"))
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(image, seqrecord.open(raw).episodes["b"][0]["image"])
 
 
 def test_a_state_of_other_sizes(video: Path) -> None:

@@ -291,12 +291,14 @@ class Dataset:
         index = of.index.renamed(names)
         return self._changed(index=index, features=features, names=stored, sizes=sizes)
 
-    def resized(self, sizes: Sizes) -> Dataset:
+    def resized(self, sizes: Sizes | None) -> Dataset:
         """The same dataset, which resizes frames as it decodes them: `(height, width)` by feature,
-        or one size for all images.
+        or one size for all images; `None` for stored frames.
 
         Raises `ClipError` for a feature that does not exist or that cannot be resized.
         """
+        if sizes is None:
+            return self._changed(sizes=None) if self.contents.sizes else self
         with located(ClipError, file=self.url):
             chosen = resized_schema(self.features, sizes)
         changed = {n: spec.shape[:2] for n, spec in chosen.items() if spec.stored_shape is not None}

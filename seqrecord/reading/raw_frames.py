@@ -237,6 +237,8 @@ class RawFrames:
         Raises `ChecksumError` for what is not as it was written, `CodecError` for a bool that is
         neither 0 nor 1, and `FormatError` for a page that is not as long as its frames.
         """
+        if not self._resized:
+            return self._read(runs, rows, lender, exact)
         nbytes = 0
         for name in rows.keys() & self._resized:
             for _, some in groupby(runs, key=attrgetter("chunk")):
