@@ -46,4 +46,5 @@ def _resized(pixels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any
         image = Image.frombuffer("CMYK", whole, pixels, "raw", "CMYK", 0, 1)
     else:
         image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
-    return np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR))
+    resized = image.resize(size[::-1], Image.Resampling.BILINEAR, reducing_gap=1.0)
+    return np.asarray(resized)

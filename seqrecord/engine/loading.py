@@ -262,7 +262,7 @@ class ChunkLoader:
         """Read pages of a chunk into memory; of the features in `without` only where they are."""
         begin = perf_counter()
         wanted = [page for page in pages if page.feature not in without]
-        buffer = self._buffers.chunks.acquire(sum(page.room for page in wanted))
+        buffer = self._buffers.chunks.acquire(sum([page.room for page in wanted]))
         try:
             with self._naming(chunk):
                 data = self._reader.read(wanted, buffer)
@@ -270,7 +270,7 @@ class ChunkLoader:
             self._buffers.chunks.release(buffer)
             raise
         if wanted:
-            self._note_fetch(begin, sum(page.nbytes for page in wanted), [chunk.row])
+            self._note_fetch(begin, sum([page.nbytes for page in wanted]), [chunk.row])
         names = (page.feature for page in wanted)
         return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
 

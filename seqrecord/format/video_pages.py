@@ -42,15 +42,6 @@ class VideoTable:
     first_frame: npt.NDArray[np.int64]  # [groups + 1]
 
 
-@dataclass(frozen=True, eq=False)
-class PassthroughPage:
-    """A page of another dataset, to be stored as it is: `present`, bool [frames of its chunk], says
-    which of them it shows."""
-
-    data: memoryview
-    present: npt.NDArray[np.bool_]
-
-
 class VideoPageCodec:
     """Encodes and decodes the pages of one feature that is video. Safe to use from many threads.
 

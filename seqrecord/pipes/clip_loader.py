@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,29 +20,19 @@ from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import FrameRows
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
 from seqrecord.pipes.distributed import Ranks, worker_threads
-from seqrecord.pipes.memory import check_machine, settle
+from seqrecord.pipes.memory import check_machine
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Remainder, Sessions, Source, State, sessions_of
 from seqrecord.sampling import Part, Plan, count_unused_frames
-from seqrecord.sampling.memory import Memory
 from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted
-
-
-class Counted(NamedTuple):
-    """A process that runs plans of which loads are only counted: the memory that it has, and
-    whether it is a DataLoader's worker."""
-
-    buffers: BufferCache
-    in_worker: bool
 
 
 @dataclass
@@ -140,61 +130,45 @@ class ClipLoader:
         sessions: Sessions,
         stats: EngineStats,
         stream: SideStream | None = None,
-        *,
-        counted: Counted | None = None,
     ) -> Execution:
-        """What executes a plan, of an epoch of which these sessions are over; for batches of a mix
-        on the `stream` of these. Or what is only `counted`, on whichever machine."""
-        planner, selection = self.planner, self.selection
+        """Executes a plan of an epoch without the clips of some sessions; for batches of a mix, on
+        their `stream`."""
         # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
         device = self.find_device() if stream is None else stream.device
-        here = Counted(self._buffers, get_worker_info() is not None)
-        process = counted or here
-        fitted, rows = planner.fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
-        if fitted.in_memory is not None:
-            rows = planner.residency.rows(plan.part, sessions, fitted.settings)
-        self._iteration.frames_stay = bool(rows)
-        on_device, of_mix = device is not None, planner.limit_in is not None
-        memory = settle(
-            fitted,
-            plan,
-            selection,
-            on_device=on_device,
-            of_mix=of_mix,
-            in_worker=process.in_worker,
+        on_device, in_worker = device is not None, get_worker_info() is not None
+        memory, nbytes, rows = self.planner.settle(
+            plan, sessions, on_device=on_device, in_worker=in_worker
         )
-        if not on_device and not of_mix and counted is None:
-            check_machine(fitted.nbytes(memory), selection.dataset.url)
-        job = Job(
+        self._iteration.frames_stay = bool(rows)
+        if not on_device and self.planner.limit_in is None:
+            check_machine(nbytes, self.selection.dataset.url)
+        tuning = self.options.tuning
+        resources = Resources(
+            memory,
+            tuning.num_threads or worker_threads(),
+            self._buffers,
+            device,
+            stream,
+            shared=in_worker,
+            niceness=tuning.thread_niceness,
+            decode_there=tuning.video_decoder == "torchcodec",
+            rows=rows,
+        )
+        return Execution(self.job(plan), resources, stats)
+
+    def job(self, plan: Plan) -> Job:
+        """The dataset, frames and results of a plan's clips."""
+        selection, seed = self.selection, self.planner.settings.seed
+        return Job(
             selection.dataset,
             plan,
-            selection.drawn_frames(planner.settings.seed, plan.epoch),
+            selection.drawn_frames(seed, plan.epoch),
             selection.frames.arrays,
             selection.made,
             selection.lengths,
             selection.frames.transform,
             self._draw_of(plan.epoch) if selection.draws.is_any else None,
         )
-        resources = Resources(
-            memory,
-            self.options.tuning.num_threads or worker_threads(),
-            process.buffers,
-            device,
-            stream,
-            shared=process.in_worker and counted is None,
-            decode_there=self.options.tuning.video_decoder == "torchcodec",
-            rows=rows,
-        )
-        return Execution(job, resources, stats)
-
-    def taken(self, num_parts: int, memory: Memory, chunk: int) -> int:
-        """The most bytes that an epoch in so many parts takes, which uses this memory, and of which
-        a load holds a chunk of at most so many bytes as it is stored."""
-        fitted = self.planner.fit(num_parts)
-        spared = max(0, fitted.sizes.chunk - chunk)
-        if self.selection.frames.transform is not None:  # a load holds several
-            spared = 0
-        return fitted.nbytes(memory) - memory.max_loads * spared
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""

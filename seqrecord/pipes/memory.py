@@ -25,7 +25,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand, Fit, FrameSizes, Memory
-from seqrecord.schema import Schema
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.units import format_size, parse_size
 
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
@@ -73,20 +73,20 @@ def frames_in_memory(selection: Selection, *, only_small: bool) -> int:
     of the selected episodes, or none.
 
     Small frames may stay; and unless `only_small`, frames of fixed shapes that cost more to decode
-    or transform than to copy. Large raw frames do not stay: reading them again is a copy.
+    or transform than to copy. Large raw frames do not stay: reading them again is a copy. Texts
+    stay if the other features do.
     """
     if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
         return 0
     features, transform = selection.dataset.features, selection.frames.transform
-    stays = transform is None and all(_is_small(selection.dataset, name) for name in features)
-    if not (stays or only_small) and all(
-        spec.is_fixed for spec in selection.frames.arrays.values()
-    ):
+    arrays = [name for name, spec in features.items() if spec.value == "array"]
+    stays = transform is None and all(_is_small(selection.dataset, name) for name in arrays)
+    if not (stays or only_small) and all(map(_has_rows, selection.frames.arrays.values())):
         if transform is not None:
             stays = selection.frames.is_deterministic
         else:
-            are_fixed = all(spec.is_fixed for spec in features.values())
-            stays = are_fixed and not all(spec.is_raw for spec in features.values())
+            stays = all(map(_has_rows, features.values()))
+            stays &= not all(features[name].is_raw for name in arrays)
     num_frames: IntArray = selection.episodes.num_frames[selection.clip_set.selected]
     return int(num_frames.sum()) if stays else 0
 
@@ -99,9 +99,10 @@ def is_small(dataset: Dataset, feature: str) -> bool:
 
 
 def is_decoded(dataset: Dataset, feature: str) -> bool:
-    """Whether a feature's frames are encoded, of a fixed shape, and all there: they may stay."""
+    """Whether a feature's frames are encoded, texts or of a fixed shape, and all there: they may
+    stay."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
-    return spec.is_fixed and not spec.is_raw and not len(gaps)
+    return _has_rows(spec) and not spec.is_raw and not len(gaps)
 
 
 def check_machine(nbytes: int, url: str) -> None:
@@ -292,6 +293,11 @@ def _is_small(dataset: Dataset, feature: str) -> bool:
     """Whether frames are small, and all there."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
     return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
+
+
+def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
+    """Whether a row can keep a frame for all epochs: of a fixed shape, or a text."""
+    return spec.is_fixed or spec.value != "array"
 
 
 def _beside(spec: ArraySpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -67,6 +68,17 @@ def _check_count(name: str, value: Any) -> int:
     return check_integer(name, value, least=1, most=MOST)
 
 
+def _check_niceness(name: str, value: Any) -> int:
+    niceness = check_integer(name, value, least=0, most=19)
+    refuse(
+        niceness > 0 and sys.platform != "linux",
+        f"{name} is available on Linux only, where each thread has a priority",
+        "0",
+        f"{niceness} on {sys.platform}",
+    )
+    return niceness
+
+
 def _check_size(name: str, value: Any) -> Any:
     """A number of bytes, or its text."""
     expected = 'bytes, or text such as "2GiB"'
@@ -111,7 +123,8 @@ def _check_resize(name: str, value: Any) -> Any:
     """A size, or sizes by feature."""
     if not isinstance(value, Mapping):
         return checked_size(name, value)
-    check(name, value, are_names(list(value)), 'a dict by feature: {"camera": (224, 224)}')
+    is_right = bool(value) and are_names(list(value))
+    check(name, value, is_right, 'a dict by feature: {"camera": (224, 224)}')
     return {feature: checked_size(f"{name} of {feature}", size) for feature, size in value.items()}
 
 
@@ -406,19 +419,25 @@ class EngineOptions:
             the cores. These are the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
             and by the workers.
+        thread_niceness: lowers the priority of the loader's threads on Linux: 0 to 19, added to the
+            niceness of the thread that iterates. A training step on few cores then takes less time,
+            but other busy processes can starve the loader; see docs/performance.md. `ClipError` on
+            other systems, `ResourceError` if the system refuses. Threads that a `frame_transform`
+            starts inherit it.
         video_decoder: "pyav" decodes video on the host. "torchcodec" decodes it on the `device`,
             straight into its memory: on a GPU by NVDEC. What it cannot decode there, PyAV decodes,
             as without torchcodec; the log says so once. Pixels may differ by a few units of 255,
             for YUV becomes RGB by other code. An error without a `device`, and with
             `frame_transform` or `resize`, which are for frames of the host.
-        trace: a file for a timeline of each iteration, in the Chrome trace format. It is written
-            when the iteration ends, and replaced by the next. Ranks and workers write files beside
-            it: `epoch.worker0.json`.
+        trace: a file for the spans of each iteration, Chrome trace event JSON: open it at
+            https://ui.perfetto.dev. It is written during the iteration and replaced by the next.
+            Ranks and workers write files beside it: `epoch.worker0.json`.
     """
 
     num_cursors: int | None = _checked(None, _check_count)
     shuffle_buffer: int | None = _checked(None, _check_count)
     num_threads: int | None = _checked(None, _check_count)
+    thread_niceness: int = _checked(0, _check_niceness)
     video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
         None, lambda name, value: (local_path(value, name), value)[1]

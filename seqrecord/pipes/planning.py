@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from seqrecord.clips.tables import ClipTable
+from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.memory import frame_sizes, frames_in_memory
+from seqrecord.pipes.memory import frame_sizes, frames_in_memory, settle
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.residency import Residency
 from seqrecord.pipes.selecting import select
@@ -31,7 +32,7 @@ from seqrecord.sampling import (
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.elastic import find_remaining
-from seqrecord.sampling.memory import Demand, Fit, FrameSizes, usual_limit
+from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_limit
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
@@ -171,6 +172,24 @@ class EpochPlanner:
             demand, limit = self.demand(num_parts, epoch, sessions), self.limit(num_parts)
             self._fits[key] = self.residency.fit(demand, limit, sessions)
         return self._fits[key]
+
+    def settle(
+        self, plan: Plan, sessions: Sessions = (), *, on_device: bool, in_worker: bool
+    ) -> tuple[Memory, int, tuple[FrameRows, ...]]:
+        """The memory that executing a plan takes, its most bytes, and the rows of resident
+        frames."""
+        fitted, rows = self.fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
+        if fitted.in_memory is not None:
+            rows = self.residency.rows(plan.part, sessions, fitted.settings)
+        memory = settle(
+            fitted,
+            plan,
+            self.selection,
+            on_device=on_device,
+            of_mix=self.limit_in is not None,
+            in_worker=in_worker,
+        )
+        return memory, fitted.nbytes(memory), rows
 
     def keep(self, fits: Fits) -> None:
         """Use these settings from here on, in place of the chosen ones."""

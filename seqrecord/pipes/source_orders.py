@@ -115,7 +115,7 @@ class SourceOrder:
             "pad": options.pad,
             "drop_last_frames": options.drop_last_frames,
             "features": sorted(map(stored, selection.dataset.features)),
-            "frame_transform": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
+            "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": options.tuning.shuffle_buffer,
             "clips": selection.clip_set.chosen_digest,
             "fixed_shards": options.fixed_shards,
@@ -173,8 +173,8 @@ def _check_same(
 ) -> None:
     """Raise `StateError` where a state has other values of these names."""
     differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
-    if "features" in differ and "frame_transform" in differ:
-        differ.remove("frame_transform")  # its arrays are the features
+    if "features" in differ and "shapes" in differ:
+        differ.remove("shapes")  # of the features
     if differ:
         raise StateError(
             f"{problem}: {', '.join(differ)}",

@@ -25,7 +25,6 @@ from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.reading.resizing import resize_frame, temporary_frame
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
-from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange, coalesce
 
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
@@ -197,14 +196,19 @@ class ChunkReader:
             )
 
     def read(
-        self, pages: Sequence[Page], buffer: npt.NDArray[np.uint8] | None = None
+        self,
+        pages: Sequence[Page],
+        buffer: npt.NDArray[np.uint8] | None = None,
+        *,
+        resolve: bool = True,
     ) -> list[memoryview]:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
         the storage, into `buffer` if one is given. What a page refers to is read too: into the rest
         of the buffer, if it is large enough, and else into memory of its own. Then the bytes are
-        those of a page that holds its packets itself. Raises `ChecksumError` for a page that does
+        those of a page that holds its packets itself. Without `resolve` they are those of the page,
+        and external files are not read. Raises `ChecksumError` for a page that does
         not match its checksum.
         """
         if not pages:
@@ -221,12 +225,12 @@ class ChunkReader:
                 data[i] = part[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
         self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
-        if self.verify and not leaves_buffers(self._storage):
+        if self.verify:
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
         rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
-            if page.external:
+            if page.external and resolve:
                 data[i] = self._resolved(page, data[i], rest[: page.external_room])
                 rest = rest[page.external_room :]
         return [item.toreadonly() for item in data]
@@ -240,8 +244,6 @@ class ChunkReader:
             raise self._located(page, error) from error.__cause__
         page.memo["reference"] = reference
         packets = self._externals.read(reference, memory)
-        if self._externals.leaves_buffers:
-            return packets
         video = self._video.get(page.feature)
         try:
             codec = None if video is None else video.config.codec

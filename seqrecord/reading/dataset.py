@@ -27,7 +27,7 @@ from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
-from seqrecord.reading.externals import CountedFiles, ExternalFiles, Originals
+from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.resizing import Sizes, resized_schema
@@ -35,7 +35,6 @@ from seqrecord.reading.versions import open_version
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
-from seqrecord.storage.counting import Asked, CountingStorage
 from seqrecord.text import repr_of, shown_place
 from seqrecord.units import format_size
 
@@ -196,10 +195,8 @@ class Dataset:
         sizes: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         externals = externals or ExternalFiles(storage)
-        try:
+        with located(SchemaError, file=storage.url):
             chosen = index.schema.select(features)
-        except SchemaError as error:
-            raise error.located(file=storage.url) from None
         sizes = {name: size for name, size in (sizes or {}).items() if name in chosen}
         if sizes:
             chosen = resized_schema(chosen, sizes)
@@ -294,12 +291,14 @@ class Dataset:
         index = of.index.renamed(names)
         return self._changed(index=index, features=features, names=stored, sizes=sizes)
 
-    def resized(self, sizes: Sizes) -> Dataset:
+    def resized(self, sizes: Sizes | None) -> Dataset:
         """The same dataset, which resizes frames as it decodes them: `(height, width)` by feature,
-        or one size for all images.
+        or one size for all images; `None` for stored frames.
 
         Raises `ClipError` for a feature that does not exist or that cannot be resized.
         """
+        if sizes is None:
+            return self._changed(sizes=None) if self.contents.sizes else self
         with located(ClipError, file=self.url):
             chosen = resized_schema(self.features, sizes)
         changed = {n: spec.shape[:2] for n, spec in chosen.items() if spec.stored_shape is not None}
@@ -426,18 +425,6 @@ class Episodes(Mapping[str, "Episode"]):
 
     def __repr__(self) -> str:
         return f"Episodes({len(self)} of {shown_place(self._contents.storage.url)!r})"
-
-
-def counted_dataset(dataset: Dataset, asked: Asked) -> Dataset:
-    """The same dataset, of which what is read is counted. Nothing is read once `asked` stands for
-    all, but pages that refer to other files, for they say where."""
-    of = dataset.contents
-    refers = any(group.external.any() for group in of.index.groups)
-    externals = of.externals or ExternalFiles(of.storage)
-    return dataset._changed(
-        storage=CountingStorage(of.storage, asked, reads=refers),
-        externals=CountedFiles(externals, asked),
-    )
 
 
 def _reopen(

@@ -30,14 +30,13 @@ from seqrecord.processes.forks import cached_property
 from seqrecord.reading.resizing import resize_frame
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
-from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange
 
 _BLOCK_BYTES = 2 << 20  # read, then summed while the processor's cache holds them
-_PADDING = 4 << 10  # unwanted bytes that are read along: one read in place of two
-_MAX_GAP = 16 << 10  # … of one page, from a local disk; a storage elsewhere takes more
-_PART_BYTES = 16 << 10  # of a page are read in the time that one more part of it takes
-_SPARED_REMOTE = 8 << 20  # bytes that a request for less than a page must spare, elsewhere
+PADDING = 4 << 10  # unwanted bytes that are read along: one read in place of two
+MAX_GAP = 16 << 10  # … of one page, from a local disk; a storage elsewhere takes more
+PART_BYTES = 16 << 10  # of a page are read in the time that one more part of it takes
+SPARED_REMOTE = 8 << 20  # bytes that a request for less than a page must spare, elsewhere
 _MOST_PARTS = 16  # of a small page that are read in turn; more are copied from memory
 _COPIED_BYTES = 1 << 20  # … of so many bytes
 
@@ -238,6 +237,8 @@ class RawFrames:
         Raises `ChecksumError` for what is not as it was written, `CodecError` for a bool that is
         neither 0 nor 1, and `FormatError` for a page that is not as long as its frames.
         """
+        if not self._resized:
+            return self._read(runs, rows, lender, exact)
         nbytes = 0
         for name in rows.keys() & self._resized:
             for _, some in groupby(runs, key=attrgetter("chunk")):
@@ -263,8 +264,6 @@ class RawFrames:
             firsts = accumulate(counts, initial=0)
             here = [run._replace(row=first) for run, first in zip(runs, firsts, strict=False)]
             nbytes = self._read(here, {name: frames}, lender, exact)
-            if leaves_buffers(self._storage):
-                return nbytes
             mask = self._table.present(
                 runs[0].chunk, int(self._table.features[self._sizes[name][0]])
             )
@@ -295,10 +294,10 @@ class RawFrames:
         pieces.sort(key=attrgetter("file", "start"))
         nbytes = 0
         for file, some in groupby(pieces, key=attrgetter("file")):
-            padding = 0 if exact else _PADDING
+            padding = 0 if exact else PADDING
             nbytes += self._read_file(self._paths[file], list(some), rows, lender, padding)
         for piece in pieces:
-            if rows[piece.feature].dtype == np.bool_ and not leaves_buffers(self._storage):
+            if rows[piece.feature].dtype == np.bool_:
                 self._check_bools(piece, rows[piece.feature])
         return nbytes
 
@@ -326,15 +325,15 @@ class RawFrames:
             ]
             if not exact:  # whole pages, where that takes less time than their parts
                 wanted = sum(stop - begin for begin, stop in bounds) * nbytes
-                least = (len(bounds) + 1) * _PART_BYTES
-                if length - wanted < (least if self._is_local else max(wanted, _SPARED_REMOTE)):
+                least = (len(bounds) + 1) * PART_BYTES
+                if length - wanted < (least if self._is_local else max(wanted, SPARED_REMOTE)):
                     bounds = [(0, held)] * len(bounds)
             begins = [0] * bool(found)  # runs share a piece that are near each other
             for i in range(1, len(found)):
                 gap = (bounds[i][0] - bounds[i - 1][1]) * nbytes
                 before = found[i - 1]
                 is_again = found[i].first < before.first + before.num_frames
-                if is_again or gap > (0 if exact else _MAX_GAP):
+                if is_again or gap > (0 if exact else MAX_GAP):
                     begins.append(i)
             for a, b in pairwise([*begins, len(found)]):
                 low, high = bounds[a][0] * nbytes, bounds[b - 1][1] * nbytes
@@ -396,7 +395,6 @@ class RawFrames:
         ranges, views = list(sums.values()), [each.view(np.uint8).data for each in tables.values()]
         for piece in pieces:
             piece.seen = 0
-        checks = self._verify and not leaves_buffers(self._storage)
         for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
             scratch = np.empty(between, np.uint8) if lender is None else lender.acquire(between)
@@ -416,7 +414,7 @@ class RawFrames:
                 for piece, table in tables.items():
                     piece.sums = table.tolist()
                 for (piece, _, _), data in zip(block, read, strict=True):
-                    if checks and not piece.is_right(data):
+                    if self._verify and not piece.is_right(data):
                         return piece
                     if piece.rows is not None:
                         array = rows[piece.feature]
