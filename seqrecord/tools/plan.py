@@ -179,9 +179,9 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
         clips, batches = clips + plan.num_clips, batches + plan.num_batches
         peak, stays = max(peak, nbytes * workers), stays and bool(rows)
     later = first
-    if not selection.differs_by_epoch:
+    if not selection.clip_set.differs_by_epoch:
         lives = options.persistent_workers or not options.workers
-        is_fixed = parts == 1 or not options.shuffle or loader.settings(parts).resident
+        is_fixed = parts == 1 or not options.shuffle or loader.planner.fit(parts).settings.resident
         cache = _cache_limit(dataset)
         if stays and lives and is_fixed:
             later = Amount()
