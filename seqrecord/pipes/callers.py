@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -27,10 +28,7 @@ def find_loader() -> DataLoader[Any] | None:
 
 
 def find_filter() -> int | None:
-    """To how many the `.sharding_filter()` further down the chain distributes, which is asking.
-
-    A pipe knows the pipes before it, not those behind it.
-    """
+    """To how many the `.sharding_filter()` further down the chain distributes, which is asking."""
     found = _find(ShardingFilter.__iter__, ShardingFilter.__len__)
     return None if found is None else int(found.num_of_instances)
 
@@ -57,6 +55,8 @@ def is_batched_again(data: object) -> bool:
     if fetcher is None or not fetcher.auto_collation:
         return False
     source = fetcher.dataset
+    if isinstance(source, _IterDataPipeSerializationWrapper):
+        source = source._datapipe
     while isinstance(source, Mapper):
         source = source.datapipe
     return source is data

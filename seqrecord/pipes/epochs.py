@@ -331,7 +331,9 @@ class Epochs(Generic[PlanT]):
         pairs = zip(given, most, strict=True)
         next_ones = [i for i, (n, m) in enumerate(pairs) if n < min(m, max(given))]
         worker = (own + next_ones[0] if next_ones else own) % sharing.workers
-        return replace(place, sharing=replace(sharing, worker=worker), rest=rest, batch=given[worker])
+        return replace(
+            place, sharing=replace(sharing, worker=worker), rest=rest, batch=given[worker]
+        )
 
     def _continues(self, saved: State, sharing: Sharing) -> bool:
         """Whether `sharing` goes on with the plans that a state is of."""

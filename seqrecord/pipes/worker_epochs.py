@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from hashlib import sha256
+from multiprocessing.queues import Queue
 from multiprocessing.reduction import DupFd
-from multiprocessing.synchronize import Event
 from struct import Struct
 from typing import Any
 
@@ -99,8 +99,8 @@ class Worker:
     def current(cls, iteration: int) -> Worker:
         """This process.
 
-        Seeds repeat, where `torch.manual_seed` is called before each evaluation: so the iterator is
-        also known by the event that ends all of its workers.
+        Seeds repeat, where `torch.manual_seed` is called before each evaluation, and a worker may
+        begin late: so the iterator is also known by the pipe into which its workers put batches.
         """
         info, parent = get_worker_info(), multiprocessing.parent_process()
         if info is None or parent is None or parent.pid is None:
@@ -112,8 +112,9 @@ class Worker:
             expected = f"at most {_MOST_WORKERS}"
             raise ClipError("too many workers", expected=expected, got=info.num_workers)
         given = getattr(multiprocessing.current_process(), "_args", ())
-        ends = [_name_of(one) for one in given if isinstance(one, Event)]
-        text = repr((info.seed - info.id, ends))
+        queues = [one for one in given if isinstance(one, Queue)]  # the last one is that of batches
+        pipes = [os.fstat(one._writer.fileno()).st_ino for one in queues[-1:]]
+        text = repr((info.seed - info.id, pipes))
         iterator = int.from_bytes(sha256(text.encode()).digest()[:7], "little") + 1
         return cls(parent.pid, iterator, iteration, info.id, info.num_workers)
 
@@ -268,7 +269,3 @@ def _newest(rows: list[_Row], parent: int) -> _Row | None:
 
 def _place_of(state: int) -> int:
     return _STATES_AT + state % _NUM_STATES * _STATE_BYTES
-
-
-def _name_of(event: Event) -> str:
-    return str(getattr(getattr(getattr(event, "_flag", None), "_semlock", None), "name", ""))
