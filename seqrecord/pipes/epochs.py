@@ -311,8 +311,8 @@ class Epochs(Generic[PlanT]):
             is_own = not start.is_loaded or self._is_told or None in (worker, own) or worker == own
             if is_own and self._continues(base, sharing):
                 given = [*base.batches] if start.is_loaded else []
-                if worker is not None and base.sharing.workers > 1:  # its StatefulDataLoader's
-                    sharing = replace(sharing, worker=own if own is None else worker)
+                if given and None not in (own, worker):  # told by a StatefulDataLoader
+                    sharing = replace(sharing, worker=worker)
             elif start.is_loaded or base.is_of_all:
                 rest = self.loader.remainder_after(base)
         if start.batches and sharing.workers != this_worker()[1]:
