@@ -497,10 +497,11 @@ def test_an_epoch_from_any_of_its_batches(
     data.set_epoch(0)  # … and an epoch that was begun is begun again
     assert [items(batch) for batch in loader] == whole
     data.set_epoch(0, len(whole) + 1, size)
-    iterator: Any = iter(loader)
+    iterator: Any = None
     with pytest.raises(StateError, match=f"beyond the end of its epoch.*at most {len(whole)}"):
-        next(iterator)
-    iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
+        next(iterator := iter(loader))
+    if iterator is not None:
+        iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
 
 
 @pytest.mark.parametrize("batches", [-1, 0.5, "3", None, 1 << 70])
