@@ -382,10 +382,22 @@ wait()
 if rank == 1:
     stream.set_epoch(7)
     print(begun(stream), flush=True)
+data = SeqRecordStream(path, **clips)
+data.set_epoch(3, batches=4 * rank)
+loader = DataLoader(data, batch_size=None, num_workers=1)
+list(loader)
+for one in (0, 1):
+    if one == rank:
+        try:
+            data.set_epoch(4)
+        except StateError as error:
+            print(error, flush=True)
+    wait()
 """
     said = of_ranks(path, tmp_path, steps)
-    assert len(said) == 3, said
+    assert len(said) == 4, said
     assert all("the ranks begin an iteration in different places" in line for line in said)
     assert "expected: seed=1; got: seed=0" in said[0]
     assert "batch=" in said[1]
-    assert "epoch=2; got: epoch=7" in said[2]
+    assert "epoch=2, batch=0; got: epoch=7" in said[2] or "epoch=2; got: epoch=7" in said[2]
+    assert "expected: batch=0; got: batch=4" in said[3]

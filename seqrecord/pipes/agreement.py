@@ -21,13 +21,12 @@ from seqrecord.text import repr_of
 _OF_A_KIND = ("features", "clip_len", "windows")  # another loader, where these differ
 _numbers: WeakKeyDictionary[object, str] = WeakKeyDictionary()  # names of loaders in this process
 _loaders: Counter[str] = Counter()  # of a kind
-_iterations: Counter[str] = Counter()  # of a loader
 
 
-def check_ranks_agree(loader: object, state: State) -> None:
-    """Raise `StateError` if a rank that came first to this iteration of `loader` had another state.
+def check_ranks_agree(loader: object, state: State, iteration: str) -> None:
+    """Raise `StateError` if the rank that came first to an iteration of `loader` had another state.
 
-    Ranks number their loaders of a kind, and the iterations of each, as they begin.
+    Ranks number their loaders of a kind, as they begin.
     """
     said: dict[str, Any] = state.to_json()
     requests = [source["request"] for source in said["sources"]]
@@ -36,11 +35,8 @@ def check_ranks_agree(loader: object, state: State) -> None:
     if loader not in _numbers:
         _numbers[loader] = f"{digest}/{_loaders[digest]}"
         _loaders[digest] += 1
-    name = _numbers[loader]
-    key = f"{name}/{_iterations[name]}"
-    _iterations[name] += 1
     store = PrefixStore("seqrecord", distributed_c10d._get_default_store())
-    first = json.loads(store.compare_set(key, "", json.dumps(said)))
+    first = json.loads(store.compare_set(f"{_numbers[loader]}/{iteration}", "", json.dumps(said)))
     if differ := [*_differences(first, said)]:
         raise StateError(
             "the ranks begin an iteration in different places, or in different orders",

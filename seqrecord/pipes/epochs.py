@@ -70,9 +70,9 @@ class Epochs(Generic[PlanT]):
         self._last: Iteration[PlanT] | None = None  # the one that was begun last
         self._turns = TurnTable()
         self._process = os.getpid()  # whose position this is
-        self._iterations = 0  # that this worker has made
+        self._iterations = 0  # that this process has made
         self._workers = 1  # that have begun the position's epoch
-        self._turn = 0  # the number of their turn
+        self._turn = (0, 0)  # the process that has started them, and the number of its turn
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
@@ -356,9 +356,11 @@ class Epochs(Generic[PlanT]):
     def _check_ranks(self, place: Place) -> None:
         """Raise `StateError` if another rank begins this iteration in another place, or order."""
         assert place.sharing is not None
+        self._iterations += 1
         if self.loader.ranks.in_process_group:
             sharing = replace(place.sharing, worker=None)
-            check_ranks_agree(self, self._state_of(place.epoch, place.batch, sharing, place.rest))
+            state = self._state_of(place.epoch, place.batch, sharing, place.rest)
+            check_ranks_agree(self, state, f"iteration {self._iterations}")
 
     # ---- with worker processes
 
@@ -389,10 +391,16 @@ class Epochs(Generic[PlanT]):
     def _follow(self, process: int) -> None:
         """Go to the epoch that workers of a process have begun, if it has set no other since."""
         turn = self._turns.begun(process)
-        if turn is not None and turn.number != self._turn:
+        if turn is not None and (process, turn.number) != self._turn:
             self._go_to(turn.start)
-            self._phase, self._workers, self._turn = Phase.IN_WORKERS, turn.num_workers, turn.number
+            self._phase, self._workers = Phase.IN_WORKERS, turn.num_workers
+            self._turn = process, turn.number
             self._use(turn.loaded)
+            if process == os.getpid() and self.loader.ranks.in_process_group:
+                sharing = Sharing(self.loader.ranks.current().count, turn.num_workers, None)
+                place = self._place_for(sharing, Place(replace(turn.start, batches=0)))
+                state = self._state_of(place.epoch, turn.start.batches, sharing, place.rest)
+                check_ranks_agree(self, state, f"turn {turn.number}")
 
     def _take_turn(self) -> None:
         """In a worker process: to the epoch that all workers of its iterator begin."""
@@ -407,7 +415,7 @@ class Epochs(Generic[PlanT]):
         if told is None:
             self._use(turn.loaded)
             self._go_to(turn.start)
-        if turn.is_second and worker.number == 0:
+        if (turn.number, worker.iteration, worker.number) == (2, 1, 0):
             self._warn_of_new_workers(worker.num_workers)
 
     def _use(self, loaded: object) -> None:

@@ -28,8 +28,8 @@ from seqrecord.errors import ClipError
 from seqrecord.processes.forks import PerProcess
 
 _NUM_ROWS = 256
-_ROW = Struct("<11q168s")  # 256 bytes, so that no row is in two pages
-_MOST_WORKERS = 168 * 8  # a bit for each
+_ROW = Struct("<12q160s")  # 256 bytes, so that no row is in two pages
+_MOST_WORKERS = 160 * 8  # a bit for each
 _STATE = Struct("<qq")  # number and length of a saved state, before its JSON
 _NUM_STATES, _STATES_AT, _STATE_BYTES = 8, 1 << 20, 1 << 30  # memory is taken by what is written
 _lock = PerProcess(threading.Lock)  # `lockf` is for processes: a process's threads share it
@@ -52,6 +52,7 @@ class _Row:
 
     number: int  # rows are numbered as they are written, from 1
     parent: int
+    turns: int  # of the parent, up to this row
     iterator: int
     iteration: int
     num_workers: int
@@ -75,14 +76,13 @@ class _Row:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn's start, the state that was loaded last, as JSON, and whether it is the first one of
-    the parent's second iterator. Turns are numbered in their order."""
+    """Where a turn begins, the state that was loaded last, as JSON, and how many of the parent's
+    turns it is."""
 
     number: int
     start: Start
     loaded: Any
     num_workers: int
-    is_second: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class TurnTable:
             row = _newest(rows, parent)
             if row is None or not row.iterator:
                 return None
-            return Turn(row.number, row.start, self._state(row.state), row.num_workers)
+            return Turn(row.turns, row.start, self._state(row.state), row.num_workers)
 
     def take(
         self, worker: Worker, start: Start, told: Start | None = None, loaded: Any = None
@@ -167,9 +167,7 @@ class TurnTable:
         """
         bit = 1 << worker.number
         with self._locked() as rows:
-            turns = [row for row in rows if row.parent == worker.parent and row.iterator]
-            key = worker.iterator, worker.iteration
-            row = _last([one for one in turns if (one.iterator, one.iteration) == key])
+            row = _last([row for row in rows if _is_of(row, worker)])
             if row is None or row.begun & bit:
                 newest, state = _newest(rows, worker.parent), 0
                 if told is not None:
@@ -194,14 +192,14 @@ class TurnTable:
                 )
             begun = (row.begun | bit).to_bytes(_MOST_WORKERS // 8, "little")
             self._write(rows, replace(row, workers=begun))
-            others = {one.iterator for one in turns} - {worker.iterator}
-            is_second = worker.iteration == 1 and len(others) == 1
-            return Turn(row.number, row.start, self._state(row.state), row.num_workers, is_second)
+            return Turn(row.turns, row.start, self._state(row.state), row.num_workers)
 
     def _append(self, rows: list[_Row], row: _Row) -> _Row:
         """Write one more row, in place of an old one: not the newest of a process, if there is
         another."""
-        made = replace(row, number=1 + max((one.number for one in rows), default=0))
+        before = _newest(rows, row.parent)
+        turns = (0 if before is None else before.turns) + (row.iterator > 0)
+        made = replace(row, number=1 + max((one.number for one in rows), default=0), turns=turns)
         if len(rows) < _NUM_ROWS:
             rows.append(made)
         else:
@@ -252,7 +250,13 @@ class TurnTable:
 def _row(parent: int, start: Start, state: int) -> _Row:
     """What a process has set."""
     epoch, batches, batch_size, is_loaded = astuple(start)
-    return _Row(0, parent, 0, 0, 0, epoch, batches, batch_size, int(is_loaded), 0, state, b"")
+    return _Row(0, parent, 0, 0, 0, 0, epoch, batches, batch_size, int(is_loaded), 0, state, b"")
+
+
+def _is_of(row: _Row, worker: Worker) -> bool:
+    """Whether a row is that of a worker's turn."""
+    of_worker = worker.parent, worker.iterator, worker.iteration
+    return (row.parent, row.iterator, row.iteration) == of_worker
 
 
 def _number(row: _Row) -> int:
