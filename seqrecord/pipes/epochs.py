@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from multiprocessing.context import get_spawning_popen
 from typing import Any, Generic
 
 from torch.utils.data import get_worker_info
@@ -15,10 +14,11 @@ from torch.utils.data import get_worker_info
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
 from seqrecord.pipes.agreement import check_ranks_agree
-from seqrecord.pipes.distributed import batches_of_workers, say_once, this_worker
+from seqrecord.pipes.distributed import say_once, this_worker
 from seqrecord.pipes.iterations import Iteration
-from seqrecord.pipes.states import BatchSource, Clip, PlanT, Remainder, Sharing, State
-from seqrecord.pipes.worker_epochs import Start, TurnTable, Worker
+from seqrecord.pipes.places import Place, continues, find_place, items_given, state_at
+from seqrecord.pipes.states import BatchSource, Clip, PlanT, Sharing, State
+from seqrecord.pipes.worker_epochs import Start, Turns
 from seqrecord.processes.forks import check_fork
 from seqrecord.sampling import Part
 from seqrecord.units import MOST, check_integer
@@ -33,31 +33,14 @@ class Phase(Enum):
     IN_WORKERS = "worker processes have begun it"
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the iteration begins that is made next, or was made last."""
-
-    start: Start
-    sharing: Sharing | None = None  # of the iteration, once it was made; so are the next two
-    rest: Remainder | None = None
-    batch: int = 0
-
-    @property
-    def epoch(self) -> int:
-        return self.start.epoch
-
-
 class Epochs(Generic[PlanT]):
     """A loader's epochs, one after the other, and the position in them. Picklable.
 
     The position is two integers: the epoch, and how many of its batches were delivered. Every
     iteration is of the epoch after the one that was begun before, whether that was left early or
     not; only after `load` or `set_epoch(batches=…)` one starts inside an epoch. One iteration runs
-    at a time: a new one ends the engine of the one before.
-
-    DataLoader workers take their epoch from a table that they share with the process that has
-    started them, see `worker_epochs`. In a worker an epoch begins when an iteration is made. Other
-    copies are independent.
+    at a time: a new one ends the engine of the one before. In a DataLoader's worker an epoch begins
+    when an iteration is made, see `worker_epochs`.
     """
 
     def __init__(self, loader: BatchSource[PlanT]) -> None:
@@ -68,23 +51,13 @@ class Epochs(Generic[PlanT]):
         self._is_told = False  # this worker which epoch comes next
         self._offer: object = None  # stands for the iteration that was made last
         self._last: Iteration[PlanT] | None = None  # the one that was begun last
-        self._turns = TurnTable()
-        self._process = os.getpid()  # whose position this is
-        self._iterations = 0  # that this process has made
+        self._turns = Turns()
         self._workers = 1  # that have begun the position's epoch
-        self._turn = (0, 0)  # the process that has started them, and the number of its turn
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
-        # A copy for a process that is being started shares the table; other copies do not.
-        turns = self._turns if get_spawning_popen() is not None else None
         place = replace(self._place, batch=self._delivered)
-        of_copy = {"_place": place, "_turns": turns, "_offer": None, "_last": None}
-        return {**self.__dict__, **of_copy}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        turns = state["_turns"] or TurnTable()
-        self.__dict__.update(state, _turns=turns, _process=os.getpid())
+        return {**self.__dict__, "_place": place, "_offer": None, "_last": None}
 
     @property
     def current(self) -> int:
@@ -127,13 +100,13 @@ class Epochs(Generic[PlanT]):
             self._last.end()  # its memory must be free before the next one's is taken
         sharing = Sharing.of(part)
         self._follow_workers()
-        if self._is_copy:
+        if self._turns.in_worker:
             self._take_turn()
         elif self.is_begun or self._is_over(sharing, part):
             self._go_to(Start(self._place.epoch + 1))
         self._place = place = self._place_for(sharing)
         loaded = self._loaded
-        if loaded is not None and place.start.is_loaded and self._continues(loaded, sharing):
+        if loaded is not None and place.start.is_loaded and continues(self.loader, loaded, sharing):
             loaded.use_settings(self.loader)
         self._offer = offer = object()
         return self._run(offer, part)
@@ -196,15 +169,7 @@ class Epochs(Generic[PlanT]):
         if is_over:
             epoch, batch = epoch + 1, 0
         rest = None if place.rest is None or epoch < place.rest.epoch else place.rest
-        return self._state_of(epoch, batch, sharing, rest).to_json()
-
-    def _state_of(
-        self, epoch: int, batch: int | tuple[int, ...], sharing: Sharing, rest: Remainder | None
-    ) -> State:
-        rests = (None,) * len(self.loader.sources) if rest is None else rest.sources
-        pairs = zip(self.loader.sources, rests, strict=True)
-        sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
-        return State(epoch, batch, sharing, self.loader.asked(), sources, rest)
+        return state_at(self.loader, epoch, batch, sharing, rest).to_json()
 
     def _state_after(self, part: Part, after: Start) -> dict[str, Any]:
         """See `state`."""
@@ -212,22 +177,12 @@ class Epochs(Generic[PlanT]):
         sharing = Sharing(part.count, workers, None if workers > 1 else 0)
         place = self._place
         if place.sharing is None:
-            place = replace(place, start=replace(place.start, batches=0))
-            place = self._place_for(sharing, place)
-        given, most = self._given(replace(after, epoch=place.epoch), place.rest, workers)
+            place = self._place_for(sharing, replace(place.start, batches=0))
+        after = replace(after, epoch=place.epoch)
+        given, most = items_given(self.loader, after, place.rest, workers)
         batch = tuple(given) if workers > 1 else given[0]
-        found = self._state_of(place.epoch, batch, sharing, place.rest)
+        found = state_at(self.loader, place.epoch, batch, sharing, place.rest)
         return (found.next_epoch() if given == most else found).to_json()
-
-    def _given(
-        self, start: Start, rest: Remainder | None, num_workers: int
-    ) -> tuple[list[int], list[int]]:
-        """How many items each worker of this rank has given at a start, and how many it has."""
-        parts = self.loader.ranks.parts_of_workers(num_workers)
-        most = [self.loader.plan(start.epoch, part, rest).num_batches for part in parts]
-        size = start.batch_size
-        given = batches_of_workers([-(-items // size) for items in most], start.batches)
-        return [min(n * size, items) for n, items in zip(given, most, strict=True)], most
 
     def load(self, state: Mapping[str, Any], part: Part) -> None:
         """Load a position: the next iteration starts right after the batches delivered.
@@ -266,7 +221,8 @@ class Epochs(Generic[PlanT]):
         if place.sharing is None:  # `set_epoch` was called meanwhile
             place = self._place_for(Sharing.of(part))
         if get_worker_info() is None:
-            self._check_ranks(place)
+            self._turns.iterations += 1
+            self._check_ranks(place, place.batch, f"iteration {self._turns.iterations}")
         self._last, self._is_told = None, False
         self._place = replace(place, start=Start(place.epoch))
         self._phase = Phase.RUNNING
@@ -296,49 +252,10 @@ class Epochs(Generic[PlanT]):
         self._go_to(Start(saved.epoch, is_loaded=True))
         self._loaded = saved
 
-    def _place_for(self, sharing: Sharing, place: Place | None = None) -> Place:
-        """The place, for an iteration that shares the epoch so.
-
-        Inside an epoch worker 0 goes on with the part of the worker that is next, as a DataLoader
-        asks it first, and so on.
-
-        Raises `StateError` where other parts have begun the epoch, of which too little is known.
-        """
-        place, base, rest = place or self._place, self._loaded, None
-        start, given, own = place.start, list[int](), sharing.worker
-        if base is not None and (start.is_loaded or self.loader.goes_on):
-            worker, rest = base.sharing.worker, base.rest
-            is_own = not start.is_loaded or self._is_told or None in (worker, own) or worker == own
-            if is_own and self._continues(base, sharing):
-                given = [*base.batches] if start.is_loaded else []
-                if given and None not in (own, worker):  # told by a StatefulDataLoader
-                    sharing = replace(sharing, worker=worker)
-            elif start.is_loaded or base.is_of_all:
-                rest = self.loader.remainder_after(base)
-        if start.batches and sharing.workers != this_worker()[1]:
-            raise StateError(
-                "a .sharding_filter() distributes the items of this pipe, so the batches of "
-                "set_epoch are not those that it has given",
-                expected="no .sharding_filter(): ranks and workers get parts of their own; or "
-                "no batches",
-            )
-        if own is None or not (given or start.batches):
-            return replace(place, sharing=sharing, rest=rest, batch=0)
-        if len(given) == 1:
-            return replace(place, sharing=sharing, rest=rest, batch=given[0])
-        found, most = self._given(start, rest, sharing.workers)
-        given = given or found
-        pairs = zip(given, most, strict=True)
-        next_ones = [i for i, (n, m) in enumerate(pairs) if n < min(m, max(given))]
-        worker = (own + next_ones[0] if next_ones else own) % sharing.workers
-        return replace(
-            place, sharing=replace(sharing, worker=worker), rest=rest, batch=given[worker]
-        )
-
-    def _continues(self, saved: State, sharing: Sharing) -> bool:
-        """Whether `sharing` goes on with the plans that a state is of."""
-        of_all = replace(sharing, worker=None) == replace(saved.sharing, worker=None)
-        return of_all and saved.has_batches_of(self.loader)
+    def _place_for(self, sharing: Sharing, start: Start | None = None) -> Place:
+        """The place of an iteration that shares the epoch so. See `find_place`."""
+        start = start or self._place.start
+        return find_place(self.loader, self._loaded, start, sharing, is_told=self._is_told)
 
     def _is_over(self, sharing: Sharing, part: Part) -> bool:
         """Whether a position was loaded where no batch is left, and an iteration made since.
@@ -353,21 +270,14 @@ class Epochs(Generic[PlanT]):
             return False
         return place.batch >= self.loader.plan(place.epoch, part, place.rest).num_batches
 
-    def _check_ranks(self, place: Place) -> None:
-        """Raise `StateError` if another rank begins this iteration in another place, or order."""
-        assert place.sharing is not None
-        self._iterations += 1
-        if self.loader.ranks.in_process_group:
+    def _check_ranks(self, place: Place, batch: int, iteration: str) -> None:
+        """Raise `StateError` if another rank begins an iteration in another place, or order."""
+        if self.loader.ranks.in_process_group and place.sharing is not None:
             sharing = replace(place.sharing, worker=None)
-            state = self._state_of(place.epoch, place.batch, sharing, place.rest)
-            check_ranks_agree(self, state, f"iteration {self._iterations}")
+            state = state_at(self.loader, place.epoch, batch, sharing, place.rest)
+            check_ranks_agree(self, state, iteration)
 
     # ---- with worker processes
-
-    @property
-    def _is_copy(self) -> bool:
-        """Whether this is the copy that a worker process has of another process's object."""
-        return get_worker_info() is not None and self._turns.owner != os.getpid()
 
     @property
     def _next(self) -> Start:
@@ -376,47 +286,31 @@ class Epochs(Generic[PlanT]):
 
     def _publish(self) -> None:
         """Give workers of later iterations the next start, and the state that was loaded last."""
-        if not self._is_copy:
-            loaded = None if self._loaded is None else self._loaded.to_json()
-            self._turns.set_next(self._next, loaded)
+        self._turns.set_next(self._next, None if self._loaded is None else self._loaded.to_json())
 
     def _follow_workers(self) -> None:
         """Go to the epoch that workers have begun since this process published last."""
-        if self._is_copy:
+        if (turn := self._turns.newest()) is None:
             return
-        for process in {self._process: None, os.getpid(): None}:  # this one may be a fork
-            self._follow(process)
-        self._process = os.getpid()
-
-    def _follow(self, process: int) -> None:
-        """Go to the epoch that workers of a process have begun, if it has set no other since."""
-        turn = self._turns.begun(process)
-        if turn is not None and (process, turn.number) != self._turn:
-            self._go_to(turn.start)
-            self._phase, self._workers = Phase.IN_WORKERS, turn.num_workers
-            self._turn = process, turn.number
-            self._use(turn.loaded)
-            if process == os.getpid() and self.loader.ranks.in_process_group:
-                sharing = Sharing(self.loader.ranks.current().count, turn.num_workers, None)
-                place = self._place_for(sharing, Place(replace(turn.start, batches=0)))
-                state = self._state_of(place.epoch, turn.start.batches, sharing, place.rest)
-                check_ranks_agree(self, state, f"turn {turn.number}")
+        self._go_to(turn.start)
+        self._phase, self._workers = Phase.IN_WORKERS, turn.num_workers
+        self._use(turn.loaded)
+        if turn.parent == os.getpid():
+            sharing = Sharing(self.loader.ranks.current().count, turn.num_workers, None)
+            place = self._place_for(sharing, replace(turn.start, batches=0))
+            self._check_ranks(place, turn.start.batches, f"turn {turn.number}")
 
     def _take_turn(self) -> None:
         """In a worker process: to the epoch that all workers of its iterator begin."""
         check_fork()
-        self._iterations += 1
-        worker = Worker.current(self._iterations)
-        if self._process != worker.parent:  # which is a fork, and has set nothing
-            self._follow(self._process)
         told = self._place.start if self._is_told else None
         own = None if self._loaded is None else self._loaded.to_json()
-        turn = self._turns.take(worker, self._next, told, own)
+        turn = self._turns.take(self._next, told, own)
         if told is None:
             self._use(turn.loaded)
             self._go_to(turn.start)
-        if (turn.number, worker.iteration, worker.number) == (2, 1, 0):
-            self._warn_of_new_workers(worker.num_workers)
+        if (turn.number, self._turns.iterations, this_worker()[0]) == (2, 1, 0):
+            _warn_of_new_workers(self.loader, turn.num_workers)
 
     def _use(self, loaded: object) -> None:
         """Keep the settings of a state that another process has loaded.
@@ -429,15 +323,16 @@ class Epochs(Generic[PlanT]):
             with suppress(MemoryLimitError):  # then the workers go on without them, too
                 saved.use_settings(self.loader)
 
-    def _warn_of_new_workers(self, num_workers: int) -> None:
-        """Log a warning where workers are started anew that would else have all frames."""
-        if any(source.decodes_once(num_workers) for source in self.loader.sources):
-            say_once(
-                "new worker processes decode all frames again in every epoch, and the frames "
-                "fit into memory_limit: DataLoader(…, persistent_workers=True) keeps them"
-            )
-
 
 def _failed(error: SeqRecordError) -> Clip:
     """The first item of an iteration that could not begin."""
     raise error
+
+
+def _warn_of_new_workers(loader: BatchSource[Any], num_workers: int) -> None:
+    """Log a warning where workers are started anew that would else have all frames."""
+    if any(source.decodes_once(num_workers) for source in loader.sources):
+        say_once(
+            "new worker processes decode all frames again in every epoch, and the frames fit into "
+            "memory_limit: DataLoader(…, persistent_workers=True) keeps them"
+        )

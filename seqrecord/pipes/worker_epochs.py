@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from hashlib import sha256
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import DupFd
 from struct import Struct
@@ -76,9 +77,10 @@ class _Row:
 
 @dataclass(frozen=True)
 class Turn:
-    """Where a turn begins, the state that was loaded last, as JSON, and how many of the parent's
-    turns it is."""
+    """Where a turn begins, and the state that was loaded last, as JSON. Turns of a process are
+    numbered from 1."""
 
+    parent: int
     number: int
     start: Start
     loaded: Any
@@ -123,8 +125,7 @@ class TurnTable:
     """Which turns have begun which epochs: rows in a file in memory that processes share.
 
     Each process has rows of its own, also where several ranks were started with one table: its next
-    epoch follows from its newest row. A copy that is made to start a process shares the table;
-    other copies must not be made.
+    epoch follows from its newest row.
     """
 
     def __init__(self) -> None:
@@ -153,7 +154,7 @@ class TurnTable:
             row = _newest(rows, parent)
             if row is None or not row.iterator:
                 return None
-            return Turn(row.turns, row.start, self._state(row.state), row.num_workers)
+            return Turn(row.parent, row.turns, row.start, self._state(row.state), row.num_workers)
 
     def take(
         self, worker: Worker, start: Start, told: Start | None = None, loaded: Any = None
@@ -192,7 +193,7 @@ class TurnTable:
                 )
             begun = (row.begun | bit).to_bytes(_MOST_WORKERS // 8, "little")
             self._write(rows, replace(row, workers=begun))
-            return Turn(row.turns, row.start, self._state(row.state), row.num_workers)
+            return Turn(row.parent, row.turns, row.start, self._state(row.state), row.num_workers)
 
     def _append(self, rows: list[_Row], row: _Row) -> _Row:
         """Write one more row, in place of an old one: not the newest of a process, if there is
@@ -245,6 +246,54 @@ class TurnTable:
                 yield [_Row(*values) for values in _ROW.iter_unpack(data[:whole]) if values[0]]
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
+class Turns:
+    """The turns of a process's workers, or in a worker its own. Picklable.
+
+    A copy that is made to start a process shares the table; others have one of their own.
+    """
+
+    def __init__(self, table: TurnTable | None = None) -> None:
+        self.iterations = 0  # that this process has begun
+        self._table = table or TurnTable()
+        self._process = os.getpid()  # whose turns these are: a fork's first are those before it
+        self._seen = 0, 0  # the process and number of the turn that was given last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Turns, (self._table if get_spawning_popen() is not None else None,)
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether this process is a worker of the one that has made the table."""
+        return get_worker_info() is not None and self._table.owner != os.getpid()
+
+    def newest(self) -> Turn | None:
+        """The turn that workers have begun last, once; `None` where the next epoch was set since.
+
+        In a worker, that of the process of which its parent is a fork.
+        """
+        here = os.getpid()
+        if self.in_worker:
+            parent = multiprocessing.parent_process()
+            here = self._process if parent is None or parent.pid is None else parent.pid
+        found = None
+        for process in (self._process, here) if here != self._process else (here,):
+            turn = None if process == here and self.in_worker else self._table.begun(process)
+            if turn is not None and (process, turn.number) != self._seen:
+                found, self._seen = turn, (process, turn.number)
+        self._process = here
+        return found
+
+    def set_next(self, start: Start, loaded: Any) -> None:
+        """The next turn begins there. In a worker there is none to begin."""
+        if not self.in_worker:
+            self._table.set_next(start, loaded)
+
+    def take(self, start: Start, told: Start | None, loaded: Any) -> Turn:
+        """This worker's next turn. See `TurnTable.take`."""
+        self.iterations += 1
+        return self._table.take(Worker.current(self.iterations), start, told, loaded)
 
 
 def _row(parent: int, start: Start, state: int) -> _Row:
