@@ -150,10 +150,10 @@ def test_loader_of_single_clips(path: Path) -> None:
     again.dataset._datapipe.load_state_dict(pipe.state_dict())
     rest = [name for batch in again for name in names(batch)]
     assert len(seen) == 20
-    clips = SeqRecordStream(path, **SETTINGS)
-    loader = DataLoader(clips, 4, num_workers=2, collate_fn=seqrecord.collate)
+    stream = SeqRecordStream(path, **SETTINGS)
+    loader = DataLoader(stream, 4, num_workers=2, collate_fn=seqrecord.collate)
     first = run(loader)
-    clips.set_epoch(0, batches=5, batch_size=4)
+    stream.set_epoch(0, batches=5, batch_size=4)
     assert run(loader) == first[5:]
     assert sorted(seen + rest) == sorted(name for batch in make() for name in names(batch))
 

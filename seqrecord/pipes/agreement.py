@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.distributed import PrefixStore, distributed_c10d
+from torch.distributed import distributed_c10d
 
 from seqrecord.errors import StateError
-from seqrecord.pipes.states import State
+from seqrecord.pipes.places import Place, state_at
+from seqrecord.pipes.states import BatchSource
 from seqrecord.text import repr_of
 
 _OF_A_KIND = ("features", "clip_len", "windows")  # another loader, where these differ
@@ -23,20 +25,25 @@ _numbers: WeakKeyDictionary[object, str] = WeakKeyDictionary()  # names of loade
 _loaders: Counter[str] = Counter()  # of a kind
 
 
-def check_ranks_agree(loader: object, state: State, iteration: str) -> None:
-    """Raise `StateError` if the rank that came first to an iteration of `loader` had another state.
+def check_ranks_agree(
+    epochs: object, loader: BatchSource[Any], place: Place, batch: int, iteration: str
+) -> None:
+    """Raise `StateError` if the rank that came first to an iteration of `epochs` began elsewhere.
 
     Ranks number their loaders of a kind, as they begin.
     """
-    said: dict[str, Any] = state.to_json()
+    if not loader.ranks.in_process_group or place.sharing is None:
+        return
+    sharing = replace(place.sharing, worker=None)
+    said: dict[str, Any] = state_at(loader, place.epoch, batch, sharing, place.rest).to_json()
     requests = [source["request"] for source in said["sources"]]
     kind = [[request[name] for name in _OF_A_KIND] for request in requests]
     digest = sha256(json.dumps([said["sharing"]["ranks"], kind]).encode()).hexdigest()[:16]
-    if loader not in _numbers:
-        _numbers[loader] = f"{digest}/{_loaders[digest]}"
+    if epochs not in _numbers:
+        _numbers[epochs] = f"{digest}/{_loaders[digest]}"
         _loaders[digest] += 1
-    store = PrefixStore("seqrecord", distributed_c10d._get_default_store())
-    first = json.loads(store.compare_set(f"{_numbers[loader]}/{iteration}", "", json.dumps(said)))
+    store, key = distributed_c10d._get_default_store(), f"seqrecord/{_numbers[epochs]}/{iteration}"
+    first = json.loads(store.compare_set(key, "", json.dumps(said)))
     if differ := [*_differences(first, said)]:
         raise StateError(
             "the ranks begin an iteration in different places, or in different orders",

@@ -16,7 +16,7 @@ from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateE
 from seqrecord.pipes.agreement import check_ranks_agree
 from seqrecord.pipes.distributed import say_once, this_worker
 from seqrecord.pipes.iterations import Iteration
-from seqrecord.pipes.places import Place, continues, find_place, items_given, state_at
+from seqrecord.pipes.places import Place, continues, find_place, is_over, items_given, state_at
 from seqrecord.pipes.states import BatchSource, Clip, PlanT, Sharing, State
 from seqrecord.pipes.worker_epochs import Start, Turns
 from seqrecord.processes.forks import check_fork
@@ -102,7 +102,7 @@ class Epochs(Generic[PlanT]):
         self._follow_workers()
         if self._turns.in_worker:
             self._take_turn()
-        elif self.is_begun or self._is_over(sharing, part):
+        elif self.is_begun or is_over(self.loader, self._place, sharing, part):
             self._go_to(Start(self._place.epoch + 1))
         self._place = place = self._place_for(sharing)
         loaded = self._loaded
@@ -118,11 +118,7 @@ class Epochs(Generic[PlanT]):
         The position in this epoch stays, if it was not yet begun and no `batches` are given. An
         iteration that was made and not yet begun is of this epoch too.
         """
-        start = Start(
-            check_integer("epoch", epoch, least=0, most=MOST),
-            check_integer("batches", batches, least=0, most=MOST),
-            1 if batch_size is None else check_integer("batch_size", batch_size, least=1),
-        )
+        start = _checked(epoch, batches, batch_size)
         self._follow_workers()
         if batches or epoch != self._place.epoch or self.is_begun:
             offer = None if self.is_begun else self._offer
@@ -149,16 +145,10 @@ class Epochs(Generic[PlanT]):
         """
         self._follow_workers()
         if batches is not None:
-            return self._state_after(part, Start(0, batches, batch_size or 1))
+            return self._state_after(part, _checked(self._place.epoch, batches, batch_size))
         place, batch = self._place, self._delivered
         if self._phase is Phase.IN_WORKERS:
-            raise StateError(
-                "the position is in a DataLoader's worker processes, which this process cannot see",
-                expected="state_dict(batches=…), with the number of batches that the training has "
-                "taken in this epoch; or torchdata's StatefulDataLoader(SeqRecordStream(…) or "
-                "SeqRecordMix(…), batch_size=None, …), whose state_dict() has it",
-                got=f"a state_dict() asked for while workers run, or have run, epoch {place.epoch}",
-            )
+            raise _no_position(place.epoch)
         if self._loaded is not None and place.start.is_loaded and place.sharing is None:
             return self._loaded.to_json()
         sharing, epoch = place.sharing or Sharing.of(part), place.epoch
@@ -178,7 +168,6 @@ class Epochs(Generic[PlanT]):
         place = self._place
         if place.sharing is None:
             place = self._place_for(sharing, replace(place.start, batches=0))
-        after = replace(after, epoch=place.epoch)
         given, most = items_given(self.loader, after, place.rest, workers)
         batch = tuple(given) if workers > 1 else given[0]
         found = state_at(self.loader, place.epoch, batch, sharing, place.rest)
@@ -196,16 +185,9 @@ class Epochs(Generic[PlanT]):
         `MemoryLimitError` for one whose settings do not fit; the position is then as it was.
         """
         saved = State.parse(state)
-        saved.check(self.loader)
-        is_same = saved.sharing.num_parts == part.count
-        if saved.is_begun or is_same or self.loader.goes_on:
-            self.loader.check_place(saved)
-            try:
-                saved.use_settings(self.loader)
-            except MemoryLimitError:
-                if is_same:
-                    raise  # else this memory need not do for parts of that number
-        self._take_up(saved)
+        saved.settle(self.loader, part.count)
+        self._go_to(Start(saved.epoch, is_loaded=True))
+        self._loaded = saved
         self._is_told = get_worker_info() is not None
         self._publish()
 
@@ -222,7 +204,8 @@ class Epochs(Generic[PlanT]):
             place = self._place_for(Sharing.of(part))
         if get_worker_info() is None:
             self._turns.iterations += 1
-            self._check_ranks(place, place.batch, f"iteration {self._turns.iterations}")
+            iteration = f"iteration {self._turns.iterations}"
+            check_ranks_agree(self, self.loader, place, place.batch, iteration)
         self._last, self._is_told = None, False
         self._place = replace(place, start=Start(place.epoch))
         self._phase = Phase.RUNNING
@@ -247,35 +230,10 @@ class Epochs(Generic[PlanT]):
         self._phase, self._place = Phase.WAITING, Place(start)
         self._offer, self._is_told = None, False
 
-    def _take_up(self, saved: State) -> None:
-        """To the place of a state."""
-        self._go_to(Start(saved.epoch, is_loaded=True))
-        self._loaded = saved
-
     def _place_for(self, sharing: Sharing, start: Start | None = None) -> Place:
         """The place of an iteration that shares the epoch so. See `find_place`."""
         start = start or self._place.start
         return find_place(self.loader, self._loaded, start, sharing, is_told=self._is_told)
-
-    def _is_over(self, sharing: Sharing, part: Part) -> bool:
-        """Whether a position was loaded where no batch is left, and an iteration made since.
-
-        A loader makes one iteration when it loads a state and, if that was of an epoch that had
-        ended, another one for the next epoch.
-        """
-        place = self._place
-        if not place.start.is_loaded or not (place.batch or place.rest) or place.sharing is None:
-            return False
-        if replace(place.sharing, worker=sharing.worker) != sharing:
-            return False
-        return place.batch >= self.loader.plan(place.epoch, part, place.rest).num_batches
-
-    def _check_ranks(self, place: Place, batch: int, iteration: str) -> None:
-        """Raise `StateError` if another rank begins an iteration in another place, or order."""
-        if self.loader.ranks.in_process_group and place.sharing is not None:
-            sharing = replace(place.sharing, worker=None)
-            state = state_at(self.loader, place.epoch, batch, sharing, place.rest)
-            check_ranks_agree(self, state, iteration)
 
     # ---- with worker processes
 
@@ -298,7 +256,8 @@ class Epochs(Generic[PlanT]):
         if turn.parent == os.getpid():
             sharing = Sharing(self.loader.ranks.current().count, turn.num_workers, None)
             place = self._place_for(sharing, replace(turn.start, batches=0))
-            self._check_ranks(place, turn.start.batches, f"turn {turn.number}")
+            batch, iteration = turn.start.batches, f"turn {turn.number}"
+            check_ranks_agree(self, self.loader, place, batch, iteration)
 
     def _take_turn(self) -> None:
         """In a worker process: to the epoch that all workers of its iterator begin."""
@@ -322,6 +281,25 @@ class Epochs(Generic[PlanT]):
             self._loaded = saved
             with suppress(MemoryLimitError):  # then the workers go on without them, too
                 saved.use_settings(self.loader)
+
+
+def _checked(epoch: int, batches: int, batch_size: int | None) -> Start:
+    """A start that somebody gives."""
+    return Start(
+        check_integer("epoch", epoch, least=0, most=MOST),
+        check_integer("batches", batches, least=0, most=MOST),
+        1 if batch_size is None else check_integer("batch_size", batch_size, least=1, most=MOST),
+    )
+
+
+def _no_position(epoch: int) -> StateError:
+    return StateError(
+        "the position is in a DataLoader's worker processes, which this process cannot see",
+        expected="state_dict(batches=…), with the number of batches that the training has taken in "
+        "this epoch; or torchdata's StatefulDataLoader(SeqRecordStream(…) or SeqRecordMix(…), "
+        "batch_size=None, …), whose state_dict() has it",
+        got=f"a state_dict() asked for while workers run, or have run, epoch {epoch}",
+    )
 
 
 def _failed(error: SeqRecordError) -> Clip:

@@ -347,8 +347,12 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
             self._iterator = super().__iter__()
         return next(self._iterator)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(
+        self, batches: int | None = None, batch_size: int | None = None
+    ) -> dict[str, Any]:
         """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
+        if batches is not None:
+            return super().state_dict(batches, batch_size)
         state: dict[str, Any] = BaseNode.state_dict(self)
         return state
 

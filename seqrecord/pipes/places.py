@@ -9,8 +9,9 @@ from seqrecord.errors import StateError
 from seqrecord.pipes.distributed import batches_of_workers, this_worker
 from seqrecord.pipes.states import BatchSource, Remainder, Sharing, State
 from seqrecord.pipes.worker_epochs import Start
+from seqrecord.sampling import Part
 
-__all__ = ["Place", "continues", "find_place", "items_given", "state_at"]
+__all__ = ["Place", "continues", "find_place", "is_over", "items_given", "state_at"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,19 @@ def find_place(
     behind = [i for i, (n, m) in enumerate(zip(given, most, strict=True)) if n < min(m, max(given))]
     worker = (own + behind[0] if behind else own) % sharing.workers
     return Place(start, replace(sharing, worker=worker), rest, given[worker])
+
+
+def is_over(loader: BatchSource[Any], place: Place, sharing: Sharing, part: Part) -> bool:
+    """Whether a position was loaded where no batch is left, and an iteration made since.
+
+    A loader makes one iteration when it loads a state and, if that was of an epoch that had ended,
+    another one for the next epoch.
+    """
+    if not place.start.is_loaded or not (place.batch or place.rest) or place.sharing is None:
+        return False
+    if replace(place.sharing, worker=sharing.worker) != sharing:
+        return False
+    return bool(place.batch >= loader.plan(place.epoch, part, place.rest).num_batches)
 
 
 def continues(loader: BatchSource[Any], saved: State, sharing: Sharing) -> bool:

@@ -13,7 +13,7 @@ from inspect import get_annotations
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.distributed import Ranks, this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.elastic import Session
@@ -148,6 +148,22 @@ class State:
         is_any = self.is_of_all and not self.asked
         for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
             source.check_state(said, rest, any_batch_size=is_any)
+
+    def settle(self, loader: BatchSource[PlanT], num_parts: int) -> None:
+        """Check it, and use its settings in so many parts.
+
+        Raises `StateError` for a state of another loader, and `MemoryLimitError` for settings that
+        do not fit. Those of another number of parts need not.
+        """
+        self.check(loader)
+        is_same = self.sharing.num_parts == num_parts
+        if self.is_begun or is_same or loader.goes_on:
+            loader.check_place(self)
+            try:
+                self.use_settings(loader)
+            except MemoryLimitError:
+                if is_same:
+                    raise
 
     def has_batches_of(self, loader: BatchSource[PlanT]) -> bool:
         """Whether it counts batches of the size that a loader has."""
@@ -337,10 +353,13 @@ class BatchSource(Protocol[PlanT]):
     """Plans epochs and runs them. Picklable."""
 
     ranks: Ranks
-    batch_size: int | None
     goes_on: bool
     """Whether an epoch goes on where the one before has ended: then what ranks or workers had left
     when their number changed is that of all later epochs, else of one."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Clips of a batch; without it, clips come alone."""
 
     @property
     def sources(self) -> Sequence[ClipLoader]:

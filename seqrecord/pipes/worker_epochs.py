@@ -113,8 +113,8 @@ class Worker:
         if info.num_workers > _MOST_WORKERS:
             expected = f"at most {_MOST_WORKERS}"
             raise ClipError("too many workers", expected=expected, got=info.num_workers)
-        given = getattr(multiprocessing.current_process(), "_args", ())
-        queues = [one for one in given if isinstance(one, Queue)]  # the last one is that of batches
+        given: Any = getattr(multiprocessing.current_process(), "_args", ())
+        queues: list[Any] = [one for one in given if isinstance(one, Queue)]  # the last: of batches
         pipes = [os.fstat(one._writer.fileno()).st_ino for one in queues[-1:]]
         text = repr((info.seed - info.id, pipes))
         iterator = int.from_bytes(sha256(text.encode()).digest()[:7], "little") + 1
