@@ -240,7 +240,8 @@ class Epochs(Generic[PlanT]):
     @property
     def _next(self) -> Start:
         """Where the next iteration begins, if workers of this process begin it."""
-        return Start(self._place.epoch + 1) if self.is_begun else self._place.start
+        following = Start(min(self._place.epoch + 1, MOST))
+        return following if self.is_begun else self._place.start
 
     def _publish(self) -> None:
         """Give workers of later iterations the next start, and the state that was loaded last."""

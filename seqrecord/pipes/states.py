@@ -215,11 +215,7 @@ class State:
         problem = "that of one worker does not say how far the others are"
         expected = "state_dict(batches=…) of the loader, in the process that has the workers"
         _check(self.is_of_all, problem, expected, self.sharing)
-        return self.of_all(self.batches)
-
-    def of_all(self, batches: tuple[int, ...]) -> State:
-        """That of all workers of a rank, by what each has delivered; this is one of them."""
-        return replace(self, sharing=replace(self.sharing, worker=None), batch=batches)
+        return replace(self, sharing=replace(self.sharing, worker=None), batch=self.batches)
 
     def next_epoch(self) -> State:
         """The start of the epoch after this one: a whole one, but for a mix, which goes on."""
