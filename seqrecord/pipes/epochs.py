@@ -204,8 +204,8 @@ class Epochs(Generic[PlanT]):
             place = self._place_for(Sharing.of(part))
         if get_worker_info() is None:
             self._turns.iterations += 1
-            iteration = f"iteration {self._turns.iterations}"
-            check_ranks_agree(self, self.loader, place, place.batch, iteration)
+            name = f"iteration {self._turns.iterations}"
+            check_ranks_agree(self, self.loader, place, place.batch, name)
         self._last, self._is_told = None, False
         self._place = replace(place, start=Start(place.epoch))
         self._phase = Phase.RUNNING
