@@ -30,14 +30,17 @@ def check_ranks_agree(
 ) -> None:
     """Raise `StateError` if the rank that came first to an iteration of `epochs` began elsewhere.
 
-    Ranks number their loaders of a kind, as they begin.
+    Ranks number their loaders of a kind, as they begin. Where ranks were given, groups of them may
+    have loaders of their own, and only epoch and batch are compared.
     """
     if not loader.ranks.in_process_group or place.sharing is None:
         return
     sharing = replace(place.sharing, worker=None)
     said: dict[str, Any] = state_at(loader, place.epoch, batch, sharing, place.rest).to_json()
     requests = [source["request"] for source in said["sources"]]
-    kind = [[request[name] for name in _OF_A_KIND] for request in requests]
+    kind: Any = [[request[name] for name in _OF_A_KIND] for request in requests]
+    if loader.ranks.are_given:
+        kind = said["sources"], said["asked"]
     digest = sha256(json.dumps([said["sharing"]["ranks"], kind]).encode()).hexdigest()[:16]
     if epochs not in _numbers:
         _numbers[epochs] = f"{digest}/{_loaders[digest]}"

@@ -63,6 +63,11 @@ class Ranks:
         return found or Part()
 
     @property
+    def are_given(self) -> bool:
+        """Whether this rank was given, not found."""
+        return self._given is not None
+
+    @property
     def in_process_group(self) -> bool:
         """Whether this process shares epochs with others of a `torch.distributed` process group."""
         return _of_process_group() is not None and self.current().count > 1
