@@ -237,7 +237,8 @@ class ChunkLoader:
         begin = perf_counter()
         runs = frame_runs(chunk, frame - table.first_frame[chunk], rows)
         try:
-            nbytes = raw.read(runs, targets, self._buffers.chunks, exact=self._exact)
+            lender, exact = self._buffers.chunks, self._exact
+            nbytes = raw.read(runs, targets, lender, exact=exact, resizing=self._resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(followed(same=chunk)):  # which is wrong?
@@ -248,11 +249,20 @@ class ChunkLoader:
         self._note_fetch(begin, nbytes, chunk)
         return set(targets)
 
+    @contextmanager
+    def _resizing(self) -> Iterator[None]:
+        """Counts as decoding what reading raw frames takes to resize them."""
+        with self._decoding:
+            begin = perf_counter()
+            yield
+            seconds = perf_counter() - begin
+        self._stats.add(decode_seconds=seconds, fetch_seconds=-seconds)
+
     def _read(self, chunk: Chunk, pages: Sequence[Page], without: Collection[str] = ()) -> Fetched:
         """Read pages of a chunk into memory; of the features in `without` only where they are."""
         begin = perf_counter()
         wanted = [page for page in pages if page.feature not in without]
-        buffer = self._buffers.chunks.acquire(sum(page.room for page in wanted))
+        buffer = self._buffers.chunks.acquire(sum([page.room for page in wanted]))
         try:
             with self._naming(chunk):
                 data = self._reader.read(wanted, buffer)
@@ -260,7 +270,7 @@ class ChunkLoader:
             self._buffers.chunks.release(buffer)
             raise
         if wanted:
-            self._note_fetch(begin, sum(page.nbytes for page in wanted), [chunk.row])
+            self._note_fetch(begin, sum([page.nbytes for page in wanted]), [chunk.row])
         names = (page.feature for page in wanted)
         return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
 

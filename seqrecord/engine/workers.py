@@ -267,8 +267,9 @@ def _work(tasks: queue.SimpleQueue[_Task | None], trace: Trace) -> None:
 def _make(copy: Copy, done: Done, trace: Trace) -> None:
     error = None
     try:
-        with trace.span("gather copies", bytes=copy.nbytes):
-            copy.do()
+        begin = perf_counter()
+        copy.do()
+        trace.add("gather copies", begin, perf_counter(), bytes=copy.nbytes)
     except BaseException as raised:
         error = raised
     done(error)
@@ -294,7 +295,8 @@ class Copies:
     ) -> None:
         self._threads, self._failed, self._clock = threads, failed, clock
         self.num_threads = num_threads
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # to enter it takes no call of Python
+        self._changed = threading.Condition(self._lock)
         self._num_begun = 0  # pieces
         self._copying = 0  # copies that are not made yet
         self._error: tuple[int, BaseException] | None = None  # the first piece's that has one
@@ -322,7 +324,7 @@ class Copies:
         """For how many seconds copies have been made since the last call."""
         if not self._copying and not self._seconds:
             return 0.0
-        with self._changed:
+        with self._lock:
             self._count()
             seconds, self._seconds = self._seconds, 0.0
         return seconds
@@ -330,7 +332,7 @@ class Copies:
     def add(self, piece: PieceCopies, copies: Iterable[Copy]) -> None:
         """Have copies made for a piece."""
         asked = list(copies)
-        with self._changed:
+        with self._lock:
             self._count()
             self._copying += len(asked)
             piece.missing += len(asked)
@@ -338,13 +340,13 @@ class Copies:
 
     def note(self, piece: PieceCopies, error: BaseException | None, *, copies: int) -> None:
         """A piece misses one thing less; `copies` of it is a copy, or none."""
-        with self._changed:
+        with self._lock:
             piece.missing -= 1
             piece.has_failed = piece.has_failed or error is not None
             is_done = not piece.missing and not piece.has_failed
         if is_done:
             error = piece.try_done()
-        with self._changed:
+        with self._lock:
             if error is not None and (self._error is None or piece.number < self._error[0]):
                 self._error = piece.number, error
             if copies:

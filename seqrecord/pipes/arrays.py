@@ -205,7 +205,7 @@ def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
     for place, grid in enumerate(groups):
         video = video_of(grid.group, features)
         stored = [spec for spec in features.values() if spec.group == grid.group]
-        are_raw = all(spec.is_raw or spec.value == "text" for spec in stored)
+        are_raw = all(spec.stored.is_raw or spec.value == "text" for spec in stored)
         groups[place] = replace(grid, by_frame=are_raw)
         if video is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -60,14 +60,6 @@ _logger = logging.getLogger("seqrecord")
 
 _Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]
 """Of epochs in so many parts; of the rest of one by its number and sessions, else by 0 and none."""
-
-
-class Counted(NamedTuple):
-    """A process that runs plans of which loads are only counted: the memory that it has, and
-    whether it is a DataLoader's worker."""
-
-    buffers: BufferCache
-    in_worker: bool
 
 
 class ClipLoader:
@@ -193,32 +185,53 @@ class ClipLoader:
         sessions: Sessions,
         stats: EngineStats,
         stream: SideStream | None = None,
-        *,
-        counted: Counted | None = None,
     ) -> Execution:
         """What executes a plan, of an epoch of which these sessions are over; for batches of a mix
-        on the `stream` of these. Or what is only `counted`, on whichever machine."""
-        selection = self.selection
+        on the `stream` of these."""
         # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
         device = self.find_device() if stream is None else stream.device
-        here = Counted(self._buffers, get_worker_info() is not None)
-        process = counted or here
+        on_device, in_worker = device is not None, get_worker_info() is not None
+        memory, nbytes, rows = self.settled(
+            plan, sessions, on_device=on_device, in_worker=in_worker
+        )
+        self._stays = bool(rows)
+        if not on_device and not self.of_mix:
+            check_machine(nbytes, self.selection.dataset.url)
+        resources = Resources(
+            memory,
+            self.options.tuning.num_threads or worker_threads(),
+            self._buffers,
+            device,
+            stream,
+            shared=in_worker,
+            niceness=self.options.tuning.thread_niceness,
+            decode_there=self.options.tuning.video_decoder == "torchcodec",
+            rows=rows,
+        )
+        return Execution(self.job(plan), resources, stats)
+
+    def settled(
+        self, plan: Plan, sessions: Sessions = (), *, on_device: bool, in_worker: bool
+    ) -> tuple[Memory, int, tuple[FrameRows, ...]]:
+        """The memory that executing a plan takes, the most bytes of it, and the rows of frames that
+        stay; see `execution`."""
         fitted, rows = self._fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
         if fitted.in_memory is not None:
             rows = self._residency.rows(plan.part, sessions, fitted.settings)
-        self._stays = bool(rows)
-        on_device = device is not None
         memory = settle(
             fitted,
             plan,
-            selection,
+            self.selection,
             on_device=on_device,
             of_mix=self.of_mix,
-            in_worker=process.in_worker,
+            in_worker=in_worker,
         )
-        if not on_device and not self.of_mix and counted is None:
-            check_machine(fitted.nbytes(memory), selection.dataset.url)
-        job = Job(
+        return memory, fitted.nbytes(memory), rows
+
+    def job(self, plan: Plan) -> Job:
+        """What is made of a plan."""
+        selection = self.selection
+        return Job(
             selection.dataset,
             plan,
             selection.drawn_frames(self._settings.seed, plan.epoch),
@@ -228,26 +241,6 @@ class ClipLoader:
             selection.frame_transform,
             self._draw_of(plan.epoch) if selection.draws.is_any else None,
         )
-        resources = Resources(
-            memory,
-            self.options.tuning.num_threads or worker_threads(),
-            process.buffers,
-            device,
-            stream,
-            shared=process.in_worker and counted is None,
-            decode_there=self.options.tuning.video_decoder == "torchcodec",
-            rows=rows,
-        )
-        return Execution(job, resources, stats)
-
-    def taken(self, num_parts: int, memory: Memory, chunk: int) -> int:
-        """The most bytes that an epoch in so many parts takes, which uses this memory, and of which
-        a load holds a chunk of at most so many bytes as it is stored."""
-        fitted = self._fit(num_parts)
-        spared = max(0, fitted.sizes.chunk - chunk)
-        if self.selection.frame_transform is not None:  # a load holds several
-            spared = 0
-        return fitted.nbytes(memory) - memory.max_loads * spared
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
@@ -429,7 +422,7 @@ class ClipLoader:
             "pad": self.options.pad,
             "drop_last_frames": self.options.drop_last_frames,
             "features": sorted(map(stored, selection.dataset.features)),
-            "frame_transform": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
+            "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": self.options.tuning.shuffle_buffer,
             "clips": selection.chosen_digest,
             "fixed_shards": self.options.fixed_shards,
@@ -598,8 +591,8 @@ def _check_same(
 ) -> None:
     """Raise `StateError` where a state has found something of these names other than it is now."""
     differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
-    if "features" in differ and "frame_transform" in differ:
-        differ.remove("frame_transform")  # its arrays are the features
+    if "features" in differ and "shapes" in differ:
+        differ.remove("shapes")  # of the features
     if differ:
         raise StateError(
             f"{problem}: {', '.join(differ)}",

@@ -189,7 +189,7 @@ class Streaming(WithEpochs[Plan]):
         """Open the dataset, and choose its clips.
 
         `clip_len` to `drop_last_frames` say which frames a clip has; `features` to `metadata`, of
-        which features and episodes; `frame_transform` to `ragged`, what is made of them; `order` to
+        which features and episodes; `resize` to `ragged`, what is made of them; `order` to
         `rotate_phase`, in which order clips come; `batch_size` to `device`, what a batch is, in
         which memory; `rank` and `world_size`, for which rank; `engine`, how that is executed.
 

@@ -25,7 +25,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand, Fit, FrameSizes, Memory
-from seqrecord.schema import Schema
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -76,18 +76,20 @@ def frames_in_memory(selection: ClipSelection, *, only_small: bool) -> int:
     of the selected episodes, or none.
 
     Small frames may stay; and unless `only_small`, frames of fixed shapes that cost more to decode
-    or transform than to copy. Large raw frames do not stay: reading them again is a copy.
+    or transform than to copy. Large raw frames do not stay: reading them again is a copy. Texts
+    stay if the other features do.
     """
     if selection.excerpts is not None:  # whose places are no frames of chunks
         return 0
     features, transform = selection.dataset.features, selection.frame_transform
-    stays = transform is None and all(_is_small(selection.dataset, name) for name in features)
-    if not (stays or only_small) and all(spec.is_fixed for spec in selection.arrays.values()):
+    arrays = [name for name, spec in features.items() if spec.value == "array"]
+    stays = transform is None and all(_is_small(selection.dataset, name) for name in arrays)
+    if not (stays or only_small) and all(map(_has_rows, selection.arrays.values())):
         if transform is not None:
             stays = selection.transform_is_deterministic
         else:
-            are_fixed = all(spec.is_fixed for spec in features.values())
-            stays = are_fixed and not all(spec.is_raw for spec in features.values())
+            stays = all(map(_has_rows, features.values()))
+            stays &= not all(features[name].is_raw for name in arrays)
     num_frames: IntArray = selection.episodes.num_frames[selection.selected]
     return int(num_frames.sum()) if stays else 0
 
@@ -95,13 +97,15 @@ def frames_in_memory(selection: ClipSelection, *, only_small: bool) -> int:
 def is_small(dataset: Dataset, feature: str) -> bool:
     """Whether a feature's frames are raw, small, all there, and on a local disk: they may stay."""
     reader, group = dataset.contents.chunks, dataset.features[feature].group
-    return reader.is_local and feature in reader.raw[group].specs and _is_small(dataset, feature)
+    is_raw = feature in reader.raw[group].specs and dataset.features[feature].is_raw
+    return reader.is_local and is_raw and _is_small(dataset, feature)
 
 
 def is_decoded(dataset: Dataset, feature: str) -> bool:
-    """Whether a feature's frames are encoded, of a fixed shape, and all there: they may stay."""
+    """Whether a feature's frames are encoded, texts or of a fixed shape, and all there: they may
+    stay."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
-    return spec.is_fixed and not spec.is_raw and not len(gaps)
+    return _has_rows(spec) and not spec.is_raw and not len(gaps)
 
 
 def check_machine(nbytes: int, url: str) -> None:
@@ -188,7 +192,8 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
     features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
-    decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in features.values() if spec.is_video)
+    videos = [spec.stored for spec in features.values() if spec.is_video]
+    decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in videos)
     staying, whole = tuple[int, ...](), 0
     if selection.frame_transform is not None:
         frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
@@ -201,6 +206,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
             most = grid.whole.largest.max()
             whole = sum(bytes_of_run(*one, int(most)) for one in sizes)
         beside, staying = sum(spec.nbytes for spec in stored) + frame, (frame,)
+        beside += _resized_bytes(selection)
         chunk, whole = sum(each) + beside, max(sum(each), whole) + beside + decoders
     else:  # codecs may need room for a frame that is in no row yet
         frames = bytes_by_group(selection.arrays, features)
@@ -209,6 +215,7 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
             frames[place] += open_chunk_bytes(grid, [tables[grid.group]], features)
         chunk = max(int(nbytes.max()) for _, nbytes in sizes)
         chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
+        chunk += _resized_bytes(selection)
         whole = chunk + decoders
     lengths = selection.lengths
     clip = sum((spec.nbytes + _beside(spec)) * lengths[n] for n, spec in selection.made.items())
@@ -270,10 +277,26 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
     return -(-kept // max(1, int(grid.largest.max(initial=1))))
 
 
+def _resized_bytes(selection: ClipSelection) -> int:
+    """What a load needs for a stored frame of each feature that is resized after it is decoded."""
+    contents, episodes, nbytes = selection.dataset.contents, selection.selected, 0
+    for name, spec in contents.features.items():
+        if spec.stored_shape is not None and not spec.is_video:
+            stored, index = spec.stored, contents.index
+            is_fixed = stored.is_fixed
+            nbytes += stored.nbytes if is_fixed else index.largest_frames(name, episodes)
+    return nbytes
+
+
 def _is_small(dataset: Dataset, feature: str) -> bool:
     """Whether frames are small, and all there."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
     return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
+
+
+def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
+    """Whether a row can keep a frame for all epochs: of a fixed shape, or a text."""
+    return spec.is_fixed or spec.value != "array"
 
 
 def _beside(spec: ArraySpec) -> int:

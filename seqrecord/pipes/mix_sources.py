@@ -35,7 +35,7 @@ from seqrecord.schema import FeatureSpec
 
 _GIVEN = ("rank", "world_size", "device")  # to each source
 _OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", *_GIVEN)
-_ENGINE_OF_THE_MIX = ("num_threads", "video_decoder", "trace")
+_ENGINE_OF_THE_MIX = ("num_threads", "thread_niceness", "video_decoder", "trace")
 _EPOCHS = range(1 << 62)  # those that a state may name
 
 Join: TypeAlias = Literal["union", "intersection"]
@@ -439,6 +439,7 @@ def _of_features(
         options,
         features=names,
         rename=None,
+        resize=None,
         windows=windows or None,
         clip_len=1 if alone else options.clip_len,
         pad=None if alone else options.pad,

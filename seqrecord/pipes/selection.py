@@ -113,6 +113,8 @@ class ClipSelection:
         with located(ClipError, file=self.dataset.url):
             if options.rename is not None:
                 self.dataset = self.dataset.renamed(options.rename)
+            if options.resize is not None:
+                self.dataset = self.dataset.resized(options.resize)
             self._select(options)
         self._memory = PerProcess(batch_memory)  # as long as this lives
         self._memory.get()
@@ -154,7 +156,7 @@ class ClipSelection:
         metadata, transform = tuple(options.metadata or ()), options.clip_transform
         cameras, functions = ((), ()) if transform is None else chain_of(transform)
         functions = tuple(bound(function, self.dataset.features) for function in functions)
-        wanted = (*metadata, "camera") if cameras else metadata
+        wanted = (*metadata, "camera") if cameras or self.dataset.contents.sizes else metadata
         repeats = self.chosen is not None and self.chosen.repeats
         self._facts = ClipEpisodes(self.dataset, wanted, self.excerpts, repeats=repeats)
         if options.has_drawn_steps:
