@@ -23,7 +23,6 @@ import torch
 
 from seqrecord import ClipError, EngineOptions, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.epochs import share_all
 from seqrecord.writing.stored_schema import Codecs
 
 __all__ = [
@@ -235,7 +234,7 @@ def leaves_nothing() -> Iterator[None]:
     """
     ensure_running()  # multiprocessing's resource tracker stays, once it is needed
     gc.collect()
-    share_all()  # what loaders have that live on, once a process is forked
+
     before = _held()
     yield
     gc.collect()

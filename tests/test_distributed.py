@@ -22,6 +22,7 @@ from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Part
 from tests.clip_data import names
 from tests.rank_jobs import PATIENCE, check_once, finish, start
+from tests.torch_process import run_code
 from tests.torch_workers import be_worker
 
 
@@ -316,3 +317,87 @@ def test_a_process_group(path: Path, tmp_path: Path, method: str) -> None:
     found = finish([start([*script, str(rank), "2"]) for rank in range(2)])
     assert len(found) == 2
     check_once(found, SeqRecordPipe(path, clip_len=3, features=["id"]).clips.num_clips)
+
+
+RANKS = """
+import json, os, sys
+from pathlib import Path
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from seqrecord import SeqRecordPipe, SeqRecordStream, StateError
+
+path, store, steps = sys.argv[1:]
+rank = int(os.fork() == 0)
+dist.init_process_group("gloo", init_method=Path(store).as_uri(), rank=rank, world_size=2)
+clips = {"clip_len": 3, "features": ["id"], "batch_size": 4}
+
+def begun(data):
+    try:
+        next(iter(data))
+    except StateError as error:
+        return str(error)
+
+def wait():
+    dist.barrier()
+
+exec(steps)
+wait()
+dist.destroy_process_group()
+os._exit(0) if rank else os.wait()
+"""
+
+
+def of_ranks(path: Path, folder: Path, steps: str) -> list[str]:
+    """What two ranks of a process group print."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    found = run_code(RANKS, path, folder / "store", steps)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.splitlines()
+
+
+def test_ranks_that_disagree(path: Path, tmp_path: Path) -> None:
+    """In seeds, epochs and steps; and no rank waits for another."""
+    steps = """
+for number, changes in enumerate(({"seed": rank}, {"memory_limit": f"{1 + rank} GiB"}, {})):
+    pipe = SeqRecordPipe(path, **clips, **changes)
+    if number == 2:
+        pipe.set_epoch(1, batches=2 + rank)
+    for one in (1 - number % 2, number % 2):
+        if rank == one and (said := begun(pipe)):
+            print(said, flush=True)
+        wait()
+evaluation = SeqRecordStream(path, **clips, world_size=1)
+if rank == 0:
+    for _ in range(3):
+        evaluation.set_epoch(0)
+        assert len(list(evaluation)) == len(evaluation)
+    list(SeqRecordPipe(path, clip_len=2))
+stream = SeqRecordStream(path, **clips)
+for _ in range(2):
+    list(stream)
+    wait()
+if rank == 0:
+    next(iter(stream))
+wait()
+if rank == 1:
+    stream.set_epoch(7)
+    print(begun(stream), flush=True)
+data = SeqRecordStream(path, **clips)
+data.set_epoch(3, batches=4 * rank)
+loader = DataLoader(data, batch_size=None, num_workers=1)
+list(loader)
+for one in (0, 1):
+    if one == rank:
+        try:
+            data.set_epoch(4)
+        except StateError as error:
+            print(error, flush=True)
+    wait()
+"""
+    said = of_ranks(path, tmp_path, steps)
+    assert len(said) == 4, said
+    assert all("the ranks begin an iteration in different places" in line for line in said)
+    assert "expected: seed=1; got: seed=0" in said[0]
+    assert "batch=" in said[1]
+    assert "epoch=2, batch=0; got: epoch=7" in said[2] or "epoch=2; got: epoch=7" in said[2]
+    assert "expected: batch=0; got: batch=4" in said[3]

@@ -193,29 +193,11 @@ def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> Non
 # ---- DataLoader and StatefulDataLoader
 
 
-def elastic_state(path: Path, saved: State, **changes: Any) -> State:
-    """What a stream that has loaded a StatefulDataLoader's state says."""
-    stream = resumed(make(path, 0, 1, **changes), saved)
-    found: State = stream.state_dict()
-    return found
-
-
 def loaded(path: Path, state: State, workers: int, **changes: Any) -> list[list[Clip]]:
     """The batches of one rank that goes on with so many workers."""
     stream = resumed(make(path, 0, 1, **changes), state)
-    loader: Any = StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+    loader: Any = DataLoader(stream, batch_size=None, num_workers=workers)
     return [clips_of(batch) for batch in loader]
-
-
-def collated(path: Path, size: int | None, workers: int, every_steps: int, asked: int = 4) -> Any:
-    """A loader of batches of `asked` clips, around a stream of batches of `size`."""
-    return StatefulDataLoader(
-        make(path, 0, 1, batch_size=size),
-        batch_size=None if size == asked else asked // (size or 1),
-        num_workers=workers,
-        snapshot_every_n_steps=every_steps,
-        collate_fn=None if size == asked else list,
-    )
 
 
 def given_by(loader: Any, steps: int) -> tuple[list[Clip], State]:
@@ -223,95 +205,41 @@ def given_by(loader: Any, steps: int) -> tuple[list[Clip], State]:
     iterator = iter(loader)
     batches = [next(iterator) for _ in range(steps)]
     items = [item for b in batches for item in (b if isinstance(b, list) else [b])]
-    state: State = json.loads(json.dumps(loader.state_dict()))
-    return [clip for item in items for clip in clips_of(item)], state
+    state: State = loader.dataset.state_dict(batches=steps, batch_size=loader.batch_size)
+    return [clip for item in items for clip in clips_of(item)], json.loads(json.dumps(state))
 
 
 @pytest.mark.parametrize(
-    ("workers", "others", "steps", "every_steps"),
+    ("workers", "size", "others", "changes"),
     [
-        (2, (0, 1, 3, 2), 5, 1),
-        (3, (2,), 7, 1),
-        pytest.param(2, (1,), 7, 4, marks=pytest.mark.slow),
-        pytest.param(0, (2,), 4, 1, marks=pytest.mark.slow),
-        pytest.param(3, (1,), 2, 1, marks=pytest.mark.slow),
+        (2, None, (0, 3, 2), {}),
+        (2, 4, (1,), {"batch_size": None, "equal": False}),
+        pytest.param(3, None, (2, 1), {"equal": False}, marks=pytest.mark.slow),
+        pytest.param(3, 4, (0, 2, 3), {"batch_size": None}, marks=pytest.mark.slow),
     ],
+    ids=str,
 )
 def test_other_numbers_of_workers(
     path: Path,
     every: set[Clip],
     workers: int,
+    size: int | None,
     others: tuple[int, ...],
-    steps: int,
-    every_steps: int,
+    changes: dict[str, Any],
 ) -> None:
-    given, saved = given_by(collated(path, 2, workers, every_steps, asked=2), steps)
-    state = elastic_state(path, saved)
-    per_worker = [len(range(i, steps, workers)) for i in range(workers)]
-    assert state["batch"] == (per_worker or steps)
+    options: Any = {} if size is None else {"collate_fn": list}
+    data = make(path, 0, 1, **changes)
+    loader: Any = DataLoader(data, batch_size=size, num_workers=workers, **options)
+    given, state = given_by(loader, 5)
     for number in others:
-        rest = [clip for batch in loaded(path, state, number) for clip in batch]
+        rest = [clip for batch in loaded(path, state, number, **changes) for clip in batch]
         # The same parts go on as they were. Those with a clip less than others give one of these.
-        repeated = -len(every) % workers if number == workers else 0
+        is_equal = changes.get("equal", True)
+        repeated = -len(every) % workers if number == workers and is_equal else 0
         assert len(set(rest) & set(given)) <= repeated
         assert set(rest) | set(given) == every
-        assert len(rest) + len(given) - len(every) < max(1, number) + max(1, workers)
-
-
-@pytest.mark.parametrize(
-    ("size", "workers", "every_steps", "steps", "per_worker"),
-    [
-        (None, 2, 5, 7, [16, 12]),
-        (None, 2, 5, 10, [20, 20]),
-        (None, 0, 5, 4, 16),
-        pytest.param(None, 2, 5, 9, [20, 16], marks=pytest.mark.slow),
-        pytest.param(None, 3, 4, 9, [12, 12, 12], marks=pytest.mark.slow),
-        pytest.param(None, 2, 1, 3, [8, 4], marks=pytest.mark.slow),
-        pytest.param(2, 2, 5, 8, [8, 8], marks=pytest.mark.slow),
-        # Near the end a last batch is not full: the state is right, or refused.
-        *(
-            pytest.param(None, 2, 5, steps, found, marks=pytest.mark.slow)
-            for steps, found in (
-                (14, None),
-                (15, None),
-                (16, None),
-                (17, "refused"),
-                (18, "refused"),
-            )
-        ),
-    ],
-)
-def test_a_loader_with_a_batch_size_of_its_own(
-    path: Path,
-    every: set[Clip],
-    size: int | None,
-    workers: int,
-    every_steps: int,
-    steps: int,
-    per_worker: list[int] | int | str | None,
-) -> None:
-    """What it has given since it asked its workers for their states is counted in clips."""
-    given, saved = given_by(collated(path, size, workers, every_steps), steps)
-    if per_worker == "refused":
-        with pytest.raises(StateError, match="beyond the end"):
-            elastic_state(path, saved, batch_size=size)
-        return
-    state = elastic_state(path, saved, batch_size=size)
-    assert per_worker is None or state["batch"] == per_worker
-    rest = [clip for batch in loaded(path, saved, 0, batch_size=size) for clip in batch]
-    assert not set(rest) & set(given)
-    assert set(rest) | set(given) == every
-
-
-def test_a_batch_size_that_the_state_does_not_tell(path: Path) -> None:
-    loader = collated(path, None, 2, 5)
-    iterator = iter(loader)
-    assert elastic_state(path, loader.state_dict(), batch_size=None)["batch"] == [0, 0]
-    for _ in range(4):
-        next(iterator)
-    with pytest.raises(StateError, match="how many items a batch") as caught:
-        elastic_state(path, loader.state_dict(), batch_size=None)
-    assert "snapshot_every_n_steps=1" in str(caught.value.expected)
+        most = max(1, number) + max(1, workers) if is_equal else 1
+        assert len(rest) + len(given) - len(every) < most
 
 
 @pytest.mark.slow
@@ -331,13 +259,11 @@ def test_workers_that_change_are_resumable(path: Path, every: set[Clip]) -> None
     expected = [[clips_of(batch) for batch in batches] for batches in (iterator, loader)]
     again = resumed(stateful(3), saved)
     assert [[clips_of(batch) for batch in again] for _ in range(2)] == expected
-    given += given_by(stateful(3, state), 7)[0]
-    rest = [clip for batch in loaded(path, saved, 0) for clip in batch]
+    more, state = given_by(stateful(3, state), 7)
+    given += more
+    rest = [clip for batch in loaded(path, state, 0) for clip in batch]
     assert not set(rest) & set(given)
     assert set(rest) | set(given) == every
-    # At the end of the epoch the next one follows.
-    ended = elastic_state(path, again.state_dict())
-    assert (ended["epoch"], ended["batch"], ended["rest"]) == (2, [0, 0, 0], None)
 
 
 class LateProcess(ForkProcess):
@@ -365,7 +291,7 @@ def test_plain_workers_go_on_where_a_loader_without_stopped(
     )
     given = [clip for batch in loader for clip in clips_of(batch)]
     check_epoch([first, Session(given, {}, 1, True)], every)
-    assert len(loader) == 34  # of an epoch that none has begun, as always after a state was loaded
+    assert len(loader) == 34  # of a whole epoch
     fresh = make(path, 0, 1)
     fresh.set_epoch(1)
     assert digests(loader) == digests(DataLoader(fresh, batch_size=None, num_workers=2))
@@ -487,53 +413,10 @@ def test_damaged_stages_are_refused_and_change_nothing(path: Path) -> None:
     stream.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda state: None,
-        lambda state: [],
-        lambda state: {},
-        lambda state: {"_snapshot": None},
-        lambda state: {"_snapshot": {}},
-        lambda state: {"_snapshot": {"_worker_snapshots": {}}},
-        lambda state: {"_snapshot": {"_worker_snapshots": {"worker_1": {}}}},
-        lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {}}}},
-        lambda state: {"_snapshot": {"_worker_snapshots": {"worker_0": {"dataset_state": state}}}},
-        lambda state: {"fetcher_state": None},
-        lambda state: {"fetcher_state": None, "dataset_state": {"version": 7}},
-    ],
-)
+@pytest.mark.parametrize("change", [None, [], {}, {"_snapshot": {}}, {"fetcher_state": None}])
 def test_what_is_no_state_is_refused(path: Path, change: Any) -> None:
-    with pytest.raises(StateError):
-        elastic_state(path, change(make(path, 0, 1).state_dict()))
-
-
-def test_workers_of_several_epochs_are_refused(path: Path) -> None:
-    base = make(path, 0, 1).state_dict()
-    workers: dict[str, Any] = {
-        f"worker_{i}": {
-            "dataset_state": {
-                **base,
-                "sharing": {"ranks": 1, "workers": 2, "worker": i},
-                "epoch": i,
-            }
-        }
-        for i in range(2)
-    }
-    saved: dict[str, Any] = {
-        "_snapshot": {"_worker_snapshots": workers, "_last_yielded_worker_id": 0},
-        "_steps_since_snapshot": 0,
-    }
-    with pytest.raises(StateError, match="worker 1 is not of the same epoch"):
-        elastic_state(path, saved)
-    workers["worker_1"]["dataset_state"]["epoch"] = 0
-    assert elastic_state(path, saved)["batch"] == [0, 0]
-    for name in ("_last_yielded_worker_id", "_steps_since_snapshot"):
-        for value in (-2, 1 << 40, None, "0", True):
-            broken = {**saved, "_snapshot": {**saved["_snapshot"]}}
-            (broken if name in broken else broken["_snapshot"])[name] = value
-            with pytest.raises(StateError, match=f"out of range in {name}"):
-                elastic_state(path, broken)
+    with pytest.raises(StateError, match="no loader has saved it"):
+        make(path, 0, 1).load_state_dict(change)
 
 
 # ---- torchrun

@@ -8,12 +8,14 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from seqrecord import StateError
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler
 from tests.lerobot_video_data import unpack
 
@@ -99,7 +101,7 @@ def test_the_sampler_is_told_of_batches_workers_and_ranks(
     made = LeRobotDataset("a/test", unpack(tmp_path, "lerobot_video_v3"))
     monkeypatch.setattr(lerobot.training, "make_train_eval_datasets", lambda _: (made, None))
     assert installed()
-    cfg = SimpleNamespace(batch_size=2, num_workers=2)
+    cfg = SimpleNamespace(batch_size=2, num_workers=2, resume=False)
     assert lerobot.training.make_train_eval_datasets(cfg) == (made, None)
     sampler = lerobot.training.EpisodeAwareSampler(
         [0], [9], seed=3, drop_n_last_frames=1, shuffle=True
@@ -107,6 +109,83 @@ def test_the_sampler_is_told_of_batches_workers_and_ranks(
     options: Any = {"batch_size": 2, "num_workers": 2, "seed": 3, "drop_last_frames": 1}
     assert list(sampler) == list(PlannedSampler(made, **options, num_replicas=1))
     assert len(sampler) == 16 - 3
+
+
+class Training:
+    """`lerobot-train` as far as its order: steps of some ranks, checkpoints, and resuming."""
+
+    def __init__(self, lerobot: Any, dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.script = lerobot.training
+        self.state = pytest.importorskip("accelerate.state").PartialState(cpu=True)
+        self.set = monkeypatch.setattr
+        self.set(self.script, "make_train_eval_datasets", lambda _: (dataset, None))
+
+    def run(
+        self, folder: Path | None, step: int, stop: int, batch_size: int, workers: int, ranks: int
+    ) -> list[int]:
+        """The items of all ranks in the steps to `stop`, and a checkpoint then, in a folder."""
+        self.set(self.state, "num_processes", ranks)
+        cfg = SimpleNamespace(batch_size=batch_size, num_workers=workers, resume=step > 0)
+        cfg.checkpoint_path = folder
+        self.script.make_train_eval_datasets(cfg)
+        sampler = self.script.EpisodeAwareSampler(seed=3)
+        if cfg.resume:
+            sampler.load_state_dict({"epoch": 9, "start_index": 9})  # what it computes by itself
+        found, items = list[int](), iter(sampler)
+        for _ in range(step, stop):
+            taken = list(islice(items, batch_size * ranks))
+            if len(taken) < batch_size * ranks:  # Accelerate gives others again
+                items = iter(sampler)
+            found += taken
+        options = {"batch_size": batch_size, "num_processes": ranks, "step": stop}
+        if folder is not None:
+            theirs = {"cfg": cfg, "policy": None, "optimizer": None}
+            self.script.save_checkpoint(checkpoint_dir=folder, **theirs, **options)
+        return found
+
+
+@pytest.mark.parametrize("numbers", [(2, 3, 1), (2, 2, 2), (4, 1, 1), (2, 2, 1)], ids=str)
+def test_a_training_goes_on_in_its_order_with_other_numbers(
+    lerobot: Any,
+    installed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    numbers: tuple[int, int, int],
+) -> None:
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    made = LeRobotDataset("a/test", unpack(tmp_path, "lerobot_video_v3"))
+    training = Training(lerobot, made, monkeypatch)
+    assert installed()
+    whole = training.run(None, 0, 16, 2, 2, 1)
+    assert len({*whole[:16]}) == len(made) == 16
+    found = training.run(tmp_path, 0, 3, 2, 2, 1)
+    found += training.run(tmp_path, 3, 4, *numbers)
+    assert ("--num_workers=2 and 1 processes" in caplog.text) == (numbers != (2, 2, 1))
+    found += training.run(tmp_path, 4, 14, 2, 2, 1)  # it is resumed once more
+    assert found == whole[: len(found)]
+    assert len(found) > len(made)
+
+
+@pytest.mark.parametrize("wanted", ["1", "class"])
+def test_a_checkpoint_of_another_order(
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str
+) -> None:
+    training = Training(lerobot, None, monkeypatch)
+    monkeypatch.setenv("SEQRECORD_LEROBOT", wanted)
+    assert installed()
+    file, other = tmp_path / "seqrecord_order.json", {"1": "class", "class": "1"}[wanted]
+    if wanted == "class":
+        file.write_text("{}")
+    with pytest.raises(
+        SystemExit, match=f"another order; resume it with SEQRECORD_LEROBOT={other}"
+    ):
+        training.run(tmp_path, 3, 4, 2, 2, 1)
+    for junk in ("", "[]", '{"batch_size": -1}', '{"batch_size": 1}') if wanted == "1" else ():
+        file.write_text(junk)
+        with pytest.raises(StateError, match="not the order of a training"):
+            training.run(tmp_path, 1, 2, 2, 2, 1)
 
 
 def test_another_lerobot_ends_the_training(

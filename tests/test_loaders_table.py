@@ -119,9 +119,15 @@ def test_loader_with_workers(path: Path) -> None:
         data: Any = kind(path, **BATCHES)
         loader = DataLoader(data, batch_size=None, num_workers=2)
         assert shapes(next(iter(loader))) == [4, 3, 2]
-        check_reshuffles(loader)
+        epochs = check_reshuffles(loader)
         with pytest.raises(StateError, match="StatefulDataLoader"):
             data.state_dict()
+        data.set_epoch(2, batches=5)  # the first one was for its shapes
+        assert run(loader) == epochs[1][5:]
+        fewer = resumed(kind(path, **BATCHES), data.state_dict(batches=9))
+        rest = run(DataLoader(fewer, batch_size=None, num_workers=1))
+        given = {name for batch in epochs[1][:9] + rest for name in batch}
+        assert given == {name for batch in epochs[1] for name in batch}
 
 
 @row("DataLoader with batch_size=4")
@@ -144,6 +150,11 @@ def test_loader_of_single_clips(path: Path) -> None:
     again.dataset._datapipe.load_state_dict(pipe.state_dict())
     rest = [name for batch in again for name in names(batch)]
     assert len(seen) == 20
+    stream = SeqRecordStream(path, **SETTINGS)
+    loader = DataLoader(stream, 4, num_workers=2, collate_fn=seqrecord.collate)
+    first = run(loader)
+    stream.set_epoch(0, batches=5, batch_size=4)
+    assert run(loader) == first[5:]
     assert sorted(seen + rest) == sorted(name for batch in make() for name in names(batch))
 
 
@@ -236,7 +247,8 @@ def test_chains(path: Path) -> None:
 @row("Lightning's Trainer")
 @pytest.mark.filterwarnings("ignore")
 @WITH_WORKERS
-def test_lightning(path: Path, tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("is_stateful", [False, True])
+def test_lightning(path: Path, tmp_path: Path, workers: int, is_stateful: bool) -> None:
     lightning = pytest.importorskip("pytorch_lightning")
 
     class Model(lightning.LightningModule):  # type: ignore[misc,name-defined]
@@ -245,6 +257,7 @@ def test_lightning(path: Path, tmp_path: Path, workers: int) -> None:
             self.layer = torch.nn.Linear(2, 1)
             self.seen: list[Any] = []
             self.save_at = save_at
+            self.begin = 0, 0
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=1e-9)
@@ -254,13 +267,24 @@ def test_lightning(path: Path, tmp_path: Path, workers: int) -> None:
             loss: torch.Tensor = self.layer(batch["id"].float()).sum()
             return loss
 
+        def train_dataloader(self) -> Any:
+            stream = SeqRecordStream(path, **BATCHES)
+            if is_stateful:
+                return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
+            stream.set_epoch(*self.begin)
+            return DataLoader(stream, batch_size=None, num_workers=workers)
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["begin"] = self.trainer.current_epoch, len(self.seen) % count
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.begin = checkpoint["begin"]
+
         def on_train_batch_end(self, *_: Any) -> None:
             if len(self.seen) == self.save_at:
                 self.trainer.save_checkpoint(tmp_path / "saved.ckpt")
 
     def fit(model: Model, **options: Any) -> list[Any]:
-        stream = SeqRecordStream(path, **BATCHES)
-        loader = StatefulDataLoader(stream, batch_size=None, num_workers=workers)
         trainer = lightning.Trainer(
             accelerator="cpu",
             max_epochs=3,
@@ -269,7 +293,7 @@ def test_lightning(path: Path, tmp_path: Path, workers: int) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        trainer.fit(model, loader, **options)
+        trainer.fit(model, **options)
         return model.seen
 
     stream = SeqRecordStream(path, **BATCHES)
@@ -314,3 +338,17 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
     for epoch in (1, 2):
         loader.set_epoch(epoch)
         assert run(loader) == epochs[epoch][5 if epoch == 1 else 0 :]
+
+    # Without a state, from two integers: Accelerate counts epochs from 0 after a restart.
+    for kind in (False, True):
+        configuration = DataLoaderConfiguration(
+            use_stateful_dataloader=kind, dispatch_batches=False
+        )
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
+        stream = SeqRecordStream(path, **BATCHES, world_size=1)
+        loader = accelerator.prepare(DataLoader(stream, batch_size=None, num_workers=workers))
+        loader.set_epoch(1)
+        stream.set_epoch(1, batches=5)
+        assert run(loader) == epochs[1][5:]
+        assert run(loader) == epochs[2]
+        accelerator.free_memory()

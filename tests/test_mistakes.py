@@ -123,7 +123,7 @@ def test_states_of_something_else(path: Path) -> None:
     ]
     for state in states:
         with pytest.raises(
-            seqrecord.StateError, match="StatefulDataLoader around a SeqRecordStream"
+            seqrecord.StateError, match="a StatefulDataLoader to that, with as many"
         ):
             pipe.load_state_dict(state)
 

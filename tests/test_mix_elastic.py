@@ -193,13 +193,18 @@ def test_workers_have_the_settings_of_a_state_that_is_loaded_beside_them(root: P
     def stateful(data: SeqRecordMix) -> Any:
         return StatefulDataLoader(data, batch_size=None, num_workers=2)
 
-    loader = stateful(mix(engine=EngineOptions(num_cursors=3)))
+    first = mix(engine=EngineOptions(num_cursors=3))
+    loader = stateful(first)
     iterator = begun(loader, 2)
-    state = loader.state_dict()
+    state = first.state_dict(batches=2)
+    own = loader.state_dict()
     expected = [told(batch) for batch in iterator]
     data = resumed(mix(), state)
     assert [told(batch) for batch in stateful(data)] == expected
     assert [told(batch) for batch in stateful(mix())][2:] != expected
+    data = mix()
+    assert [told(batch) for batch in resumed(stateful(data), own)] == expected
+    assert len(list(data)) == len(data)  # without workers, after an epoch in workers
 
 
 def test_what_is_left_of_an_epoch(root: Path) -> None:
@@ -236,13 +241,15 @@ def test_workers_come_and_go(root: Path, persistent: bool) -> None:
             mix, batch_size=None, num_workers=workers, persistent_workers=keeps
         )
 
-    two = loader(mixed(root, stop=13), 2)
+    original = mixed(root, stop=13)
+    two = loader(original, 2)
     iterator = iter(two)
     first = [names(next(iterator)) for _ in range(5)]
-    saved = two.state_dict()
+    of_workers, saved = two.state_dict(), original.state_dict(batches=5)
     del iterator
     mix = resumed(
-        mixed(root, stop=13), saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+        mixed(root, stop=13),
+        of_workers["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"],
     )
     with pytest.raises(StateError, match="one worker does not say"):
         iter(mix).__next__()
@@ -259,13 +266,13 @@ def test_workers_come_and_go(root: Path, persistent: bool) -> None:
     assert [names(batch) for batch in repeated] == later
     iterator = iter(three)
     some = [names(next(iterator)) for _ in range(4)]
-    saved = three.state_dict()
+    saved, of_all = three.state_dict(), mix.state_dict(batches=4)
     others = [names(batch) for batch in iterator]
     third = resumed(loader(mixed(root, stop=13), 3), saved)
     assert [names(batch) for batch in third] == others
     assert [names(batch) for batch in third] == [names(batch) for batch in three]
     assert len(some) == 4
-    alone = resumed(mixed(root, stop=13), saved)
+    alone = resumed(mixed(root, stop=13), of_all)
     assert len([names(batch) for batch in alone]) == 9
     del two, three, repeated, third
 
@@ -326,9 +333,10 @@ def test_epochs_without_clips_between_those_that_workers_are_in(root: Path) -> N
         )
 
     gaps = 0
-    workers = StatefulDataLoader(mixed_rarely(1), batch_size=None, num_workers=2)
-    for _ in islice(workers, 28):
-        ranks = resumed(mixed_rarely(2), workers.state_dict())
+    mix = mixed_rarely(1)
+    workers = StatefulDataLoader(mix, batch_size=None, num_workers=2)
+    for number, _ in enumerate(islice(workers, 28)):
+        ranks = resumed(mixed_rarely(2), mix.state_dict(batches=number + 1))
         next(iter(ranks))
         saved = json.loads(json.dumps(ranks.state_dict()))
         epochs = [epoch for epoch, _ in saved["rest"]["sources"][1]["pending"]]

@@ -340,8 +340,9 @@ def test_a_mix_resumes(video: Path, ranks: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_workers(video: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, logger="seqrecord")
+def test_workers(video: Path, tmp_path: Path) -> None:
+    handler = logging.FileHandler(log := tmp_path / "log")  # of the workers, too
+    logging.getLogger("seqrecord").addHandler(handler)
 
     def epochs(**options: Any) -> list[list[tuple[str, int]]]:
         loader: Any = DataLoader(
@@ -350,9 +351,11 @@ def test_workers(video: Path, caplog: pytest.LogCaptureFixture) -> None:
         return [clips_of(video, loader) for _ in range(3)]
 
     kept = epochs(persistent_workers=True)
-    assert "persistent_workers" not in caplog.text
+    assert "persistent_workers" not in log.read_text()
     anew = epochs()
-    assert caplog.text.count("persistent_workers=True") == 1
+    assert log.read_text().count("persistent_workers=True") == 1
+    logging.getLogger("seqrecord").removeHandler(handler)
+    handler.close()
     assert kept == anew
     for clips in kept:
         assert set(clips) == set(every_clip())

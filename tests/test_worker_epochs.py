@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import errno
 import gc
 import itertools
 import json
@@ -25,13 +24,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
     ClipError,
-    SeqRecordError,
     SeqRecordMix,
     SeqRecordPipe,
     SeqRecordStream,
     StateError,
 )
-from seqrecord.pipes.worker_epochs import SharedEpochs
+from seqrecord.pipes.worker_epochs import Start, TurnTable, Worker
 from seqrecord.processes.threads import ThreadPool
 from tests.clip_data import begun, check, digests, leaves_nothing, make_loader, names, resumed
 from tests.resume_contract import check_resume
@@ -76,43 +74,37 @@ def run(loader: Any) -> list[Any]:
 
 
 def starts() -> Iterator[Any]:
-    """How workers start and whether they persist, under which loader, and for so many epochs."""
-    fast = [(loading, "fork", True), (stateful, "fork", False), (stateful, "forkserver", False)]
+    """How workers start and whether they persist, and under which loader."""
+    fast = [(loading, "fork", False), (stateful, "forkserver", True)]
     for case in itertools.product(
         (loading, stateful), ("fork", "forkserver", "spawn"), (False, True)
     ):
-        if case[1] == "spawn" and case[2] != (case[0] is loading):
-            continue  # each start of a worker imports torch
-        marks = () if case in fast else pytest.mark.slow
-        yield pytest.param(*case, 3 if case[1] == "fork" else 2, marks=marks)
+        yield pytest.param(*case, marks=() if case in fast else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("loader_of", "start", "persistent", "num_epochs"), list(starts()))
+@pytest.mark.parametrize(("loader_of", "start", "persistent"), list(starts()))
 def test_epochs_of_workers_are_those_of_the_plan(
-    path: Path, loader_of: Any, start: str, persistent: bool, num_epochs: int
+    path: Path, loader_of: Any, start: str, persistent: bool, thorough: bool
 ) -> None:
-    workers = 2 if start == "fork" else 1
+    """Whole epochs, one that is set and one from a position inside it, with equal seeds."""
+    workers = 2 if start == "fork" or thorough else 1
     kind = SeqRecordPipe if loader_of is loading else SeqRecordStream
-    expected = plan(path, range(num_epochs), workers, features=FEATURES)
+    expected = plan(path, (0, 1, 1), workers, features=FEATURES)
     gc.collect()
     with leaves_nothing() if start == "fork" else nullcontext():
         data = stream(path, kind, features=FEATURES)
         loader = loader_of(
             data, workers, persistent_workers=persistent, multiprocessing_context=start
         )
-        found = [[check(batch, FEATURES, 3) for batch in loader] for _ in range(num_epochs)]
-        assert found == expected
-        assert len(loader) == len(found[0])
+        for number, epoch in enumerate(expected):
+            if number == 2:
+                data.set_epoch(1, batches=5)
+            torch.manual_seed(0)
+            found = [check(batch, FEATURES, 3) for batch in loader]
+            assert found == (epoch[5:] if number == 2 else epoch)
+        assert len(loader) == len(epoch)
         del loader, data
     assert expected[0] != expected[1]
-
-
-def test_equal_seeds_are_not_taken_for_one_epoch(path: Path) -> None:
-    data = stream(path)
-    for epoch in range(2):
-        torch.manual_seed(0)
-        generator = torch.Generator().manual_seed(7) if epoch else None
-        assert run(loading(data, generator=generator)) == planned(path, epoch)
 
 
 def test_an_epoch_left_early_in_workers_is_over(path: Path) -> None:
@@ -145,14 +137,14 @@ def _set_epoch(worker: int) -> None:
 
 def test_workers_may_set_the_epoch(path: Path) -> None:
     data = stream(path)
-    loader = loading(data, worker_init_fn=_set_epoch)
-    assert run(loader) == planned(path, 5) == run(loader)
-    assert run(loading(data)) == planned(path, 6)
+    loader = loading(data, worker_init_fn=_set_epoch, persistent_workers=True)
+    assert [run(loader) for _ in range(2)] == plan(path, (5, 6))
+    assert run(data) == planned(path, 7, 1)
 
 
 def test_a_new_number_of_workers_goes_on_with_the_next_epoch(path: Path) -> None:
     data = stream(path)
-    for epoch, workers in enumerate((2, 3, 1)):
+    for epoch, workers in enumerate((1, 2)):
         loader = loading(data, workers)
         assert run(loader) == planned(path, epoch, workers)
 
@@ -168,8 +160,16 @@ class Wrapped(IterableDataset[Any]):
 
 
 def test_a_stream_inside_another_dataset(path: Path) -> None:
-    loader = loading(Wrapped(stream(path)))
+    loader = loading(Wrapped(stream(path)), persistent_workers=True)
     assert [run(loader) for _ in range(2)] == plan(path, range(2))
+
+
+def test_list_of_a_pipe_after_an_epoch_in_workers(path: Path) -> None:
+    """`list` asks for the length when the iteration is made."""
+    data = stream(path, SeqRecordPipe)
+    assert run(loading(data)) == planned(path, 0)
+    assert [names(batch) for batch in list(data)] == planned(path, 1, 1)
+    assert run(loading(data)) == planned(path, 2)
 
 
 def test_copies_go_their_own_way(path: Path) -> None:
@@ -178,7 +178,7 @@ def test_copies_go_their_own_way(path: Path) -> None:
     run(loader)
     for other in (copy.deepcopy(data), pickle.loads(pickle.dumps(data))):
         assert run(other) == planned(path, 1, 1)
-        assert run(loading(other)) == planned(path, 2)
+        assert run(loading(other, 1)) == planned(path, 2, 1)
     assert run(loader) == planned(path, 1, 1)
 
 
@@ -320,31 +320,43 @@ def interleaved(loaders: Sequence[Any]) -> list[list[Any]]:
 @pytest.mark.parametrize(
     ("kind", "method", "order"),
     [
-        *(pytest.param(GatedStream, "fork", ORDERS[i], id=f"stream-fork{i}") for i in range(3)),
-        pytest.param(GatedPipe, "fork", ORDERS[1], id="pipe-fork1"),
-        pytest.param(GatedMix, "fork", ORDERS[1], id="mix-fork1"),
+        pytest.param(GatedStream, "fork", ORDERS[1], id="stream-fork1"),
         *(
-            pytest.param(
-                GatedStream, method, ORDERS[i], marks=pytest.mark.slow, id=f"stream-{method}{i}"
+            pytest.param(kind, method, ORDERS[i], marks=pytest.mark.slow, id=f"{name}-{method}{i}")
+            for kind, name, method, i in (
+                (GatedStream, "stream", "fork", 0),
+                (GatedStream, "stream", "fork", 2),
+                (GatedPipe, "pipe", "fork", 1),
+                (GatedMix, "mix", "fork", 1),
+                (GatedStream, "stream", "forkserver", 0),
+                (GatedStream, "stream", "spawn", 1),
             )
-            for method, i in (("forkserver", 0), ("spawn", 1))
         ),
     ],
 )
-def test_two_loaders_at_once(path: Path, kind: Any, method: str, order: list[Who]) -> None:
-    """The one that was iterated over first has the first epoch, whoever's workers begin first."""
+@pytest.mark.parametrize("seeds", ["equal", pytest.param("drawn", marks=pytest.mark.slow)])
+def test_two_loaders_at_once(
+    path: Path, kind: Any, method: str, order: list[Who], seeds: str
+) -> None:
+    """The one whose worker begins first has the first epoch, and its other workers too."""
     alone = make_gated(path, kind, [], method)
     loader = loader_named("", alone, multiprocessing_context=method)
-    expected = [run(loader) for _ in range(4)]
+    expected = [run(loader) for _ in range(2)]
     data = make_gated(path, kind, order, method)
-    loaders = [loader_named(n, data, multiprocessing_context=method) for n in ("one", "two")]
-    assert interleaved(loaders) == expected[:2]
-    gates: Any = data if kind is not GatedPipe else data.datapipe
-    gates.gates = Gates([], method)
-    assert interleaved(loaders) == expected[2:]
+    loaders = [
+        loader_named(
+            name,
+            data,
+            multiprocessing_context=method,
+            generator=torch.Generator().manual_seed(7) if seeds == "equal" else None,
+        )
+        for name in ("one", "two")
+    ]
+    first = ("one", "two").index(order[0][0])
+    assert interleaved(loaders) == expected[:: -1 if first else 1]
     if kind is GatedStream:
-        assert expected == plan(path, range(4))
-        assert run(data) == planned(path, 4, 1)
+        assert expected == plan(path, range(2))
+        assert run(data) == planned(path, 2, 1)
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
@@ -352,11 +364,20 @@ def test_two_loaders_at_once_whose_workers_persist(path: Path, method: str) -> N
     data = gated(path, *ORDERS[2], method=method)
     options: dict[str, Any] = {"multiprocessing_context": method, "persistent_workers": True}
     loaders = [loader_named(name, data, **options) for name in ("one", "two")]
-    assert interleaved(loaders) == plan(path, range(2))
+    assert interleaved(loaders) == plan(path, (1, 0))
     # Which of the two has which epoch is not promised from here on.
-    for epochs in ((2, 3), (4, 5)):
-        assert sorted(interleaved(loaders)) == sorted(planned(path, e) for e in epochs)
-    assert run(loaders[1]) == planned(path, 6)
+    assert sorted(interleaved(loaders)) == sorted(planned(path, e) for e in (2, 3))
+    assert run(loaders[1]) == planned(path, 4)
+
+
+def test_a_worker_of_an_iterator_that_was_left_does_not_join_the_next(path: Path) -> None:
+    """Equal seeds, and one of the former workers has not begun when those of the next one do."""
+    data = gated(path, ("one", 0, 1), ("two", 1, 1), ("two", 0, 1), ("one", 1, 1))
+    torch.manual_seed(0)
+    left = iter(loader_named("one", data))
+    torch.manual_seed(0)
+    assert run(loader_named("two", data)) == planned(path, 1)
+    assert run(left) == planned(path, 0)
 
 
 def test_equal_seeds_before_a_loader_with_more_workers(path: Path) -> None:
@@ -364,48 +385,6 @@ def test_equal_seeds_before_a_loader_with_more_workers(path: Path) -> None:
     for epoch, (name, workers) in enumerate([("one", 2), ("two", 3)]):
         torch.manual_seed(0)
         assert run(loader_named(name, data, workers)) == planned(path, epoch, workers)
-
-
-def test_equal_seeds_of_two_loaders_at_once(path: Path) -> None:
-    data = gated(path, *ORDERS[0])
-    loaders = [
-        loader_named(name, data, generator=torch.Generator().manual_seed(7))
-        for name in ("one", "two")
-    ]
-    assert interleaved(loaders) == plan(path, range(2))
-
-
-def test_a_worker_that_begins_when_another_loader_is_done(path: Path) -> None:
-    data = gated(path, ("two", 0, 1), ("two", 1, 1), ("one", 1, 1))
-    first = iter(loader_named("one", data))
-    assert names(next(first)) == planned(path, 0)[0]
-    assert run(loader_named("two", data)) == planned(path, 1)
-    assert run(first) == planned(path, 0)[1:]
-    assert run(loader_named("three", data)) == planned(path, 2)
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_an_iterator_that_gives_nothing_has_its_epoch(path: Path, method: str) -> None:
-    loader = loading(stream(path), multiprocessing_context=method)
-    iter(loader)
-    first, second = iter(loader), iter(loader)
-    assert run(second) == planned(path, 2)
-    assert run(first) == planned(path, 1)
-    assert run(loader) == planned(path, 3)
-
-
-@pytest.mark.parametrize("reset", [True, False])
-def test_workers_that_begin_late(path: Path, reset: bool) -> None:
-    """What the process with the loader does meanwhile is of later iterations."""
-    data = gated(path, MAIN, ("one", 1, 1), ("one", 0, 1))
-    loader = loader_named("one", data)
-    iterator = iter(loader)
-    if reset:
-        data.gates.go(MAIN, lambda: data.set_epoch(7))
-    else:
-        assert data.gates.go(MAIN, lambda: run(data)) == planned(path, 1, 1)
-    assert run(iterator) == planned(path, 0)
-    assert run(loader) == planned(path, 7 if reset else 2, 2)
 
 
 class TwiceOver(IterableDataset[Any]):
@@ -427,26 +406,9 @@ def test_a_worker_that_is_an_epoch_ahead_of_another(path: Path) -> None:
     assert found[1::2] == planned(path, 0)[1::2] + planned(path, 1)[1::2]
 
 
-def test_streams_inside_other_datasets_at_once(path: Path) -> None:
-    """The loader whose worker begins first has the first epoch."""
-    data = Wrapped(gated(path, *ORDERS[1]))
-    loaders = [loader_named(name, data) for name in ("one", "two")]
-    assert interleaved(loaders) == plan(path, (1, 0))
-
-
-def test_threads_that_iterate_at_the_same_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
     data = stream(path)
-    together, other = threading.Barrier(2), threading.Event()
-    create, callers = os.memfd_create, list[int]()
-
-    def create_slowly(name: str, *flags: int) -> int:
-        callers.append(threading.get_ident())
-        if len(callers) > 1:
-            other.set()
-        other.wait(0.5)  # the other thread comes meanwhile, if nothing holds it
-        return create(name, *flags)
-
-    monkeypatch.setattr(os, "memfd_create", create_slowly)
+    together = threading.Barrier(2)
 
     def epochs() -> list[Any]:
         loader = loading(data)
@@ -458,7 +420,6 @@ def test_threads_that_iterate_at_the_same_time(path: Path, monkeypatch: pytest.M
     with ThreadPool(2, "iterating") as pool:
         found = [pool.submit(epochs) for _ in range(2)]
         given = [epoch for future in found for epoch in future.result(100)]
-    assert len(callers) == 1
     assert sorted(given) == sorted(planned(path, epoch) for epoch in range(4))
 
 
@@ -474,7 +435,8 @@ class Unpickled(IterableDataset[Any]):
 
 def test_a_stream_that_a_worker_has_made_counts_alone(path: Path) -> None:
     loader = loading(Unpickled(stream(path)))
-    assert [run(loader) for _ in range(2)] == [planned(path, 0)] * 2
+    assert run(loader) == planned(path, 0)
+    assert run(loader) == planned(path, 0)
 
 
 def tell_one(worker: int) -> None:
@@ -487,32 +449,158 @@ def tell_one(worker: int) -> None:
 def test_workers_that_are_told_different_epochs(path: Path) -> None:
     loader = loading(stream(path), worker_init_fn=tell_one)
     iterator: Any = iter(loader)
-    with pytest.raises(ClipError, match="were told to begin different epochs"):
+    with pytest.raises(ClipError, match="were given different epochs"):
         run(iterator)
     iterator._shutdown_workers()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_without_shared_memory_workers_raise(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EMFILE, "too many open files")
+# ---- a position that is set from outside
 
-    data = stream(path)
-    loader = loading(data)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "memfd_create", refuse)
-        iterator: Any = iter(loader)
-        with pytest.raises(SeqRecordError, match=r"was forked.*too many open files"):
-            next(iterator)
+
+def items(given: Any) -> list[Any]:
+    """The clips of a DataLoader's batch."""
+    return [name for one in (given if isinstance(given, list) else [given]) for name in names(one)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "size", "changes"),
+    [
+        (3, None, {"batch_size": None, "equal": False}),
+        (2, 4, {"batch_size": None, "equal": False}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (2, None, {}),
+                (2, None, {"equal": False}),
+                (3, None, {"order": "sequences", "shuffle_buffer": None}),
+                (1, 5, {"batch_size": None}),
+                (0, 4, {"batch_size": None}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_an_epoch_from_any_of_its_batches(
+    path: Path, workers: int, size: int | None, changes: dict[str, Any]
+) -> None:
+    """All later batches, in their order; then the next epoch."""
+    data = stream(path, **changes)
+    options: Any = {"persistent_workers": True} if workers else {}
+    loader = DataLoader(data, batch_size=size, num_workers=workers, collate_fn=list, **options)
+    if size is None:
+        loader = loading(data, workers, **options)
+    whole, following = ([items(batch) for batch in loader] for _ in range(2))
+    for batches in (*range(0, len(whole), 5), len(whole) - 1, len(whole)):
+        data.set_epoch(0, batches, size)
+        data.set_epoch(0)  # which keeps the position
+        assert [items(batch) for batch in loader] == whole[batches:]
+    assert [items(batch) for batch in loader] == following
+    data.set_epoch(0)  # … and an epoch that was begun is begun again
+    assert [items(batch) for batch in loader] == whole
+    data.set_epoch(0, len(whole) + 1, size)
+    iterator: Any = None
+    with pytest.raises(StateError, match=f"beyond the end of its epoch.*at most {len(whole)}"):
+        next(iterator := iter(loader))
+    if iterator is not None:
         iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
-    assert run(loader) == planned(path, 0)
 
 
-# ---- resuming
+@pytest.mark.parametrize("batches", [-1, 0.5, "3", None, 1 << 70])
+def test_no_number_of_batches(path: Path, batches: Any) -> None:
+    data = stream(path)
+    before = data.state_dict()
+    with pytest.raises(ClipError, match=r"^batches is (not an integer|too small|too large)"):
+        data.set_epoch(1, batches)
+    with pytest.raises(ClipError, match=r"^batch_size is too small"):
+        data.set_epoch(1, 2, 0)
+    assert data.state_dict() == before
 
 
-@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_resuming_with_workers(path: Path, persistent: bool, thorough: bool) -> None:
+def test_a_position_in_a_chain(path: Path) -> None:
+    pipe = stream(path, SeqRecordPipe, batch_size=None)
+    chain = pipe.map(same).batch(4)
+    whole = [items(batch) for batch in loading(chain)]
+    pipe.set_epoch(0, batches=7, batch_size=4)
+    assert [items(batch) for batch in loading(chain)] == whole[7:]
+    for mixed in (pipe.shuffle(), pipe.sharding_filter()):
+        pipe.set_epoch(0, batches=7)
+        with pytest.raises(StateError, match="set_epoch"):
+            next(iter(loading(mixed, 2)))
+
+
+def test_a_state_of_so_many_batches(path: Path) -> None:
+    """It has the settings of the order, and where each worker is; other workers go on with it."""
+    data = stream(path, num_cursors=5)
+    loader = loading(data, 2, persistent_workers=True)
+    whole = run(loader)
+    every = {clip for batch in whole for clip in batch}
+    for batches, expected in ((0, [0, 0]), (5, [3, 2]), (len(whole) - 1, None)):
+        state = json.loads(json.dumps(data.state_dict(batches=batches)))
+        assert (state["epoch"], state["sharing"]["workers"]) == (0, 2)
+        assert expected is None or state["batch"] == expected
+        rest = [clip for batch in resumed(stream(path), state) for clip in names(batch)]
+        given = {clip for batch in whole[:batches] for clip in batch}
+        assert given | set(rest) == every
+        assert not given & set(rest)
+    first = data.state_dict(batches=5)
+    data.load_state_dict(first)
+    assert run(loader) == whole[5:]
+    assert run(loader) == planned(path, 1, num_cursors=5)
+    assert data.state_dict(batches=len(whole))["epoch"] == 2
+    with pytest.raises(StateError, match="beyond the end"):
+        data.state_dict(batches=len(whole) + 1)
+    # … after an elastic resume, too
+    data.load_state_dict(first)
+    more = loading(data, 1)
+    rest = run(more)
+    again = resumed(stream(path), data.state_dict(batches=2))
+    assert run(again) == rest[2:]
+    assert data.state_dict(batches=len(rest))["epoch"] == 1
+
+
+def test_a_state_of_so_many_batches_without_workers(path: Path) -> None:
+    data = stream(path)
+    iterator = begun(data, 3)
+    assert data.state_dict(batches=3) == data.state_dict()
+    assert data.state_dict(batches=2) == {**data.state_dict(), "batch": 2}
+    assert data.state_dict(batches=1, batch_size=2)["batch"] == 2
+    del iterator
+
+
+def test_evaluation_in_a_fixed_order(path: Path) -> None:
+    data = stream(path, shuffle=False, equal=False)
+    loader = loading(data, persistent_workers=True)
+    found = []
+    for _ in range(2):
+        data.set_epoch(0)
+        torch.manual_seed(0)
+        found.append(run(loader))
+    assert found[0] == found[1] == planned(path, 0, shuffle=False, equal=False)
+
+
+# ---- StatefulDataLoader
+
+
+def test_resuming_with_workers(path: Path) -> None:
+    """By torchdata's own rule; a state that was saved after an elastic resume, too."""
+    first = stream(path, equal=False, batch_size=None)
+    left = begun(first, 9)
+    loader = stateful(resumed(stream(path, equal=False, batch_size=None), first.state_dict()))
+    iterator = begun(loader, 3)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest, later = run(iterator), run(loader)
+    again = stateful(stream(path, equal=False, batch_size=None), persistent_workers=True)
+    again.load_state_dict(state)
+    assert [run(again) for _ in range(2)] == [rest, later]
+    assert len(rest) + 3 == len(run(left))
+    assert len({clip for batch in later for clip in batch}) == len(later) == len(rest) + 3 + 9
+    with pytest.raises(StateError, match=r"with as many workers.*state_dict\(batches=…\)"):
+        stream(path, equal=False, batch_size=None).load_state_dict(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+def test_resuming_after_many_batches(path: Path, persistent: bool, thorough: bool) -> None:
     check_resume(
         lambda: stateful(stream(path), persistent_workers=persistent),
         num_epochs=3 if thorough else 2,
@@ -531,6 +619,7 @@ def test_resuming_with_workers_that_are_not_forked(path: Path) -> None:
     assert run(again) == planned(path, 1)
 
 
+@pytest.mark.slow
 def test_resuming_with_set_epoch(path: Path, thorough: bool) -> None:
     with leaves_nothing():
         check_resume(
@@ -619,18 +708,6 @@ def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path:
     assert run(later) == run(loading(resumed(stream(path), state)))
 
 
-def test_the_settings_of_a_state_reach_workers_that_persist(path: Path) -> None:
-    """In later epochs, too."""
-    few = stream(path, num_cursors=5)
-    next(iter(few))
-    data = stream(path)
-    loader = loading(data, 1, persistent_workers=True)
-    run(loader)
-    data.load_state_dict(few.state_dict())
-    assert run(loader) == planned(path, 0, 1, num_cursors=5)[1:]
-    assert run(loader) == planned(path, 1, 1, num_cursors=5) != planned(path, 1, 1)
-
-
 # ---- the state of the process that has the workers
 
 
@@ -643,7 +720,7 @@ def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -
     for _ in range(3):
         next(iterator)
         for asked in (data, copy.deepcopy(data)):
-            with pytest.raises(StateError, match=r"StatefulDataLoader\(SeqRecordStream.*epoch 0"):
+            with pytest.raises(StateError, match=r"state_dict\(batches=…\).*epoch 0"):
                 asked.state_dict()
     list(iterator)
     with pytest.raises(StateError, match="worker processes"):
@@ -669,52 +746,71 @@ def test_stateful_loader_over_a_pipe_warns(path: Path) -> None:
             next(iter(stateful(pipe, 0)))
 
 
-# ---- the record
+# ---- batches of batches
 
 
-def test_workers_of_a_turn_are_told_the_same_epoch() -> None:
-    shared, state = SharedEpochs(), {"epoch": 3}
-    shared.set_next(5)
-    assert shared.begun() == (None, None)
-    assert [shared.begin(1, 1) for _worker in range(3)] == [(5, None, None)] * 3
-    assert shared.begun() == (5, None)
-    found = [shared.begin(1, 2)[0], shared.begin(2, 1)[0], shared.begin(1, 2)[0]]
-    assert found == [6, 7, 6]
-    assert shared.begun() == (7, None)
-    shared.set_next(3, state, state)
-    assert shared.begun() == (None, state)
-    assert shared.begin(1, 2) == (6, None, state)  # a late one
-    assert shared.begin(1, 1) == (5, None, state)
-    assert shared.begun() == (None, state)
-    shared.allot(4)
-    shared.allot(4)
-    assert shared.begin(3, 1) == (4, None, state)
-    assert shared.begin(4, 1) == (3, state, state)
-    with pytest.raises(ClipError, match="does not know which epoch it is to begin"):
-        shared.begin(None, 1)
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+def test_a_loader_that_makes_batches_of_batches(path: Path, kind: Any) -> None:
+    wrong = r"both have a batch_size; expected: DataLoader\(SeqRecord.*batch_size=None\)"
+    data = stream(path, kind)
+    loaders = [DataLoader(data), StatefulDataLoader(data, batch_size=4), DataLoader(data, 2)]
+    if kind is SeqRecordPipe:
+        loaders = [DataLoader(data.map(same), batch_size=2)]
+    else:
+        loaders.append(DataLoader(data, batch_size=2, num_workers=1))
+    for loader in loaders:
+        iterator: Any = None
+        with pytest.raises(ClipError, match=wrong):
+            next(iterator := iter(loader))
+        if iterator is not None and loader.num_workers:
+            iterator._shutdown_workers()
+    assert len(list(DataLoader(Wrapped(data), batch_size=2, collate_fn=list))) == 9
+    assert run(loading(data, 0)) == planned(path, 1, 1)
 
 
-def test_workers_that_are_told_an_epoch() -> None:
-    shared, state, late = SharedEpochs(), {"epoch": 4}, {"epoch": 3}
-    shared.allot(1)
-    assert [shared.begin(1, 1, 4, state) for _worker in range(2)] == [(4, None, state)] * 2
-    assert shared.begun() == (4, state)
-    assert shared.begin(1, 2) == (5, None, state)
-    for turn, told in ((1, None), (1, 5), (2, 5)):
-        with pytest.raises(ClipError, match="were told to begin different epochs"):
-            shared.begin(1, turn, told)
-    shared.allot(2)
-    shared.set_next(9)  # before the workers come
-    assert shared.begin(2, 1, 3, late) == (3, None, None)
-    assert shared.begun() == (None, None)
-    assert shared.begin(3, 1) == (9, None, None)
+# ---- the table
 
 
-def test_a_worker_may_be_many_turns_behind_others() -> None:
-    shared = SharedEpochs()
-    for turn in range(1, 40):
-        shared.begin(1, turn)
-    for group in range(2, 200):
-        shared.begin(group, 1)
-    assert [shared.begin(1, turn)[0] for turn in (1, 30)] == [0, 29]
-    assert shared.begin(200, 1)[0] == 39 + 198
+def worker(number: int, iterator: int, iteration: int = 1, parent: int = 1) -> Worker:
+    return Worker(parent, iterator, iteration, number, 3)
+
+
+def epoch_of(table: TurnTable, *who: int) -> int:
+    return table.take(worker(*who), Start()).start.epoch
+
+
+def test_workers_of_a_turn_have_one_epoch() -> None:
+    table = TurnTable()
+    own, state = os.getpid(), {"epoch": 3}
+    assert [epoch_of(table, i, 1) for i in range(3)] == [0, 0, 0]
+    assert epoch_of(table, 1, 1) == 1  # it comes twice
+    assert [epoch_of(table, 0, 1, 2), epoch_of(table, 0, 2), epoch_of(table, 1, 1, 2)] == [2, 3, 2]
+    assert [epoch_of(table, 0, 1, 1, 2), epoch_of(table, 2, 1, 2)] == [0, 2]  # another rank's
+    table.set_next(Start(7, 5, 4), state)
+    assert table.begun(own) is None
+    turn = table.take(worker(0, 9, parent=own), Start())
+    assert (turn.start, turn.loaded) == (Start(7, 5, 4), state)
+    assert table.take(worker(1, 8, parent=own), Start()).start == Start(8)
+    found = table.begun(own)
+    assert found is not None
+    assert (found.start, found.loaded) == (Start(8), state)
+    told = [table.take(worker(i, 4, parent=own), Start(), Start(2), state) for i in range(2)]
+    assert [turn.start.epoch for turn in told] == [2, 2]
+    for given in (None, Start(3)):
+        with pytest.raises(ClipError, match="were given different epochs"):
+            table.take(worker(2, 4, parent=own), Start(), given)
+    assert table.take(worker(0, 5, parent=own), Start()).start == Start(3)
+
+
+def test_a_table_is_of_one_size() -> None:
+    """A worker may be many turns behind others, and a rank that does nothing keeps its epoch."""
+    table = TurnTable()
+    assert epoch_of(table, 0, 1, 1, 2) == 0
+    for iteration in range(1, 400):
+        assert epoch_of(table, 0, 1, iteration) == iteration - 1
+    assert [epoch_of(table, 1, 1, iteration) for iteration in (200, 399)] == [199, 398]
+    assert epoch_of(table, 0, 1, 2, 2) == 1
+    for number in range(40):
+        table.set_next(Start(number), {"epoch": number})
+    found = table.take(worker(0, 3, parent=os.getpid()), Start())
+    assert (found.start.epoch, found.loaded) == (39, {"epoch": 39})

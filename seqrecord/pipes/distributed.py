@@ -1,27 +1,20 @@
-"""Which part of an epoch is this process's, among ranks and DataLoader workers.
-
-What torch tells in no other way is read from the call stack: who asks for a length, which filter
-follows, which DataLoader starts a process.
-"""
+"""Which part of an epoch is this process's, among ranks and DataLoader workers."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from traceback import walk_stack
-from types import CodeType
 from typing import Any
 
 import torch.distributed
-from torch.utils.data import DataLoader, get_worker_info
-from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
+from torch.utils.data import get_worker_info
 
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Part
 
@@ -68,6 +61,16 @@ class Ranks:
         found = self._find()
         _refuse_accelerate(found)
         return found or Part()
+
+    @property
+    def are_given(self) -> bool:
+        """Whether this rank was given, not found."""
+        return self._given is not None
+
+    @property
+    def in_process_group(self) -> bool:
+        """Whether this process shares epochs with others of a `torch.distributed` process group."""
+        return _of_process_group() is not None and self.current().count > 1
 
     def part(self) -> Part:
         """The part of this rank and worker: parts are numbered rank by rank, worker by worker."""
@@ -121,6 +124,27 @@ def items_beside(num_items: int) -> int | None:
     """
     rank = _of_process_group()
     return None if rank is None else len(range(rank.index, num_items, rank.count))
+
+
+def batches_of_workers(most: Sequence[int], batches: int) -> list[int]:
+    """How many batches each of a DataLoader's workers has given, of so many together.
+
+    Worker i has at most `most[i]`. They take turns, but for those that have no more.
+
+    Raises `StateError` for more batches than there are.
+    """
+    if batches > sum(most):
+        raise StateError(
+            "a position is beyond the end of its epoch",
+            expected=f"at most {sum(most)} batches",
+            got=f"batches={batches}",
+        )
+    rounds = range(max(most) + 1)
+    whole = bisect_right(rounds, batches, key=lambda n: sum(min(n, m) for m in most)) - 1
+    given = [min(whole, m) for m in most]
+    for worker in [i for i, m in enumerate(most) if m > whole][: batches - sum(given)]:
+        given[worker] += 1
+    return given
 
 
 def worker_threads() -> int:
@@ -201,69 +225,3 @@ def _of_environment(environment: Mapping[str, str]) -> Part | None:
             got=" ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
         )
     return Part(rank, world)
-
-
-def find_loader() -> DataLoader[Any] | None:
-    """The DataLoader whose length is being asked for.
-
-    The length of its epoch depends on how many workers it has, and it tells its dataset in no
-    other way: `apply_sharding` is called in the workers, and `__len__` has no arguments.
-    """
-    loader: DataLoader[Any] | None = _owner(DataLoader.__len__)
-    return loader
-
-
-def find_filter() -> int | None:
-    """To how many the `.sharding_filter()` further down the chain that is asking distributes.
-
-    A pipe knows the pipes before it, not those behind it. `apply_sharding` is for one pipe of a
-    chain only, and that is the filter.
-    """
-    found = _owner(ShardingFilter.__iter__, ShardingFilter.__len__)
-    return None if found is None else int(found.num_of_instances)
-
-
-def find_holder() -> str | None:
-    """The class of a pipe of torch's further down the chain that may hold items, or skip some.
-
-    The consumer has then not been given all that this pipe gave. `.map()`, `.collate()`,
-    `.batch()` and `.filter()` hold none between two of their items.
-    """
-    passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
-    for frame, _ in walk_stack(sys._getframe()):
-        name = str(frame.f_globals.get("__name__"))
-        if name.startswith("torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
-            pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
-            if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
-                return type(pipe).__name__
-    return None
-
-
-def find_starting() -> tuple[object, DataLoader[Any]] | None:
-    """The iterator over a DataLoader that is being made, which starts workers, and the DataLoader.
-
-    Torch gives workers nothing that differs between two iterators: their seeds may be equal. And
-    where it forks them, nothing is called that belongs to the dataset.
-    """
-    for frame, _ in walk_stack(sys._getframe()):
-        code = frame.f_code
-        if code.co_name == "__init__" and code.co_varnames[:2] == ("self", "loader"):
-            made, loader = frame.f_locals["self"], frame.f_locals["loader"]
-            if isinstance(made, Iterator) and isinstance(loader, DataLoader):
-                return made, loader
-    return None
-
-
-def _owner(*methods: Callable[..., Any]) -> Any:
-    """The object that the nearest of these methods is running on.
-
-    Only that frame's local variables are looked at. Before Python 3.13 looking at them refers to
-    all that they hold until the frame ends or is looked at again: in a training loop, to a batch.
-    """
-    codes = _codes(*methods)
-    frames = walk_stack(sys._getframe())
-    return next((frame.f_locals["self"] for frame, _ in frames if frame.f_code in codes), None)
-
-
-def _codes(*methods: Callable[..., Any]) -> set[CodeType]:
-    return {inspect.unwrap(method).__code__ for method in methods}

@@ -12,20 +12,20 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from torchdata.nodes import BaseNode
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.arguments import init_takes_arguments
-from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.distributed import (
+from seqrecord.pipes.callers import (
     find_filter,
     find_holder,
     find_loader,
-    find_starting,
-    items_beside,
+    is_batched_again,
+    is_stateful,
 )
+from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.clip_reader import ClipReader
+from seqrecord.pipes.distributed import items_beside
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
@@ -47,7 +47,16 @@ class WithEpochs(Generic[PlanT]):
     # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
     # all that is done for a small one.
     def __iter__(self) -> Iterator[Clip]:
+        if self._epochs.loader.batch_size is not None and is_batched_again(self):
+            raise ClipError(
+                "a DataLoader makes batches of batches: both have a batch_size",
+                expected=f"DataLoader({type(self).__name__}(…), batch_size=None)",
+                got=f"a DataLoader with a batch_size, or its default, which is 1, around batches "
+                f"of {self._epochs.loader.batch_size} clips",
+            )
         self._holder = find_holder()
+        if self._holder is not None and self._epochs.is_inside:
+            raise self._not_the_chains("set_epoch() without batches")
         return self._epochs.iterate(self._part())
 
     def __len__(self) -> int:
@@ -71,31 +80,56 @@ class WithEpochs(Generic[PlanT]):
             "use SeqRecordDataset"
         )
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
         """Begin this epoch with the next iteration. Without a call, epochs follow each other.
 
-        After `load_state_dict` with a state of the same epoch, the position in it stays.
-        """
-        self._epochs.set_epoch(epoch)
+        Setting the epoch of a position that was not yet begun keeps the position: that of
+        `load_state_dict`, or of a call with `batches`. ::
 
-    def state_dict(self) -> dict[str, Any]:
+            pipe.set_epoch(3, batches=120)  # the training had taken 120 batches of its fourth epoch
+
+        Args:
+            epoch: from 0.
+            batches: begin after so many batches of this rank, on all DataLoader workers together,
+                which take turns (`in_order=True`, the default). Ranks and workers must be as many
+                as before; for other numbers see `state_dict`.
+            batch_size: that of the DataLoader, if it has one; then `batches` are its batches.
+
+        Raises `ClipError` for what is no such number; the iteration raises `StateError` for more
+        batches than the epoch has.
+        """
+        self._epochs.set_epoch(epoch, batches, batch_size)
+
+    def state_dict(
+        self, batches: int | None = None, batch_size: int | None = None
+    ) -> dict[str, Any]:
         """Where the iteration is: the epoch, its batches delivered, and what the order depends on.
 
-        It is JSON of about 1 kB, and the same on every rank. Raises `StateError` where worker
-        processes iterate, because this process does not know their position: a
-        `StatefulDataLoader` around a `SeqRecordStream` does. And where a pipe behind this one holds
-        items, which is any but `.map()`, `.collate()`, `.batch()` and `.filter()`: what this one
-        has given is not what the end of the chain has. `set_epoch` ends that.
+        It is JSON of about 1 kB, and the same on every rank.
+
+        Args:
+            batches: the position after so many batches of the epoch that was begun last, for this
+                rank's workers together: where DataLoader workers iterate, this process does not
+                have their position. Batches before a `set_epoch(batches=…)` count; those before
+                ranks or workers have changed do not.
+            batch_size: that of the DataLoader, if it has one; then `batches` are its batches.
+
+        Raises `StateError` where worker processes iterate and no `batches` are given, for more
+        batches than the epoch has, and where a pipe behind this one holds items, which is any but
+        `.map()`, `.collate()`, `.batch()` and `.filter()`: what this one has given is not what the
+        end of the chain has. `set_epoch` ends that.
         """
         if self._holder is not None and self._epochs.is_begun:
-            raise StateError(
-                f"the {self._holder} behind this pipe holds items, or skips some, so the "
-                "position of this pipe is not that of the chain",
-                expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() "
-                "behind it, for it shuffles and shares out by itself; or one between two epochs, "
-                "after set_epoch()",
-            )
-        return self._epochs.state(self._part())
+            raise self._not_the_chains("the state between two epochs, after set_epoch()")
+        return self._epochs.state(self._part(), batches=batches, batch_size=batch_size)
+
+    def _not_the_chains(self, remedy: str) -> StateError:
+        return StateError(
+            f"the {self._holder} behind this pipe holds items, or skips some, so the position of "
+            "this pipe is not that of the chain",
+            expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() behind "
+            f"it, for it shuffles and shares out by itself; or {remedy}",
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next iteration continues there: it re-reads the frames that were held, and no others.
@@ -109,10 +143,7 @@ class WithEpochs(Generic[PlanT]):
 
         The number of ranks and workers may differ, also in the middle of an epoch, and so may
         `batch_size`, but for a mix: what the former ones have not given is then planned anew (see
-        docs/ranks.md). The state may be that of a torchdata `StatefulDataLoader` around a loader of
-        this kind, to go on with other workers. What it has of one worker alone tells too little for
-        that, and the next iteration raises a `StateError`; one from before the first snapshot of a
-        StatefulDataLoader that makes batches itself does, too.
+        docs/ranks.md). A torchdata `StatefulDataLoader` loads its own state, with as many workers.
         """
         self._epochs.load(state_dict, self._part())
 
@@ -250,8 +281,7 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
         self._loader.ranks.current()  # an error is better here than in a worker
-        starting = find_starting()
-        if starting is not None and isinstance(starting[1], StatefulDataLoader):
+        if is_stateful():
             warnings.warn(
                 "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "
                 "skipping items, maybe of another epoch. It resumes SeqRecordStream exactly.",
@@ -281,6 +311,8 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
         return super()._parts_of_workers(num_workers)
 
 
+# Not the class of pipes, although both could be one: a StatefulDataLoader looks for a state in its
+# dataset, and wraps a DataPipe in a class of its own that has none, so it would resume by skipping.
 class SeqRecordStream(Streaming, IterableDataset[Clip]):
     """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
@@ -315,8 +347,12 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
             self._iterator = super().__iter__()
         return next(self._iterator)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(
+        self, batches: int | None = None, batch_size: int | None = None
+    ) -> dict[str, Any]:
         """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
+        if batches is not None:
+            return super().state_dict(batches, batch_size)
         state: dict[str, Any] = BaseNode.state_dict(self)
         return state
 

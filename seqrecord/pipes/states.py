@@ -13,7 +13,7 @@ from inspect import get_annotations
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.pipes.distributed import Ranks, this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.elastic import Session
@@ -148,6 +148,22 @@ class State:
         for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
             source.check_state(said, rest, any_batch_size=is_any)
 
+    def settle(self, loader: BatchSource[PlanT], num_parts: int) -> None:
+        """Check it, and use its settings in so many parts.
+
+        Raises `StateError` for a state of another loader, and `MemoryLimitError` for settings that
+        do not fit. Those of another number of parts need not.
+        """
+        self.check(loader)
+        is_same = self.sharing.num_parts == num_parts
+        if self.is_begun or is_same or loader.goes_on:
+            loader.check_place(self)
+            try:
+                self.use_settings(loader)
+            except MemoryLimitError:
+                if is_same:
+                    raise
+
     def has_batches_of(self, loader: BatchSource[PlanT]) -> bool:
         """Whether it counts batches of the size that a loader has."""
         pairs = zip(loader.sources, self.sources, strict=True)
@@ -196,17 +212,14 @@ class State:
     def of_rank(self) -> State:
         """The same, of all workers of a rank; `StateError` for one worker of several."""
         problem = "that of one worker does not say how far the others are"
-        expected = "the whole state_dict() of the StatefulDataLoader, which has all workers"
+        expected = "state_dict(batches=…) of the loader, in the process that has the workers"
         _check(self.is_of_all, problem, expected, self.sharing)
-        return self.of_all(self.batches)
-
-    def of_all(self, batches: tuple[int, ...]) -> State:
-        """That of all workers of a rank, by what each has delivered; this is one of them."""
-        return replace(self, sharing=replace(self.sharing, worker=None), batch=batches)
+        return replace(self, sharing=replace(self.sharing, worker=None), batch=self.batches)
 
     def next_epoch(self) -> State:
         """The start of the epoch after this one: a whole one, but for a mix, which goes on."""
-        found = replace(self, epoch=self.epoch + 1, batch=(0,) * len(self.batches))
+        start = 0 if isinstance(self.batch, int) else (0,) * len(self.batch)
+        found = replace(self, epoch=self.epoch + 1, batch=start)
         if self.asked:
             return found
         return replace(found, sources=(replace(self.sources[0], left=()),), rest=None)
@@ -220,8 +233,10 @@ class State:
         """Inverse of `to_json`; `StateError` for what no loader has saved."""
         _check(
             isinstance(saved, Mapping) and "version" in saved,
-            "no loader has saved it, nor a StatefulDataLoader around a SeqRecordStream",
-            "what state_dict() of a loader has returned: a dict of version, epoch, …",
+            "no loader has saved it",
+            "what state_dict() of a loader has returned: a dict of version, epoch, …. Give the "
+            "state of a StatefulDataLoader to that, with as many workers; for other numbers save "
+            "state_dict(batches=…) of the loader in it",
             saved,
         )
         version = saved["version"]
@@ -314,91 +329,6 @@ def _check(is_right: bool, problem: str, expected: object = None, got: object = 
         raise StateError(f"the saved state: {problem}", expected=expected, got=repr_of(got))
 
 
-# ---- StatefulDataLoader
-
-
-def parse_state(saved: object) -> State:
-    """A state of a loader, or of a StatefulDataLoader around one, with workers or without.
-
-    With workers, the StatefulDataLoader's says where each was at its last snapshot, and how many
-    batches it has given since. Where it has a `batch_size` of its own, each is counted with as many
-    items as its sampler has drawn for a batch.
-
-    Raises `StateError` for what is no such state, and for one from before the first snapshot of a
-    StatefulDataLoader with a `batch_size` of its own and `snapshot_every_n_steps` above 1: it does
-    not tell that size.
-    """
-    if isinstance(saved, Mapping) and "_snapshot" in saved:
-        return _of_workers(saved)
-    if isinstance(saved, Mapping) and "fetcher_state" in saved:
-        saved = saved.get("dataset_state")
-    return State.parse(saved)
-
-
-def _of_workers(saved: Mapping[Any, Any]) -> State:
-    """That of a StatefulDataLoader with workers: each has a state of its own."""
-    workers = _at(saved, "_snapshot", "_worker_snapshots")
-    count = max(1, len(workers)) if isinstance(workers, Mapping) else 1
-    found, ended = list[State](), list[bool]()
-    for number in range(count):
-        worker = _at(workers, f"worker_{number}")
-        ended.append(_at(worker, "fetcher_state", "fetcher_ended") is True)
-        found.append(state := State.parse(_at(worker, "dataset_state")))
-        sharing = replace(found[0].sharing, workers=count, worker=number)
-        expected = replace(found[0], sharing=sharing, batch=0)
-        _check(
-            replace(state, batch=0) == expected,
-            f"worker {number} is not of the same epoch, ranks and settings as the others",
-            (expected.epoch, sharing),
-            (state.epoch, state.sharing),
-        )
-    if saved.get("_iterator_finished") is True:  # the next iteration is of the next epoch
-        return found[0].of_all((0,) * count).next_epoch()
-    last = _count(range(-1, count), saved, "_snapshot", "_last_yielded_worker_id")
-    steps = _count(range(1 << 31), saved, "_steps_since_snapshot")
-    size = _items_of_a_step(saved) if steps else 0
-    # They give batches in turn, but for those that have no more.
-    turn = [i % count for i in range(last + 1, last + 1 + count) if not ended[i % count]]
-    given = [state.batches[0] for state in found]
-    for place, number in enumerate(turn):
-        given[number] += size * len(range(place, steps, len(turn)))
-    return found[0].of_all(tuple(given))
-
-
-def _items_of_a_step(saved: Mapping[Any, Any]) -> int:
-    """How many items of the dataset a batch of the StatefulDataLoader has, but for a last one.
-
-    Its sampler has counted both. Where it has none, the loader has no `batch_size` of its own.
-    Until torchdata 0.10 the sampler's state was in another entry.
-    """
-    main = _at(saved, "_snapshot", "_main_snapshot")
-    samplers = [_at(main, name) for name in ("_sampler_iter_state", "_index_sampler_state")]
-    if samplers == [None, None]:
-        return 1
-    batches = _count(range(1 << 31), main, "_sampler_iter_yielded")
-    samples = next(_at(one, "samples_yielded") for one in samplers if one is not None)
-    _check(
-        type(samples) is int and 0 < batches <= samples and not samples % batches,
-        "it does not tell how many items a batch of the StatefulDataLoader has, and that has given "
-        "some since it asked its workers for their states",
-        "snapshot_every_n_steps=1, the default; or batch_size=None for the StatefulDataLoader, and "
-        "batch_size for the stream",
-        {"batches": batches, "items": samples},
-    )
-    return int(samples) // batches
-
-
-def _at(saved: Any, *names: str) -> Any:
-    """What stands there, or `None`."""
-    for name in names:
-        saved = saved.get(name) if isinstance(saved, Mapping) else None
-    return saved
-
-
-def _count(bounds: range, saved: Any, *names: str) -> int:
-    return _integer(f"{names[-1]} of the StatefulDataLoader", _at(saved, *names), bounds)
-
-
 def sessions_of(epoch: int, rest: Remainder | None) -> Sessions:
     """The sessions of an epoch that are over, of the only source."""
     return () if rest is None else rest.sources[0].sessions(epoch)
@@ -452,6 +382,10 @@ class BatchSource(Protocol[PlanT]):
     @property
     def ranks(self) -> Ranks:
         """The ranks that share an epoch."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Clips of a batch; without it, clips come alone."""
 
     @property
     def sources(self) -> Sequence[Source]:

@@ -61,11 +61,17 @@ def described(factory: ModuleType, training: ModuleType) -> dict[str, Any]:
                 (factory, "make_train_eval_datasets"),
                 (training, "EpisodeAwareSampler"),
                 (training, "compute_sampler_state"),
+                (training, "save_checkpoint"),
             )
         },
         "calls": {
             name: sorted({ast.unparse(node) for node in nodes if _name(node) == name})
-            for name in ("LeRobotDataset", "make_train_eval_datasets", "EpisodeAwareSampler")
+            for name in (
+                "LeRobotDataset",
+                "make_train_eval_datasets",
+                "EpisodeAwareSampler",
+                "save_checkpoint",
+            )
         },
         "asked": {
             "dataset": _asked(nodes, _DATASETS),

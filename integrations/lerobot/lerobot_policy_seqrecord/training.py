@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from lerobot_policy_seqrecord.contract import check
+from lerobot_policy_seqrecord.progress import Progress, ResumedSampler, has_order
 from seqrecord.errors import SeqRecordError
 
 __all__ = ["VARIABLE", "installed", "registered"]
@@ -63,27 +64,51 @@ def _replace(training: Any, *, with_order: bool) -> None:
     from lerobot.datasets import factory
 
     check(factory, training)
-    from seqrecord.lerobot import LeRobotDataset, PlannedSampler
+    from seqrecord.lerobot import LeRobotDataset
 
-    theirs = training.make_train_eval_datasets
-    last: dict[str, Any] = {}
+    make, save = training.make_train_eval_datasets, training.save_checkpoint
+    made: dict[str, Any] = {}
 
     def make_train_eval_datasets(cfg: Any) -> Any:
-        made = theirs(cfg)
-        last.update(dataset=made[0], batch_size=cfg.batch_size, num_workers=cfg.num_workers)
-        logging.info(f"{VARIABLE}: read by {made[0]!r}")
-        return made
+        datasets = make(cfg)
+        made.update(cfg=cfg, dataset=datasets[0])
+        if cfg.resume and not with_order:
+            _check_order(cfg.checkpoint_path, with_order)
+        logging.info(f"{VARIABLE}: read by {datasets[0]!r}")
+        return datasets
 
-    def sampler(*_: Any, seed: int, drop_n_last_frames: int = 0, **__: Any) -> PlannedSampler:
-        """Theirs is told episodes and positions, which the dataset knows."""
+    def sampler(*_: Any, seed: int, drop_n_last_frames: int = 0, **__: Any) -> ResumedSampler:
+        """Theirs is given episodes and positions, which the dataset has."""
         from accelerate import PartialState
 
-        ranks = PartialState().num_processes
-        return PlannedSampler(
-            **last, seed=seed, drop_last_frames=drop_n_last_frames, num_replicas=ranks
-        )
+        cfg, ranks = made["cfg"], PartialState().num_processes
+        progress = Progress.begun(cfg.batch_size, cfg.num_workers, ranks)
+        if cfg.resume:
+            _check_order(cfg.checkpoint_path, with_order)
+            progress = Progress.read(cfg.checkpoint_path)
+            progress.warn_of_others(cfg.batch_size, cfg.num_workers, ranks)
+        options = {"seed": seed, "drop_last_frames": drop_n_last_frames}
+        made["sampler"] = ResumedSampler(made["dataset"], progress, **options)
+        return made["sampler"]
+
+    def save_checkpoint(checkpoint_dir: Path, step: int, *args: Any, **options: Any) -> None:
+        save(checkpoint_dir, step, *args, **options)
+        if "sampler" in made:  # none where LeRobot streams
+            numbers = step, options["batch_size"], options["num_processes"]
+            made["sampler"].progress_at(*numbers).write(checkpoint_dir)
 
     factory.LeRobotDataset = LeRobotDataset
     training.make_train_eval_datasets = make_train_eval_datasets
     if with_order:
         training.EpisodeAwareSampler = sampler
+        training.save_checkpoint = save_checkpoint
+
+
+def _check_order(checkpoint: Path, with_order: bool) -> None:
+    """End the process where a checkpoint is of a training in another order."""
+    if has_order(checkpoint) != with_order:
+        wanted = "class" if with_order else "1"
+        sys.exit(
+            f"{VARIABLE}={os.environ[VARIABLE]}: {checkpoint} is of a training in another order; "
+            f"resume it with {VARIABLE}={wanted}"
+        )

@@ -1,0 +1,78 @@
+"""Finds in the call stack who uses a pipe, where torch tells it in no other way.
+
+Only the local variables of the frame that is found are looked at. Before Python 3.13 looking at
+them refers to all of them until the frame ends: in a training loop, to a batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from traceback import walk_stack
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
+from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+__all__ = ["find_filter", "find_holder", "find_loader", "is_batched_again", "is_stateful"]
+
+
+def find_loader() -> DataLoader[Any] | None:
+    """The DataLoader whose length is being asked for: the length depends on its workers."""
+    loader: DataLoader[Any] | None = _find(DataLoader.__len__)
+    return loader
+
+
+def find_filter() -> int | None:
+    """To how many the `.sharding_filter()` further down the chain distributes, which is asking."""
+    found = _find(ShardingFilter.__iter__, ShardingFilter.__len__)
+    return None if found is None else int(found.num_of_instances)
+
+
+def find_holder() -> str | None:
+    """The class of a pipe of torch's further down the chain that may hold items, or skip some.
+
+    The consumer has then not been given all that this pipe gave. `.map()`, `.collate()`,
+    `.batch()` and `.filter()` hold none between two of their items.
+    """
+    passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
+    for frame, _ in walk_stack(sys._getframe()):
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith("torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
+            pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
+            if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
+                return type(pipe).__name__
+    return None
+
+
+def is_batched_again(data: object) -> bool:
+    """Whether a DataLoader makes batches of the items of `data`, or of functions of them."""
+    fetcher = _find(_IterableDatasetFetcher.__init__, _IterableDatasetFetcher.fetch)
+    if fetcher is None or not fetcher.auto_collation:
+        return False
+    source = fetcher.dataset
+    if isinstance(source, _IterDataPipeSerializationWrapper):
+        source = source._datapipe
+    while isinstance(source, Mapper):
+        source = source.datapipe
+    return source is data
+
+
+def is_stateful() -> bool:
+    """Whether a StatefulDataLoader is making an iterator."""
+    return _find(StatefulDataLoader._get_iterator) is not None
+
+
+def _find(*methods: Callable[..., Any]) -> Any:
+    """The object that the nearest of these methods is running on."""
+    codes = _codes(*methods)
+    frames = walk_stack(sys._getframe())
+    return next((frame.f_locals["self"] for frame, _ in frames if frame.f_code in codes), None)
+
+
+def _codes(*methods: Callable[..., Any]) -> set[Any]:
+    return {inspect.unwrap(method).__code__ for method in methods}
