@@ -44,6 +44,7 @@ from seqrecord.schema import FeatureSpec
 
 _Loader = TypeVar("_Loader", bound=ChunkLoader)
 
+_MANY = 1 << 30  # open chunks: they are smaller than the rows that they are decoded into later
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
 
@@ -131,13 +132,14 @@ class Execution:
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
-        loader = self.loader(ChunkLoader)
+        loader, memory = self.loader(ChunkLoader), resources.memory
         workers = WorkerPool(
             loader,
             num_threads=resources.num_threads,
-            memory=resources.memory,
+            memory=memory,
             channel=channel,
             stats=stats,
+            open_chunks=_MANY if buffers.is_fresh else memory.max_loads + memory.max_read_ahead,
         )
         executor = Executor(
             job.plan,

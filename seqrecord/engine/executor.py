@@ -254,8 +254,7 @@ class _RoundLoads:
         for source in sources:
             if (rows := needed.get(id(source.arena))) is not None:
                 rows[source.rows] = True
-        all_fit = self._store.fills_rows_once
-        self._add(self._workers.begin(self._idle[:count], needed, all_fit=all_fit))
+        self._add(self._workers.begin(self._idle[:count], needed))
         del self._idle[:count]
 
     def start(self) -> None:

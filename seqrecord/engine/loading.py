@@ -28,7 +28,7 @@ from seqrecord.engine.arena import Padded, Rows, clear_rows
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import Load
+from seqrecord.engine.stores import AssignedLoad, Load
 from seqrecord.errors import ClipError
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset
@@ -227,11 +227,14 @@ class ChunkLoader:
         chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
         return load.first == chunk.first_frame
 
-    def has_parts(self, load: Load, nbytes: int) -> bool:
-        """Whether to do a load of so many bytes in two parts, see `begin`, saves time."""
-        group = load.group
-        is_much = group in self._videos or self._transform is not None or nbytes > _MUCH
-        return is_much and (self._transform is not None or not self._reader.raw[group].specs)
+    def has_parts(self, item: AssignedLoad) -> bool:
+        """Whether to do a load in two parts saves time, see `begin`."""
+        if self._transform is not None:
+            return True
+        group = item.load.group
+        if group in self._videos:
+            return not self._buffers.needs.decoded_there  # a device has few decoders
+        return item.nbytes > _MUCH and not self._reader.raw[group].specs
 
     def fetch(self, load: Load) -> Fetched:
         """Read the load's chunk, before its frames have rows."""

@@ -41,9 +41,6 @@ from seqrecord.sampling import Clips, GroupPlan, Intervals, Loads, Plan, Round, 
 class FrameStore(Protocol):
     """The frames that arenas hold for one plan. Counts only: threads load and copy."""
 
-    fills_rows_once: bool
-    """Rows of loads have not been used before: they take no memory yet."""
-
     @property
     def nbytes(self) -> int:
         """Of the frames that are held, or that loads under way bring."""
@@ -109,8 +106,6 @@ class _Group:
 
 class Rings:
     """A ring of rows for each cursor: memory is that of the frames which later clips need."""
-
-    fills_rows_once = False
 
     def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
         self._groups = {
@@ -181,8 +176,6 @@ class AllFrames:
         chunks: the chunk tables of groups, by their numbers, but for those of which any frames are
             read as quickly.
     """
-
-    fills_rows_once = True
 
     def __init__(
         self,

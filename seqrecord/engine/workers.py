@@ -76,6 +76,7 @@ class WorkerPool:
             isn't a local disk.
         channel: when it is closed, what is asked for fails with `ClosedError`.
         stats: counts the time.
+        open_chunks: most chunks in memory before the first batch.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class WorkerPool:
         memory: Memory,
         channel: Channel,
         stats: EngineStats,
+        open_chunks: int,
     ) -> None:
         self.num_threads, self.stats = num_threads, stats
         self.num_read_ahead, num_loaders = chunks_at_once(
@@ -93,7 +95,7 @@ class WorkerPool:
         )
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
         self._num_loaders = num_loaders
-        self._num_spare = memory.max_loads + memory.max_read_ahead - num_loaders
+        self._num_open = open_chunks - num_loaders
         self._begun: list[tuple[AssignedLoad, Future[BegunLoad]]] = []
         self._loader = loader
         self._channel = channel
@@ -115,32 +117,24 @@ class WorkerPool:
         self._copiers.shutdown()
 
     def begin(
-        self,
-        placed: Sequence[AssignedLoad],
-        needed: Mapping[int, npt.NDArray[np.bool_]],
-        *,
-        all_fit: bool,
+        self, placed: Sequence[AssignedLoad], needed: Mapping[int, npt.NDArray[np.bool_]]
     ) -> list[Loading]:
-        """Have loads done as far as somebody waits for them: until `finish` those of encoded frames
-        bring only what `needed` rows take, bool[rows] by the `id` of the arena.
-
-        Their chunks stay open. So they are no more than there is memory for, unless `all_fit`.
-        """
+        """Have loads done as far as somebody waits for them: until `finish`, those of encoded
+        frames bring only what `needed` rows take, bool[rows] by the `id` of the arena."""
         started, whole = list[Loading](), list[AssignedLoad]()
         last = {(item.load.group, item.load.cursor): item.load for item in placed}
         for item in placed:
             load, some = item.load, needed[id(item.target)][item.rows]
-            has_room = all_fit or len(self._begun) < self._num_spare
             is_piece = load.group in self._loader.in_pieces
-            goes_on = is_piece and load is not last[load.group, load.cursor]
-            in_parts = has_room and not goes_on and some.any() and not some.all()
-            if in_parts and self._loader.has_parts(load, item.nbytes):
-                before = self._before.get((load.group, load.cursor)) if is_piece else None
-                done = self._loaders.submit(self._begin, item, some, before)
-                self._begun.append((item, done))
-                started.append(Loading(item.first_use, done))
-            else:
+            may_wait = load is last[load.group, load.cursor] if is_piece else self._num_open > 0
+            if some.all() or not (some.any() and may_wait and self._loader.has_parts(item)):
                 whole.append(item)
+                continue
+            before = self._before.get((load.group, load.cursor)) if is_piece else None
+            done = self._loaders.submit(self._begin, item, some, before)
+            self._num_open -= not is_piece
+            self._begun.append((item, done))
+            started.append(Loading(item.first_use, done))
         return started + self.start(whole)
 
     def finish(self) -> list[Loading]:
