@@ -32,13 +32,9 @@ if TYPE_CHECKING:
     from seqrecord.indexing.opening import open_dataset as open  # noqa: A004 - as `gzip.open`
     from seqrecord.indexing.opening import summarize, verify
     from seqrecord.pipes.collating import collate
-    from seqrecord.pipes.loaders import (
-        SeqRecordDataset,
-        SeqRecordNode,
-        SeqRecordPipe,
-        SeqRecordStream,
-    )
+    from seqrecord.pipes.loaders import SeqRecordDataset, SeqRecordPipe, SeqRecordStream
     from seqrecord.pipes.mix import SeqRecordMix
+    from seqrecord.pipes.node import SeqRecordNode
     from seqrecord.pipes.options import EngineOptions, LoaderOptions
     from seqrecord.reading.dataset import Dataset
     from seqrecord.reading.episode import Episode
@@ -136,7 +132,7 @@ _IMPORTED_LATER = {
     "Seconds": "clips.windows",
     "SeqRecordDataset": "pipes.loaders",
     "SeqRecordMix": "pipes.mix",
-    "SeqRecordNode": "pipes.loaders",
+    "SeqRecordNode": "pipes.node",
     "SeqRecordPipe": "pipes.loaders",
     "SeqRecordRecorder": "writing.recorder",
     "SeqRecordStream": "pipes.loaders",

@@ -1,8 +1,9 @@
-"""The loaders that training code uses: three stream epochs, one gives clips by their number."""
+"""The loaders that training code uses: of streams, and of clips by their number."""
 
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
-from torchdata.nodes import BaseNode
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
@@ -250,8 +249,8 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
         self._loader.ranks.current()  # an error is better here than in a worker
-        starting = find_starting()
-        if starting is not None and isinstance(starting[1], StatefulDataLoader):
+        starting, torchdata = find_starting(), sys.modules.get("torchdata.stateful_dataloader")
+        if starting and torchdata and isinstance(starting[1], torchdata.StatefulDataLoader):
             warnings.warn(
                 "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "
                 "skipping items, maybe of another epoch. It resumes SeqRecordStream exactly.",
@@ -288,41 +287,6 @@ class SeqRecordStream(Streaming, IterableDataset[Clip]):
     All workers of an iterator over a DataLoader have the same epoch, also where several DataLoaders
     iterate at once; see docs/ranks.md.
     """
-
-
-class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
-    """`SeqRecordPipe` as a node of `torchdata.nodes`."""
-
-    _iterator: Iterator[Clip] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iterator": None}
-
-    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begin the next epoch, or continue from `initial_state`."""
-        super().reset(initial_state)
-        self._iterator = None  # ends the threads of an iteration that was left early
-        if initial_state is not None:
-            self._epochs.load(initial_state, self._part())
-        self._iterator = super().__iter__()
-
-    def __iter__(self) -> Iterator[Clip]:
-        return self
-
-    def next(self) -> Clip:
-        """The next batch or clip."""
-        if self._iterator is None:  # in another process than `reset`
-            self._iterator = super().__iter__()
-        return next(self._iterator)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
-        state: dict[str, Any] = BaseNode.state_dict(self)
-        return state
-
-    def get_state(self) -> dict[str, Any]:
-        """As `state_dict`."""
-        return self._epochs.state(self._part(), at_end=True)
 
 
 class SeqRecordDataset(TorchDataset[dict[str, Any]]):
