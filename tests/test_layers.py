@@ -125,7 +125,7 @@ def test_a_first_batch_imports_little(tmp_path: Path) -> None:
     with SeqRecordWriter(path, codecs=codecs) as writer, writer.episode("one") as episode:
         for i in range(4):
             episode.append({"image": np.full((8, 8, 3), i, np.uint8), "id": np.array([i])})
-    command = [sys.executable, "-c", LOADING, path, *UNUSED.split()]
+    command = [sys.executable, "-c", LOADING, str(path), *UNUSED.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     count, *rest = done.stdout.splitlines()
     assert int(count) <= 145

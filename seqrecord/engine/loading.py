@@ -191,7 +191,8 @@ class ChunkLoader:
 
         Of the last GOP those up to the last frame that is needed: its decoder stays open.
         """
-        wanted, before = needed.copy(), np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
+        wanted: npt.NDArray[np.bool_] = needed.copy()
+        before: npt.NDArray[np.bool_] = np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
         if load.group in self.in_pieces:
             return before
         for page in fetched.pages:
