@@ -4,161 +4,117 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seqrecord import errors
-from seqrecord.errors import (
-    ClipError,
-    FormatError,
-    NotFoundError,
-    SeqRecordError,
-    StateError,
-    StorageError,
-)
 from seqrecord.lazy import lazy
-from seqrecord.version import __version__
 
 if TYPE_CHECKING:
-    from seqrecord import edit, export, sources, statistics, storage, types
-    from seqrecord.clips.depth import DepthToMeters
-    from seqrecord.clips.tables import ClipSpec
-    from seqrecord.clips.transforms import (
-        CenterCrop,
-        HorizontalFlip,
-        RandomCrop,
-        RandomResizedCrop,
-        Resize,
-    )
-    from seqrecord.clips.windows import Latest, Seconds, delta_timestamps
-    from seqrecord.engine.device.prefetch import prefetch_to_device
-    from seqrecord.indexing.opening import open_dataset as open  # noqa: A004 - as `gzip.open`
-    from seqrecord.indexing.opening import summarize, verify
-    from seqrecord.pipes.collating import collate
-    from seqrecord.pipes.loaders import SeqRecordDataset, SeqRecordPipe, SeqRecordStream
-    from seqrecord.pipes.mix import SeqRecordMix
-    from seqrecord.pipes.node import SeqRecordNode
-    from seqrecord.pipes.options import EngineOptions, LoaderOptions
-    from seqrecord.reading.dataset import Dataset
-    from seqrecord.reading.episode import Episode
-    from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-    from seqrecord.sources import EpisodeInfo, Folders, Source, TartanAir, open_source
-    from seqrecord.storage import cache_info, clear_cache
-    from seqrecord.tools.bench import bench
-    from seqrecord.tools.drawing import draw_timeline, view, view_rerun
-    from seqrecord.tools.plan import plan
-    from seqrecord.writing.commits import reindex
-    from seqrecord.writing.convert import convert
-    from seqrecord.writing.recorder import SeqRecordRecorder
-    from seqrecord.writing.stored_statistics import add_statistics
-    from seqrecord.writing.writer import SeqRecordWriter
+    __all__: list[str]
 
-__all__ = [
-    "CenterCrop",
-    "ClipError",
-    "ClipSpec",
-    "Dataset",
-    "DepthToMeters",
-    "EncodedImage",
-    "EngineOptions",
-    "Episode",
-    "EpisodeInfo",
-    "FeatureSpec",
-    "Folders",
-    "FormatError",
-    "HorizontalFlip",
-    "Latest",
-    "LoaderOptions",
-    "NotFoundError",
-    "RandomCrop",
-    "RandomResizedCrop",
-    "Resize",
-    "Schema",
-    "Seconds",
-    "SeqRecordDataset",
-    "SeqRecordError",
-    "SeqRecordMix",
-    "SeqRecordNode",
-    "SeqRecordPipe",
-    "SeqRecordRecorder",
-    "SeqRecordStream",
-    "SeqRecordWriter",
-    "Source",
-    "StateError",
-    "StorageError",
-    "TartanAir",
-    "__version__",
-    "add_statistics",
-    "bench",
-    "cache_info",
-    "clear_cache",
-    "collate",
-    "convert",
-    "delta_timestamps",
-    "draw_timeline",
-    "edit",
-    "errors",
-    "export",
-    "open",
-    "open_source",
-    "plan",
-    "prefetch_to_device",
-    "reindex",
-    "sources",
-    "statistics",
-    "storage",
-    "summarize",
-    "types",
-    "verify",
-    "view",
-    "view_rerun",
-]
-
-_IMPORTED_LATER = {
-    "CenterCrop": "clips.transforms",
-    "ClipSpec": "clips.tables",
-    "Dataset": "reading.dataset",
-    "DepthToMeters": "clips.depth",
-    "EncodedImage": "schema",
-    "EngineOptions": "pipes.options",
-    "Episode": "reading.episode",
-    "EpisodeInfo": "sources.base",
-    "FeatureSpec": "schema",
-    "Folders": "sources.folders",
-    "HorizontalFlip": "clips.transforms",
-    "Latest": "clips.windows",
-    "LoaderOptions": "pipes.options",
-    "RandomCrop": "clips.transforms",
-    "RandomResizedCrop": "clips.transforms",
-    "Resize": "clips.transforms",
-    "Schema": "schema",
-    "Seconds": "clips.windows",
-    "SeqRecordDataset": "pipes.loaders",
-    "SeqRecordMix": "pipes.mix",
-    "SeqRecordNode": "pipes.node",
-    "SeqRecordPipe": "pipes.loaders",
-    "SeqRecordRecorder": "writing.recorder",
-    "SeqRecordStream": "pipes.loaders",
-    "SeqRecordWriter": "writing.writer",
-    "Source": "sources.base",
-    "TartanAir": "sources.tartanair",
-    "add_statistics": "writing.stored_statistics",
-    "bench": "tools.bench",
-    "cache_info": "storage",
-    "clear_cache": "storage",
-    "collate": "pipes.collating",
-    "convert": "writing.convert",
-    "delta_timestamps": "clips.windows",
-    "draw_timeline": "tools.drawing",
-    "open": "indexing.opening:open_dataset",
-    "open_source": "sources.registry",
-    "plan": "tools.plan",
-    "prefetch_to_device": "engine.device.prefetch",
-    "reindex": "writing.commits",
-    "summarize": "indexing.opening",
-    "verify": "indexing.opening",
-    "view": "tools.drawing",
-    "view_rerun": "tools.drawing",
-}
-
+    from seqrecord import edit as edit
+    from seqrecord import errors as errors
+    from seqrecord import export as export
+    from seqrecord import sources as sources
+    from seqrecord import statistics as statistics
+    from seqrecord import storage as storage
+    from seqrecord import types as types
+    from seqrecord.clips.depth import DepthToMeters as DepthToMeters
+    from seqrecord.clips.tables import ClipSpec as ClipSpec
+    from seqrecord.clips.transforms import CenterCrop as CenterCrop
+    from seqrecord.clips.transforms import HorizontalFlip as HorizontalFlip
+    from seqrecord.clips.transforms import RandomCrop as RandomCrop
+    from seqrecord.clips.transforms import RandomResizedCrop as RandomResizedCrop
+    from seqrecord.clips.transforms import Resize as Resize
+    from seqrecord.clips.windows import Latest as Latest
+    from seqrecord.clips.windows import Seconds as Seconds
+    from seqrecord.clips.windows import delta_timestamps as delta_timestamps
+    from seqrecord.engine.device.prefetch import prefetch_to_device as prefetch_to_device
+    from seqrecord.errors import ClipError as ClipError
+    from seqrecord.errors import FormatError as FormatError
+    from seqrecord.errors import NotFoundError as NotFoundError
+    from seqrecord.errors import SeqRecordError as SeqRecordError
+    from seqrecord.errors import StateError as StateError
+    from seqrecord.errors import StorageError as StorageError
+    from seqrecord.indexing.opening import open as open  # noqa: A004 - as `gzip.open`
+    from seqrecord.indexing.opening import summarize as summarize
+    from seqrecord.indexing.opening import verify as verify
+    from seqrecord.pipes.collating import collate as collate
+    from seqrecord.pipes.loaders import SeqRecordDataset as SeqRecordDataset
+    from seqrecord.pipes.loaders import SeqRecordPipe as SeqRecordPipe
+    from seqrecord.pipes.loaders import SeqRecordStream as SeqRecordStream
+    from seqrecord.pipes.mix import SeqRecordMix as SeqRecordMix
+    from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
+    from seqrecord.pipes.options import EngineOptions as EngineOptions
+    from seqrecord.pipes.options import LoaderOptions as LoaderOptions
+    from seqrecord.reading.dataset import Dataset as Dataset
+    from seqrecord.reading.episode import Episode as Episode
+    from seqrecord.schema import EncodedImage as EncodedImage
+    from seqrecord.schema import FeatureSpec as FeatureSpec
+    from seqrecord.schema import Schema as Schema
+    from seqrecord.sources import EpisodeInfo as EpisodeInfo
+    from seqrecord.sources import Folders as Folders
+    from seqrecord.sources import Source as Source
+    from seqrecord.sources import TartanAir as TartanAir
+    from seqrecord.sources import open_source as open_source
+    from seqrecord.storage import cache_info as cache_info
+    from seqrecord.storage import clear_cache as clear_cache
+    from seqrecord.tools.bench import bench as bench
+    from seqrecord.tools.drawing import draw_timeline as draw_timeline
+    from seqrecord.tools.drawing import view as view
+    from seqrecord.tools.drawing import view_rerun as view_rerun
+    from seqrecord.tools.plan import plan as plan
+    from seqrecord.version import __version__ as __version__
+    from seqrecord.writing.commits import reindex as reindex
+    from seqrecord.writing.convert import convert as convert
+    from seqrecord.writing.recorder import SeqRecordRecorder as SeqRecordRecorder
+    from seqrecord.writing.stored_statistics import add_statistics as add_statistics
+    from seqrecord.writing.writer import SeqRecordWriter as SeqRecordWriter
 
 if not TYPE_CHECKING:  # or a type checker would take any name for one that is there
     # Each part of this package costs time to import, torch seconds: nothing is, before it is used.
-    __getattr__, __dir__ = lazy(__name__, _IMPORTED_LATER)
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "clips.depth": ["DepthToMeters"],
+            "clips.tables": ["ClipSpec"],
+            "clips.transforms": [
+                "CenterCrop",
+                "HorizontalFlip",
+                "RandomCrop",
+                "RandomResizedCrop",
+                "Resize",
+            ],
+            "clips.windows": ["delta_timestamps", "Latest", "Seconds"],
+            "engine.device.prefetch": ["prefetch_to_device"],
+            "errors": [
+                "ClipError",
+                "FormatError",
+                "NotFoundError",
+                "SeqRecordError",
+                "StateError",
+                "StorageError",
+            ],
+            "indexing.opening": ["open", "summarize", "verify"],
+            "pipes.collating": ["collate"],
+            "pipes.loaders": ["SeqRecordDataset", "SeqRecordPipe", "SeqRecordStream"],
+            "pipes.mix": ["SeqRecordMix"],
+            "pipes.node": ["SeqRecordNode"],
+            "pipes.options": ["EngineOptions", "LoaderOptions"],
+            "reading.dataset": ["Dataset"],
+            "reading.episode": ["Episode"],
+            "schema": ["EncodedImage", "FeatureSpec", "Schema"],
+            "sources.base": ["EpisodeInfo", "Source"],
+            "sources.folders": ["Folders"],
+            "sources.registry": ["open_source"],
+            "sources.tartanair": ["TartanAir"],
+            "storage": ["cache_info", "clear_cache"],
+            "tools.bench": ["bench"],
+            "tools.drawing": ["draw_timeline", "view", "view_rerun"],
+            "tools.plan": ["plan"],
+            "version": ["__version__"],
+            "writing.commits": ["reindex"],
+            "writing.convert": ["convert"],
+            "writing.recorder": ["SeqRecordRecorder"],
+            "writing.stored_statistics": ["add_statistics"],
+            "writing.writer": ["SeqRecordWriter"],
+        },
+        ["edit", "errors", "export", "sources", "statistics", "storage", "types"],
+    )

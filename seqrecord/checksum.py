@@ -26,16 +26,6 @@ def crc32c(*parts: Buffer, start: int = 0) -> int:
     return value
 
 
-def has_slices(data: memoryview, size: int, checksums: Sequence[int]) -> bool:
-    """Whether these are the CRC32C of each slice of `size` bytes; the last one may be shorter."""
-    at = 0
-    for expected in checksums:
-        if extend(data[at : at + size]) != expected:
-            return False
-        at += size
-    return at >= len(data)
-
-
 def combined_crc32c(checksums: Sequence[int], size: int, last_size: int) -> int:
     """CRC32C of parts as if they were joined, from their own checksums alone.
 

@@ -31,6 +31,22 @@ class JsonObject:
         self.value: Mapping[str, Any] = value
         self._what = what
 
+    @classmethod
+    def of_file(
+        cls,
+        value: object,
+        what: str,
+        version: int,
+        keys: Iterable[str],
+        optional: Iterable[str] = (),
+    ) -> JsonObject:
+        """All of a file of this package, which says that it is `what` and of which version."""
+        found = cls(value, ("format", "version", *keys), f"a file of {what}", optional)
+        if (got := found.value["format"]) != f"seqrecord {what}":
+            raise FormatError(f"not a file of {what}", got=repr_of(got, 50))
+        found.integer("version", version, version)
+        return found
+
     def text(self, key: str, pattern: re.Pattern[str]) -> str:
         """Text that is all of the pattern."""
         return self._text(key, self.value[key], pattern)

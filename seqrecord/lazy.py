@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from seqrecord.errors import MissingPackageError
 
 
 def lazy(
-    package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package or module, https://peps.python.org/pep-0562.
+    package: str, modules: Mapping[str, Sequence[str]], others: Sequence[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package or module, https://peps.python.org/pep-0562.
 
     A package's own modules are there, too; its `__dir__` lists what it offers, `__all__`.
 
     Args:
         package: its name.
-        modules: by the names it offers where they are, below it: `"reading.dataset"`, or
-            `"reading.dataset:open_dataset"` for a name that is another one there. One that begins
-            with `seqrecord.` is the module's whole name.
+        modules: by the modules below it the names that they have. A module that begins with
+            `seqrecord.` is a whole name.
+        others: the names that it offers beside these.
     """
+    module_of = {name: module for module, names in modules.items() for name in names}
+    offered = sorted({*module_of, *others})
 
     def found(name: str) -> Any:
-        if name in modules:
-            module, _, other = modules[name].partition(":")
+        if (module := module_of.get(name)) is not None:
             full = module if module.startswith("seqrecord.") else f"{package}.{module}"
-            return getattr(importlib.import_module(full), other or name)
+            return getattr(importlib.import_module(full), name)
         if not name.startswith("_") and is_installed(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return found, lambda: sorted(sys.modules[package].__all__)
+    return found, lambda: list(offered), offered
 
 
 def required(module: str, said: str, file: str | None = None) -> Any:

@@ -7,85 +7,62 @@ from typing import TYPE_CHECKING
 from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
-    from seqrecord.clips.transforms import ClipFunction, ClipTransform
-    from seqrecord.pipes.options import ClipOptions
-    from seqrecord.reading.compute_statistics import StatisticsProgress
-    from seqrecord.reading.dataset import DatasetLike
-    from seqrecord.reading.filters import EpisodeFacts, EpisodeFilter
-    from seqrecord.reading.frames import FrameTransform
-    from seqrecord.reading.metadata import DamagedFile
-    from seqrecord.reading.summary import ClipSummary, FeatureSummary, GroupSummary, Summary
-    from seqrecord.reading.verified import Verified
-    from seqrecord.reading.verify import VerifyProgress, VerifyReport
-    from seqrecord.reading.versions import DatasetVersion
-    from seqrecord.storage.counting import Amount
-    from seqrecord.tools.bench import BenchReport, StepTimes
-    from seqrecord.tools.plan import PlanReport
-    from seqrecord.writing.convert import ConvertReport
-    from seqrecord.writing.convert_jobs import BadEpisode, Progress
-    from seqrecord.writing.recorder import RecorderStats, RecordingEpisode
-    from seqrecord.writing.writer import EpisodeWriter
+    __all__: list[str]
 
-__all__ = [
-    "Amount",
-    "BadEpisode",
-    "BenchReport",
-    "ClipFunction",
-    "ClipOptions",
-    "ClipSummary",
-    "ClipTransform",
-    "ConvertReport",
-    "DamagedFile",
-    "DatasetLike",
-    "DatasetVersion",
-    "EpisodeFacts",
-    "EpisodeFilter",
-    "EpisodeWriter",
-    "FeatureSummary",
-    "FrameTransform",
-    "GroupSummary",
-    "PlanReport",
-    "Progress",
-    "RecorderStats",
-    "RecordingEpisode",
-    "StatisticsProgress",
-    "StepTimes",
-    "Summary",
-    "Verified",
-    "VerifyProgress",
-    "VerifyReport",
-]
+    from seqrecord.clips.transforms import ClipFunction as ClipFunction
+    from seqrecord.clips.transforms import ClipTransform as ClipTransform
+    from seqrecord.pipes.options import ClipOptions as ClipOptions
+    from seqrecord.reading.compute_statistics import StatisticsProgress as StatisticsProgress
+    from seqrecord.reading.dataset import DatasetLike as DatasetLike
+    from seqrecord.reading.filters import EpisodeFacts as EpisodeFacts
+    from seqrecord.reading.filters import EpisodeFilter as EpisodeFilter
+    from seqrecord.reading.frames import FrameTransform as FrameTransform
+    from seqrecord.reading.metadata import DamagedFile as DamagedFile
+    from seqrecord.reading.summary import ClipSummary as ClipSummary
+    from seqrecord.reading.summary import FeatureSummary as FeatureSummary
+    from seqrecord.reading.summary import GroupSummary as GroupSummary
+    from seqrecord.reading.summary import Summary as Summary
+    from seqrecord.reading.verified import Verified as Verified
+    from seqrecord.reading.verify import VerifyProgress as VerifyProgress
+    from seqrecord.reading.verify import VerifyReport as VerifyReport
+    from seqrecord.reading.versions import DatasetVersion as DatasetVersion
+    from seqrecord.storage.counting import Amount as Amount
+    from seqrecord.tools.bench import BenchReport as BenchReport
+    from seqrecord.tools.bench import StepTimes as StepTimes
+    from seqrecord.tools.plan import PlanReport as PlanReport
+    from seqrecord.writing.convert import ConvertReport as ConvertReport
+    from seqrecord.writing.convert_jobs import BadEpisode as BadEpisode
+    from seqrecord.writing.convert_jobs import Progress as Progress
+    from seqrecord.writing.recorder import RecorderStats as RecorderStats
+    from seqrecord.writing.recorder import RecordingEpisode as RecordingEpisode
+    from seqrecord.writing.writer import EpisodeWriter as EpisodeWriter
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(
+    __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            "Amount": "seqrecord.storage.counting",
-            "BadEpisode": "seqrecord.writing.convert_jobs",
-            "BenchReport": "seqrecord.tools.bench",
-            "ClipFunction": "seqrecord.clips.transforms",
-            "ClipOptions": "seqrecord.pipes.options",
-            "ClipSummary": "seqrecord.reading.summary",
-            "ClipTransform": "seqrecord.clips.transforms",
-            "ConvertReport": "seqrecord.writing.convert",
-            "DamagedFile": "seqrecord.reading.metadata",
-            "DatasetLike": "seqrecord.reading.dataset",
-            "DatasetVersion": "seqrecord.reading.versions",
-            "EpisodeFacts": "seqrecord.reading.filters",
-            "EpisodeFilter": "seqrecord.reading.filters",
-            "EpisodeWriter": "seqrecord.writing.writer",
-            "FeatureSummary": "seqrecord.reading.summary",
-            "FrameTransform": "seqrecord.reading.frames",
-            "GroupSummary": "seqrecord.reading.summary",
-            "PlanReport": "seqrecord.tools.plan",
-            "Progress": "seqrecord.writing.convert_jobs",
-            "RecorderStats": "seqrecord.writing.recorder",
-            "RecordingEpisode": "seqrecord.writing.recorder",
-            "StatisticsProgress": "seqrecord.reading.compute_statistics",
-            "StepTimes": "seqrecord.tools.bench",
-            "Summary": "seqrecord.reading.summary",
-            "Verified": "seqrecord.reading.verified",
-            "VerifyProgress": "seqrecord.reading.verify",
-            "VerifyReport": "seqrecord.reading.verify",
+            "seqrecord.clips.transforms": ["ClipFunction", "ClipTransform"],
+            "seqrecord.pipes.options": ["ClipOptions"],
+            "seqrecord.reading.compute_statistics": ["StatisticsProgress"],
+            "seqrecord.reading.dataset": ["DatasetLike"],
+            "seqrecord.reading.filters": ["EpisodeFacts", "EpisodeFilter"],
+            "seqrecord.reading.frames": ["FrameTransform"],
+            "seqrecord.reading.metadata": ["DamagedFile"],
+            "seqrecord.reading.summary": [
+                "ClipSummary",
+                "FeatureSummary",
+                "GroupSummary",
+                "Summary",
+            ],
+            "seqrecord.reading.verified": ["Verified"],
+            "seqrecord.reading.verify": ["VerifyProgress", "VerifyReport"],
+            "seqrecord.reading.versions": ["DatasetVersion"],
+            "seqrecord.storage.counting": ["Amount"],
+            "seqrecord.tools.bench": ["BenchReport", "StepTimes"],
+            "seqrecord.tools.plan": ["PlanReport"],
+            "seqrecord.writing.convert": ["ConvertReport"],
+            "seqrecord.writing.convert_jobs": ["BadEpisode", "Progress"],
+            "seqrecord.writing.recorder": ["RecorderStats", "RecordingEpisode"],
+            "seqrecord.writing.writer": ["EpisodeWriter"],
         },
     )

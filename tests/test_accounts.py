@@ -70,7 +70,8 @@ def test_euroc(tmp_path: Path) -> None:
         write_euroc(tmp_path / name)
         leica = tmp_path / name / "mav0/leica0"
         leica.mkdir()
-        (leica / "data.csv").write_text("#timestamp,x,y,z\n1,2,3,4")
+        # The rows that a table of `Folders` would have: no comments of any kind, no empty lines.
+        (leica / "data.csv").write_text("#timestamp,x,y,z\n\n  # paused\n% resumed\n1,2,3,4")
         (tmp_path / name / "mav0/body.yaml").write_text("comment: none")
     (tmp_path / "MH_02/mav0/imu0/data.csv").write_text("#timestamp\n")
     (tmp_path / "MH_02/mav0/cam1/sensor.yaml").unlink()

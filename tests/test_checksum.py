@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.checksum import Buffer, combined_crc32c, crc32c, has_slices
+from seqrecord.checksum import Buffer, combined_crc32c, crc32c
 
 
 @pytest.mark.parametrize(
@@ -55,15 +55,3 @@ def test_joined_checksums(size: int, count: int, last: int) -> None:
 
 def test_nothing_joined() -> None:
     assert combined_crc32c([], 5, 5) == crc32c(b"") == 0
-
-
-@given(st.binary(max_size=100), st.integers(1, 40), st.data())
-def test_slices(data: bytes, size: int, drawn: st.DataObject) -> None:
-    view = memoryview(data)
-    sums = [crc32c(view[at : at + size]) for at in range(0, len(data), size)]
-    assert has_slices(view, size, sums)
-    if sums:
-        wrong = drawn.draw(st.integers(0, len(sums) - 1))
-        assert not has_slices(view, size, sums[:-1])
-        sums[wrong] ^= 1 << drawn.draw(st.integers(0, 31))
-        assert not has_slices(view, size, sums)

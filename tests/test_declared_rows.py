@@ -243,7 +243,7 @@ def test_a_requested_array_without_chunks(tmp_path: Path) -> None:
     assert "1 of 1 chunk of data/depth missing: filled with 0.0" in "\n".join(
         lines(open_source(tmp_path))
     )
-    with pytest.raises(SourceError, match=r"without any value; .*depth.*got: 1 chunk, all"):
+    with pytest.raises(SourceError, match=r"without any value; .*depth.*got: 1 chunk, none"):
         inventory_of(open_source(tmp_path, features=["depth", "action"]))
 
 

@@ -285,6 +285,16 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
         ["statistics"],
         {"feature": "action", "message": "statistics that cannot be"},
     ),
+    "statistics of several lengths": (
+        stats(lambda found: found["action"].update(mean=[0.0])),
+        ["statistics"],
+        {"feature": "action", "message": "statistics that cannot be"},
+    ),
+    "statistics that are not finite": (
+        stats(lambda found: found["action"]["min"].__setitem__(0, float("nan"))),
+        ["statistics"],
+        {"feature": "action", "got": "numbers of nothing, or that are not finite"},
+    ),
     "statistics of pictures up to 255": (
         stats(lambda found: found[CAMERA].update(max=[255] * 3)),
         ["statistics"],

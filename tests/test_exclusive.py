@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -106,6 +107,7 @@ def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, 
             said = in_fork(partial(call, writer, episode))
             assert said.startswith("DestinationError: the "), name
             assert "belongs to another process" in said, name
+            assert f"process {os.getpid()}" in said, name
             assert str(tmp_path) in said, name
         assert files(tmp_path) == before
         episode.append(frame(3))
@@ -164,6 +166,13 @@ def test_a_writer_of_the_fork_writes_beside_the_other(tmp_path: Path) -> None:
     check(tmp_path, {"a": 1, "b": 1, "c": 1})
 
 
+def test_a_writer_is_not_pickled(tmp_path: Path) -> None:
+    writer = SeqRecordWriter(tmp_path)
+    with pytest.raises(DestinationError, match="cannot be sent to another process"):
+        pickle.dumps(writer)
+    writer.abort()
+
+
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
 def test_a_forked_writer_of_a_bucket(place: Place) -> None:
     url, options = place.at(place.host)
@@ -187,15 +196,32 @@ def gate() -> Iterator[Gate]:
     gate.opened.set()
 
 
-def test_calls_of_two_threads_that_overlap_are_refused(tmp_path: Path, gate: Gate) -> None:
-    storage = FaultyStorage(LocalStorage(tmp_path), gate)
+class Waiting:
+    """A value of a frame that becomes an array when the gate opens."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        self.gate.reached.set()
+        self.gate.opened.wait(60)
+        return np.zeros(100)
+
+
+@pytest.mark.parametrize("where", ["storage", "frame"])
+def test_calls_of_two_threads_that_overlap_are_refused(
+    tmp_path: Path, gate: Gate, where: str
+) -> None:
+    local = LocalStorage(tmp_path)
+    storage = FaultyStorage(local, gate) if where == "storage" else local
     writer = SeqRecordWriter(storage, schema=SCHEMA, chunk_frames=1, codecs="raw")
     episode = writer.episode("a")
+    first = frame(0) if where == "storage" else {"x": Waiting(gate)}
     failures: list[BaseException] = []
 
     def append() -> None:
         try:
-            episode.append(frame(0))
+            episode.append(first)
         except BaseException as error:
             failures.append(error)
 

@@ -138,10 +138,12 @@ def test_lerobot_s_own_statistics_are_kept(tmp_path: Path, records: Path, memory
         np.testing.assert_array_equal(got["action"].max, want["action"].max)
         assert np.isnan(got["action"].quantile(0.5)).all()
         assert (VIDEO in got) == (source != old)
-    (old / "meta/episodes_stats.jsonl").write_text('{"stats": {"action": {"mean": [1, 2]}}}')
-    wrong = run("write", "--src", str(old), "--dst", str(tmp_path / "x"), "--statistics", "source")
-    assert wrong.exit_code == 1
-    assert "feature: action" in wrong.output
+    some = {"mean": [1, 2], "min": [0, 0], "max": [3, 3], "count": [9]}
+    for bad in (some, {**some, "std": [1]}):  # a key is missing, or an element
+        (old / "meta/episodes_stats.jsonl").write_text(json.dumps({"stats": {"action": bad}}))
+        done = run("write", "--src", f"{old}", "--dst", f"{tmp_path}/x", "--statistics", "source")
+        assert done.exit_code == 1
+        assert "feature: action" in done.output
 
 
 def test_some_episodes_and_features_by_the_command(tmp_path: Path, records: Path) -> None:

@@ -15,10 +15,8 @@ from hypothesis.extra import numpy as hnp
 from numcodecs.registry import get_codec
 
 from seqrecord.codecs.base import MAX_BUFFER_BYTES
-from seqrecord.codecs.bias import Bias
 from seqrecord.codecs.delta import Delta
-from seqrecord.codecs.subtract_green import SubtractGreen
-from seqrecord.codecs.zigzag import Zigzag
+from seqrecord.codecs.integers import Bias, SubtractGreen, Zigzag
 
 UINTS = ("<u1", "<u2", "<u4", "<u8")
 

@@ -31,7 +31,7 @@ def frame(number: int) -> dict[str, Any]:
 
 
 class Source:
-    """Episodes e0, e1, …; one of them fails after some frames."""
+    """Episodes e0, e1, …; those that are `bad` fail after some frames."""
 
     def __init__(self, bad: str, error: BaseException, count: int = 2) -> None:
         self.bad, self.error, self.count = bad, error, count
@@ -44,15 +44,17 @@ class Source:
 
     def frames(self, episode: EpisodeInfo) -> Iterator[dict[str, Any]]:
         for number in range(FRAMES):
-            if episode.key == self.bad and number == FRAMES - 1:
+            if episode.key in self.bad.split() and number == FRAMES - 1:
                 if isinstance(self.error, SystemExit):
                     os.kill(os.getpid(), signal.SIGKILL)
                 raise self.error
             yield frame(number)
 
 
-def fails(error: BaseException, ended: int, **settings: Any) -> Callable[[Any], None]:
-    """A writer that fails in the middle of an episode, after so many others."""
+def fails(
+    error: BaseException, ended: int, frames: int = FRAMES, **settings: Any
+) -> Callable[[Any], None]:
+    """A writer that fails after so many frames of an episode, behind so many others."""
 
     def write(destination: Any) -> None:
         with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS, **settings) as writer:
@@ -60,7 +62,7 @@ def fails(error: BaseException, ended: int, **settings: Any) -> Callable[[Any], 
                 with writer.episode(f"e{number}") as episode:
                     episode.append(frame(0))
             with writer.episode("bad") as episode:
-                for number in range(FRAMES):
+                for number in range(frames):
                     episode.append(frame(number))
                 raise error
 
@@ -120,7 +122,9 @@ def converts(error: BaseException, **settings: Any) -> Callable[[Any], None]:
 EARLY: dict[str, Callable[[Any], None]] = {
     "an error of the user's": fails(KeyError("mine"), 0),
     "an interrupt": fails(KeyboardInterrupt(), 0),
+    "before the first frame": fails(KeyError("mine"), 0, frames=0),
     "full record files": fails(KeyError("mine"), 0, record_bytes=10_000),
+    "an interrupt, full record files": fails(KeyboardInterrupt(), 0, record_bytes=10_000),
     "a frame that does not fit": misfits,
     "closed amid an episode": is_left_open,
     "discarded": discards,
@@ -129,6 +133,7 @@ EARLY: dict[str, Callable[[Any], None]] = {
     "a bad source": converts(SourceError("broken")),
     "a bad source, full record files": converts(SourceError("broken"), record_bytes=10_000),
     "an interrupted source": converts(KeyboardInterrupt()),
+    "an interrupted source, full record files": converts(KeyboardInterrupt(), record_bytes=10_000),
     "a defect of a source": converts(ZeroDivisionError("mine")),
 }
 
@@ -185,6 +190,17 @@ def test_a_later_failure_leaves_all_and_names_resume(tmp_path: Path, error: Base
     check_resumable(tmp_path / "d", caught.value, {"e0", "e1"})
 
 
+def test_a_failure_between_episodes_leaves_all(tmp_path: Path) -> None:
+    with (  # noqa: PT012 - where it is raised is what matters
+        pytest.raises(KeyError) as caught,
+        SeqRecordWriter(tmp_path / "d", schema=SCHEMA, **SETTINGS) as writer,
+    ):
+        with writer.episode("e") as episode:
+            episode.append(frame(0))
+        raise KeyError("mine")
+    check_resumable(tmp_path / "d", caught.value, {"e"})
+
+
 def test_what_was_flushed_stays(tmp_path: Path) -> None:
     with (  # noqa: PT012 - where it is raised is what matters
         pytest.raises(KeyError) as caught,
@@ -202,6 +218,9 @@ def test_a_conversion_that_fails_later_names_resume(tmp_path: Path, error: BaseE
     with pytest.raises(type(error)) as caught:
         convert(Source("e1", error), tmp_path / "d", workers=1, **SETTINGS)
     check_resumable(tmp_path / "d", caught.value, {"e0"})
+    convert(Source("none", error), tmp_path / "d", workers=1, mode="resume", **SETTINGS)
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert list(dataset.episodes) == ["e0", "e1"]
 
 
 def test_a_storage_that_fails(tmp_path: Path) -> None:
@@ -269,6 +288,13 @@ def test_workers_that_fail_or_are_killed(tmp_path: Path, error: BaseException) -
     with _pool() as pool, pytest.raises((SourceError, DestinationError)) as caught:
         convert(jobs, tmp_path / "d", executor=pool, **SETTINGS)
     check_resumable(tmp_path / "d", caught.value, {"e0"})
+
+
+@pytest.mark.slow  # processes are started
+def test_workers_of_which_each_fails(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        convert(Source("e0 e1", SourceError("broken")), tmp_path / "d", workers=2, **SETTINGS)
+    assert not (tmp_path / "d").exists()
 
 
 def _pool() -> Any:

@@ -148,6 +148,7 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
     {
         "no JSON": b"x",
         "another version": _changed(lambda v: v.update(version=2)),
+        "version true": _changed(lambda v: v.update(version=True)),
         "another key": _changed(lambda v: v.update(more=1)),
         "no file": _changed(lambda v: v.update(files=[])),
         "three facts": _changed(lambda v: v["files"][0].pop()),

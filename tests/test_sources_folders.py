@@ -397,7 +397,7 @@ BROKEN = {
         got="NaN is no JSON number",
     ),
     "metadata that is a list": fault(
-        write("metadata.json", b"[]"), "metadata.json", "kind", got="list"
+        write("metadata.json", b"[]"), "metadata.json", "JSON object", got="[]"
     ),
     "metadata nested too deeply": fault(
         write("metadata.json", b"[" * 200_000), "metadata.json", "not JSON"

@@ -204,6 +204,8 @@ def write_streams(path: Path, streams: Sequence[Pixels], titles: Sequence[str] =
             made.append(stream)
         for number in range(len(streams[0])):
             for stream, images in zip(made, streams, strict=True):
+                if number >= len(images):
+                    continue
                 frame = av.VideoFrame.from_ndarray(images[number])
                 frame.pts, frame.time_base = number, Fraction(1, 30)
                 file.mux(stream.encode(frame))
@@ -230,6 +232,13 @@ def test_a_stream_is_chosen(
     said = [text for text in said if "streams of video" in text]
     assert len(said) == (stream is None)
     assert all("stream=1 ('wide'" in text for text in said)
+
+
+def test_times_are_those_of_the_chosen_stream(tmp_path: Path) -> None:
+    path = write_streams(tmp_path / "a.mkv", [SMALL, WIDE[:2]])
+    source: Any = open_source(path, stream=1)
+    [info] = source.episodes()
+    assert len(source.timestamps(info)) == info.num_frames == 2
 
 
 @pytest.mark.parametrize("stream", [2, -1, "other"])

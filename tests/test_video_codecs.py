@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from seqrecord.codecs.video.config import VIDEO_CODECS, VideoConfig, named_video
-from seqrecord.codecs.video.decoding import GopFrames, decode_gop, describe
+from seqrecord.codecs.video.decoding import GopFrames, decode_gop, describe_video
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError
@@ -133,12 +133,12 @@ def test_frames_come_one_by_one_and_decoders_are_used_again() -> None:
 
 def test_describe() -> None:
     (gop,) = gops_of("h264:pixel_format=yuv444p", FRAMES[:3], 3)
-    shape, config = describe("h264", gop, matrix=1, color_range="full")
+    shape, config = describe_video("h264", gop, matrix=1, color_range="full")
     assert shape == (HEIGHT, WIDTH, 3)
     expected = VideoConfig("h264", "yuv444p", matrix=1, range="full")
     assert config == expected.to_json()
     with pytest.raises(CodecError, match="can be kept"):
-        describe("h264", Gop((b"junk",), (0,)))
+        describe_video("h264", Gop((b"junk",), (0,)))
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_packets_of_grey_are_no_packets_of_colour() -> None:
     with pytest.raises(CodecError, match="do not decode"):
         decode_gop(deep, 47, 61, encode_gop(colour, pixels))
     with pytest.raises(CodecError, match="can be kept"):
-        describe("ffv1", encode_gop(deep, frames))
+        describe_video("ffv1", encode_gop(deep, frames))
 
 
 # Gop: what a group of pictures is, and what is none

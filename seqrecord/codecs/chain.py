@@ -25,8 +25,8 @@ from seqrecord.codecs.base import (
     check_size,
     thread_buffer,
 )
-from seqrecord.codecs.bias import Bias
 from seqrecord.codecs.blosc import Blosc
+from seqrecord.codecs.compressors import Bz2, Lz4, Lzma, Zlib, Zstd
 from seqrecord.codecs.delta import Delta
 from seqrecord.codecs.images import (
     FORMATS,
@@ -36,13 +36,9 @@ from seqrecord.codecs.images import (
     encode_image,
     probe,
 )
-from seqrecord.codecs.lz4 import Lz4
+from seqrecord.codecs.integers import Bias, SubtractGreen, Zigzag
 from seqrecord.codecs.presets import CODEC_NAMES, fast_config, named_chain
-from seqrecord.codecs.streams import Bz2, Lzma, Zlib
-from seqrecord.codecs.subtract_green import SubtractGreen
 from seqrecord.codecs.video.config import VIDEO, named_video, video_config
-from seqrecord.codecs.zigzag import Zigzag
-from seqrecord.codecs.zstd import Zstd
 from seqrecord.errors import CodecError, SchemaError
 from seqrecord.schema import MAX_CODECS, CodecConfig, EncodedImage
 from seqrecord.text import repr_of

@@ -4,70 +4,58 @@ Record files never change. What becomes of them later lies in small files beside
 manifest are written anew, in one commit: a reader sees either all of an edit or nothing of it.
 """
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
-    from seqrecord.edit.changes import CopyProgress
-    from seqrecord.edit.cleaning import RewriteReport, clean, rewrite_files
-    from seqrecord.edit.episodes import (
-        delete_episodes,
-        keep_episodes,
-        relabel_episodes,
-        rename_episodes,
-        split_dataset,
-        split_episodes,
-    )
-    from seqrecord.edit.features import (
-        Values,
-        add_feature,
-        describe_features,
-        drop_features,
-        relabel_text,
-        values_of_dataset,
-        values_of_files,
-    )
-    from seqrecord.edit.merging import MergeReport, merge_datasets
-    from seqrecord.reading.versions import list_versions
-
-__all__ = [
-    "CopyProgress",
-    "MergeReport",
-    "RewriteReport",
-    "Values",
-    "add_feature",
-    "clean",
-    "delete_episodes",
-    "describe_features",
-    "drop_features",
-    "keep_episodes",
-    "list_versions",
-    "merge_datasets",
-    "relabel_episodes",
-    "relabel_text",
-    "rename_episodes",
-    "rewrite_files",
-    "split_dataset",
-    "split_episodes",
-    "values_of_dataset",
-    "values_of_files",
-]
+    from seqrecord.edit.changes import CopyProgress as CopyProgress
+    from seqrecord.edit.cleaning import RewriteReport as RewriteReport
+    from seqrecord.edit.cleaning import clean as clean
+    from seqrecord.edit.cleaning import rewrite_files as rewrite_files
+    from seqrecord.edit.episodes import delete_episodes as delete_episodes
+    from seqrecord.edit.episodes import keep_episodes as keep_episodes
+    from seqrecord.edit.episodes import relabel_episodes as relabel_episodes
+    from seqrecord.edit.episodes import rename_episodes as rename_episodes
+    from seqrecord.edit.episodes import split_dataset as split_dataset
+    from seqrecord.edit.episodes import split_episodes as split_episodes
+    from seqrecord.edit.features import Values as Values
+    from seqrecord.edit.features import add_feature as add_feature
+    from seqrecord.edit.features import describe_features as describe_features
+    from seqrecord.edit.features import drop_features as drop_features
+    from seqrecord.edit.features import relabel_text as relabel_text
+    from seqrecord.edit.features import values_of_dataset as values_of_dataset
+    from seqrecord.edit.features import values_of_files as values_of_files
+    from seqrecord.edit.merging import MergeReport as MergeReport
+    from seqrecord.edit.merging import merge_datasets as merge_datasets
+    from seqrecord.reading.versions import list_versions as list_versions
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(
+    __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            **dict.fromkeys(["MergeReport", "merge_datasets"], "merging"),
-            "CopyProgress": "changes",
-            "list_versions": "seqrecord.reading.versions",
-            **dict.fromkeys(["RewriteReport", "rewrite_files"], "cleaning"),
-            **dict.fromkeys(["Values", "add_feature", "drop_features"], "features"),
-            **dict.fromkeys(["describe_features", "relabel_text"], "features"),
-            **dict.fromkeys(["values_of_dataset", "values_of_files"], "features"),
-            "clean": "cleaning",
-            **dict.fromkeys(["delete_episodes", "keep_episodes"], "episodes"),
-            **dict.fromkeys(["relabel_episodes", "rename_episodes"], "episodes"),
-            **dict.fromkeys(["split_dataset", "split_episodes"], "episodes"),
+            "changes": ["CopyProgress"],
+            "cleaning": ["clean", "rewrite_files", "RewriteReport"],
+            "episodes": [
+                "delete_episodes",
+                "keep_episodes",
+                "relabel_episodes",
+                "rename_episodes",
+                "split_dataset",
+                "split_episodes",
+            ],
+            "features": [
+                "add_feature",
+                "describe_features",
+                "drop_features",
+                "relabel_text",
+                "Values",
+                "values_of_dataset",
+                "values_of_files",
+            ],
+            "merging": ["merge_datasets", "MergeReport"],
+            "seqrecord.reading.versions": ["list_versions"],
         },
     )

@@ -1,25 +1,25 @@
 """Gives datasets to others: as files, LeRobot datasets, MCAP recordings of ROS 2; on the Hub."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 from seqrecord.lazy import lazy
 
 if TYPE_CHECKING:
-    from seqrecord.export.files import to_files
-    from seqrecord.export.hub import HubPush, to_hub
-    from seqrecord.export.lerobot import to_lerobot
-    from seqrecord.export.mcap import to_mcap
-
-__all__ = ["HubPush", "to_files", "to_hub", "to_lerobot", "to_mcap"]
+    from seqrecord.export.files import to_files as to_files
+    from seqrecord.export.hub import HubPush as HubPush
+    from seqrecord.export.hub import to_hub as to_hub
+    from seqrecord.export.lerobot import to_lerobot as to_lerobot
+    from seqrecord.export.mcap import to_mcap as to_mcap
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(
+    __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            "HubPush": "hub",
-            "to_files": "files",
-            "to_hub": "hub",
-            "to_lerobot": "lerobot",
-            "to_mcap": "mcap",
+            "files": ["to_files"],
+            "hub": ["HubPush", "to_hub"],
+            "lerobot": ["to_lerobot"],
+            "mcap": ["to_mcap"],
         },
     )

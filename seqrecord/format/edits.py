@@ -11,9 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seqrecord.errors import FormatError, SchemaError
+from seqrecord.errors import FormatError
 from seqrecord.format.manifest import SPLIT_NAME
-from seqrecord.format.text import ID, check_key, encode_metadata, parse_json, parse_metadata
+from seqrecord.format.text import (
+    ID,
+    check_key,
+    encode_metadata,
+    parse_json,
+    parse_metadata,
+    parse_schema,
+)
 from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
@@ -146,10 +153,7 @@ def encode_edit(edits: Sequence[Edit]) -> bytes:
 
 def parse_edit(data: bytes) -> list[Edit]:
     """Inverse of `encode_edit`; trusts nothing."""
-    found = JsonObject(parse_json(data), ("format", "version", "edits"), "a file of edits")
-    if found.value["format"] != "seqrecord edits":
-        raise FormatError("not a file of edits", got=repr_of(found.value["format"], 50))
-    found.integer("version", EDIT_VERSION, EDIT_VERSION)
+    found = JsonObject.of_file(parse_json(data), "edits", EDIT_VERSION, ["edits"])
     return [_edit(item) for item in found.list("edits")]
 
 
@@ -160,10 +164,7 @@ def _edit(value: object) -> Edit:
         raise FormatError("not an edit", expected=expected, got=repr_of(value))
     found = JsonObject(value, ("op", *_KEYS[op]), f"an edit of op {op}")
     if op == "features":
-        try:
-            return Features(Schema.from_json(found.value["schema"]))
-        except SchemaError as error:
-            raise FormatError(f"the schema of an edit is not allowed: {error}") from error
+        return Features(parse_schema(found.value["schema"], "an edit"))
     if op == "rename":
         return Rename({uid: check_key(key) for uid, key in _by_uid(found, "keys").items()})
     if op == "relabel":

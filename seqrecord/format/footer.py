@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
-from seqrecord.errors import ChecksumError, FormatError, SchemaError, VersionError, located
+from seqrecord.errors import ChecksumError, FormatError, VersionError, located
 from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import (
@@ -34,7 +34,7 @@ from seqrecord.format.rows import (
     features_of,
     split_gaps,
 )
-from seqrecord.format.text import ID, check_key, parse_json, parse_metadata
+from seqrecord.format.text import ID, check_key, parse_json, parse_metadata, parse_schema
 from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
@@ -189,12 +189,8 @@ def parse_footer(data: Buffer, offset: int) -> Footer:
     stored = _TAIL.unpack(tail)[1]
     if (actual := crc32c(body, tail[:8])) != stored:
         raise _mismatch("the footer", offset, stored, actual)
-    try:
+    with located(FormatError, offset=offset):
         return _parse_footer_body(body, offset)
-    except SchemaError as error:
-        raise FormatError(f"the footer's schema is not allowed: {error}", offset=offset) from error
-    except FormatError as error:
-        raise error.located(offset=offset) from error.__cause__
 
 
 def _parse_footer_body(body: memoryview, offset: int) -> Footer:
@@ -207,7 +203,7 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
         )
     head = parse_json(bytes(body[_U32.size : _U32.size + size]))
     found = JsonObject(head, _KEYS, "the footer")
-    schema = Schema.from_json(head["schema"])
+    schema = parse_schema(head["schema"], "the footer")
     file_id = found.text("file_id", ID)
     timestamps = with_lags(schema)
     episodes = tuple(_parse_episode(value, timestamps) for value in found.list("episodes"))

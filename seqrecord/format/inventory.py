@@ -149,10 +149,7 @@ def read_inventories(storage: Storage, file: IndexFile) -> tuple[Inventory, ...]
     """
     data = read_named(storage, file, "a file of inventories", MAX_INVENTORY_BYTES)
     with located(FormatError, file=f"{storage.url}/{file.path}"):
-        value = parse_json(data)
-        found = JsonObject(value, ("format", "version", "inventories"), "a file of inventories")
-        if (value["format"], value["version"]) != ("seqrecord inventory", _VERSION):
-            raise FormatError("not a file of inventories of a known version")
+        found = JsonObject.of_file(parse_json(data), "inventory", _VERSION, ["inventories"])
         return tuple(map(Inventory.from_json, found.list("inventories", 0, MAX_INVENTORIES)))
 
 

@@ -18,7 +18,6 @@ from seqrecord.errors import (
     ChecksumError,
     FormatError,
     NotFoundError,
-    SchemaError,
     StorageError,
     TransientError,
     VersionError,
@@ -26,7 +25,7 @@ from seqrecord.errors import (
 )
 from seqrecord.format.footer import MAX_ORDINAL, RECORDS
 from seqrecord.format.rows import table_names
-from seqrecord.format.text import ID, parse_json
+from seqrecord.format.text import ID, parse_json, parse_schema
 from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage
@@ -187,10 +186,7 @@ class Manifest:
             )
         _check_end(data)
         found = JsonObject(value, _KEYS, "the manifest", optional=("inventory", "copied"))
-        try:
-            schema = Schema.from_json(value["schema"])
-        except SchemaError as error:
-            raise FormatError(f"the manifest's schema is not allowed: {error}") from error
+        schema = parse_schema(value["schema"], "the manifest")
         statistics, inventory = value["statistics"], value.get("inventory")
         manifest = cls(
             schema=schema,

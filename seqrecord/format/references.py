@@ -173,14 +173,11 @@ class ExternalList:
         """Inverse of `encode`; trusts nothing. Raises `FormatError`."""
         if (actual := _id_of(data)) != list_id:
             raise ChecksumError("a list of files that is not as its name says", got=actual)
-        value = parse_json(data)
-        keys = ("format", "version", "roots", "files")
-        found = JsonObject(value, keys, "a list of files", optional=("samples",))
-        if (value["format"], value["version"]) != ("seqrecord externals", _VERSION):
-            raise FormatError("not a list of external files of a version that is known")
+        keys, optional = ("roots", "files"), ("samples",)
+        found = JsonObject.of_file(parse_json(data), "externals", _VERSION, keys, optional)
         roots = found.texts("roots", re.compile(r"[^\x00-\x1f\x7f]{1,4096}"), MAX_LIST_FILES)
         files = [_file(item, roots) for item in found.list("files", 1, MAX_LIST_FILES)]
-        items = found.list("samples", 1, MAX_LIST_FILES) if "samples" in value else ()
+        items = found.list("samples", 1, MAX_LIST_FILES) if "samples" in found.value else ()
         return cls(tuple(files), tuple(_sample(item, len(files)) for item in items))
 
 

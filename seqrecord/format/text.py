@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import FormatError
+from seqrecord.errors import FormatError, SchemaError
 from seqrecord.json_object import MAX_JSON_VALUES
+from seqrecord.schema import Schema
 from seqrecord.text import repr_of
 
 MAX_KEY_LENGTH = 1024  # bytes of UTF-8
@@ -29,6 +30,14 @@ ID = re.compile(r"[0-9a-f]{32}")
 
 FORBIDDEN_IN_KEY = r"[\x00-\x1f\x7f-\x9f\\]|(^|/)\.{0,2}(/|$)"
 """What a key may not hold anywhere: a pattern that means the same to `re` and to RE2."""
+
+
+def parse_schema(value: object, whose: str) -> Schema:
+    """The schema in parsed JSON, else `FormatError`; it is `whose`, as "the manifest"."""
+    try:
+        return Schema.from_json(value)
+    except SchemaError as error:
+        raise FormatError(f"the schema of {whose} is not allowed: {error}") from error
 
 
 def check_key(key: object) -> str:

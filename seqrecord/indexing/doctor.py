@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from seqrecord.indexing.doctor_report import DoctorReport, Findings
 from seqrecord.indexing.doctor_rows import Rows
 from seqrecord.indexing.doctor_statistics import check_statistics
 from seqrecord.indexing.doctor_videos import Camera
-from seqrecord.sources.files import find_original, is_file, read_bytes, size_of
+from seqrecord.sources.files import find_original, is_file, json_object, read_bytes, size_of
 from seqrecord.sources.lerobot_layout import (
     INFO,
     LeRobotEpisode,
@@ -99,7 +98,7 @@ class _Examination:
             name: Camera(self._root, info.features[name], info.fps, findings)
             for name in info.videos
         }
-        document = json.loads(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
+        document = json_object(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
         episodes = self._episodes(document)
         good = [each for each in episodes if each.error is None]
 

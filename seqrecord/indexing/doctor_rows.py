@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from seqrecord.errors import SchemaError
 from seqrecord.indexing.doctor_report import Findings
-from seqrecord.indexing.doctor_statistics import RowStatistics
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotInfo, number_columns, read_texts
 from seqrecord.sources.lerobot_rows import array_of, number_column
+from seqrecord.sources.lerobot_stats import add_moments
 from seqrecord.sources.parquet_tables import ParquetTable
 from seqrecord.sources.video_streams import TOLERANCE
+from seqrecord.statistics.moments import Moments, moments_of
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -40,12 +41,12 @@ class Rows:
         self.sizes: dict[str, int] = {}  # rows of each file
         self.firsts: dict[int, tuple[str, int]] = {}  # file and row of each episode's first
         self.times: dict[int, FloatArray] = {}
-        self._statistics: dict[str, RowStatistics] = {}
+        self._statistics: dict[str, list[Moments]] = {}
         self._unknown: set[str] = set()  # features whose numbers could not all be read
         self.are_all_read = True
 
     @property
-    def statistics(self) -> dict[str, RowStatistics]:
+    def statistics(self) -> dict[str, list[Moments]]:
         """By feature, what all rows have for statistics; without features that are not known."""
         known = self._statistics if self.are_all_read else {}
         return {name: each for name, each in known.items() if name not in self._unknown}
@@ -143,7 +144,8 @@ class Rows:
                     expected=f"one of {len(self._texts[name])} texts",
                     got=f"{name} {min(others)}",
                 )
-        self._statistics[name] = RowStatistics.of(values).merged(self._statistics.get(name))
+        elements = np.ascontiguousarray(values.reshape(len(values), -1), np.float64)
+        add_moments(self._statistics, name, moments_of(elements))
         return True
 
     def _check(

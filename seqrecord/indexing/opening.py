@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported where they are used: `open` does without
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
 
 
-def open_dataset(
+def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     location: StorageLike,
     *,
     features: Sequence[str] | None = None,
@@ -83,7 +83,7 @@ def open_unchecked(
     features: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """As `open_dataset`, without a look at an index's originals: to show it, not to read it."""
+    """As `open`, without a look at an index's originals: to show it, not to read it."""
     return _open(location, storage_options, None, features=features, check_originals=False)
 
 
@@ -132,14 +132,14 @@ def dataset_of(
 ) -> Dataset:
     """An open dataset with these features; one that is open is used as it was opened.
 
-    `options` are those of `open_dataset`, and `None` for its defaults. Raises `ClipError` for one
-    that does not go with an open dataset, and whatever `open_dataset` raises.
+    `options` are those of `open`, and `None` for its defaults. Raises `ClipError` for one
+    that does not go with an open dataset, and whatever `open` raises.
     """
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", **options)
         return dataset if features is None else dataset.select(features)
     given = {name: value for name, value in options.items() if value is not None}
-    return open_dataset(dataset, features=features, **given)
+    return open(dataset, features=features, **given)
 
 
 def opened(

@@ -19,7 +19,7 @@ from seqrecord.clips.tables import (
     enumerate_clips,
     missing_from_bitmaps,
 )
-from seqrecord.errors import ClipError, EpisodeKeyError, SchemaError
+from seqrecord.errors import ClipError, EpisodeKeyError, SchemaError, located
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import Manifest
@@ -192,10 +192,8 @@ class Dataset:
         externals: ExternalFiles | None = None,
     ) -> None:
         externals = externals or ExternalFiles(storage)
-        try:
+        with located(SchemaError, file=storage.url):
             chosen = index.schema.select(features)
-        except SchemaError as error:
-            raise error.located(file=storage.url) from None
         self.contents = Contents(
             *(storage, manifest, index, chosen, verify, names or {}, externals)
         )

@@ -28,6 +28,7 @@ from seqrecord.errors import (
     NotFoundError,
     StateError,
     StorageError,
+    located,
 )
 from seqrecord.format.edits import MAX_EDIT_BYTES, Edit, Edits, parse_edit
 from seqrecord.format.footer import (
@@ -321,7 +322,7 @@ def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
 
     def read(path: str) -> list[Edit]:
         data = read_named(storage, by_path[path], "a file of edits", MAX_EDIT_BYTES)
-        with _in_file(storage, path):
+        with located(FormatError, file=f"{storage.url}/{path}"):
             return parse_edit(data)
 
     found = map_files(storage, read, by_path)
@@ -336,15 +337,6 @@ def all_edits(storage: Storage) -> tuple[IndexFile, ...]:
             data, _ = storage.read_whole(path, MAX_EDIT_BYTES)
             found.append(IndexFile(path, len(data), f"{crc32c(data):08x}"))
     return tuple(found)
-
-
-@contextlib.contextmanager
-def _in_file(storage: Storage, path: str) -> Iterator[None]:
-    """A `FormatError` in the block names the file."""
-    try:
-        yield
-    except FormatError as error:
-        raise error.located(file=f"{storage.url}/{path}") from error.__cause__
 
 
 def record_sizes(storage: Storage) -> dict[str, int]:
@@ -408,7 +400,7 @@ def read_file_id(storage: Storage, path: str) -> str:
     """The id in a record file's header. Raises `FormatError` that names the file."""
     data = bytearray(HEADER_BYTES)
     storage.read_ranges(path, [ByteRange(0, HEADER_BYTES)], [memoryview(data)])
-    with _in_file(storage, path):
+    with located(FormatError, file=f"{storage.url}/{path}"):
         return parse_header(data)
 
 
@@ -427,7 +419,7 @@ def read_footer(storage: Storage, path: str, size: int | None = None) -> Footer:
         return bytes(data)
 
     size = storage.size(path) if size is None else size
-    with _in_file(storage, path):
+    with located(FormatError, file=f"{storage.url}/{path}"):
         try:
             return _footer(read, size)
         except FormatError:

@@ -51,7 +51,6 @@ class VerifyProgress:
 
     page_bytes: int
     total_bytes: int
-    num_problems: int
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def verify(
                     told.add((each.message, each.file))
             counts.update(counted_there)
             if progress is not None:
-                progress(VerifyProgress(counts["page_bytes"], total, len(problems)))
+                progress(VerifyProgress(counts["page_bytes"], total))
     if stored.version and not problems and storage.has_conditions:  # of fsspec a put may be more
         try:
             record_verified(storage, stored.version, deep=deep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.remote import remote_files
 from seqrecord.storage import local_path
 from seqrecord.storage.open_files import with_descriptor
+from seqrecord.text import repr_of
 
 JUNK = ("__MACOSX",)
 """Names that file managers leave behind, beside hidden ones."""
@@ -221,6 +223,20 @@ def check_array(
         )
     if shape != size:
         raise SourceError("wrong shape", file=str(path), expected=list(size), got=list(shape))
+
+
+def json_object(data: bytes, where: str = "", **options: Any) -> dict[str, Any]:
+    """The object in JSON text, which lies in line `where`; `options` are those of `json.loads`.
+
+    Raises `SourceError` for anything else.
+    """
+    try:
+        value = json.loads(data, **options)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"not JSON{where}", got=str(error)[:200]) from error
+    if not isinstance(value, dict):
+        raise SourceError("not a JSON object", got=repr_of(value, 100))
+    return value
 
 
 def _reason(error: OSError) -> str:

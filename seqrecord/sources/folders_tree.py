@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.sources.array_files import NPZ, RASTER_ENDINGS, npz_names
-from seqrecord.sources.cameras import is_camera_name
 from seqrecord.sources.exported import DESCRIPTION
-from seqrecord.sources.files import list_folder, read_bytes
+from seqrecord.sources.files import json_object, list_folder, read_bytes
+from seqrecord.sources.folders_rows import is_camera_name
 from seqrecord.sources.frame_names import FrameFiles, escaped, files_by_feature, time_gaps
 from seqrecord.sources.images import IMAGE_ENDINGS, IMAGE_FORMATS
 from seqrecord.sources.number_files import TEXT_ENDINGS, is_numeric
@@ -252,20 +251,8 @@ def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """The episode's metadata; raises `SourceError` unless it is a JSON object."""
-    try:
-        value = json.loads(read_bytes(path, MAX_METADATA_BYTES), parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(
-            "metadata that is not JSON", file=str(path), got=str(error)[:200]
-        ) from error
-    if not isinstance(value, dict):
-        raise SourceError(
-            "metadata of the wrong kind",
-            file=str(path),
-            expected="a JSON object",
-            got=type(value).__name__,
-        )
-    return value
+    with located(SourceError, file=str(path)):
+        return json_object(read_bytes(path, MAX_METADATA_BYTES), parse_constant=_no_constant)
 
 
 def _visit(

@@ -23,7 +23,12 @@ from seqrecord.sources.hdf5_layouts import (
     mask_lists,
     whole_number,
 )
-from seqrecord.sources.inventory import NOT_SELECTED, LeftOut
+from seqrecord.sources.inventory import (
+    NOT_SELECTED,
+    LeftOut,
+    check_is_written,
+    left_out_by_pattern,
+)
 from seqrecord.text import counted
 
 _SHOWN = 3
@@ -109,10 +114,7 @@ class Hdf5Account:
 
     def left_out(self) -> list[LeftOut]:
         """The datasets that are not packed, by pattern."""
-        return [
-            LeftOut(pattern, count, reason, "datasets", is_data)
-            for (pattern, reason, is_data), count in self._left_out.most_common()
-        ]
+        return left_out_by_pattern(self._left_out, "datasets")
 
     def unwritten_notes(self) -> list[str]:
         """A note for each feature with rows that were never written."""
@@ -126,14 +128,7 @@ class Hdf5Account:
     def check_requested(self, features: Sequence[str], file: str) -> None:
         """Raises `SourceError` for a feature of which no row was written."""
         for name in features:
-            if self.rows[name] and self.unwritten[name] == self.rows[name]:
-                raise SourceError(
-                    "a selected feature without any value; select others (--features)",
-                    file=file,
-                    feature=name,
-                    expected="written rows",
-                    got=f"{counted(self.rows[name], 'row')}, none of them written",
-                )
+            check_is_written(name, file, self.unwritten[name], self.rows[name], "row")
 
     def _add_rows(self, feature: str, item: Any) -> None:
         if not item.shape:

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
-from seqrecord.sources.files import is_directory, list_folder, read_bytes
+from seqrecord.errors import SourceError, located
+from seqrecord.sources.files import is_directory, json_object, list_folder, read_bytes
 from seqrecord.sources.hdf5_files import (
     attributes,
     datasets,
@@ -38,6 +38,7 @@ from seqrecord.sources.hdf5_files import (
     text_of,
 )
 from seqrecord.sources.originals import natural_order
+from seqrecord.sources.specs import frame_rate
 from seqrecord.text import repr_of
 
 AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
@@ -221,14 +222,9 @@ def _droid_metadata(folder: Path) -> dict[str, Any]:
     """The JSON object beside `trajectory.h5`, numbers and text of it; empty if there is none."""
     for name, is_folder in sorted(list_folder(folder)):
         if is_droid_metadata(name) and not is_folder:
-            try:
-                value = json.loads(read_bytes(folder / name, _MAX_JSON))
-            except (ValueError, RecursionError) as error:
-                raise SourceError(
-                    "metadata that is not JSON", file=str(folder / name), got=str(error)[:200]
-                ) from error
-            if isinstance(value, dict):
-                return {k: v for k, v in value.items() if _is_json_scalar(k) and _is_json_scalar(v)}
+            with located(SourceError, file=str(folder / name)):
+                value = json_object(read_bytes(folder / name, _MAX_JSON))
+            return {k: v for k, v in value.items() if _is_json_scalar(k) and _is_json_scalar(v)}
     return {}
 
 
@@ -318,10 +314,7 @@ def _environment(data: Any) -> dict[str, Any]:
 def _control_rate(environment: Mapping[str, Any]) -> float | None:
     """robosuite's control frequency in Hz, which is the rate of frames."""
     arguments = environment.get("env_kwargs")
-    rate = arguments.get("control_freq") if isinstance(arguments, dict) else None
-    if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < 1e6:
-        return float(rate)
-    return None
+    return frame_rate(arguments.get("control_freq")) if isinstance(arguments, dict) else None
 
 
 def _masks(file: Any, demo: str) -> list[str]:

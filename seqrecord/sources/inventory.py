@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seqrecord.errors import SourceError
 from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
 from seqrecord.sources.base import Source
 from seqrecord.sources.file_types import known_type
@@ -27,6 +28,7 @@ from seqrecord.sources.images import IMAGE_ENDINGS
 from seqrecord.sources.originals import walk
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.sources.remote import RemoteSource
+from seqrecord.text import counted
 
 __all__ = [
     "Account",
@@ -102,6 +104,26 @@ def inventory_of(source: Source) -> Inventory:
 def not_selected(name: str, count: int = 1, unit: str = "features", *, also: str = "") -> LeftOut:
     """A feature, or field, that the caller excludes; by `features=`, or `also` another argument."""
     return LeftOut(name, count, NOT_SELECTED + also, unit, is_data=False)
+
+
+def left_out_by_pattern(counts: Counter[tuple[str, str, bool]], unit: str) -> list[LeftOut]:
+    """Data counted by pattern, reason and `is_data`, the commonest first."""
+    return [
+        LeftOut(pattern, count, reason, unit, is_data)
+        for (pattern, reason, is_data), count in counts.most_common()
+    ]
+
+
+def check_is_written(feature: str, file: str, missing: int, total: int, unit: str) -> None:
+    """Raise `SourceError` for a selected feature of which all rows or chunks are missing."""
+    if total and missing == total:
+        raise SourceError(
+            "a selected feature without any value; select others (--features)",
+            file=file,
+            feature=feature,
+            expected=f"written {unit}s",
+            got=f"{counted(total, unit)}, none of them written",
+        )
 
 
 def unread_files(

@@ -6,7 +6,6 @@ https://huggingface.co/docs/lerobot/lerobot-dataset-v3. Nothing in them is trust
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +16,10 @@ from typing import Any, TypeGuard
 
 from seqrecord.errors import SourceError, located
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.files import is_file, read_bytes
+from seqrecord.sources.files import is_file, json_object, read_bytes
 from seqrecord.sources.originals import find_files
 from seqrecord.sources.parquet_tables import ParquetTable, python_values
+from seqrecord.sources.specs import frame_rate
 from seqrecord.text import repr_of
 
 INFO = "meta/info.json"
@@ -125,7 +125,7 @@ def read_info(root: Path) -> LeRobotInfo:
     """Raises `SourceError` for a version that is not known, and for what is not as it must be."""
     path = root / INFO
     with located(SourceError, file=str(path)):
-        info = _object(read_bytes(path, _MAX_INFO_BYTES))
+        info = json_object(read_bytes(path, _MAX_INFO_BYTES))
         version = info.get("codebase_version")
         if not isinstance(version, str) or version not in ("v2.0", "v2.1", "v3.0"):
             raise SourceError(
@@ -133,9 +133,10 @@ def read_info(root: Path) -> LeRobotInfo:
                 expected="codebase_version v2.0, v2.1 or v3.0",
                 got=repr_of(version, 50),
             )
-        fps, size, where = info.get("fps"), info.get("chunks_size", 1000), info.get("data_path")
-        if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < 1e6:
-            raise _wrong("fps", "a number above 0", fps)
+        fps = frame_rate(info.get("fps"))
+        size, where = info.get("chunks_size", 1000), info.get("data_path")
+        if fps is None:
+            raise _wrong("fps", "a number above 0", info.get("fps"))
         if not _is_count(size) or size < 1:
             raise _wrong("chunks_size", "1 or more", size)
         if not isinstance(where, str):
@@ -149,7 +150,7 @@ def read_info(root: Path) -> LeRobotInfo:
         splits, other_splits = _splits(info.get("splits"))
         return LeRobotInfo(
             version=int(version[1]),
-            fps=float(fps),
+            fps=fps,
             features=features,
             data_path=where,
             video_path=videos,
@@ -244,7 +245,7 @@ def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, 
     if info.version == 2 and is_file(by_episode := root / EPISODES_STATS):
         rows = (row.get("stats") for row in _rows(by_episode))
         return by_episode, (row for row in rows if isinstance(row, dict))
-    return root / STATS, iter([_object(read_bytes(root / STATS, _MAX_LINES_BYTES))])
+    return root / STATS, iter([json_object(read_bytes(root / STATS, _MAX_LINES_BYTES))])
 
 
 _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")
@@ -342,9 +343,8 @@ def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
 def _video_fps(feature: Mapping[str, Any]) -> float | None:
     """The frame rate in a feature's `info`."""
     for known in (feature.get("info"), feature.get("video_info")):
-        rate = known.get("video.fps") if isinstance(known, dict) else None
-        if isinstance(rate, (int, float)) and not isinstance(rate, bool) and 0 < rate < 1e6:
-            return float(rate)
+        if isinstance(known, dict) and (rate := frame_rate(known.get("video.fps"))) is not None:
+            return rate
     return None
 
 
@@ -367,23 +367,13 @@ def _rows(
     if place.suffix == ".jsonl":
         for number, line in enumerate(read_bytes(place, _MAX_LINES_BYTES).splitlines()):
             if line.strip():
-                yield _object(line, f" in line {number + 1}")
+                yield json_object(line, f" in line {number + 1}")
         return
     table = ParquetTable(place)
     if most is not None:
         table.check_rows(most, INFO, _SPARE_ROWS)
     for batch in table.batches(columns):
         yield from python_values(batch)
-
-
-def _object(data: bytes, where: str = "") -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"not JSON{where}", got=str(error)[:200]) from error
-    if not isinstance(value, dict):
-        raise SourceError("not a JSON object", got=repr_of(value, 100))
-    return value
 
 
 def _is_count(value: object) -> TypeGuard[int]:

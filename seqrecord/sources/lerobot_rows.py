@@ -47,14 +47,13 @@ class EpisodeRows:
         *,
         num_rows: Mapping[str, int] | None = None,
         orientation: Orientation = UPRIGHT,
-        batch_rows: int | None = None,
     ) -> None:
         self._orientation = orientation
         self._root, self._schema, self._numbered = root, schema, texts
         self._num_rows = num_rows or {}  # by file, as `meta` has it
         has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
-        self._batch_rows = batch_rows or (_ROWS_OF_IMAGES if has_images else _ROWS)
-        if batch_rows is None and all(s.is_fixed or name in texts for name, s in schema.items()):
+        self._batch_rows = _ROWS_OF_IMAGES if has_images else _ROWS
+        if all(spec.is_fixed or name in texts for name, spec in schema.items()):
             fitting = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
             self._batch_rows = max(self._batch_rows, min(fitting, _MOST_ROWS))
         self._episodes: dict[str, _Episodes] = {}  # of the file that was looked at last

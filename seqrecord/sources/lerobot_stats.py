@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +12,11 @@ from seqrecord.errors import FormatError, SourceError, located
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.sources.lerobot_layout import LeRobotInfo, read_stats
 from seqrecord.statistics.by_feature import FeatureStatistics, Statistics, num_channels
+from seqrecord.statistics.moments import Moments
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
+
+NAMES = ("min", "max", "mean", "std")
+_M = TypeVar("_M", bound=Moments)
 
 
 def own_statistics(root: Path, info: LeRobotInfo, schema: Schema, num_frames: int) -> Statistics:
@@ -30,10 +34,7 @@ def own_statistics(root: Path, info: LeRobotInfo, schema: Schema, num_frames: in
                 said, known = record.get(name), info.features.get(name)
                 if isinstance(said, dict) and known is not None and known.depth is None:
                     scale = 255 if known.dtype in ("image", "video") else 1
-                    sketches = _sketches(said, spec, scale)
-                    for one, more in zip(found.setdefault(name, sketches), sketches, strict=True):
-                        if one is not more:
-                            one.merge(more)
+                    add_moments(found, name, _sketches(said, spec, scale))
     return Statistics(
         num_frames,
         {
@@ -44,35 +45,59 @@ def own_statistics(root: Path, info: LeRobotInfo, schema: Schema, num_frames: in
     )
 
 
+def add_moments(totals: dict[str, list[_M]], name: str, more: list[_M]) -> None:
+    """Add what each element of a feature has; raises `SourceError` for other numbers of elements.
+
+    Sketches have no levels.
+    """
+    if len(before := totals.setdefault(name, more)) != len(more):
+        raise SourceError("statistics of other sizes", expected=len(before), got=len(more))
+    if before is not more:
+        for one, other in zip(before, more, strict=True):
+            one.add_moments(other)
+
+
 def _sketches(said: Mapping[str, Any], spec: FeatureSpec, scale: int) -> list[Sketch]:
     """One without levels for each channel; none where there are other channels here."""
     dtype, channels = sketch_dtype(spec.dtype), num_channels(spec)
     if dtype is None or channels is None:
         return []
     with located(SourceError, feature=spec.name):
+        moments = stored_moments(said)
+        if len(moments) != channels:
+            return []
         try:
-            mean, std, low, high = (
-                np.array(said[key], np.float64).ravel() * scale
-                for key in ("mean", "std", "min", "max")
-            )
-            count = int(np.array(said["count"]).item())
-            if not len(mean) == len(std) == len(low) == len(high) == channels:
-                return []
-            if dtype.kind in "iu":
-                low, high = np.rint(low), np.rint(high)
-            ends = [
-                (dtype.type(a).item(), dtype.type(b).item()) for a, b in zip(low, high, strict=True)
-            ]
-            empty = Sketch(dtype).to_json()
-            return [
-                Sketch.from_json(
-                    {**empty, "count": count, "mean": m, "std": s, "min": a, "max": b}, dtype
-                )
-                for m, s, (a, b) in zip(mean.tolist(), std.tolist(), ends, strict=True)
-            ]
-        except (KeyError, TypeError, ValueError, OverflowError, FormatError) as error:
-            raise SourceError(
-                "statistics that cannot be",
-                expected="mean, std, min, max and count",
-                got=str(error)[:200],
-            ) from error
+            return [_sketch(each, dtype, scale) for each in moments]
+        except (ValueError, OverflowError, FormatError) as error:
+            raise _not_statistics(error) from error
+
+
+def _sketch(moments: Moments, dtype: np.dtype[Any], scale: int) -> Sketch:
+    numbers = {name: getattr(moments, name) * scale for name in NAMES}
+    for name in ("min", "max"):
+        end = np.rint(numbers[name]) if dtype.kind in "iu" else numbers[name]
+        numbers[name] = dtype.type(end).item()
+    return Sketch.from_json({**Sketch(dtype).to_json(), "count": moments.count, **numbers}, dtype)
+
+
+def stored_moments(said: Mapping[str, Any], count: int | None = None) -> list[Moments]:
+    """What LeRobot says of a feature, by element; raises `SourceError`.
+
+    `count` is that of an entry without one.
+    """
+    try:
+        numbers = [np.array(said[name], np.float64).ravel() for name in NAMES]
+        count = int(np.array(said["count"] if count is None else said.get("count", count)).item())
+        elements = np.stack(numbers, 1)
+        if not elements.size or count < 1 or not np.isfinite(elements).all():
+            raise ValueError("numbers of nothing, or that are not finite")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _not_statistics(error) from error
+    return [
+        Moments(count=count, **dict(zip(NAMES, each, strict=True))) for each in elements.tolist()
+    ]
+
+
+def _not_statistics(error: Exception) -> SourceError:
+    expected = f"{', '.join(NAMES)} and count"
+    return SourceError("statistics that cannot be", expected=expected, got=str(error)[:200])

@@ -113,12 +113,17 @@ def _exact_columns(
     return exact
 
 
-def count_rows(path: Path) -> int:
-    """Lines of the file but for comments and empty ones, a line of column names among them.
+def table_lines(path: Path, limit: int = MAX_BYTES) -> list[str]:
+    """Lines of a file of at most `limit` bytes without comments and empty ones.
 
-    Raises `SourceError` unless the last one has numbers only.
+    A line of column names is among them.
     """
-    lines = _lines(read_bytes(path, MAX_BYTES).decode("utf-8-sig", "replace"))
+    return _lines(read_bytes(path, limit).decode("utf-8-sig", "replace"))
+
+
+def count_rows(path: Path) -> int:
+    """The number of `table_lines`; raises `SourceError` unless the last one has numbers only."""
+    lines = table_lines(path)
     if not lines or not any(_are_numbers(_split(lines[-1], each)) for each in _SEPARATORS):
         raise _no_numbers(path, repr(lines[-1][:80]) if lines else "no rows")
     return len(lines)

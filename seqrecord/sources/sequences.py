@@ -24,6 +24,7 @@ from seqrecord.sources.embedded import embedded_value
 from seqrecord.sources.files import read_bytes
 from seqrecord.sources.images import image_header, passthrough_codec
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
+from seqrecord.sources.number_files import table_lines
 from seqrecord.sources.orientation import Orientation, shape_of
 from seqrecord.sources.originals import (
     Scan,
@@ -34,7 +35,7 @@ from seqrecord.sources.originals import (
     key_of,
 )
 from seqrecord.sources.specs import feature_spec
-from seqrecord.sources.text_tables import count_rows
+from seqrecord.sources.text_tables import MAX_TABLE_BYTES
 from seqrecord.text import counted
 
 _WITHOUT_PARTNER = re.compile("_(without|before|after)_")
@@ -242,7 +243,8 @@ class SequenceSource(ScannedSource):
                 unselected.update(name for name in sequence.places if not self.wants(name))
                 hidden = [sequence.places[name] for name in unselected if name in sequence.places]
                 tables = self.unread_tables(folder)
-                rows.update({name: count_rows(path) for name, path in tables.items()})
+                for name, path in tables.items():
+                    rows[name] += len(table_lines(path, MAX_TABLE_BYTES))
                 known = {*sequence.files, *tables.values()}
                 for each in unread_files(folder, _taker(folder, known, hidden)):
                     files[each.pattern] += each.count

@@ -62,6 +62,13 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str
     return "state" if is_state else None
 
 
+def frame_rate(value: object) -> float | None:
+    """Frames a second, if the value is a number above 0 and below a million."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if 0 < value < 1e6 else None
+
+
 def widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
     """`known` with the dimensions in which `other` differs made variable, and with the codec that
     keeps images of both.

@@ -15,7 +15,7 @@ from seqrecord.errors import SourceError
 from seqrecord.sources.files import read_bytes
 from seqrecord.text import counted
 
-_MAX_BYTES = 1 << 30
+MAX_TABLE_BYTES = 1 << 30
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
 
 _Rows: TypeAlias = Sequence[tuple[int, Sequence[str]]]
@@ -29,7 +29,7 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
     begins with `#`. Raises `SourceError` for numbers with decimal commas.
     """
     try:
-        text = read_bytes(path, _MAX_BYTES).decode("utf-8-sig")
+        text = read_bytes(path, MAX_TABLE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError(
             "a list that is not text; convert it, as `iconv -f UTF-16 -t UTF-8 FILE` does",
@@ -63,12 +63,6 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
             ]
         rows.append((number, [word.strip() for word in words]))
     return rows
-
-
-def count_rows(path: Path) -> int:
-    """The number of lines that are neither empty nor comments."""
-    lines = read_bytes(path, _MAX_BYTES).splitlines()
-    return sum(bool(line.strip()) and not line.startswith(b"#") for line in lines)
 
 
 def table(

@@ -14,8 +14,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.files import open_file, openable, opened, unreadable
 from seqrecord.sources.mp4_boxes import check_boxes
-from seqrecord.sources.video_forms import VideoForms
-from seqrecord.sources.video_turns import UPRIGHT, Turn
+from seqrecord.sources.video_frames import UPRIGHT, Turn, VideoForms
 
 VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
 """Of the names of video files, in lower case."""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.video.config import VideoConfig
-from seqrecord.codecs.video.decoding import describe
+from seqrecord.codecs.video.decoding import describe_video
 from seqrecord.codecs.video.encoding import encode_gop, is_odd
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.codecs.video.packages import colours, packet_of, pyav, video_errors
@@ -32,8 +32,7 @@ from seqrecord.meanings import pixel_kind
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.specs import feature_spec
 from seqrecord.sources.video_files import VideoFile, VideoPacket
-from seqrecord.sources.video_forms import FrameForm
-from seqrecord.sources.video_turns import UPRIGHT
+from seqrecord.sources.video_frames import UPRIGHT, FrameForm
 
 _logger = logging.getLogger("seqrecord")
 
@@ -112,7 +111,7 @@ def video_spec(name: str, file: VideoFile) -> FeatureSpec:
             if first is None:
                 raise SourceError("a video without frames")
             with _source_errors():
-                shape, config = describe(
+                shape, config = describe_video(
                     codec, first, matrix=file.matrix, color_range=file.color_range
                 )
     else:  # its packets do not say how large a frame is

@@ -19,8 +19,8 @@ from seqrecord.format.references import ReferencedGops
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.remote import remote_files
 from seqrecord.sources.video_files import VideoFile
+from seqrecord.sources.video_frames import UPRIGHT
 from seqrecord.sources.video_streams import TOLERANCE
-from seqrecord.sources.video_turns import UPRIGHT
 
 IntArray = npt.NDArray[np.int64]
 

@@ -81,7 +81,7 @@ class Videos(Originals):
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         """When the frames of the first camera are shown, in seconds."""
         first = next(iter(self._named(info.key).values()))
-        with located(SourceError, episode=info.key), VideoFile(first) as file:
+        with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
             return np.array(file.ticks()) * file.tick
 
     def account(self) -> Account:

@@ -44,8 +44,14 @@ from seqrecord.sources.originals import (
 )
 from seqrecord.sources.references import external_files, referring_schema
 from seqrecord.sources.specs import check_spec, feature_name, feature_spec, kind_of, text_spec
-from seqrecord.sources.tar_files import Member, members, read_member
-from seqrecord.sources.tar_names import missing_shards, seconds_of, split_name
+from seqrecord.sources.tar_files import (
+    Member,
+    members,
+    missing_shards,
+    read_member,
+    seconds_of,
+    split_name,
+)
 from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from seqrecord.errors import SourceError
 from seqrecord.sources.files import first_line, is_file, open_file
-from seqrecord.sources.inventory import NOT_SELECTED, LeftOut
+from seqrecord.sources.inventory import (
+    NOT_SELECTED,
+    LeftOut,
+    check_is_written,
+    left_out_by_pattern,
+)
 from seqrecord.sources.originals import walk
 from seqrecord.sources.remote import remote_files
 from seqrecord.text import counted
@@ -71,10 +75,7 @@ class ZarrAccount:
             for name, count in self._unused_rows.items()
             if count
         ]
-        return rows + [
-            LeftOut(place, count, reason, "arrays", is_data)
-            for (place, reason, is_data), count in self._arrays.most_common()
-        ]
+        return rows + left_out_by_pattern(self._arrays, "arrays")
 
     def chunk_notes(self) -> list[str]:
         """A note for each array with missing chunks."""
@@ -87,15 +88,9 @@ class ZarrAccount:
     def check_requested(self, features: Sequence[str], file: str) -> None:
         """Raises `SourceError` for a feature without any chunk."""
         for name in features:
-            count = self._chunks[f"data/{name}"]
-            if count and count == self._missing[f"data/{name}"]:
-                raise SourceError(
-                    "a selected feature without any value; select others (--features)",
-                    file=file,
-                    feature=name,
-                    expected="chunks",
-                    got=f"{counted(count, self._nouns[f'data/{name}'])}, all of them missing",
-                )
+            place = f"data/{name}"
+            missing, total = self._missing[place], self._chunks[place]
+            check_is_written(name, file, missing, total, self._nouns.get(place, "chunk"))
 
     def _add_chunks(self, path: Path, array: Any, names: set[str]) -> None:
         grid, place = _grid(array), array.path

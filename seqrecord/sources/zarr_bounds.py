@@ -22,9 +22,7 @@ from zarr.abc.codec import ArrayBytesCodec, BytesBytesCodec
 
 from seqrecord.codecs.base import Codec, Compressor
 from seqrecord.codecs.blosc import Blosc
-from seqrecord.codecs.lz4 import Lz4
-from seqrecord.codecs.streams import Bz2, Lzma, Zlib
-from seqrecord.codecs.zstd import Zstd
+from seqrecord.codecs.compressors import Bz2, Lz4, Lzma, Zlib, Zstd
 from seqrecord.errors import SourceError
 from seqrecord.sources.limits import MAX_TEXT_CHUNK_BYTES
 

@@ -253,12 +253,8 @@ class Statistics(Mapping[str, FeatureStatistics]):
     @classmethod
     def from_json(cls, value: object) -> Statistics:
         """Inverse of `to_json`; trusts nothing. Raises `FormatError`."""
-        found = JsonObject(
-            value, ("format", "version", "num_frames", "features"), "a file of statistics"
-        )
-        if found.value["format"] != "seqrecord statistics":
-            raise FormatError("not statistics", got=repr_of(found.value["format"], 100))
-        found.integer("version", _VERSION, _VERSION)
+        keys = ("num_frames", "features")
+        found = JsonObject.of_file(value, "statistics", _VERSION, keys)
         by_name = found.value["features"]
         if not isinstance(by_name, dict):
             raise FormatError("statistics are not by feature", got=repr_of(by_name, 50))

@@ -68,11 +68,11 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # what a local disk does not need, and takes long to import
-    __getattr__, __dir__ = lazy(
+    __getattr__, __dir__, _ = lazy(
         __name__,
         {
-            "FsspecStorage": "remote",
-            "can_copy_on_server": "objects.storage",
-            "copy_on_server": "objects.storage",
+            "objects.storage": ["can_copy_on_server", "copy_on_server"],
+            "remote": ["FsspecStorage"],
         },
+        __all__,
     )

@@ -375,3 +375,10 @@ class StorageWrapper:
 
     def close(self) -> None:
         self.inner.close()
+
+
+def innermost(storage: Storage) -> Storage:
+    """The storage below all wrappers."""
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+    return storage

@@ -16,11 +16,11 @@ from seqrecord.storage.base import (
     Entry,
     FileInfo,
     Storage,
-    StorageWrapper,
     Unfinished,
     Upload,
     check_buffers,
     check_path,
+    innermost,
 )
 from seqrecord.storage.local_replacing import put_file, read_file
 from seqrecord.storage.local_upload import (
@@ -270,9 +270,8 @@ def missing_folders(storage: Storage, folder: str) -> list[Path]:
 
 def local_root(storage: Storage) -> Path | None:
     """The folder of a storage that is a local path, whatever is around it; else `None`."""
-    while isinstance(storage, StorageWrapper):
-        storage = storage.inner
-    return storage.root if isinstance(storage, LocalStorage) else None
+    found = innermost(storage)
+    return found.root if isinstance(found, LocalStorage) else None
 
 
 def remove_empty_folders(folders: Sequence[Path]) -> None:

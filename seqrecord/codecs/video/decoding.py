@@ -209,7 +209,7 @@ def decode_gop(config: VideoConfig, height: int, width: int, gop: Gop) -> npt.ND
     return out
 
 
-def describe(
+def describe_video(
     codec: str, gop: Gop, *, matrix: int | None = None, color_range: str | None = None
 ) -> tuple[tuple[int, int, int], CodecConfig]:
     """The shape [H, W, 3] of a stream's frames, and the configuration under which it is kept.

@@ -24,9 +24,9 @@ from seqrecord.storage.base import (
     Entry,
     FileInfo,
     Storage,
-    StorageWrapper,
     Upload,
     check_path,
+    innermost,
     tag_of,
 )
 from seqrecord.storage.clients import Clients
@@ -254,15 +254,9 @@ def copy_on_server(source: Storage, path: str, destination: Storage, target: str
 
 def _in_one_bucket(*storages: Storage) -> tuple[ObjectStorage, ObjectStorage] | None:
     """Source and destination below their wrappers, where the service can copy between them."""
-    source, destination = map(_innermost, storages)
+    source, destination = map(innermost, storages)
     if not isinstance(source, ObjectStorage) or not isinstance(destination, ObjectStorage):
         return None
     a, b = (replace(each.bucket, root="") for each in (source, destination))
     is_same = type(a) is type(b) and (a.bucket, a.place) == (b.bucket, b.place)
     return (source, destination) if is_same and b.is_writable else None
-
-
-def _innermost(storage: Storage) -> Storage:
-    while isinstance(storage, StorageWrapper):
-        storage = storage.inner
-    return storage

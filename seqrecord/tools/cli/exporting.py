@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from seqrecord.export import to_files, to_hub, to_lerobot, to_mcap
-from seqrecord.indexing.opening import open_dataset
+from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.text import counted
 from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
 from seqrecord.tools.cli.terminal import ProgressBar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 import time
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from seqrecord.errors import SeqRecordError
-from seqrecord.lazy import lazy
 from seqrecord.text import one_line, without_secrets
 
 if TYPE_CHECKING:
@@ -60,14 +60,15 @@ class Commands(Group):
     ) -> None:
         super().__init__(*args, **options)
         self._modules = modules or {}
-        self._imported, _ = lazy(__name__.rpartition(".")[0], self._modules)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted({*self.commands, *self._modules})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self._modules and cmd_name not in self.commands:
-            self.add_command(self._imported(cmd_name), cmd_name)
+            package = __name__.rpartition(".")[0]
+            module = importlib.import_module(f"{package}.{self._modules[cmd_name]}")
+            self.add_command(getattr(module, cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def main(

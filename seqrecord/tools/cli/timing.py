@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from seqrecord.indexing.opening import open_dataset
+from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.options import EngineOptions
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.tools.bench import bench as run_bench

@@ -12,7 +12,7 @@ from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.cleaning import LEAST_DEAD
 from seqrecord.format.manifest import KEPT_VERSIONS
-from seqrecord.indexing.opening import open_dataset
+from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted

@@ -1,4 +1,7 @@
-"""zlib, bz2 and lzma: Python's own, whose streams do not declare what they decode to."""
+"""Zstandard and LZ4 blobs, which declare their size; zlib, bz2 and lzma streams, which do not.
+
+The latter are decoded by Python's own modules.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,41 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from seqrecord.codecs.base import Bytes, Compressor, Parameters, check_limit, check_size
+
+_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+class Zstd(Compressor):
+    """Compresses with Zstandard."""
+
+    codec_id = "zstd"
+    parameters: ClassVar[Parameters] = {"level": range(-7, 20), "checksum": (False, True)}
+
+    def _declared_size(self, blob: memoryview) -> int:
+        """The content size that the first Zstandard frame declares (RFC 8878, 3.1.1.1)."""
+        if len(blob) < 6 or blob[:4] != _MAGIC:
+            raise ValueError("not a Zstandard frame")
+        descriptor = blob[4]
+        size_flag, single_segment = descriptor >> 6, bool(descriptor & 0x20)
+        width = (1 if single_segment else 0, 2, 4, 8)[size_flag]
+        start = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+        if width == 0 or len(blob) < start + width:
+            raise ValueError("a Zstandard frame that does not declare its size")
+        return int.from_bytes(blob[start : start + width], "little") + (256 if width == 2 else 0)
+
+
+class Lz4(Compressor):
+    """Compresses with LZ4."""
+
+    codec_id = "lz4"
+    parameters: ClassVar[Parameters] = {"acceleration": range(1, 65538)}
+
+    def _declared_size(self, blob: memoryview) -> int:
+        """The size in front of an LZ4 block, which is how numcodecs stores it."""
+        if len(blob) < 5:
+            raise ValueError(f"an LZ4 blob of {len(blob)} bytes")
+        return int.from_bytes(blob[:4], "little")
+
 
 _LZMA_MEMORY = 128 << 20  # the largest preset needs 65 MiB to decode
 
