@@ -17,7 +17,7 @@ OWN := layers or docs or messages or code_lines or mutation or simulation or int
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training bench-niceness services demo lowest lerobot-tools test-lerobot test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -74,6 +74,10 @@ bench-lerobot: $(LEROBOT)/installed ## Measure against LeRobot, in bench/lerobot
 bench-training: $(INSTALLED) ## Train beside each loader, in bench/training; ARGS='--rows odometry/*' and so on
 	$(BIN)/python -m benchmarks.training $(BENCH)/training $(ARGS)
 
+bench-niceness: $(INSTALLED) ## Train beside loaders with thread_niceness, alone and three at a time, in bench/niceness
+	$(BIN)/python -m benchmarks.training $(BENCH)/niceness --rows 'depth/* ms/seqrecord/warm' 'act/* ms/seqrecord, resident/warm' \
+		--niceness 0 2 5 10 --together 1 3 --to benchmarks/training/niceness $(ARGS)
+
 lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load, cut, merge, extend and train on an export; 6 GB, needs Python 3.12
 	rm -rf $(LEROBOT_TOOLS)/data
 	$(BIN)/python -m tests.lerobot_tools make $(LEROBOT_TOOLS)/data
@@ -97,7 +101,6 @@ bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--re
 	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
 bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md and its plots from the last `make bench`
-	$(BIN)/python -m benchmarks.tartanair.compare.timeline $(BENCH)
 	$(BIN)/python -m benchmarks.tartanair.compare.results $(BENCH)
 
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip

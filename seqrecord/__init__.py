@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from seqrecord.storage import cache_info as cache_info
     from seqrecord.storage import clear_cache as clear_cache
     from seqrecord.tools.bench import bench as bench
-    from seqrecord.tools.drawing import draw_timeline as draw_timeline
     from seqrecord.tools.drawing import view as view
     from seqrecord.tools.drawing import view_rerun as view_rerun
     from seqrecord.tools.plan import plan as plan
@@ -107,7 +106,7 @@ if not TYPE_CHECKING:  # or a type checker would take any name for one that is t
             "sources.tartanair": ["TartanAir"],
             "storage": ["cache_info", "clear_cache"],
             "tools.bench": ["bench"],
-            "tools.drawing": ["draw_timeline", "view", "view_rerun"],
+            "tools.drawing": ["view", "view_rerun"],
             "tools.plan": ["plan"],
             "version": ["__version__"],
             "writing.commits": ["reindex"],

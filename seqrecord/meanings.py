@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -248,6 +248,48 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
             return kind
     is_image = dtype == np.uint8 or not _IMAGES.isdisjoint(words)
     return "image" if len(shape) == 3 and channels in (1, 3, 4) and is_image else None
+
+
+class Pixels(Protocol):
+    """A feature with the attributes of `FeatureSpec`; `shape` is that of one frame."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+    @property
+    def value(self) -> str: ...
+
+
+def has_pixels(spec: Pixels) -> bool:
+    """Whether frames have a height and a width, and pixels of one shape."""
+    return spec.value == "array" and len(spec.shape) >= 2 and None not in spec.shape[2:]
+
+
+def known_kind(name: str, spec: Pixels, kind: str | None) -> str | None:
+    """The kind of a feature; for an undeclared one the kind that its name implies, except
+    `image`, which `is_image` decides by dtype and shape."""
+    if kind is not None or spec.value != "array":
+        return kind
+    found = pixel_kind(name, spec.dtype, spec.shape)
+    return None if found == "image" else found
+
+
+def is_image(spec: Pixels, kind: str | None) -> bool:
+    """Whether resizing a feature of a `known_kind` interpolates; else it takes nearest pixels."""
+    if kind is not None or len(spec.shape) != 3:
+        return kind == "image" and spec.dtype.kind in "uif"
+    return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
+
+
+def is_flow(name: str, spec: Pixels, kind: str | None) -> bool:
+    """Whether the first two numbers of each pixel are distances along x and y, in pixels."""
+    if kind is not None and kind != "flow":
+        return False
+    named = kind == "flow" or "flow" in name.lower()
+    if not named or len(spec.shape) != 3 or spec.shape[2] is None or spec.shape[2] < 2:
+        return False
+    return spec.dtype.kind in "fi"
 
 
 def partner_of(name: str, names: Collection[str]) -> str | None:

@@ -69,7 +69,8 @@ class FeatureSpec:
     `kind` says what the feature is (`image`, `depth`, `pose`, …) and `unit` of what its numbers are
     (`m`, `px`, `rad`, …); `None` where nobody said. `value` is "text" or "bytes" for a feature of
     `uint8 [?]` whose frames are the bytes of a `str` in UTF-8, or `bytes`. `added` is the id of the
-    writer that added the feature to episodes that were there; `None` for any other.
+    writer that added the feature to episodes that were there; `None` for any other. `stored_shape`
+    is the shape of stored frames, where an open dataset resizes them; `None` where it does not.
 
     Raises `SchemaError` for what docs/format.md does not allow.
     """
@@ -83,6 +84,7 @@ class FeatureSpec:
     unit: str | None = None
     value: ValueKind = "array"
     added: str | None = None
+    stored_shape: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -115,7 +117,14 @@ class FeatureSpec:
     @property
     def is_raw(self) -> bool:
         """Whether pages hold the frames' bytes as they are."""
-        return not self.codec and self.is_fixed
+        return not self.codec and self.is_fixed and self.stored_shape is None
+
+    @property
+    def stored(self) -> FeatureSpec:
+        """The feature as it is stored, without the resize of an open dataset."""
+        if self.stored_shape is None:
+            return self
+        return replace(self, shape=self.stored_shape, stored_shape=None)
 
     @property
     def is_video(self) -> bool:
@@ -184,7 +193,7 @@ class FeatureSpec:
         return f"{self.name}: {self.dtype.name} [{shape}]"
 
 
-_KEYS = frozenset(field.name for field in fields(FeatureSpec) if field.name != "added")
+_KEYS = frozenset(field.name for field in fields(FeatureSpec)) - {"added", "stored_shape"}
 
 
 class Schema(Mapping[str, FeatureSpec]):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from seqrecord.clips.transforms import ClipFunction as ClipFunction
     from seqrecord.clips.transforms import ClipTransform as ClipTransform
     from seqrecord.pipes.options import ClipOptions as ClipOptions
+    from seqrecord.reading.amount import Amount as Amount
     from seqrecord.reading.compute_statistics import StatisticsProgress as StatisticsProgress
     from seqrecord.reading.dataset import DatasetLike as DatasetLike
     from seqrecord.reading.filters import EpisodeFacts as EpisodeFacts
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from seqrecord.reading.verify import VerifyProgress as VerifyProgress
     from seqrecord.reading.verify import VerifyReport as VerifyReport
     from seqrecord.reading.versions import DatasetVersion as DatasetVersion
-    from seqrecord.storage.counting import Amount as Amount
     from seqrecord.tools.bench import BenchReport as BenchReport
     from seqrecord.tools.bench import StepTimes as StepTimes
     from seqrecord.tools.plan import PlanReport as PlanReport
@@ -57,7 +57,7 @@ if not TYPE_CHECKING:
             "seqrecord.reading.verified": ["Verified"],
             "seqrecord.reading.verify": ["VerifyProgress", "VerifyReport"],
             "seqrecord.reading.versions": ["DatasetVersion"],
-            "seqrecord.storage.counting": ["Amount"],
+            "seqrecord.reading.amount": ["Amount"],
             "seqrecord.tools.bench": ["BenchReport", "StepTimes"],
             "seqrecord.tools.plan": ["PlanReport"],
             "seqrecord.writing.convert": ["ConvertReport"],

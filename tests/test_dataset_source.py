@@ -193,6 +193,64 @@ def test_packets_are_passed_on_undecoded(tmp_path: Path, whole: bool) -> None:
                 assert present.tolist() == one.episodes[key].present(name).tolist()
 
 
+def chunk_lengths(path: Path) -> list[list[int]]:
+    with seqrecord.open(path) as dataset:
+        return [group.num_frames.tolist() for group in dataset.contents.index.groups]
+
+
+def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:
+    schema = Schema(
+        [
+            FeatureSpec("x", np.dtype("<f4"), (2000,)),
+            FeatureSpec("y", np.dtype("<f4"), (2000,)),
+            FeatureSpec("text", np.dtype("u1"), (None,), value="text", group=1),
+        ]
+    )
+    a, b, c, d = (tmp_path / name for name in "abcd")
+    codecs = {"x": "raw", "y": "small"}
+    with seqrecord.SeqRecordWriter(a, schema=schema, codecs=codecs, chunk_frames=3) as writer:
+        for key in "pq":
+            with writer.episode(key) as episode:
+                for i in range(7):
+                    frame: dict[str, Any] = {"y": np.ones(2000, "<f4"), "text": key}
+                    episode.append(frame | ({"x": np.full(2000, i, "<f4")} if i % 2 else {}))
+    convert(open_source(a), b, workers=1)
+    assert chunk_lengths(b) == chunk_lengths(a) == [[3, 3, 1, 3, 3, 1]] * 2
+    convert(open_source(a, features=["y", "text"]), c, workers=1)
+    assert chunk_lengths(c) == chunk_lengths(a)
+    for path, names in ((b, ["x", "y", "text"]), (c, ["y", "text"])):
+        for name in names:
+            assert pages_of(path, name) == pages_of(a, name)
+    convert(open_source(a), d, workers=1, chunk_frames=5)
+    assert chunk_lengths(d) == [[5, 2, 5, 2]] * 2
+    for path in (b, d):
+        assert_same(a, path)
+
+
+def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
+    """Their lags are collected, and a rate that they contradict is left out."""
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    described: dict[str, Any] = {"t": {"kind": "timestamp", "unit": "s"}}
+    for path, features in ((a, None), (b, described)):
+        with (
+            seqrecord.SeqRecordWriter(path, features=features) as writer,
+            writer.episode("e") as episode,
+        ):
+            for i in range(20):
+                episode.append({"t": np.float64(i / 30 + i % 3 / 1000), "n": i})
+    report = convert(
+        open_source(a), c, workers=1, fps=10, kinds={"t": "timestamp"}, units={"t": "s"}
+    )
+    assert any("fps left out" in note for note in report.inventory.notes)
+    with seqrecord.open(b) as one, seqrecord.open(c) as two:
+        assert two.episodes["e"].fps is None
+        lags = [dataset.contents.index.lags for dataset in (one, two)]
+        assert lags[0] is not None
+        assert lags[1] is not None
+        np.testing.assert_equal(lags[1].least, lags[0].least)
+        np.testing.assert_equal(lags[1].most, lags[0].most)
+
+
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
     """Their pixels are damaged, which only who decodes them is told."""
     file = io.BytesIO()

@@ -117,7 +117,7 @@ PAGES = [
     Page(
         "docs/loaders.md",
         {"tartanair-records": "tartanair"},
-        {"resize": lambda frame: frame, "DataLoader": DataLoader},
+        {"DataLoader": DataLoader},
         {'device="cuda"': 'device="cpu"', '(loader, "cuda")': '(loader, "cpu")'},
     ),
     Page(

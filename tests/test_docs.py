@@ -93,6 +93,18 @@ def test_the_figures_of_trainings_are_measured_ones() -> None:
             assert re.search(rf"^{start}", parts[training], re.M), (training, loader, step)
 
 
+def test_the_first_figure_is_a_measured_one() -> None:
+    document = json.loads((ROOT / "benchmarks" / "training" / "decoded_once.json").read_text())
+    text = (ROOT / "README.md").read_text().partition("<!-- decoded once -->")[2]
+    rows = text.strip().partition("<!--")[0].splitlines()[2:]
+    for row, loader in zip(rows, ("lerobot", "webdataset", "seqrecord"), strict=True):
+        [run] = document["rows"][f"480x640 at 224/{loader}"]
+        assert re.findall(r"([\d.]+) \(([\d,]+)\)", row) == [
+            (f"{run['epochs'][i]['cpu_seconds']:.2f}", f"{run['epochs'][i]['decoded']:,}")
+            for i in (0, 1, 9)
+        ]
+
+
 def test_plain_words() -> None:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     paths = [Path(line) for line in done.stdout.splitlines()]
@@ -206,8 +218,8 @@ def test_the_help_of_a_dataset_has_what_a_user_needs_and_no_internals() -> None:
     public = {name for name in vars(seqrecord.Dataset) if not name.startswith("_")}
     assert public == {
         *("close", "episodes", "features", "find_episodes", "fingerprint", "num_frames", "schema"),
-        *("compute_statistics", "inventories", "renamed", "select", "splits", "statistics"),
-        *("url", "version"),
+        *("compute_statistics", "inventories", "renamed", "resized", "select", "splits"),
+        *("statistics", "url", "version"),
     }
     text = pydoc.plain(pydoc.render_doc(seqrecord.Dataset))
     for name in public:

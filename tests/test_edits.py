@@ -283,12 +283,18 @@ def test_the_commands(tmp_path: Path) -> None:
         assert dataset.find_episodes(None, "val").tolist() == [2]
     other, made = write(tmp_path / "other", range(7, 9)), tmp_path / "made"
     text = run("merge", path, other, "-o", made)
-    assert text.startswith(f"{made}: 5 episodes, 15 frames in 3 record files; ")
+    assert text.startswith(f"{made}: 5 episodes, 15 frames, ")
     assert content(made).keys() == {*found, "e7", "e8"}
     merge = ["merge", path, other, "-o", tmp_path / "named", "--prefix", "records=a/"]
     result = CliRunner().invoke(main, [str(word) for word in merge])
     assert "100% |" in result.stderr
     assert content(tmp_path / "named").keys() == {*(f"a/{key}" for key in found), "e7", "e8"}
+    later = write(tmp_path / "later", range(9, 10))
+    assert "1 episode, 3 frames" in run("merge", later, "-o", made, "--append", "--features", "x")
+    assert run("merge", path, later, "-o", made, "--resume", "--quiet")
+    assert content(made).keys() == {*found, "e7", "e8", "e9"}
+    both = ["merge", str(later), "-o", str(made), "--append", "--resume"]
+    assert CliRunner().invoke(main, both).exit_code == 2
     for named in (["nowhere=a"], ["records"], ["records=a", "--prefix", f"{path}=b"]):
         result = CliRunner().invoke(main, ["merge", str(path), "-o", "x", "--prefix", *named])
         assert result.exit_code == 2, result.output

@@ -12,7 +12,7 @@ import pytest
 
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordWriter, edit
-from seqrecord.errors import ClipError, ConflictError, FormatError, FrameError, SchemaError
+from seqrecord.errors import ClipError, ConflictError, FrameError, SchemaError, SourceError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
 from tests.command_line import run
@@ -251,8 +251,13 @@ def test_values_of_files(dataset: tuple[Path, Model], tmp_path: Path) -> None:
     }
     check(path, expected)
     np.save(folder / "e2.npy", np.array([None]), allow_pickle=True)
-    with pytest.raises(FormatError, match=r"not a NumPy file that can be read.*e2"):
+    with pytest.raises(SourceError, match=r"pickled objects, which are never loaded.*e2"):
         edit.add_feature(path, "h", edit.values_of_files(folder, "h"))
+    np.save(folder / "e2.npy", np.zeros(()))
+    with pytest.raises(FrameError, match=r"not one value for each frame.*e2.*got: one value"):
+        edit.add_feature(path, "h", edit.values_of_files(folder, "h"), dry_run=True)
+    with pytest.raises(SourceError, match=r"expected: e0; got: f, g"):
+        edit.add_feature(path, "h", edit.values_of_files(folder / "e2.npz", "h"))
     for words in (
         ["add", str(path), "h"],
         ["add", str(path), "h", "--files", "x", "--feature", "y"],

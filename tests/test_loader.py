@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,31 @@ def test_one_feature_reads_only_its_bytes(path: Path) -> None:
     storage.reset()
     list(SeqRecordPipe(opened(["image", "flow", "note", "id"]), clip_len=3))
     assert ids < storage.bytes_read / 4
+
+
+def test_loaders_make_few_calls_of_python_for_a_frame(tmp_path: Path) -> None:
+    """Calls of Python take the GIL from the training: 40 for a frame of two features, of which 137
+    were made where frames were decoded one by one."""
+    frame: dict[str, Any] = {
+        "image": np.ones((160, 160, 3), np.uint8),
+        "depth": np.ones((140, 140), np.float32),
+    }
+    with SeqRecordWriter(tmp_path / "records", codecs="balanced", chunk_frames=16) as writer:
+        for key in "ab":
+            with writer.episode(key) as episode:
+                for _ in range(48):
+                    episode.append(frame)
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    threading.setprofile(count)  # of the threads that start from now on
+    try:
+        pipe = SeqRecordPipe(tmp_path / "records", clip_len=16, stride=8, batch_size=2)
+        batches = list(pipe)
+    finally:
+        threading.setprofile(None)
+    assert len(batches) == 5
+    assert 0 < calls < 60 * pipe.stats()["frames_decoded"]

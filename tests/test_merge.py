@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import shlex
-import shutil
-import stat
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +14,19 @@ from click.testing import CliRunner
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit import (
-    CopyProgress,
+    add_feature,
     clean,
     delete_episodes,
+    drop_features,
     merge_datasets,
     relabel_episodes,
     rename_episodes,
     split_episodes,
 )
-from seqrecord.errors import DestinationError, FormatError, SchemaError, StorageError
-from seqrecord.reading.metadata import read_footer
-from seqrecord.storage import copy_on_server, open_storage
+from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError, StorageError
+from seqrecord.types import Progress
 from tests.command_line import main
-from tests.places import CLOUDS, Place
+from tests.test_dataset_source import pages_of, write_video
 from tests.test_edits import check, content, write
 
 
@@ -58,17 +53,13 @@ def test_all_episodes_with_their_edits(parts: tuple[Path, Path], tmp_path: Path)
     made = tmp_path / "new" / "made"
     report = merge_datasets(parts, made, dry_run=True)
     assert not made.parent.exists()
-    seen: list[CopyProgress] = []
+    seen: list[Progress] = []
     assert merge_datasets(parts, made, progress=seen.append) == report
-    assert seen[-1] == CopyProgress(report.linked_bytes, report.linked_bytes)
+    assert (seen[-1].frames, seen[-1].total_frames) == (18, 18)
     assert (report.num_episodes, report.num_frames) == (6, 18)
-    assert report.num_record_files == 4
-    assert report.copied_bytes == 0
+    assert report.num_bytes > 6 * 12_000
     check(made, expected)
     assert [state(folder) for folder in parts] == before
-    for path in (made / "records").iterdir():
-        assert path.stat().st_nlink == 2
-        assert not path.is_symlink()
     with seqrecord.open(made) as dataset:
         keys = np.array(list(dataset.episodes.keys()))
         assert set(keys[dataset.find_episodes(None, "val")]) == {"e0", "e5"}
@@ -84,75 +75,20 @@ def test_all_episodes_with_their_edits(parts: tuple[Path, Path], tmp_path: Path)
     assert sum(len(batch["episode"]) for batch in pipe) == 8
 
 
-def test_copies_where_they_are_asked_for(parts: tuple[Path, Path], tmp_path: Path) -> None:
-    writer = SeqRecordWriter(tmp_path / "large", codecs="raw")
-    with writer, writer.episode("large", metadata={}) as episode:  # more than is copied at once
-        for i in range(2500):
-            episode.append({"x": np.full(1000, i, np.float32)})
-    every = [*parts, tmp_path / "large"]
-    expected = {key: item for part in every for key, item in content(part).items()}
-    seen: list[CopyProgress] = []
-    report = merge_datasets(every, tmp_path / "made", link=False, progress=seen.append)
-    assert len(seen) > report.num_record_files
-    assert seen[-1] == CopyProgress(report.copied_bytes, report.copied_bytes)
-    assert (report.linked_bytes, report.num_record_files) == (0, 5)
-    check(tmp_path / "made", expected)
-    assert {path.stat().st_nlink for path in (tmp_path / "made" / "records").iterdir()} == {1}
-
-
-def test_links_where_folders_cannot_be_synced(
-    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some mounts refuse to; they make names durable on their own."""
-    fsync = os.fsync
-
-    def of_files(fd: int) -> None:
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", of_files)
-    report = merge_datasets(parts, tmp_path / "made")
-    assert report.linked_bytes
-    assert not report.copied_bytes
-    check(tmp_path / "made", {**content(parts[0]), **content(parts[1])})
-
-
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
-def test_copies_where_a_file_cannot_be_linked(
-    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    monkeypatch.setattr(os, "link", _raising(code))
-    merge_datasets(parts, tmp_path / "made")
-    check(tmp_path / "made", {**content(parts[0]), **content(parts[1])})
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EDQUOT])
-@pytest.mark.parametrize("call", ["link", "mkdir"])
-def test_other_errors_of_the_system_name_the_file(
-    parts: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
-) -> None:
-    """A link that failed for any reason was followed by a copy."""
-    owner: Any = os if call == "link" else Path
-    monkeypatch.setattr(owner, call, _raising(code))
-    with pytest.raises(StorageError, match=rf"{os.strerror(code)}.*file: {tmp_path}/made") as found:
-        merge_datasets(parts, tmp_path / "made")
-    assert not isinstance(found.value, FileNotFoundError)
-
-
-def _raising(code: int) -> Callable[..., Any]:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return fail
+def test_chunks_are_copied_as_they_are(tmp_path: Path) -> None:
+    """Of video, one packet of which does not decode, and of other features."""
+    a, b, made = tmp_path / "a", tmp_path / "b", tmp_path / "made"
+    write_video(a, whole=False)
+    write_video(b)
+    merge_datasets([a, b], made, prefixes=["", "b/"])
+    for name in ("image", "x"):
+        assert pages_of(made, name) == [*pages_of(a, name), *pages_of(b, name)]
 
 
 def test_to_another_storage_and_edits_there(parts: tuple[Path, Path]) -> None:
     expected = {**content(parts[0]), **content(parts[1])}
     url = f"memory://{uuid.uuid4().hex}"
-    report = merge_datasets(parts, url)
-    assert (report.linked_bytes, report.num_episodes) == (0, 6)
-    assert report.copied_bytes > 6 * 12_000
+    assert merge_datasets(parts, url).num_episodes == 6
     delete_episodes(url, ["e4"])
     with seqrecord.open(url) as dataset:
         assert set(dataset.episodes.keys()) == expected.keys() - {"e4"}
@@ -192,7 +128,7 @@ def test_keys_with_prefixes(tmp_path: Path) -> None:
     assert [content(a), content(b)] == before
     for prefixes, error in ((["", "e1/../"], FormatError), (["x"], DestinationError)):
         with pytest.raises(error):
-            merge_datasets([a, b], tmp_path / "none", prefixes=prefixes, dry_run=True)
+            merge_datasets([a, b], tmp_path / "none", prefixes=prefixes)
     with pytest.raises(DestinationError, match="episode of one key"):
         merge_datasets([a, b], tmp_path / "none", prefixes=["b/", "b/"])
 
@@ -202,8 +138,6 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     made = tmp_path / "made"
     with pytest.raises(DestinationError, match=r"episode of one key.*e2"):
         merge_datasets([a, b], made)
-    with pytest.raises(DestinationError, match="same record file"):
-        merge_datasets([a, shutil.copytree(a, tmp_path / "copy")], made)
     with SeqRecordWriter(tmp_path / "c") as writer, writer.episode("other") as episode:
         episode.append({"x": np.zeros(1000, np.float64)})
     with pytest.raises(
@@ -219,21 +153,22 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path / "f") as writer, writer.episode("other") as episode:
         episode.append({"y": np.zeros(3)})
     with pytest.raises(
-        SchemaError, match=r"no feature is in all.*/f: x is only there, y is only here$"
+        SchemaError, match=r"no feature is in all.*got: x only in \S*/a; y only in \S*/f$"
     ):
         merge_datasets([a, tmp_path / "f"], made)
     with pytest.raises(NotFoundError, match="no dataset"):
         merge_datasets([a, tmp_path / "nowhere"], made)
-    with pytest.raises(DestinationError, match="nothing to merge"):
+    with pytest.raises(DestinationError, match="no datasets to merge"):
         merge_datasets([], made)
-    with pytest.raises(DestinationError, match="not empty"):
-        merge_datasets([a], b)
+    for dry_run in (True, False):
+        with pytest.raises(DestinationError, match="a dataset is there already"):
+            merge_datasets([a], b, dry_run=dry_run)
     assert not [path for path in made.rglob("*") if path.is_file()]
 
 
 def run_as_printed(error: SchemaError) -> None:
     """Run the command that the error names, as a shell would."""
-    for command in error.message.partition(": ")[2].split(" && "):
+    for command in error.message.rpartition(": ")[2].split(" && "):
         name, *words = shlex.split(command)
         assert name == "seqrecord"
         result = CliRunner().invoke(main, words)
@@ -243,7 +178,8 @@ def run_as_printed(error: SchemaError) -> None:
 def write_frames(path: Path, keys: str, names: list[str], **settings: Any) -> None:
     """Episodes of 40 frames of the features `names`."""
     frames = [
-        {"x": np.full(2000, i, "<f4"), "s": np.int32(i), "text": f"frame {i}"} for i in range(40)
+        {"x": np.full(2000, i, "<f4"), "s": np.int32(i), "text": f"frame {i}", "y": np.zeros(2000)}
+        for i in range(40)
     ]
     with SeqRecordWriter(path, **settings) as writer:
         for number, key in enumerate(keys):
@@ -252,43 +188,35 @@ def write_frames(path: Path, keys: str, names: list[str], **settings: Any) -> No
                     episode.append({n: frame[n] for n in names if n != "s" or i % 7 != 3})
 
 
-def test_the_command_for_what_is_stored_otherwise(tmp_path: Path) -> None:
-    """It merges what is alike, and appends the rest, in the codecs of the first."""
-    a, b, c, d = (tmp_path / name for name in ("a", "b b", "c", "d"))
+def test_what_is_stored_otherwise_is_encoded_as_in_the_first(tmp_path: Path) -> None:
+    """Other codecs, groups and orders of features, an added feature and a dropped one."""
+    a, b, c, d = paths = [tmp_path / name for name in "abcd"]
     names = ["x", "s", "text"]
     write_frames(a, "ij", names, codecs="raw")
     write_frames(b, "klm", ["text", "x", "s"], features={"x": {"kind": "state"}})
     write_frames(c, "p", names, codecs="raw")
-    write_frames(d, "q", ["x", "text", "s"], codecs="raw")
+    write_frames(d, "q", ["x", "y", "text"], codecs="raw")
+    drop_features(d, "y")
+    add_feature(d, "s", lambda episode: [None, *map(np.int32, range(1, 40))])
     split_episodes(b, ["k", "m"], "val")
     split_episodes(c, ["p"], "val")
     delete_episodes(b, ["l"])
     rename_episodes(b, {"m": "renamed"})
     relabel_episodes(b, ["renamed"], {"n": "two"})
-    before = [state(path) for path in (a, b, c, d)]
+    before = [state(path) for path in paths]
     made = tmp_path / "made"
-    with pytest.raises(SchemaError, match="this packs them into one: seqrecord merge"):
-        merge_datasets([a, b, c, d], made, dry_run=True)
+    merge_datasets(paths, made, dry_run=True)
     assert not made.exists()
-    with pytest.raises(SchemaError, match="this packs them into one: seqrecord merge") as found:
-        merge_datasets([a, b, c, d], made)
-    assert not [path for path in made.rglob("*") if path.is_file()]
-    assert found.value.message.partition(": ")[2] == (
-        f"seqrecord merge {a} {c} -o {made} && seqrecord write --src '{b}' --dst {made} --append"
-        f" && seqrecord write --src {d} --dst {made} --append"
-    )
-    for what in ("x (kind state, not None, codec ", ", not raw, group 1, not 0)", f"{d}: another"):
-        assert what in str(found.value.got)
-    run_as_printed(found.value)
-    assert [state(path) for path in (a, b, c, d)] == before
+    merge_datasets(paths, made)
+    assert [state(path) for path in paths] == before
     expected: dict[str, Any] = {}
-    for path in (a, b, c, d):
+    for path in paths:
         with seqrecord.open(path) as dataset:
             expected |= everything(dataset)
     for _ in range(2):
         with seqrecord.open(made) as dataset, seqrecord.open(a) as first:
             assert dataset.features == first.features
-            assert list(dataset.episodes)[3:] == ["k", "renamed", "q"]
+            assert list(dataset.episodes) == ["i", "j", "k", "renamed", "p", "q"]
             assert everything(dataset) == expected
             keys = np.array(list(dataset.episodes))
             assert set(keys[dataset.find_episodes(None, "val")]) == {"k", "renamed", "p"}
@@ -310,100 +238,82 @@ def everything(dataset: seqrecord.Dataset) -> dict[str, Any]:
     }
 
 
-def test_the_command_makes_keys_differ_first(tmp_path: Path) -> None:
-    a, b, made = tmp_path / "a", tmp_path / "b", tmp_path / "made"
-    write_frames(a, "ij", ["x", "s"], codecs="raw")
-    write_frames(b, "ij", ["x", "s"])
-    with pytest.raises(SchemaError, match="this packs them into one") as found:
-        merge_datasets([a, b], made, prefixes=["", "b/"])
-    run_as_printed(found.value)
-    with seqrecord.open(made) as dataset:
-        assert list(dataset.episodes) == ["i", "j", "b/i", "b/j"]
-
-
 @pytest.mark.parametrize("first", ["more", "fewer"])
 def test_the_command_takes_features_that_all_have(tmp_path: Path, first: str) -> None:
     a, b, made = tmp_path / "a", tmp_path / "b", tmp_path / "made"
     write_frames(a, "ij", ["x", "s", "text"] if first == "more" else ["x", "s"])
     write_frames(b, "k", ["x", "s"] if first == "more" else ["x", "text", "s"])
-    with pytest.raises(SchemaError, match="this packs those that all have into one") as found:
-        merge_datasets([a, b], made)
-    assert f"text is only {'there' if first == 'more' else 'here'}" in str(found.value.got)
+    with pytest.raises(SchemaError, match="this merges those that all have: ") as found:
+        merge_datasets([a, b], made, prefixes=["", "b/"])
+    assert found.value.got == f"text only in {a if first == 'more' else b}"
     run_as_printed(found.value)
     with seqrecord.open(made) as dataset:
         assert list(dataset.features) == ["x", "s"]
-        assert list(dataset.episodes) == ["i", "j", "k"]
+        assert list(dataset.episodes) == ["i", "j", "b/k"]
         assert dataset.statistics.num_frames == 120
 
 
-def test_the_command_says_what_loses_data(tmp_path: Path) -> None:
+def test_a_codec_that_loses_data_is_asked_for(tmp_path: Path) -> None:
     for name, codec in (("a", "jpeg:quality=90"), ("b", "jpeg:quality=80"), ("c", "raw")):
         writer = SeqRecordWriter(tmp_path / name, codecs={"image": codec})
         with writer, writer.episode(name) as episode:
             episode.append({"image": np.zeros((8, 8, 3), np.uint8)})
-    with pytest.raises(
-        SchemaError, match=r"quality=80\), not \S*quality=90\)\)$"
-    ):  # which are copied
-        merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "made")
-    with pytest.raises(SchemaError, match=r"codec raw, not \S*quality=90\), which loses data\)$"):
+    merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "copied")  # the files of images
+    with pytest.raises(SchemaError, match=r"loses data.*expected: image.jpeg, 90.*: raw$") as found:
         merge_datasets([tmp_path / "a", tmp_path / "c"], tmp_path / "made")
     assert not [path for path in (tmp_path / "made").rglob("*") if path.is_file()]
+    run_as_printed(found.value)
+    for made, others in (("copied", "b"), ("made", "c")):
+        with seqrecord.open(tmp_path / made) as dataset:
+            assert list(dataset.episodes) == ["a", others]
+            assert dataset.features["image"].codec[0]["quality"] == 90
 
 
-@pytest.mark.parametrize("place", CLOUDS[:2], indirect=True)
-def test_within_a_bucket_the_service_copies(parts: tuple[Path, Path], place: Place) -> None:
-    options = place.options
-    urls = [f"{place.url}/{part.name}" for part in parts]
-    for part, url in zip(parts, urls, strict=True):
-        report = merge_datasets([part], url, storage_options=options)
-        assert report.server_bytes == 0
-    one, another = (open_storage(f"{place.url}/{name}", place.options) for name in ("a", "other"))
-    path = one.files("records")[0].path
-    assert copy_on_server(one, path, another, path)
-    assert read_footer(another, path).file_id == read_footer(one, path).file_id
-    one.close()
-    another.close()
-    report = merge_datasets(urls, f"{place.url}/made", storage_options=options)
-    assert report.server_bytes == report.copied_bytes > 0
-    expected = {**content(parts[0]), **content(parts[1])}
-    for url in urls:  # nothing of it is used by the new one
-        storage = open_storage(url, options)
-        for folder in ("records", "index", "edits"):
-            for file in storage.files(folder):
-                storage.remove(file.path)
-        storage.close()
-    with seqrecord.open(f"{place.url}/made", storage_options=options) as dataset:
-        assert set(dataset.episodes) == expected.keys()
-        for key, episode in dataset.episodes.items():
-            assert (dict(episode.metadata), episode[:]["x"][:, 0].tolist()) == expected[key]
-    assert not seqrecord.verify(f"{place.url}/made", storage_options=options).problems
+def test_a_merge_that_failed_is_resumed(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    """The episodes that had ended are not copied again."""
+    made = tmp_path / "made"
+    damaged = max((parts[1] / "records").iterdir())  # with the last episode
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:3000] + bytes([data[3000] ^ 1]) + data[3001:])
+    with pytest.raises(SourceError, match=r"checksum.*edit delete.*--resume.*episode: e"):
+        merge_datasets(parts, made)
+    with pytest.raises(NotFoundError):
+        seqrecord.open(made)
+    damaged.write_bytes(data)
+    before = state(made / "records")
+    assert before
+    with pytest.raises(DestinationError, match="--resume"):
+        merge_datasets(parts, made)
+    merge_datasets(parts, made, mode="resume", dry_run=True)
+    assert state(made / "records") == before
+    seen: list[Progress] = []
+    merge_datasets(parts, made, mode="resume", progress=seen.append)
+    assert 0 < seen[-1].total_frames < 18
+    assert before.items() <= state(made / "records").items()
+    check(made, {**content(parts[0]), **content(parts[1])})
+    with seqrecord.open(made) as dataset:
+        keys = np.array(list(dataset.episodes.keys()))
+        assert set(keys[dataset.find_episodes(None, "val")]) == {"e0", "e5"}
 
 
-@pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_what_a_service_does_not_copy_goes_through_this_machine(
-    parts: tuple[Path, Path], place: Place
-) -> None:
-    """The stub of Google Cloud Storage knows no copies, and answers with an error."""
-    merge_datasets(parts[:1], f"{place.url}/a", storage_options=place.options)
-    merge_datasets([f"{place.url}/a"], f"{place.url}/made", storage_options=place.options)
-    assert not seqrecord.verify(f"{place.url}/made", storage_options=place.options).problems
+def test_more_is_merged_into_a_dataset(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    c = write(tmp_path / "c", range(10, 12))
+    expected = {key: item for part in (*parts, c) for key, item in content(part).items()}
+    merge_datasets(parts, tmp_path / "made")
+    merge_datasets([parts[0], c], tmp_path / "made", mode="append")
+    check(tmp_path / "made", expected)
 
 
-def test_a_failure_leaves_what_another_merge_passes_over(
-    parts: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """It cannot tell who names its files by now."""
+def test_a_failure_leaves_what_a_resume_takes(parts: tuple[Path, Path], tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.mkdir()
     (made / "index").touch()  # so that no table can be written, after the record files
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match="--resume"):
         merge_datasets(parts, made)
-    left = {path.name for path in (made / "records").iterdir()}
-    assert {name.partition(".")[2] for name in left} == {"seqrec", "merge"}
+    left = state(made / "records")
     (made / "index").unlink()
-    merge_datasets(parts, made)
+    merge_datasets(parts, made, mode="resume")
+    assert state(made / "records") == left
     check(made, {**content(parts[0]), **content(parts[1])})
-    assert left < {path.name for path in (made / "records").iterdir()}
     clean(made, older_than=0)
-    assert not left & {path.name for path in (made / "records").iterdir()}
     check(made, {**content(parts[0]), **content(parts[1])})

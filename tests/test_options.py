@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
 import pydoc
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
 from functools import partial
@@ -31,6 +33,7 @@ from seqrecord import (
     SeqRecordStream,
     bench,
 )
+from seqrecord.errors import ResourceError
 from seqrecord.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.tools.bench import BenchOptions
 from tests.datasets import write_small
@@ -71,7 +74,7 @@ def test_arguments_are_few_and_grouped_by_what_they_are_for() -> None:
     groups = [re.findall(r"`([a-z_]+)`", row) for row in rows]
     names = list(inspect.signature(LoaderOptions).parameters)
     assert [name for group in groups for name in group] == names
-    assert len(names) <= 31
+    assert len(names) <= 32
     for loader in STREAMING:
         text = " ".join((inspect.getdoc(loader.__init__) or "").partition("Args:")[0].split())
         for first, *_, last in groups[:-2]:
@@ -225,6 +228,9 @@ def test_a_wrong_value_is_named(records: Path, name: str, value: object, expecte
         ("num_cursors", -1, "at least 1"),
         ("num_threads", 0, "at least 1"),
         ("num_threads", 1.5, "an integer"),
+        ("thread_niceness", -1, "at least 0"),
+        ("thread_niceness", 20, "at most 19"),
+        ("thread_niceness", 2.0, "an integer"),
         ("video_decoder", "nvdec", "'pyav' or 'torchcodec'"),
     ],
 )
@@ -232,6 +238,55 @@ def test_a_wrong_value_of_the_engine_is_named(name: str, value: Any, expected: s
     with pytest.raises(ClipError, match=rf"engine\.{name}") as caught:
         EngineOptions(**{name: value})
     assert expected in str(caught.value.expected)
+
+
+def niceness() -> tuple[str, int]:
+    name = threading.current_thread().name.rsplit("-", 1)[-1].split("_")[0]
+    return name, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has priorities of threads")
+def test_threads_have_the_niceness_of_the_engine(records: Path) -> None:
+    found: set[tuple[str, int]] = set()
+
+    def see(values: dict[str, Any], *_: Any) -> dict[str, Any]:
+        if threading.current_thread() is not threading.main_thread():
+            found.add(niceness())
+        return values
+
+    before = niceness()[1]
+    options: dict[str, Any] = {"clip_len": 4, "features": ["pose"]}
+    stream = SeqRecordStream(records, **options, frame_transform=see, clip_transform=see)
+    list(stream)
+    assert found == {("load", before), ("copy", before)}
+    for more, expected in ((3, min(before + 3, 19)), (19, 19)):
+        found.clear()
+        engine = EngineOptions(thread_niceness=more)
+        list(SeqRecordStream.from_options(records, replace(stream.options, engine=engine)))
+        list(SeqRecordMix({"a": stream}, batch_size=2, engine=engine))
+        assert found == {("load", expected), ("copy", expected)}
+    assert niceness()[1] == before, "the training's own thread"
+
+
+def test_niceness_that_the_system_does_not_have(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "darwin")
+        EngineOptions(thread_niceness=0)
+        with pytest.raises(ClipError, match=r"engine\.thread_niceness .* Linux only") as caught:
+            EngineOptions(thread_niceness=5)
+        assert caught.value.got == "5 on darwin"
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(13, "not permitted")
+
+    for action in (refuse, lambda *_: None):
+        monkeypatch.setattr(os, "setpriority", action)
+        engine = EngineOptions(thread_niceness=5)
+        with pytest.raises(ResourceError, match="refuses to lower the priority") as error:
+            next(iter(SeqRecordStream(records, clip_len=4, features=["pose"], engine=engine)))
+        assert "engine.thread_niceness=0" in str(error.value.expected)
 
 
 WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [

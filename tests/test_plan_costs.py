@@ -24,8 +24,7 @@ from seqrecord import (
     SeqRecordWriter,
     plan,
 )
-from seqrecord.types import PlanReport
-from tests.big_index import write_big_index
+from seqrecord.types import Amount, PlanReport
 from tests.clip_data import LARGE, write_numbered
 from tests.command_line import run
 from tests.fault_proxy import FaultProxy, Request
@@ -80,19 +79,21 @@ def run_and_compare(place: Place, epochs: int = 2, **clips: Any) -> PlanReport:
         report: PlanReport = plan(planned, epochs=epochs, **clips)
         planned.close()
         meter.reset()
-        meter.nbytes = 0
         dataset = seqrecord.open(url, storage_options=options)
-        pipe, frames = SeqRecordPipe(dataset, **clips), 0
-        for _ in range(epochs):
+        pipe = SeqRecordPipe(dataset, **clips)
+        # A process that has not used obstore yet asks for the manifest's length first.
+        assert abs(report.opening.requests - meter.requests) <= 1
+        for epoch in range(epochs):
+            meter.reset()
+            meter.nbytes = 0
             for _ in pipe:
                 pass
-            frames += pipe.stats()["frames_decoded"]
+            found = report.later_epoch if epoch else report.first_epoch
+            share = 0.1 if epoch else 0.0  # other cuts
+            assert_close(found.requests, meter.requests, share)
+            assert_close(found.bytes, meter.nbytes, share)
+            assert_close(found.frames_decoded, pipe.stats()["frames_decoded"], share)
         dataset.close()
-        # A process that has not used obstore yet asks for the manifest's length first.
-        assert_close(report.total.requests, meter.requests, least=1)
-        assert_close(report.total.bytes, meter.nbytes)
-    assert report.total.frames_decoded == frames
-    assert report.is_exact
     return report
 
 
@@ -149,7 +150,7 @@ def test_ranks_and_workers(place: Place, tmp_path: Path, ranks: int, workers: in
             for _ in range(2):
                 batches += sum(1 for _ in loader)
         assert_close(report.total.requests, meter.requests, least=ranks)
-        assert_close(report.total.bytes, meter.nbytes)
+        assert_close(report.total.bytes, meter.nbytes, 0.05)  # epochs have other cuts
     assert batches == 2 * report.batches
 
 
@@ -190,16 +191,15 @@ def test_workers_that_do_not_fork_open_the_dataset(place: Place, tmp_path: Path)
         (1, 5, {}),
         (2, 4, {}),
         (3, 12, {}),
-        (3, 30, {}),
         (3, 4, {"shuffle": False}),
-        (8, 100, {}),  # not all of these are counted
-        (2, 40, {"stride": 30, "rotate_phase": True}),
+        (2, 4, {"fixed_shards": False}),
+        (2, 4, {"stride": 30, "rotate_phase": True}),
     ],
 )
 def test_small_frames_that_stay_in_memory(
     tmp_path: Path, ranks: int, epochs: int, clips: dict[str, Any]
 ) -> None:
-    """Each rank reads what it has not read in the epochs before."""
+    """Later epochs read nothing; or less than the first, where ranks change their clips."""
     path = write_poses(tmp_path, episodes=30, frames=30)
     clips = {"clip_len": 4, "stride": 30, "batch_size": 4, "seed": 5, **clips}
     report = plan(path, epochs=epochs, ranks=ranks, **clips)
@@ -211,68 +211,37 @@ def test_small_frames_that_stay_in_memory(
                 pass
             nbytes += pipe.stats()["bytes_read"]
             frames += pipe.stats()["frames_decoded"]
-    assert_close(report.total.bytes, nbytes)
-    assert_close(report.total.frames_decoded, frames)
-    assert ("second epoch" in str(report)) == (report.later_epoch.bytes > 0)
-
-
-@pytest.mark.parametrize(
-    ("most_loads", "episodes", "clips"),
-    [
-        (
-            14,
-            400,
-            {"ranks": 3, "fixed_shards": False},
-        ),  # all loads are counted, of 16 of the 20 epochs
-        (3, 400, {"ranks": 3, "fixed_shards": False}),  # not all loads of an epoch
-        (3, 400, {"ranks": 3, "shuffle": False}),
-        (3, 4000, {}),
-        (3, 4000, {"ranks": 2, "workers": 2}),
-    ],
-)
-def test_epochs_of_too_many_loads_are_estimated(
-    tmp_path: Path, most_loads: int, episodes: int, clips: dict[str, Any]
-) -> None:
-    """Of frames that stay in memory."""
-    path = write_poses(tmp_path, episodes=episodes, frames=4)
-    given: dict[str, Any] = {"clip_len": 4, "epochs": 20, "seed": 5, **clips}
-    exact = plan(path, most_loads=100_000, **given)
-    report = plan(path, most_loads=most_loads, **given)
-    assert (exact.is_exact, report.is_exact) == (True, False)
-    for name in ("first_epoch", "later_epoch", "total"):
-        found, right = getattr(report, name), getattr(exact, name)
-        assert_close(found.bytes, right.bytes, 0.03)
-        assert_close(found.frames_decoded, right.frames_decoded, 0.03)
+    changes = "fixed_shards" in clips or "rotate_phase" in clips
+    if not changes:
+        assert report.later_epoch == Amount()
+        assert (report.total.bytes, report.total.frames_decoded) == (nbytes, frames)
+    else:
+        assert report.later_epoch == report.first_epoch
+        assert report.first_epoch.bytes < nbytes <= report.total.bytes
+        assert report.first_epoch.frames_decoded < frames <= report.total.frames_decoded
 
 
 @pytest.fixture(scope="module", params=["raw", "zstd"])
 def many_poses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("many")
     codecs = "raw" if request.param == "raw" else {"pose": [{"id": "zstd", "level": 1}]}
-    return write_poses(folder, episodes=2000, frames=40, chunk_frames=16, codecs=codecs)
+    return write_poses(folder, episodes=300, frames=40, chunk_frames=16, codecs=codecs)
 
 
 @pytest.mark.parametrize("clips", [{}, {"stride": 16}, {"dilation": 2}, {"order": "sequences"}])
-def test_a_part_of_the_loads_of_small_frames_tells_of_all(
-    many_poses: Path, clips: dict[str, Any]
-) -> None:
+def test_small_frames_of_the_first_epoch(many_poses: Path, clips: dict[str, Any]) -> None:
     """Of clips that lie in the same chunks, and that overlap or not."""
-    given: dict[str, Any] = {"clip_len": 8, "seed": 5, **clips}
-    whole, part = (plan(many_poses, most_loads=most, **given) for most in (100_000, 100))
-    assert (whole.is_exact, part.is_exact) == (True, False)
-    assert_close(part.total.bytes, whole.total.bytes)
-    assert_close(part.total.frames_decoded, whole.total.frames_decoded)
-    assert part.peak_memory == whole.peak_memory
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_epochs_of_other_frames_are_estimated(tmp_path: Path, shuffle: bool) -> None:
-    path = write_poses(tmp_path, episodes=20, frames=480)
-    given: dict[str, Any] = {"clip_len": 4, "stride": 24, "rotate_phase": True, "epochs": 20}
-    given |= {"shuffle": shuffle, "seed": 5, "ranks": 2}
-    exact, report = (plan(path, most_loads=most, **given) for most in (100_000, 3))
-    assert (exact.is_exact, report.is_exact) == (True, False)
-    assert_close(report.total.frames_decoded, exact.total.frames_decoded, 0.1)
+    given: dict[str, Any] = {"clip_len": 8, "seed": 5, "batch_size": 4, **clips}
+    for ranks in (1, 2):
+        report = plan(many_poses, ranks=ranks, **given)
+        nbytes = frames = 0
+        for rank in range(ranks):
+            pipe = SeqRecordPipe(many_poses, rank=rank, world_size=ranks, **given)
+            assert sum(1 for _ in pipe) == report.batches // ranks
+            nbytes += pipe.stats()["bytes_read"]
+            frames += pipe.stats()["frames_decoded"]
+        assert_close(report.first_epoch.bytes, nbytes)  # pages at cuts are read in other pieces
+        assert report.first_epoch.frames_decoded == frames
 
 
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
@@ -288,11 +257,10 @@ def test_a_cache_that_has_room_serves_later_epochs(place: Place, tmp_path: Path)
         assert found.frames_decoded == report.first_epoch.frames_decoded, "they are decoded again"
         assert report.total.requests >= report.first_epoch.requests
     assert not list((tmp_path / "cache").rglob("*.seqrec*"))
-    for stride, later in ((3, True), (8, False)):
-        clips = {**CLIPS, "stride": stride, "rotate_phase": True}
-        with seqrecord.open(place.url, cache_limit="100MiB", **options) as dataset:
-            report = plan(dataset, epochs=3, **clips)
-        assert (report.later_epoch.requests == report.later_epoch.bytes == 0) == later
+    clips = {**CLIPS, "stride": 8, "rotate_phase": True}  # other frames in each epoch
+    with seqrecord.open(place.url, cache_limit="100MiB", **options) as dataset:
+        report = plan(dataset, epochs=3, **clips)
+    assert report.later_epoch == report.first_epoch
 
 
 @pytest.fixture
@@ -362,38 +330,6 @@ def test_video(tmp_path: Path) -> None:
         assert_close(report.total.video_frames_decoded, stats["video_frames_decoded"], 0.1)
 
 
-def test_a_part_of_the_loads_tells_of_all(tmp_path: Path) -> None:
-    """Of a dataset without its record files: nothing of them is read."""
-    write_big_index(tmp_path / "records", episodes=300, frames=90, chunk_frames=16)
-    clips: dict[str, Any] = {"clip_len": 16, "batch_size": 8, "memory_limit": "4GiB"}
-    whole = plan(tmp_path / "records", **clips)
-    part = plan(tmp_path / "records", most_loads=900, **clips)
-    assert (whole.is_exact, part.is_exact) == (True, False)
-    assert_close(part.total.bytes, whole.total.bytes)
-    assert_close(part.total.frames_decoded, whole.total.frames_decoded)
-    assert part.first_batch == whole.first_batch
-    assert_close(part.peak_memory, whole.peak_memory)
-    assert part.clips == whole.clips
-    # A batch of several rounds.
-    clips |= {"batch_size": 200, "features": ["mask"]}
-    whole = plan(tmp_path / "records", **clips)
-    part = plan(tmp_path / "records", most_loads=900, **clips)
-    assert part.first_batch == whole.first_batch
-
-
-@pytest.mark.parametrize("clips", [{}, {"ranks": 4}, {"ranks": 3, "stride": 20}])
-def test_a_part_of_the_loads_tells_of_those_of_many_parts(
-    tmp_path: Path, clips: dict[str, Any]
-) -> None:
-    """A chunk is read in one round, and its frames come in several."""
-    write_big_index(tmp_path / "records", episodes=2000, frames=96, chunk_frames=16)
-    given: dict[str, Any] = {"clip_len": 16, "batch_size": 8, "memory_limit": "4GiB", **clips}
-    whole, part = (plan(tmp_path / "records", most_loads=most, **given) for most in (100_000, 1500))
-    assert (whole.is_exact, part.is_exact) == (True, False)
-    assert_close(part.total.bytes, whole.total.bytes)
-    assert_close(part.peak_memory, whole.peak_memory)
-
-
 _RUN = """
 import gc, json, sys, time
 import seqrecord
@@ -432,7 +368,29 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(given)]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
     # What else the machine does only adds to it.
-    assert_close(report.peak_memory, min(int(run.stdout) for run in runs), 0.1)
+    assert 0.7 * report.peak_memory <= min(int(run.stdout) for run in runs) <= report.peak_memory
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS on Linux")
+def test_memory_of_resident_frames(tmp_path: Path) -> None:
+    """In one process, two workers and four ranks; see tests/resident_memory.py."""
+    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    with SeqRecordWriter(tmp_path, codecs={"image": "png"}) as writer:
+        for number in range(20):
+            with writer.episode(str(number)) as episode:
+                for frame in range(50):
+                    episode.append({"image": image ^ np.uint8(frame)})
+    clips = {"clip_len": 8, "batch_size": 4, "memory_limit": "2GiB", "seed": 0}
+    command = [sys.executable, "-m", "tests.resident_memory", str(tmp_path), json.dumps(clips)]
+    done = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["way"] for row in rows] == ["one process", "2 workers", "4 ranks"]
+    assert min(row["predicted"] for row in rows) > 1000 * image.nbytes
+    for row in rows:
+        assert_close(row["measured"], row["predicted"], 0.15)
 
 
 def test_money_and_hours(tmp_path: Path) -> None:
@@ -460,7 +418,6 @@ def test_a_mount_has_no_requests(tmp_path: Path) -> None:
 def test_more_ranks_than_clips(tmp_path: Path) -> None:
     path = write(tmp_path)
     report = plan(path, ranks=200, equal=False, **CLIPS)
-    assert report.is_exact
     assert report.clips == plan(path, **CLIPS).clips < 200
 
 
@@ -492,18 +449,27 @@ def test_the_commands_take_a_loaders_arguments(tmp_path: Path) -> None:
     path = write(tmp_path)
     with seqrecord.open(path) as dataset:
         key = next(iter(dataset.episodes))
-    options = ("--clip-len", 3, "--episodes", key, "--drop-last", "--order", "sequences")
-    given: dict[str, Any] = {"clip_len": 3, "episodes": key, "drop_last": True}
-    report = plan(path, order="sequences", **given).to_json()
+    options = ("--clip-len", 3, "--episodes", key, "--stride", 3)
+    report = plan(path, clip_len=3, episodes=key, stride=3).to_json()
     assert report["settings"]["stride"] == 3
     assert report["settings"]["episode_filter"] == key
     assert json.loads(run("plan", path, "--json", *options).stdout) == report
     found = json.loads(run("bench", path, "--json", "--quiet", *options).stdout)
     assert found["num_clips"] == report["clips"]
-    options = ("--stride", 2, "--rotate-phase", "--pad", "edge", "--split", "train")
-    assert "train" in run("plan", path, *options, code=1).stderr  # there is no such split
+    assert "train" in run("plan", path, "--split", "train", code=1).stderr  # no such split
     settings = plan(path, episodes=lambda _: True, pad="edge", stride=2, rotate_phase=True).settings
     assert json.loads(json.dumps(settings))["rotate_phase"]
+
+
+def test_persistent_workers(tmp_path: Path) -> None:
+    """They keep small frames, and open the dataset once."""
+    path = write_poses(tmp_path, episodes=30, frames=30)
+    anew, lasting = (
+        plan(path, epochs=3, workers=2, persistent_workers=lasting) for lasting in (False, True)
+    )
+    assert anew.first_epoch == lasting.first_epoch == anew.later_epoch
+    assert lasting.later_epoch == Amount()
+    assert ("anew in each epoch" in str(anew), "for all epochs" in str(lasting)) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -334,6 +335,26 @@ def test_an_index_of_an_original_on_the_hub(
         with pytest.raises(StorageError, match="originals="):
             _there(hub)
         np.testing.assert_equal(_there(hub, originals=root), _frames(mine, originals=root))
+
+
+def test_an_index_of_several_originals(hub: HubStub, tmp_path: Path) -> None:
+    """The card has a place for each."""
+    made, places = [], {}
+    for name in "ab":
+        root = unpack(tmp_path / name, "lerobot_video_v3")
+        with HubStub(root, f"org/{name}") as there:
+            source = seqrecord.open_source(
+                there.url,
+                storage_options={"endpoint": there.endpoint},
+                features=["observation.images.front"],
+            )
+            made.append(tmp_path / f"index-{name}")
+            seqrecord.convert(source, made[-1], reference=True, workers=1)
+            places[there.url] = f"{there.url}@{there.branches['main']}"
+    both = tmp_path / "both"
+    seqrecord.edit.merge_datasets(made, both, prefixes=["", "b/"])
+    _push(both, hub)
+    assert f"originals={json.dumps(places)})" in hub.read("README.md").decode()
 
 
 def test_the_command(hub: HubStub, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,13 @@ import json
 import logging
 from collections import Counter
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -25,9 +26,12 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import MemoryLimitError, StateError
+from seqrecord.indexing.originals import index_source
+from seqrecord.sources import open_source
 from tests.clip_data import digests, resumed
 from tests.resume_contract import check_resume, check_stateful_loader
 from tests.video_data import moving
+from tests.video_file_data import write_video
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
@@ -414,3 +418,72 @@ def test_plan_says_what_stays(video: Path, options: dict[str, Any]) -> None:
     stays = "memory_limit" not in options
     assert (report.features_resident == ["image", "id"]) == stays
     assert ("  stay " in str(report)) == stays
+
+
+# ---- codecs and locations
+
+COUNT = 18  # frames of each of two episodes
+IMAGES = {"raw": (32, 48), "png": (160, 160), "jpeg": (160, 160), "balanced": (160, 160)}
+
+
+def write_original(root: Path, codec: str) -> None:
+    """Two episodes of images that are read in place: video files, or a file an image."""
+    root.mkdir()
+    for number, key in enumerate("ab"):
+        images = moving(COUNT, seed=number, size=IMAGES.get(codec, (32, 48)))
+        if codec in ("h264", "av1"):
+            encoder = {"h264": "libx264", "av1": "libsvtav1"}[codec]
+            write_video(root / f"{key}.mp4", images, encoder, options={"g": "2"})
+            continue
+        folder = root / key / "image"
+        folder.mkdir(parents=True)
+        for i, image in enumerate(images):
+            if codec == "raw":
+                np.save(folder / f"{i:03d}.npy", image)
+            else:
+                Image.fromarray(image).save(folder / f"{i:03d}.{codec}")
+
+
+def write_records(location: Path | str, codec: str) -> None:
+    size = IMAGES.get(codec, (32, 48))
+    with SeqRecordWriter(location, codecs={"image": codec}) as writer:
+        for number, key in enumerate("ab"):
+            with writer.episode(key) as episode:
+                for image in moving(COUNT, seed=number, size=size):
+                    episode.append({"image": image, "task": f"task {number}"})
+
+
+@pytest.mark.parametrize(
+    ("place", "codec"),
+    [
+        *product(("packed", "remote"), (*IMAGES, "h264", "av1")),
+        *product(["in place"], ("raw", "png", "jpeg", "h264", "av1")),
+    ],
+)
+def test_every_codec_and_location(tmp_path: Path, place: str, codec: str) -> None:
+    location: Path | str = tmp_path / "data"
+    if place == "in place":
+        write_original(tmp_path / "original", codec)
+        index_source(open_source(tmp_path / "original"), location, workers=1)
+    else:
+        location = f"memory://resident-{codec}" if place == "remote" else location
+        write_records(location, codec)
+    pipe = SeqRecordPipe(location, clip_len=3)
+    first, stats = digests(pipe), pipe.stats()
+    assert stats["frames_decoded"] == 2 * COUNT
+    for _ in range(2):
+        assert sorted(digests(pipe)) == sorted(first)
+        assert pipe.stats()["frames_decoded"] == 0
+        assert pipe.stats()["bytes_read"] == 0
+    assert stats["features_redecoded"] == []
+
+
+def test_large_raw_frames_do_not_stay_because_of_a_text(tmp_path: Path) -> None:
+    codecs = {"image": "raw"}
+    with SeqRecordWriter(tmp_path, codecs=codecs) as writer, writer.episode("a") as episode:
+        for image in moving(12, size=IMAGES["png"]):
+            episode.append({"image": image, "task": "a task"})
+    pipe = SeqRecordPipe(tmp_path, clip_len=3)
+    for _ in range(2):
+        list(pipe)
+        assert pipe.stats()["features_resident"] == []

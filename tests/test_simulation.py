@@ -170,9 +170,6 @@ FAULTS = {
     "a commit on another base": PutBack(
         *(committing, "put_manifest", put_anyway, ("append", "delete"), "a commit of")
     ),
-    "half a merge is taken": PutBack(
-        *(own_files, "merges", lambda _: set(), ("merge", "resume"), "the last resume made of")
-    ),
     "files go that a manifest may name": PutBack(
         *(own_files.SmallFiles, "keep", lambda self: None, _COMMITS, "which the manifest names")
     ),

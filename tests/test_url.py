@@ -185,7 +185,6 @@ _TAKES_A_PATH: dict[str, Callable[[Any], Any]] = {
     "clear_cache": seqrecord.clear_cache,
     "export": _export,
     "trace": lambda path: seqrecord.EngineOptions(trace=path),
-    "timeline": seqrecord.draw_timeline,
 }
 
 
@@ -231,7 +230,7 @@ def test_a_url_for_a_local_path_is_refused(name: str) -> None:
             "export {} walk out",
         ),
         *("write --src {}", "write --src source --dst {}", "export dataset alpha/Easy/P000 {}"),
-        *("view dataset -o {}", "trace {}", "bench dataset --trace {}", "cache info {}"),
+        *("view dataset -o {}", "bench dataset --trace {}", "cache info {}"),
         *("cache clear {}", "bench memory://box --cache-limit 1GiB --cache-dir {}"),
     ],
 )

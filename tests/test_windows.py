@@ -31,8 +31,9 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.clips.frames import ClipFrames, KnownWindow, MissingFrames, OffsetWindow
-from seqrecord.pipes.clip_windows import check_windows, describe_offsets
-from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.clip_windows import describe_offsets
+from seqrecord.pipes.selecting import select
+from seqrecord.pipes.window_arguments import check_windows
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective, expected_frame, names
 from tests.clip_model import FEATURES, GROUPS, Case, write_all
@@ -260,7 +261,7 @@ def test_memory_holds_what_one_looks_back_to(records: Path) -> None:
     """The group of `say` is held for as many frames as an episode has; that of images is not."""
     options: dict[str, Any] = {"clip_len": 2, "features": ["image", "say"], "episodes": "lab/0"}
     for latest, expected in ((Latest(max_age=5), (-5, 7)), (Latest(), (-22, 24))):
-        selection = ClipSelection(records, LoaderOptions(**options, windows={"say": latest}))
+        selection = select(records, LoaderOptions(**options, windows={"say": latest}))
         windows = [(w.offset, w.span) for w in selection.windows.of_groups(1)]
         assert windows == [(0, 2), expected]
 

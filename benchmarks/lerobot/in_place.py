@@ -271,6 +271,8 @@ which writes this page; raw results are in [in_place.json](in_place.json).
   {batch}. seqrecord has {threads} threads and `memory_limit` {memory}; after an epoch of another
   pipe its first epoch is timed from the beginning. Medians of {repeats} runs, each a process of its
   own; what is compared took turns, and a ratio is the median of those of the turns.
+- All rows are of epochs in which frames are decoded. Frames that fit into `memory_limit` are
+  [decoded in the first epoch only](../training/DECODED_ONCE.md).
 
 ## Making an index
 

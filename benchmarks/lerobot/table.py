@@ -111,6 +111,8 @@ writes this page; raw results are in [results.json](results.json).
   timed for {seconds:g} s after a warm-up. seqrecord has {threads} threads and `memory_limit`
   {memory}; after an epoch of another pipe its first epoch is timed from the beginning, with the
   filling of its window. Medians of {repeats}, all rows in turn, each in a process of its own.
+- All rows are of epochs in which frames are decoded. Frames that fit into `memory_limit` are
+  [decoded in the first epoch only](../training/DECODED_ONCE.md).
 - `warm`: files are in the page cache; `cold`: they were dropped from it after the warm-up;
   `azurite`: Azure Blob's emulator on the same machine.
 - torchvision here is a stand-in with the steps of its last `VideoReader`: newer ones have none, and

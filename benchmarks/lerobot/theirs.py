@@ -29,7 +29,7 @@ def batches(
 
     is_streaming = decoder == "streaming"
     if cell.numbers == "uint8" and not is_streaming:
-        lerobot_dataset.decode_video_frames = _undivided(video_utils)
+        lerobot_dataset.decode_video_frames = undivided(video_utils)
     name = "seqrecord/benchmark"
     fps = lerobot_dataset.LeRobotDatasetMetadata(name, root).fps
     times = [i / fps for i in range(1 - cell.images, 1)]
@@ -76,10 +76,10 @@ class _Patch:
         if self._cell.numbers == "uint8":
             from lerobot.datasets import lerobot_dataset, video_utils
 
-            lerobot_dataset.decode_video_frames = _undivided(video_utils)
+            lerobot_dataset.decode_video_frames = undivided(video_utils)
 
 
-def _undivided(video_utils: Any) -> Any:
+def undivided(video_utils: Any) -> Any:
     """lerobot's function with the same steps, but for the division."""
 
     def decode(path: Any, timestamps: list[float], tolerance: float, backend: str) -> torch.Tensor:

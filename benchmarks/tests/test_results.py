@@ -1,4 +1,4 @@
-"""RESULTS.md: the published tables with ours beside them, its plots, the timeline."""
+"""RESULTS.md: the published tables with ours beside them, and its plots."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from benchmarks.tartanair.compare import plots
@@ -27,18 +25,8 @@ from benchmarks.tartanair.compare.published import (
 )
 from benchmarks.tartanair.compare.report import describe, write_all
 from benchmarks.tartanair.compare.results import write
-from benchmarks.tartanair.compare.timeline import (
-    SteppedDataset,
-    Timeline,
-    Track,
-    draw,
-    naive_timeline,
-    our_timeline,
-)
 from benchmarks.tartanair.compare.workloads import AUDIO, RGBD
-from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import Settings
-from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.registry import all_loaders
 from benchmarks.tests import compare_rows
 from seqrecord.writing.stored_schema import DEFAULT_CODEC
@@ -173,7 +161,6 @@ def test_the_document(tmp_path: Path) -> None:
     assert lines_of(text, "seqrecord")[-2][2:5] == ["not run", "4.7", "not run"]
     assert "| dali-files | no package nvidia | 1 |" in rest
     assert "$" not in text
-    assert "(plots/timeline.png)" not in text
 
 
 def test_a_plot_of_other_rows_is_not_shown(tmp_path: Path) -> None:
@@ -395,60 +382,3 @@ def test_labels_do_not_overlap(tmp_path: Path, figures: dict[str, Any]) -> None:
     boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.y0)
     assert len(boxes) == 3
     assert all(lower.y1 <= upper.y0 for lower, upper in pairwise(boxes))
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("timeline") / "tree"
-    generate(folder, episodes=[14], height=16, width=24)
-    return folder
-
-
-def test_steps_make_the_baselines_samples(tree: Path) -> None:
-    arguments: dict[str, Any] = {"clip_len": 3, "features": BASE.features}
-    expected, stepped = RawFilesDataset(tree, **arguments), SteppedDataset(tree, **arguments)
-    assert len(stepped) == len(expected) > 2
-    sample = stepped[2]
-    spans = sample.pop("spans")
-    assert sample.keys() == expected[2].keys()
-    for name in BASE.features:
-        assert torch.equal(sample[name], expected[2][name])
-    # Each of three frames is read, then decoded; then a feature's frames are copied.
-    assert [kind for kind, _, _ in spans] == [*["read", "decode"] * 3, "copy"] * len(BASE.features)
-    times = [time for _, begin, end in spans for time in (begin, end)]
-    assert times == sorted(times)
-
-
-def test_timelines_of_both(tree: Path, tmp_path: Path) -> None:
-    from seqrecord import SeqRecordWriter
-
-    settings = replace(BASE, clip_len=3, batch_size=2)
-    dataset = RawFilesDataset(tree, clip_len=1, features=settings.features)
-    with SeqRecordWriter(tmp_path / "records") as writer, writer.episode("P000") as into:
-        for number in range(len(dataset)):
-            into.append({name: dataset[number][name].numpy()[0] for name in settings.features})
-    naive = naive_timeline(tree, settings, seconds=0.05)
-    ours = our_timeline(tmp_path / "records", settings, seconds=0.05)
-    assert [track.name for track in naive.tracks] == ["consumer", "worker 0", "worker 1"]
-    assert [track.name for track in ours.tracks][:2] == ["consumer", "scheduler"]
-    for timeline in (naive, ours):
-        assert 0 < timeline.seconds <= 0.05
-        assert timeline.clips >= settings.batch_size
-        for track in timeline.tracks:
-            assert all(0 <= begin <= end <= timeline.seconds for _, begin, end in track.spans)
-    kinds = {kind for track in ours.tracks for kind, _, _ in track.spans}
-    assert {"copy", "consumer at work"} <= kinds
-
-
-@needs_matplotlib
-def test_a_span_has_its_colour_where_it_is(tmp_path: Path) -> None:
-    track = Track("consumer", [("consumer waits", 0.0, 0.5), ("consumer at work", 0.5, 1.0)])
-    path = draw([Timeline("a timeline", 1.0, [track], 4)], tmp_path / "timeline.png")
-    with Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB"), int)
-    below = pixels[pixels.shape[0] // 3 :]  # without the legend
-    waits = np.abs(below - (0xD5, 0x5E, 0x00)).sum(axis=-1) < 12
-    works = np.abs(below - (0xCC, 0x79, 0xA7)).sum(axis=-1) < 12
-    assert waits.sum() == pytest.approx(works.sum(), rel=0.05)
-    assert waits.sum() > 1000
-    assert np.nonzero(waits)[1].max() <= np.nonzero(works)[1].min()

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks.tartanair.generate import generate
+from benchmarks.training import decoded_once
 from benchmarks.training.__main__ import main, names
 from benchmarks.training.loaders import LOADERS, Source
 from benchmarks.training.networks import floats
@@ -130,6 +131,15 @@ def test_without_a_loader_the_training_never_waits(
     assert row["waiting"] < 0.5
 
 
+def test_a_row_beside_equal_trainings(folder: Path, options: argparse.Namespace) -> None:
+    found = prepare("odometry", folder, options)
+    row = measure(job(found, "seqrecord", training="odometry", calls=10, niceness=5, together=2))
+    assert row["steps"] > 20
+    assert 0 < row["step_cpu"] < 2 * row["beside"]
+    assert row["queued"] >= 0
+    assert row["p95"] > 0
+
+
 @pytest.mark.filterwarnings("ignore")  # WebDataset leaves files open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("loader", ["original", "webdataset", "seqrecord"])
@@ -185,7 +195,8 @@ def test_one_command_gives_rows_and_page(folder: Path, options: argparse.Namespa
     document = json.loads((folder / "to" / "results.json").read_text())
     assert text == page(document)
     found: dict[str, list[dict[str, Any]]] = document["rows"]
-    measured = ["no loader", "original", "seqrecord", "seqrecord, one worker"]
+    measured = ["no loader", "original"]
+    measured += ["seqrecord", "seqrecord, resident", "seqrecord, one worker"]
     for loader in measured:
         [run] = found.pop(f"odometry/8 ms/{loader}/warm")
         assert run.get("steps"), run
@@ -208,7 +219,17 @@ def test_a_resume_runs_only_what_is_left(folder: Path, options: argparse.Namespa
     assert both["rows"][rows[0]] == first["rows"][rows[0]]
     assert len(both["rows"][rows[1]]) == 1
     main(command(folder, rows[1]))
-    assert list(json.loads((folder / "results.json").read_text())["rows"]) == rows[1:]
+    last = json.loads((folder / "results.json").read_text())
+    assert list(last["rows"]) == rows[1:]
+    (folder / "kept.json").write_text(json.dumps(both))
+    main([*command(folder, rows[1]), "--keep", str(folder / "kept.json")])
+    found = json.loads((folder / "results.json").read_text())
+    assert found["rows"][rows[0]] == both["rows"][rows[0]]
+    assert found["rows"][rows[1]] != both["rows"][rows[1]]
+    assert list(found["rows"]) == rows
+    assert f"of all rows but {rows[1]}: {both['commit']}" in found["commit"]
+    with pytest.raises(SystemExit, match="settings were"):
+        main([*command(folder, rows[1]), "--keep", str(folder / "kept.json"), "--repeats", "2"])
 
 
 @pytest.mark.service
@@ -218,6 +239,7 @@ def test_rows_from_s3(
 ) -> None:
     main(command(folder, "odometry/8 ms/seqrecord*/s3", "odometry/8 ms/webdataset/s3"))
     document = json.loads((folder / "to" / "results.json").read_text())
+    assert (folder / "records-s3-tree" / "manifest.json").exists()
     assert page(document) in capsys.readouterr().out
     assert len(document["rows"]) == 3
     for [run] in document["rows"].values():
@@ -255,9 +277,41 @@ def test_the_page_has_medians_and_what_is_missing() -> None:
             },
         }
     )
-    assert "| 8 ms | cold | seqrecord | 0.50 | 2.00 | 25 | 1.50 | 8.0 | 0.50 | 500 | " in text
+    assert "| 8 ms | cold | seqrecord | 0.50 | 2.00 | 25 | 1.50 | 8.0 | " in text
     assert " | 500 | 2.00 | 1.5 | 1.50 | decoding |" in text
     assert "- `depth/8 ms/seqrecord/cold`: KeyError: 1" in text
     assert "## depth" in text
     assert "## odometry" not in text
     assert "a machine" in text
+
+
+@pytest.mark.timeout(400)
+def test_frames_decoded_by_epoch(tmp_path: Path, options: argparse.Namespace) -> None:
+    """LeRobot is missing here: its dataset is there before."""
+    for case in ("96x128", "480x640"):
+        (tmp_path / f"lerobot-{case}").symlink_to(options.root)
+    readme = tmp_path / "README.md"
+    readme.write_text("Before\n\n<!-- decoded once -->\nold\n<!-- end of decoded once -->\nAfter\n")
+    arguments = [str(tmp_path), "--lerobot", "none", "--epochs", "3", "--workers", "1"]
+    decoded_once.main([*arguments, "--to", str(tmp_path / "to"), "--readme", str(readme)])
+    document = json.loads((tmp_path / "to" / "decoded_once.json").read_text())
+    text = (tmp_path / "to" / "DECODED_ONCE.md").read_text()
+    for case in decoded_once.CASES:
+        [ours] = document["rows"][f"{case}/seqrecord"]
+        assert [epoch["decoded"] for epoch in ours["epochs"]] == [30, 0, 0]
+        assert all(epoch["samples"] == 15 for epoch in ours["epochs"])
+        [others] = document["rows"][f"{case}/webdataset"]
+        if "skipped" not in others:
+            assert [epoch["decoded"] for epoch in others["epochs"]] == [30, 30, 30]
+        assert document["rows"][f"{case}/lerobot"] == [{"skipped": "no package lerobot"}]
+        assert f"| {case} | seqrecord | 30 | 0 | 0 | " in text
+    assert "- `96x128/lerobot`: no package lerobot" in text
+    assert readme.read_text().startswith("Before\n\n<!-- decoded once -->\n| CPU seconds ")
+    assert readme.read_text().endswith(" (0) |\n<!-- end of decoded once -->\nAfter\n")
+
+
+def test_the_published_page_is_of_its_results() -> None:
+    folder = ROOT / "benchmarks" / "training"
+    document = json.loads((folder / "decoded_once.json").read_text())
+    assert (folder / "DECODED_ONCE.md").read_text() == decoded_once.page(document)
+    assert decoded_once.headline(document) in (ROOT / "README.md").read_text()

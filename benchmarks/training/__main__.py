@@ -9,7 +9,8 @@ most); `s3` is moto behind a line of 1 Gbit/s. Those two have steps of 8 ms alon
 the soonest. What rows need is made in FOLDER, unless it is there.
 
 Results are FOLDER/results.json and, in the folder of `--to`, results.json and RESULTS.md.
-`--resume` goes on with the last run, and `--report` runs nothing and only writes. `--lerobot` is
+`--resume` goes on with the last run, `--keep FILE` keeps the rows of an older results.json that
+`--rows` leave out, and `--report` runs nothing and only writes. `--lerobot` is
 a Python that has lerobot, which `make lerobot-env` makes; ACT needs it for its dataset, unless
 `--root` is one.
 """
@@ -41,7 +42,7 @@ from benchmarks.tartanair.timing import Results, machine
 from benchmarks.training.loaders import LOADERS
 from benchmarks.training.page import page
 from benchmarks.training.row import FASTEST, PLACES, STEPS, Job, calls_of
-from benchmarks.training.trainings import TRAININGS, cut, prepare
+from benchmarks.training.trainings import TRAININGS, cut, pack_for_s3, prepare
 
 __all__ = ["main", "names"]
 
@@ -65,10 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def names() -> Iterator[tuple[str, str, str, str]]:
     """Training, step, loader and place of all rows, those that are compared next to each other."""
     for training, place, step, loader in product(TRAININGS, PLACES, STEPS, LOADERS):
-        data = LOADERS[loader].data
+        data, is_later = LOADERS[loader].data, LOADERS[loader].epochs_before > 0
         is_of_it = not data or TRAININGS[training].data in data
-        is_of_place = place == "warm" or (step == FASTEST and LOADERS[loader].open)
-        if is_of_it and is_of_place:
+        is_of_place = place == "warm" or (step == FASTEST and LOADERS[loader].open and not is_later)
+        if is_of_it and is_of_place and not (is_later and step == "network"):
             yield training, step, loader, place
 
 
@@ -83,7 +84,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help="of loaders that are not ours")
     parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
+    parser.add_argument("--niceness", nargs="*", type=int, default=[0], help="of our threads")
+    parser.add_argument("--together", nargs="*", type=int, default=[1], help="trainings at a time")
     parser.add_argument("--resume", action="store_true", help="keep what the last run measured")
+    parser.add_argument("--keep", type=Path, help="results.json with the rows not in --rows")
     parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
     parser.add_argument("--to", type=Path, help="where results.json and RESULTS.md are written")
     return parser.parse_args(arguments)
@@ -92,48 +96,61 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The document of a run, which is also saved after each row."""
     folder.mkdir(parents=True, exist_ok=True)
-    last = json.loads((folder / "results.json").read_text()) if options.resume else {}
-    results: Results = last.get("rows", {})
-    calls = last.get("calls") or {step: calls_of(step) for step in STEPS}
+    every = ["/".join(row) for row in names()]
+    chosen = [row for row in every if any(fnmatch(row, each) for each in options.rows)]
     settings = {
         name: getattr(options, name) for name in ("frames", "seconds", "repeats", "workers")
     }
-    document = {
-        "machine": machine(),
-        "commit": commit(),
-        "settings": settings,
-        "calls": calls,
-        "rows": results,
-    }
-    chosen = [row for row in names() if any(fnmatch("/".join(row), each) for each in options.rows)]
+    document: dict[str, Any] = {"machine": machine(), "commit": commit(), "settings": settings}
+    if options.resume:
+        document = json.loads((folder / "results.json").read_text()) | {"settings": settings}
+    elif options.keep:
+        kept = json.loads(options.keep.read_text())
+        if kept["settings"] != settings:
+            raise SystemExit(f"--keep: settings were {kept['settings']} and are {settings} now")
+        document["commit"] += f"; of all rows but {', '.join(options.rows)}: {kept['commit']}"
+        document |= {
+            "calls": kept["calls"],
+            "rows": {name: runs for name, runs in kept["rows"].items() if name not in chosen},
+        }
+    calls = document.get("calls") or {step: calls_of(step) for step in STEPS}
+    results: Results = document.get("rows", {})
+    document |= {"calls": calls, "rows": results}
     with ExitStack() as stack:
         jobs: dict[str, tuple[Path, Job]] = {}
         far: Callable[[Path], dict[str, Any]] | None = None
         for row in chosen:
-            training, step, name, place = row
+            training, step, name, place = row.split("/")
             loader = LOADERS[name]
             python = options.lerobot if loader.package == "lerobot" else Path(sys.executable)
             if reason := _reason(training, name, place, options):
-                results["/".join(row)] = [{"skipped": reason}]
+                results[row] = [{"skipped": reason}]
                 continue
             found = prepare(training, folder, options)
-            if loader.form == "cut":
+            form = loader.form
+            if form == "cut":
                 cut(training, found)
+            elif place == "s3":
+                form = "s3"
+                pack_for_s3(training, found)
             job = Job(
                 training=training,
                 loader=name,
                 place=place,
                 example=str(found["example"]),
                 originals=str(found["originals"]),
-                folder=str(found[loader.form]),
+                folder=str(found[form]),
                 seconds=options.seconds,
                 calls=calls[step],
                 workers=options.workers if loader.workers is None else loader.workers,
             )
             if place == "s3":
                 far = far or _s3(stack)
-                job = replace(job, **far(found[loader.form]))
-            jobs["/".join(row)] = python, job
+                job = replace(job, **far(found[form]))
+            for niceness, together in product(options.niceness, options.together):
+                changed = replace(job, niceness=niceness, together=together)
+                more = f" +{niceness}" * bool(niceness), f" x{together}" * (together > 1)
+                jobs[f"{training}/{step}/{name}{more[0]}/{place}{more[1]}"] = python, changed
         for turn in range(options.repeats):
             for row_name, (python, job) in jobs.items():
                 if len(results.get(row_name, ())) > turn:
@@ -148,6 +165,9 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 said = {what: value for what, value in result.items() if what in _SAID}
                 print(f"{row_name}: {said}", file=sys.stderr, flush=True)
                 _save(folder, document)
+    order = [*every, *(name for name in results if name not in every)]
+    document["rows"] = {name: results[name] for name in order if name in results}
+    _save(folder, document)
     return document
 
 

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.tar_batches import tar_batches
 from benchmarks.training.trainings import SHARDS, Training, arguments_of
 
-__all__ = ["LOADERS", "Batches", "Loader", "Source"]
+__all__ = ["LOADERS", "Batches", "Loader", "Source", "picture", "stacked"]
+
+RESIDENT = "6GiB"
 
 Batches = Iterable[Mapping[str, Any]]
 """Iterating gives an epoch of batches; iterating again the next epoch."""
@@ -29,7 +32,7 @@ Batches = Iterable[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Source:
     """Where a training's data lies: the folders of its originals and of what the loader reads, or
-    its location and options on S3, and its URL there.
+    its location and options on S3, and its URL there. `niceness` is that of our loader's threads.
     """
 
     originals: Path
@@ -37,6 +40,7 @@ class Source:
     location: str = ""
     options: Mapping[str, Any] | None = None
     url: str = ""
+    niceness: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +48,14 @@ class Loader:
     """One loader: `open(training, source, workers)`, which `form` of the data it reads, and so on.
 
     It has `workers`, or as many as the command says. `data` are those that it reads; all if empty.
+    `epochs_before` are not measured.
     """
 
     note: str
     form: str = "records"
     open: Callable[[Training, Source, int], Batches] | None
     workers: int | None = None
+    epochs_before: int = 0
     data: Sequence[str] = ()
     reads_s3: bool = True
     package: str = ""  # that it needs, and the command that installs it
@@ -98,34 +104,40 @@ def _webdataset(training: Training, source: Source, workers: int) -> Batches:
     if source.url:
         where, signed = source.url, "?Signature=any"  # moto looks for one, and does not check it
     tars = [f"{where}/{shard:06d}.tar{signed}" for shard in range(SHARDS)]
-    return tar_batches(tars, settings, to_clips=_decoded, collate=_stacked, decode=True)
+    return tar_batches(tars, settings, to_clips=_decoded, collate=stacked, decode=True)
 
 
 def _decoded(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for sample in samples:
         files = {name: value for name, value in sample.items() if not name.startswith("__")}
         yield {
-            name.rpartition(".")[0]: _picture(value) if name.endswith(".jpg") else value
+            name.rpartition(".")[0]: picture(value) if name.endswith(".jpg") else value
             for name, value in files.items()
         }
 
 
-def _picture(data: bytes) -> Any:
-    """[1, H, W, 3]."""
-    return np.asarray(Image.open(io.BytesIO(data)))[None]
+def picture(data: bytes, size: tuple[int, int] | None = None) -> Any:
+    """[1, H, W, 3]; scaled to a height and width, if given."""
+    image: Image.Image = Image.open(io.BytesIO(data))
+    if size is not None:
+        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+    return np.asarray(image)[None]
 
 
-def _stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+def stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
 
 
-def _seqrecord(training: Training, source: Source, workers: int) -> Batches:
+def _seqrecord(
+    training: Training, source: Source, workers: int, memory_limit: str = "1GiB"
+) -> Batches:
     pipe = seqrecord.SeqRecordPipe(
         seqrecord.open(source.location or source.folder, storage_options=source.options),
         **arguments_of(training, source.originals),
         batch_size=training.batch,
         drop_last=True,
-        memory_limit="1GiB",
+        memory_limit=memory_limit,
+        engine=seqrecord.EngineOptions(thread_niceness=source.niceness),
     )
     if not workers:
         return pipe
@@ -163,6 +175,13 @@ LOADERS = {
     ),
     "seqrecord": Loader(
         note="SeqRecordPipe in the process of the training", open=_seqrecord, workers=0
+    ),
+    "seqrecord, resident": Loader(
+        note="SeqRecordPipe in the process of the training, after its first epoch, with "
+        f"`memory_limit` {RESIDENT}: all frames stay in memory",
+        open=partial(_seqrecord, memory_limit=RESIDENT),
+        workers=0,
+        epochs_before=1,
     ),
     "seqrecord, one worker": Loader(
         note="SeqRecordPipe in one worker of a DataLoader", open=_seqrecord, workers=1

@@ -19,6 +19,8 @@ _COLUMNS = (  # heading, figure, what it is multiplied with, format
     ("waiting, %", "waiting", 100.0, ".0f"),
     ("own work / alone", "slower", 1.0, ".2f"),
     ("alone, ms", "alone", 1e3, ".1f"),
+    ("95th percentile, ms", "p95", 1e3, ".1f"),
+    ("without a core, %", "queued", 100.0, ".0f"),
     ("first batch, s", "first_batch_seconds", 1.0, ".2f"),
     ("peak MB", "peak_memory_bytes", 1e-6, ".0f"),
     ("CPU ms a sample", "cpu_seconds_per_sample", 1e3, ".2f"),
@@ -35,7 +37,7 @@ def page(document: Mapping[str, Any]) -> str:
     shown: set[str] = set()
     for name, training in TRAININGS.items():
         rows = {row: runs for row, runs in results.items() if row.startswith(f"{name}/")}
-        shown |= {row.split("/")[2] for row in rows}
+        shown |= {row.split("/")[2].partition(" +")[0] for row in rows}
         if rows:
             columns = (
                 *("step", "place", "loader", "of the most"),

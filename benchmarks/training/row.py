@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from benchmarks.tartanair.compare.meters import usage
 from benchmarks.tartanair.compare.prepared import files_of
 from benchmarks.tartanair.compare.row import warm
 from benchmarks.tartanair.timing import drop_page_cache
-from benchmarks.training.loaders import LOADERS, Source
+from benchmarks.training.loaders import LOADERS, Batches, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.trainings import TRAININGS
 
@@ -47,7 +49,8 @@ class Job:
 
     `calls` are the small calls of a step, the same of all rows; without any it is the network's.
     `line` is a file with the bytes that S3 has sent so far, and `line_rate` how many a second it
-    can send.
+    can send. `niceness` is that of the threads of our loader. `together` such trainings run on the
+    machine, of which one is measured; 0 for the others, which never end.
     """
 
     training: str
@@ -64,6 +67,8 @@ class Job:
     url: str = ""
     line: str = ""
     line_rate: float = 0.0
+    niceness: int = 0
+    together: int = 1
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
@@ -92,7 +97,7 @@ def measure(job: Job) -> dict[str, Any]:
     if job.loader == "lerobot":
         example = {n: floats(v) if v.dtype == torch.uint8 else v for n, v in example.items()}
     step = _step(job, example)
-    alone = _alone(step, example, ALONE * job.seconds)
+    alone = _alone(step, example, ALONE * job.seconds if job.together else 0.0)
     folder = Path(job.folder)
     if job.place == "cold":
         drop_page_cache(files_of(folder))
@@ -103,8 +108,11 @@ def measure(job: Job) -> dict[str, Any]:
     if loader.open is None:
         epochs: Any = repeat([example])
     else:
-        source = Source(Path(job.originals), folder, job.location, job.options or None, job.url)
+        where = job.location, job.options or None, job.url
+        source = Source(Path(job.originals), folder, *where, job.niceness)
         opened = loader.open(training, source, job.workers)
+        for _ in range(loader.epochs_before):
+            began = _whole_epoch(opened)
         epochs = repeat(opened, *([1] if job.place == "cold" else []))
     batches = chain.from_iterable(map(iter, epochs))
     found = next(batches)
@@ -114,10 +122,47 @@ def measure(job: Job) -> dict[str, Any]:
     for batch in islice(batches, SKIPPED - 1):
         step(batch)
         del batch
-    figures = _steps(batches, step, job)
+    with _others(job):
+        figures = _steps(batches, step, job)
     figures |= {"alone": alone, "slower": figures["beside"] / alone, "first_batch_seconds": first}
     stage = opened.stats()["bottleneck"] if hasattr(opened, "stats") else ""
     return {**figures, "limit": limit(figures, stage)}
+
+
+@contextmanager
+def _others(job: Job) -> Iterator[None]:
+    """The same training in other processes too, each of which makes its steps."""
+    if not job.together:
+        print(flush=True)
+        yield
+        return
+    command = [sys.executable, "-m", "benchmarks.training.row"]
+    others = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(job.together - 1)
+    ]
+    try:
+        for other in others:
+            assert other.stdin is not None
+            with other.stdin as given:
+                given.write(replace(job, together=0).dumps())
+        for other in others:
+            assert other.stdout is not None
+            if other.stdout.readline() != "\n":
+                raise ValueError("another training has ended before its steps")
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            with other:
+                pass  # closes its pipes
+
+
+def _whole_epoch(batches: Batches) -> float:
+    """When it was over."""
+    for batch in batches:
+        del batch  # before the next one: loaders reuse what is given back
+    return time.perf_counter()
 
 
 def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
@@ -125,10 +170,11 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
     for what giving back the last one takes."""
     clock = time.perf_counter
     line = np.memmap(job.line, np.int64, "r") if job.line else np.zeros(1, np.int64)
-    own, samples = 0.0, 0
+    own, samples, queued = 0.0, 0, _queued()
     steps: list[float] = []
     before, sent, begin = usage(os.getpid()), int(line[0]), clock()
-    deadline = begin + job.seconds
+    process = time.process_time()
+    deadline = begin + (job.seconds if job.together else float("inf"))
     while clock() < deadline:
         batch = next(batches, None)
         came, cpu = clock(), time.thread_time()
@@ -143,6 +189,8 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
     if not steps:
         raise ValueError(f"the data has no more than the {SKIPPED} steps that are not counted")
     taken = usage(os.getpid()).since(before)
+    if job.together > 1:  # others are children of this process
+        taken["cpu_seconds"] = time.process_time() - process
     read = int(line[0]) - sent if job.line else taken["bytes_requested"]
     return {
         "steps": len(steps),
@@ -151,11 +199,22 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
         "steps_per_second": len(steps) / seconds,
         "waiting": 1 - sum(steps) / seconds,
         "beside": statistics.fmean(steps),
+        "p95": statistics.quantiles([*steps, steps[-1]], n=20)[-1],
+        "step_cpu": own / len(steps),
+        "queued": (_queued() - queued) / seconds,
         "cores": taken["cpu_seconds"] / seconds,
         "line": read / seconds / job.line_rate if job.line else 0.0,
         "cpu_seconds_per_sample": (taken["cpu_seconds"] - own) / samples,
         "bytes_per_sample": read / samples,
     }
+
+
+def _queued() -> float:
+    """For how many seconds this thread was ready and had no core; 0 where no kernel tells."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def limit(figures: Mapping[str, float], bottleneck: str = "") -> str:
@@ -191,19 +250,19 @@ def _step(job: Job, example: Batch) -> Step:
 
 
 def _timed_calls(calls: int) -> float:
-    """Seconds that so many take."""
+    """Seconds of CPU that so many take: on a quiet machine those of the clock."""
     values = torch.ones(32, 32)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     for _ in range(calls):
         values = torch.tanh(values)
-    return time.perf_counter() - begin
+    return time.thread_time() - begin
 
 
 def _alone(step: Step, example: Batch, seconds: float) -> float:
     """What a step takes with nothing beside it; the first one is not counted."""
     step(example)
     times: list[float] = []
-    while sum(times) < seconds:
+    while not times or sum(times) < seconds:
         begin = time.perf_counter()
         step(example)
         times.append(time.perf_counter() - begin)

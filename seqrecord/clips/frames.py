@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,6 @@ import numpy.typing as npt
 from seqrecord.clips.grids import IntArray, frame_keys, split_keys
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import cached_property
-
-if TYPE_CHECKING:
-    from seqrecord.clips.excerpts import Excerpts
 
 UNKNOWN = -1
 """The age of what is not known."""
@@ -290,7 +287,41 @@ class KnownWindow:
         return asked._replace(frames=of_clips - np.maximum(age, 0), age=age)
 
 
-ClipWindow: TypeAlias = "OffsetWindow | TimedWindow | KnownWindow | Excerpts"
+class ClipWindow(Protocol):
+    """The frames of one feature in clips."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether clips may have frames outside of their episode."""
+
+    @property
+    def reach(self) -> int:
+        """The number of frames before a clip's frames that may be read for it."""
+
+    @property
+    def length(self) -> int:
+        """The number of frames of a clip."""
+
+    @property
+    def key(self) -> object:
+        """Equal for windows of the same frames."""
+
+    @property
+    def held(self) -> IntArray:
+        """The offsets at which a clip's frames can be, in any episode."""
+
+    def held_at(self, rate: int, /) -> IntArray:
+        """The same, in episodes of one rate."""
+
+    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames, /) -> FoundFrames:
+        """See `ClipFrames.find`."""
+
+
+class FrameLists(Protocol):
+    """Clips that are lists of frames."""
+
+    def stored(self, episode: IntArray, places: IntArray, /) -> tuple[IntArray, IntArray]:
+        """The rows of episodes in the index, and their frames as they are stored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +337,7 @@ class ClipFrames:
     windows: Mapping[str, ClipWindow]
     num_frames: IntArray
     draw: DrawSteps | None = None
-    excerpts: Excerpts | None = None
+    excerpts: FrameLists | None = None
     place: IntArray | None = None
 
     @property

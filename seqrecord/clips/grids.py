@@ -252,7 +252,7 @@ def followed(*columns: IntArray, same: IntArray | None = None) -> list[int]:
     breaks = np.zeros(count - 1, np.bool_) if same is None else same[1:] != same[:-1]
     for column in columns:
         breaks = breaks | (column[1:] - column[:-1] != 1)
-    return [0, *(np.flatnonzero(breaks) + 1).tolist(), count]
+    return [0, *(breaks.nonzero()[0] + 1).tolist(), count]
 
 
 _FRAME_BITS = 32

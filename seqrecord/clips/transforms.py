@@ -154,7 +154,7 @@ class _Sized(CropStep):
         features: Sequence[str] | None = None,
         shared: bool = True,
     ) -> None:
-        self._size = _checked_size(type(self).__name__, size)
+        self._size = checked_size(type(self).__name__, size)
         self.features = _checked_names(type(self).__name__, features)
         self.shared = _checked_flag(type(self).__name__, shared)
 
@@ -424,7 +424,8 @@ def _integers(draws: FloatArray, count: IntArray) -> IntArray:
     return np.minimum((draws * count).astype(np.int64), count - 1)
 
 
-def _checked_size(name: str, size: Any) -> tuple[int, int]:
+def checked_size(name: str, size: Any) -> tuple[int, int]:
+    """Height and width of one number or of two. Raises `ClipError`."""
     sides = [size, size] if is_integer(size) else size
     try:
         if not isinstance(sides, Collection) or len(sides) != 2:

@@ -82,14 +82,14 @@ class Compressor:
         Holds the GIL only for the checks.
         """
         check_size(self._declared_size(blob), out.size)
-        self._codec.decode(blob, out)
+        self._decompress(blob, out)
 
     def decoded(self, blob: memoryview, limit: int) -> Bytes:
         """What a blob decodes to, uint8 [N]; `ValueError` where that is more than `limit` bytes."""
         size = self._declared_size(blob)
         check_limit(size, limit)
         out = np.empty(size, np.uint8)
-        self._codec.decode(blob, out)
+        self._decompress(blob, out)
         return out
 
     def decode_frames(self, blobs: Sequence[memoryview], out: Bytes) -> None:
@@ -97,6 +97,10 @@ class Compressor:
         the library can."""
         for blob, row in zip(blobs, out, strict=True):
             self.decode_into(blob, row)
+
+    def _decompress(self, blob: bytes | memoryview, out: Bytes) -> object:
+        """Decode a blob that declares the size of `out`."""
+        return self._codec.decode(blob, out)
 
     def _declared_size(self, blob: memoryview) -> int:
         """How many bytes a blob says that it decodes to; `ValueError` if it does not say."""

@@ -30,19 +30,21 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.base import Bytes, Compressor, Parameters, numcodecs
+from seqrecord.codecs.base import MAX_BUFFER_BYTES, Bytes, Compressor, Parameters, numcodecs
 
 Encode = Callable[[npt.NDArray[Any]], bytes]
 
 _HEADER = struct.Struct("<BBBBIII")  # versions, flags, typesize, nbytes, blocksize, cbytes
 _SIZE = struct.Struct("<i")
 _HEAD = np.dtype(  # the header, and the start of the first block
-    [("kind", "u1", 4), *((name, "<u4") for name in ("nbytes", "blocksize", "cbytes", "start"))]
+    [(name, "<u4") for name in ("kind", "nbytes", "blocksize", "cbytes", "start")]
 )
 _FORMAT = 2
+_MAX_BYTES = numcodecs.blosc.MAX_BUFFERSIZE
 _BYTE_PLANES, _COPIED, _UNSPLIT = 0x01, 0x02, 0x10
 _MAX_PLANES, _MIN_PLANE_BYTES = 16, 128  # what Blosc keeps apart
 _SEVERAL = 3  # blobs: for fewer, to look at them together takes longer
+_JOINED = 128 << 10  # bytes of a blob: to copy a larger one takes longer than a call
 _WORTH = 2 / 3  # of its size: a plane that a quick LZ4 leaves larger is stored
 
 # Blosc's own threads use one context for the whole process. With many threads calling it they only
@@ -54,6 +56,8 @@ class Blosc(Compressor):
     """Compresses with Blosc."""
 
     codec_id = "blosc"
+    # The codec's own method first makes arrays of both, in ten calls of Python.
+    _decompress = staticmethod(numcodecs.blosc.decompress)
     parameters: ClassVar[Parameters] = {
         "cname": ("blosclz", "lz4", "lz4hc", "zlib", "zstd"),
         "clevel": range(10),
@@ -80,24 +84,30 @@ class Blosc(Compressor):
 
     def decode_frames(self, blobs: Sequence[memoryview], out: Bytes) -> None:
         """See `Compressor`."""
-        sizes = np.array([len(blob) for blob in blobs] if len(blobs) >= _SEVERAL else [0], np.int64)
-        if sizes.min() < _HEAD.itemsize:
+        if len(blobs) < _SEVERAL or min(map(len, blobs)) < _HEAD.itemsize:
             super().decode_frames(blobs, out)
             return
+        sizes, nbytes = np.array([len(blob) for blob in blobs]), out.shape[1]
         heads = np.frombuffer(b"".join([blob[: _HEAD.itemsize] for blob in blobs]), _HEAD)
-        kinds = heads["kind"]  # versions, flags, typesize
-        fits = (heads["nbytes"] == out.shape[1]) & (heads["blocksize"] == out.shape[1])
-        fits &= (heads["cbytes"] == sizes) & (kinds[:, 0] == _FORMAT) & (kinds[:, 3] != 0)
+        kind, block = heads["kind"], heads["blocksize"]  # kind: versions, flags, typesize
+        is_valid = (heads["nbytes"] == nbytes) & (block > 0) & (block <= nbytes)
+        is_valid &= (heads["cbytes"] == sizes) & (sizes <= _MAX_BYTES)
+        is_valid &= (kind & 0xFF == _FORMAT) & (kind >> 24 != 0)
+        if not is_valid.all():  # which one?
+            super().decode_frames(blobs, out)
+            return
+        fits = (block == nbytes) & (sizes <= _JOINED) & (kind & _COPIED << 16 == 0)
         fits &= (heads["start"] >= _HEAD.itemsize) & (heads["start"] < sizes)
-        fits &= kinds[:, 2] & _COPIED == 0
-        apart = (kinds[1:] != kinds[:-1]).any(axis=1) | ~fits[1:] | ~fits[:-1]
-        for begin, stop in pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), len(blobs)]):
+        apart = (kind[1:] != kind[:-1]) | ~fits[1:] | ~fits[:-1]
+        most = max(1, MAX_BUFFER_BYTES // nbytes)
+        apart[most - 1 :: most] = True
+        for begin, stop in pairwise([0, *(apart.nonzero()[0] + 1).tolist(), len(blobs)]):
             if stop - begin == 1:
-                self.decode_into(blobs[begin], out[begin])
+                self._decompress(blobs[begin], out[begin])
                 continue
             some = slice(begin, stop)
             joined = _concatenated(blobs[some], heads[some], sizes[some])
-            self._codec.decode(joined, out[some].reshape(-1))
+            self._decompress(joined, out[some].reshape(-1))
 
     def _declared_size(self, blob: memoryview) -> int:
         """The size that a Blosc blob declares.
@@ -107,7 +117,7 @@ class Blosc(Compressor):
         if len(blob) < _HEADER.size:
             raise ValueError(f"a Blosc blob of {len(blob)} bytes")
         version, _, _, typesize, nbytes, blocksize, cbytes = _HEADER.unpack_from(blob)
-        if version != _FORMAT or cbytes != len(blob) or typesize == 0:
+        if version != _FORMAT or not len(blob) == cbytes <= _MAX_BYTES or typesize == 0:
             raise ValueError(
                 f"Blosc's header says version {version}, type size {typesize}, {cbytes} bytes; "
                 f"expected version {_FORMAT} and {len(blob)} bytes"

@@ -10,7 +10,7 @@ numcodecs' registry is never asked for anything else.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from seqrecord.codecs.base import (
 )
 from seqrecord.codecs.blosc import Blosc
 from seqrecord.codecs.compressors import Bz2, Lz4, Lzma, Zlib, Zstd
-from seqrecord.codecs.delta import Delta
+from seqrecord.codecs.delta import Delta, unbuffered
 from seqrecord.codecs.images import (
     FORMATS,
     IMAGE,
@@ -55,9 +55,8 @@ _PARAMETERS: dict[str, Parameters] = {
     IMAGE: {"format": FORMATS, "quality": range(1, 101), "exif": ("ignore",)},
 }
 _REQUIRED = {Delta.codec_id: {"axis"}, IMAGE: {"format"}}
+_CACHED = 2 << 20  # bytes of frames before their filters are undone: a processor's cache has them
 _EVERY_NAME = (64, 64, 3)  # a shape of uint8 frames that every codec with a name takes
-_SMALL = 64 << 10  # bytes of a frame: of larger ones, what is around a call hardly counts
-_TOGETHER = 256 << 10  # of small frames, which a processor's cache holds
 
 
 def resolve(
@@ -115,6 +114,10 @@ def image_chain(data: bytes) -> tuple[CodecConfig, ...]:
         return ({"id": IMAGE, "format": probe(data).format},)
     except ValueError as error:
         raise CodecError("not an image that can be kept encoded", got=str(error)) from error
+
+
+_Steps: TypeAlias = "Sequence[tuple[Filter, bool]]"
+"""Filters in the order in which they are undone, and whether each waits for the adder."""
 
 
 class FrameCodec:
@@ -181,33 +184,45 @@ class FrameCodec:
             if self._image is not None:
                 decode_image_into(view, self._image["format"], out, exif=self._image.get("exif"))
                 return
-            self._decode([view], _as_unsigned(out)[np.newaxis])
+            numbers = _as_unsigned(out)[np.newaxis]
+            with unbuffered():
+                self._decode([view], numbers, self._steps(numbers))
         except ERRORS as error:
             raise CodecError("a frame does not decode", got=str(error)) from error
 
     def decode_frames(self, blobs: Sequence[memoryview], out: npt.NDArray[Any]) -> bool:
-        """As `decode_into` of each blob into a frame of `out`, [n, …], C-contiguous: small frames,
-        several at a time.
+        """As `decode_into` of each blob into a frame of `out`, [n, …], C-contiguous: several frames
+        at a time, in fewer calls.
 
-        Whether that was done; if not, `decode_into` does it, or says which blob is wrong.
+        Whether that was done; if not, `decode_into` does it, or names the damaged blob.
         """
         count = len(blobs)
-        if not count or not out.size or self._image is not None:
-            return False
-        if out.nbytes > count * _SMALL or out.dtype != self.dtype:
+        if not count or not out.size or self._image is not None or out.dtype != self.dtype:
             return False
         self._check(out[0, ...])
         if len(out) != count or not out.flags.c_contiguous or not out.flags.writeable:
             raise CodecError("frames are decoded into C-contiguous arrays of their own dtype")
-        numbers, step = _as_unsigned(out), max(1, _TOGETHER * count // out.nbytes)
+        numbers = _as_unsigned(out)
+        steps = self._steps(numbers)
+        step = max(1, _CACHED * count // out.nbytes) if steps else count
         try:
-            for first in range(0, count, step):
-                self._decode(blobs[first : first + step], numbers[first : first + step])
+            with unbuffered():
+                for first in range(0, count, step):
+                    some = slice(first, first + step)
+                    self._decode(blobs[some], numbers[some], steps)
         except ERRORS:
             return False
         return True
 
-    def _decode(self, views: Sequence[memoryview], numbers: UIntArray) -> None:
+    def _steps(self, numbers: UIntArray) -> _Steps:
+        """How the filters are undone in frames [n, …]."""
+        shape, size = numbers.shape[1:], numbers.itemsize
+        return [
+            (step, isinstance(step, Delta) and step.is_serial(shape, size))
+            for step in (reversed(self._filters) if numbers.size else ())
+        ]
+
+    def _decode(self, views: Sequence[memoryview], numbers: UIntArray, steps: _Steps) -> None:
         """Decompress frames and undo the filters, into [n, …]; one of `ERRORS` for a blob of
         another size.
 
@@ -215,11 +230,11 @@ class FrameCodec:
         that waits for the adder hides that. If there is one, it is the one that writes there, and
         what comes before it stays in a temporary.
         """
-        source, shape = numbers, numbers.shape[1:]
-        steps = self._filters[::-1] if numbers.size else []
-        waits = [isinstance(s, Delta) and s.is_serial(shape, numbers.itemsize) for s in steps]
-        if any(waits) and numbers.nbytes <= MAX_BUFFER_BYTES:
-            source = thread_buffer("frame", numbers.size, numbers.dtype).reshape(numbers.shape)
+        source = numbers
+        for _, waits in steps:
+            if waits and numbers.nbytes <= MAX_BUFFER_BYTES:
+                source = thread_buffer("frame", numbers.size, numbers.dtype).reshape(numbers.shape)
+                break
         targets = source.reshape(-1).view(np.uint8).reshape(len(views), -1)
         if self._compressor is not None and numbers.size:
             self._compressor.decode_frames(views, targets)
@@ -227,8 +242,8 @@ class FrameCodec:
             for view, target in zip(views, targets, strict=True):
                 check_size(len(view), target.size)
                 target[:] = np.frombuffer(view, np.uint8)
-        for step, moves in zip(steps, waits, strict=True):
-            target = numbers if moves else source
+        for step, waits in steps:
+            target = numbers if waits else source
             if isinstance(step, Delta):
                 step.decode_frames(source, target)
             else:
@@ -236,8 +251,9 @@ class FrameCodec:
             source = target
 
     def _check(self, frame: npt.NDArray[Any]) -> None:
-        fits = len(frame.shape) == len(self.shape) and all(
-            want is None or want == got for want, got in zip(self.shape, frame.shape, strict=True)
+        fits = frame.shape == self.shape or (
+            len(frame.shape) == len(self.shape)
+            and all(want in (None, got) for want, got in zip(self.shape, frame.shape, strict=True))
         )
         if not fits or frame.dtype.newbyteorder("<") != self.dtype.newbyteorder("<"):
             raise CodecError(

@@ -52,18 +52,12 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
         """Raise `ValueError` unless arrays of this shape and element size can be filtered."""
-        if self.axis is not None and not -len(shape) <= self.axis < len(shape):
-            raise ValueError(f"no axis {self.axis} in {len(shape)} dimensions")
-        if self.width is not None and (
-            self.width < itemsize or not shape or shape[-1] * itemsize % self.width != 0
-        ):
-            raise ValueError(
-                f"{shape[-1:]} elements of {itemsize} bytes are not integers of {self.width} bytes"
-            )
+        _slab_shape(self.axis, self.width, shape, itemsize)
 
     def is_serial(self, shape: tuple[int, ...], itemsize: int) -> bool:
         """Whether undoing it waits for the adder and hardly for memory."""
-        return _is_serial(self._slab_shape(shape, itemsize), self.width or itemsize)
+        slabs = _slab_shape(self.axis, self.width, shape, itemsize)
+        return _is_serial(slabs, self.width or itemsize)
 
     def encode(self, buf: UIntArray) -> UIntArray:
         """A new C-contiguous array of the differences."""
@@ -78,13 +72,13 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
         """Running sums of `buf` into `out`, which may be `buf` itself."""
         if out is None:
             out = np.empty(buf.shape, buf.dtype)
-        target = self._slabs(out)
-        source = target if out is buf else self._slabs(np.ascontiguousarray(buf))
-        _sum_along(source, target, self.restart)
+        source = out if out is buf else np.ascontiguousarray(buf)
+        with unbuffered():
+            self.decode_frames(source[np.newaxis], out[np.newaxis])
         return out
 
     def decode_frames(self, buf: UIntArray, out: UIntArray) -> None:
-        """As `decode` of each of several arrays, [n, …], C-contiguous."""
+        """As `decode` of each of several arrays, [n, …], C-contiguous; faster if `unbuffered`."""
         target = self._slabs(out, out.shape[1:])
         source = target if out is buf else self._slabs(buf, buf.shape[1:])
         _sum_along(source, target, self.restart)
@@ -95,22 +89,32 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
         It is one array, or several of shape `each`.
         """
         each = array.shape if each is None else each
-        self.check(each, array.dtype.itemsize)
-        _, length, inner = self._slab_shape(each, array.dtype.itemsize)
+        _, length, inner = _slab_shape(self.axis, self.width, each, array.dtype.itemsize)
         if self.width is not None:
             array = array.view(f"<u{self.width}")
         return array.reshape(-1 if array.size else 0, length, inner)
 
-    def _slab_shape(self, shape: tuple[int, ...], itemsize: int) -> tuple[int, int, int]:
-        if self.width is not None:
-            shape = (*shape[:-1], shape[-1] * itemsize // self.width)
-        if self.axis is None:
-            return (1, math.prod(shape), 1)
-        axis = self.axis % len(shape)
-        return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
-
 
 register_codec(Delta)
+
+
+@lru_cache(maxsize=1024)
+def _slab_shape(
+    axis: int | None, width: int | None, shape: tuple[int, ...], itemsize: int
+) -> tuple[int, int, int]:
+    """The shape of an array as slabs of integers of `width` bytes; `ValueError` if it has none."""
+    if axis is not None and not -len(shape) <= axis < len(shape):
+        raise ValueError(f"no axis {axis} in {len(shape)} dimensions")
+    if width is not None:
+        if width < itemsize or not shape or shape[-1] * itemsize % width != 0:
+            raise ValueError(
+                f"{shape[-1:]} elements of {itemsize} bytes are not integers of {width} bytes"
+            )
+        shape = (*shape[:-1], shape[-1] * itemsize // width)
+    if axis is None:
+        return (1, math.prod(shape), 1)
+    axis %= len(shape)
+    return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
 def _is_serial(shape: tuple[int, ...], itemsize: int) -> bool:
@@ -150,12 +154,11 @@ def _sum_rows(source: UIntArray, out: UIntArray) -> None:
     """Running sums of [outer, count, N, inner] along N, whole rows at a time."""
     if out is not source:
         np.copyto(out, source)
-    with _unbuffered():
-        if out.shape[1] == 1:
-            _sum_by_blocks(out[:, 0])
-            return
-        for i in range(1, out.shape[2]):
-            np.add(out[:, :, i], out[:, :, i - 1], out=out[:, :, i])
+    if out.shape[1] == 1:
+        _sum_by_blocks(out[:, 0])
+        return
+    for i in range(1, out.shape[2]):
+        np.add(out[:, :, i], out[:, :, i - 1], out=out[:, :, i])
 
 
 def _sum_by_blocks(slabs: UIntArray) -> None:
@@ -196,8 +199,10 @@ def _block_size(length: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _unbuffered() -> Iterator[None]:
-    """NumPy copies rows that do not follow on one another through a buffer, if a few fit into it.
+def unbuffered() -> Iterator[None]:
+    """A context in which `Delta.decode_frames` is fast.
+
+    NumPy copies rows that do not follow on one another through a buffer, if a few fit into it.
 
     In a sum that costs more than the sum; with the smallest buffer no row fits. The setting is the
     thread's own.

@@ -45,7 +45,6 @@ from seqrecord.writing.edit_files import gathered
 from seqrecord.writing.own_files import (
     RetiredFiles,
     SmallFiles,
-    is_merge_note,
     is_retired_note,
     new_writer_id,
     put_file,
@@ -426,8 +425,7 @@ def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_Item]
 
 
 def _is_ours(path: str) -> bool:
-    patterns = FILE_PATH, _CLOCK, _VERSION
-    return is_merge_note(path) or any(pattern.fullmatch(path) for pattern in patterns)
+    return any(pattern.fullmatch(path) for pattern in (FILE_PATH, _CLOCK, _VERSION))
 
 
 def _condemn(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:

@@ -34,7 +34,6 @@ from seqrecord.storage import Storage
 from seqrecord.text import counted, repr_of
 from seqrecord.units import check_seed
 from seqrecord.writing.edit_files import check_split_name, split_edits
-from seqrecord.writing.own_files import of_merges
 
 
 def delete_episodes(
@@ -186,11 +185,9 @@ def _unnamed(storage: Storage, named: Collection[str]) -> dict[str, Footer]:
     """Of the record files that the manifest does not name, those that `reindex` would take."""
     found = {}
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in named}
-    passed = of_merges(storage, sizes)
     for path, size in sizes.items():
-        if path not in passed:
-            with contextlib.suppress(FormatError, NotFoundError):
-                found[path] = read_footer(storage, path, size)
+        with contextlib.suppress(FormatError, NotFoundError):
+            found[path] = read_footer(storage, path, size)
     return found
 
 
@@ -275,27 +272,18 @@ def split_episodes(
 
 
 def _check(shares: object) -> None:
+    wrong = partial(ClipError, "the shares of the splits are not valid")
     if not isinstance(shares, Mapping):
-        raise ClipError(
-            "the shares of the splits make no sense",
-            expected="a dict of shares by name, as {'train': 0.9, 'val': 0.1}",
-            got=repr_of(shares, 100),
-        )
+        expected = "a dict of shares by name, as {'train': 0.9, 'val': 0.1}"
+        raise wrong(expected=expected, got=repr_of(shares, 100))
     for name, share in shares.items():
         check_split_name(name)
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-            raise ClipError(
-                f"the share of split {name} makes no sense",
-                expected="0 to 1",
-                got=repr_of(share, 50),
-            )
+            raise wrong(expected=f"0 to 1 for split {name}", got=repr_of(share, 50))
     total = sum(shares.values())
     if not shares or total > 1 + 1e-9:
-        raise ClipError(
-            "the shares of the splits make no sense",
-            expected="at least one, and at most 1 together, as train=0.9 val=0.1",
-            got=f"{len(shares)} of {total:g} together",
-        )
+        expected = "at least one, and at most 1 together, as train=0.9 val=0.1"
+        raise wrong(expected=expected, got=f"{len(shares)} of {total:g} together")
 
 
 def _units(index: Index, by: str, url: str) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -17,17 +16,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from seqrecord.codecs.images import IMAGE
 from seqrecord.edit.changes import Opened, opened_to_edit
 from seqrecord.errors import (
     ClipError,
-    FormatError,
     FrameError,
     NotFoundError,
     SchemaError,
+    SourceError,
     located,
 )
 from seqrecord.format.edits import Features
@@ -40,6 +36,7 @@ from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.schema import Block, FeatureSpec, Schema
+from seqrecord.sources.array_files import NPZ, NpyFile, npz_names
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.own_files import new_writer_id
@@ -174,13 +171,8 @@ def drop_features(
                 file=dataset.storage.url,
                 expected="a dataset of at least one; to delete all, remove the folder",
             )
-        schema = Schema([*_without(before, dropped)])
         if not dry_run:
-            old = stored_statistics(dataset.storage, dataset.manifest)
-            if old is not None:
-                kept = {name: old[name] for name in old if name not in dropped}
-                old = Statistics(old.num_frames, kept)
-            dataset.commit([Features(schema)], old)
+            _commit_schema(dataset, Schema([*_without(before, dropped)]))
         return list(dropped)
 
 
@@ -214,22 +206,23 @@ def describe_features(
         for spec in changed:
             _check_lags(dataset, spec)
         if changed and not dry_run:
-            known = stored_statistics(dataset.storage, dataset.manifest)
-            if known is not None:
-                kept = {
-                    name: known[name]
-                    for name in known
-                    if num_channels(schema[name]) == num_channels(before[name])
-                }
-                if gone := [name for name in known if name not in kept]:
-                    _logger.warning(
-                        "%s: statistics of %s removed because its channels changed; run "
-                        "`seqrecord stats`",
-                        *(dataset.storage.url, ", ".join(gone)),
-                    )
-                known = Statistics(known.num_frames, kept)
-            dataset.commit([Features(schema)], known)
+            _commit_schema(dataset, schema)
         return changed
+
+
+def _commit_schema(dataset: Opened, schema: Schema) -> None:
+    """Commit other features, with the statistics of those that have the channels of before."""
+    before, known = dataset.manifest.schema, stored_statistics(dataset.storage, dataset.manifest)
+    if known is not None:
+        left = [name for name in known if name in schema]
+        kept = [n for n in left if num_channels(schema[n]) == num_channels(before[n])]
+        if gone := [name for name in left if name not in kept]:
+            _logger.warning(
+                "%s: statistics of %s removed because its channels changed; run `seqrecord stats`",
+                *(dataset.storage.url, ", ".join(gone)),
+            )
+        known = Statistics(known.num_frames, {name: known[name] for name in kept})
+    dataset.commit([Features(schema)], known)
 
 
 def _check_lags(dataset: Opened, spec: FeatureSpec) -> None:
@@ -324,7 +317,7 @@ def _add(
 
 
 def _check_length(episode: Episode, values: Any, name: str) -> None:
-    if isinstance(values, np.ndarray) and values.ndim == 0:
+    if getattr(values, "shape", None) == ():
         raise _wrong_length(episode, "one value", name)
     if hasattr(values, "__len__") and len(values) != len(episode):
         raise _wrong_length(episode, len(values), name)
@@ -403,12 +396,13 @@ def values_of_files(path: str | PathLike[str], name: str) -> Values:
     if not root.exists():
         raise NotFoundError("no such file or folder", file=str(root))
 
-    def values(episode: Episode) -> npt.NDArray[Any]:
+    def values(episode: Episode) -> Iterable[Any]:
         if not root.is_dir():
             return _array(root, episode.key, episode.key)
-        for suffix in (".npy", ".npz"):
+        for suffix in (".npy", NPZ):
             if (file := root / f"{episode.key}{suffix}").is_file():
-                return _array(file, name, episode.key)
+                is_named = suffix == NPZ and len(npz_names(file)) > 1
+                return _array(file, name if is_named else None, episode.key)
         raise NotFoundError(
             "no array for an episode",
             file=str(root),
@@ -419,26 +413,6 @@ def values_of_files(path: str | PathLike[str], name: str) -> Values:
     return values
 
 
-def _array(file: Path, name: str, key: str) -> npt.NDArray[Any]:
-    try:
-        if file.suffix == ".npy":
-            found: npt.NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
-            return found
-        with np.load(file, allow_pickle=False) as arrays:
-            only = len(arrays.files) == 1 and name != key
-            if name not in arrays.files and not only:
-                raise NotFoundError(
-                    "the file lacks an array",
-                    file=str(file),
-                    episode=key,
-                    expected=name,
-                    got=", ".join(arrays.files)[:200],
-                )
-            array: npt.NDArray[Any] = arrays[arrays.files[0] if only else name]
-            return array
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        if isinstance(error, NotFoundError):
-            raise
-        raise FormatError(
-            f"not a NumPy file that can be read: {error}", file=str(file), episode=key
-        ) from error
+def _array(file: Path, member: str | None, key: str) -> NpyFile:
+    with located(SourceError, episode=key):
+        return NpyFile(file, member)

@@ -116,7 +116,7 @@ class Arena:
     def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
         """Copy rows, int64[n], of a feature of fixed shape into `out` [n, …]. Without the GIL."""
         # With "raise", NumPy would check by copying through a temporary of the whole batch.
-        np.take(self._arrays[feature], rows, axis=0, out=out, mode="clip")
+        self._arrays[feature].take(rows, axis=0, out=out, mode="clip")
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Height and width of the frames in these rows, int64[n], of a feature of variable shape;

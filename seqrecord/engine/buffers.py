@@ -379,7 +379,8 @@ def _pieces(parts: Iterable[_RowCopy], left: int, threads: int) -> Iterator[Copy
             stop = start + max(1, max(_COPY_BYTES, left // threads) // row)
             if (count - stop) * row < _COPY_BYTES // 2:
                 stop = count
-            piece = part._replace(rows=part.rows[start:stop], out=part.out[start:stop])
-            yield Copy(piece.out.nbytes, piece.copy)
-            left -= piece.out.nbytes
+            out = part.out[start:stop]
+            piece = _RowCopy(part.arena, part.feature, part.rows[start:stop], out)
+            yield Copy(out.nbytes, piece.copy)
+            left -= out.nbytes
             start = stop

@@ -24,8 +24,9 @@ from seqrecord.clips.transforms import (
     RandomResizedCrop,
     Resize,
 )
+from seqrecord.codecs.resizing import nearest_pixels
 from seqrecord.errors import ClipError
-from seqrecord.meanings import pixel_kind
+from seqrecord.meanings import has_pixels, is_flow, is_image, known_kind
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
@@ -72,21 +73,21 @@ class ClipCrops:
             )
         specs = [arrays[name] for name in features]
         sizes = {spec.shape[:2] for spec in specs}
-        if len(sizes) != 1 or not all(map(_has_pixels, specs)):
+        if len(sizes) != 1 or not all(map(has_pixels, specs)):
             raise ClipError(
                 "clip_transform is for features with a height and a width, the same for all",
                 expected="frames [height, width, …]; steps of other sizes in a dict by feature",
                 got=", ".join(f"{name}: {arrays[name]}" for name in features) or "none such",
             )
         frame: Any = sizes.pop()
-        found = {name: _kind_of(name, arrays[name], kind(name)) for name in features}
+        found = {name: known_kind(name, arrays[name], kind(name)) for name in features}
         for name in features:
             _check_coded(name, arrays[name], found[name], camera.steps)
         crops = cls(
             camera.steps,
             frozenset(features),
-            frozenset(name for name in features if _is_flow(name, arrays[name], found[name])),
-            frozenset(name for name in features if _is_image(arrays[name], found[name])),
+            frozenset(name for name in features if is_flow(name, arrays[name], found[name])),
+            frozenset(name for name in features if is_image(arrays[name], found[name])),
             frame,
             features[0] if camera.is_named else None,
             frozenset(name for name in features if found[name] == "disparity"),
@@ -247,12 +248,8 @@ def _resized(window: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
 
 def nearest(place: Place) -> tuple[IntArray, IntArray]:
     """The rows and columns of a window whose middles are nearest to those of its `size`."""
-    size = place.size or (place.height, place.width)
-    height, width = (
-        (2 * np.arange(new) + 1) * old // (2 * new)
-        for old, new in zip((place.height, place.width), size, strict=True)
-    )
-    return height, width
+    height, width = place.size or (place.height, place.width)
+    return nearest_pixels(place.height, height), nearest_pixels(place.width, width)
 
 
 def interpolated(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
@@ -341,13 +338,13 @@ def _largest(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
 
     Raises `ClipError` where there are images of other sizes.
     """
-    found = [n for n, s in arrays.items() if _has_pixels(s) and s.shape[:2] == (None, None)]
-    images = [n for n, s in arrays.items() if s.is_fixed and _has_pixels(s)]
+    found = [n for n, s in arrays.items() if has_pixels(s) and s.shape[:2] == (None, None)]
+    images = [n for n, s in arrays.items() if s.is_fixed and has_pixels(s)]
     if not found:
         largest = max((arrays[n].shape[:2] for n in images), key=_area, default=())
         found = [n for n in images if arrays[n].shape[:2] == largest]
     others = [n for n in images if n not in found]
-    if others := [n for n in others if _is_image(arrays[n], _kind_of(n, arrays[n], kinds.get(n)))]:
+    if others := [n for n in others if is_image(arrays[n], known_kind(n, arrays[n], kinds.get(n)))]:
         raise ClipError(
             "clip_transform is for images of several sizes",
             expected='a dict of steps by feature, such as {"front": RandomCrop(224), "wrist": '
@@ -357,21 +354,8 @@ def _largest(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
     return tuple(found)
 
 
-def _has_pixels(spec: ArraySpec) -> bool:
-    """Whether frames have a height and a width, and pixels of one shape."""
-    return spec.value == "array" and len(spec.shape) >= 2 and None not in spec.shape[2:]
-
-
 def _area(shape: Any) -> int:
     return math.prod(shape)
-
-
-def _kind_of(name: str, spec: ArraySpec, kind: str | None) -> str | None:
-    """The kind, for a feature of unknown kind by its name; of images only the pixels count."""
-    if kind is not None or spec.value != "array":
-        return kind
-    found = pixel_kind(name, spec.dtype, spec.shape)
-    return None if found == "image" else found
 
 
 def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[CropStep, ...]) -> None:
@@ -392,22 +376,6 @@ def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[Crop
         )
 
 
-def _is_image(spec: ArraySpec, kind: str | None) -> bool:
-    """Whether to interpolate between pixels."""
-    if kind is not None or len(spec.shape) != 3:
-        return kind == "image" and spec.dtype.kind in "uif"
-    return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
-
-
 @lru_cache(maxsize=256)
 def _number_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
-
-
-def _is_flow(name: str, spec: ArraySpec, kind: str | None) -> bool:
-    if kind is not None and kind != "flow":
-        return False
-    is_flow = kind == "flow" or "flow" in name.lower()
-    if not is_flow or len(spec.shape) != 3 or spec.shape[2] is None or spec.shape[2] < 2:
-        return False
-    return spec.dtype.kind in "fi"

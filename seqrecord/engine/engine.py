@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,16 +34,13 @@ from seqrecord.engine.stores import AllFrames, FrameRows, FrameStore, Rings
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
-from seqrecord.processes.threads import start
+from seqrecord.processes.threads import lower_priority, start
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, FrameTransform
 from seqrecord.sampling import Clips, Plan
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.schema import FeatureSpec
 
-_Loader = TypeVar("_Loader", bound=ChunkLoader)
-
-_MANY = 1 << 30  # open chunks: they are smaller than the rows that they are decoded into later
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
 
@@ -83,6 +80,7 @@ class Resources:
             storage that isn't a local disk more to hold. Of a plan of single clips, `together` of
             its batches are delivered as one.
         num_threads: for copying, and at most so many for loading.
+        niceness: added to that of the consumer's thread, for all threads.
         kept: where memory comes from, and where it goes for the next iteration.
         device: with its number, where arenas and batches are; the host by default.
         stream: of the device, where several executions share one.
@@ -98,6 +96,7 @@ class Resources:
     device: torch.device | None = None
     stream: SideStream | None = None
     shared: bool = False
+    niceness: int = 0
     decode_there: bool = False
     rows: Sequence[FrameRows] = ()
 
@@ -135,18 +134,19 @@ class Execution:
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
-        loader, memory = self.loader(ChunkLoader), resources.memory
+        lower_priority(resources.niceness)  # before this thread starts the others
+        loader = self._loader()
         workers = WorkerPool(
             loader,
             num_threads=resources.num_threads,
-            memory=memory,
+            memory=resources.memory,
             channel=channel,
             stats=stats,
-            open_chunks=_MANY if buffers.is_fresh else memory.max_loads + memory.max_read_ahead,
+            is_fresh=buffers.is_fresh,
         )
         executor = Executor(
             job.plan,
-            self.store(),
+            self._store(),
             workers,
             channel,
             job.clip_frames.num_frames,
@@ -163,10 +163,10 @@ class Execution:
             loader.close()
             buffers.end()
 
-    def loader(self, kind: Callable[..., _Loader]) -> _Loader:
-        """What does the plan's loads, of this kind."""
+    def _loader(self) -> ChunkLoader:
+        """What does the plan's loads."""
         job, plan, transform = self.job, self.job.plan, self.job.frame_transform
-        return kind(
+        return ChunkLoader(
             job.dataset,
             self.buffers,
             {group.group: group.window.frame_step for group in plan.groups},
@@ -180,7 +180,7 @@ class Execution:
             },
         )
 
-    def store(self) -> FrameStore:
+    def _store(self) -> FrameStore:
         """Where the plan's frames are; empty, but for those that stay in memory."""
         job, rows, arenas = self.job, self.resources.rows, self.buffers.arenas
         if not rows:

@@ -237,6 +237,13 @@ class ChunkLoader:
             return not self._buffers.needs.decoded_there  # a device has few decoders
         return item.nbytes > _MUCH and not self._reader.raw[group].specs
 
+    def is_compact(self, load: Load) -> bool:
+        """Whether a chunk takes less memory than its frames in their rows."""
+        if self._transform is not None:
+            return False
+        specs = [s for s in self._reader.features.values() if s.group == load.group]
+        return all(spec.is_video or spec.stored_shape is None for spec in specs)
+
     def fetch(self, load: Load) -> Fetched:
         """Read the load's chunk, before its frames have rows."""
         fetched = self._read_chunk(load)
@@ -328,7 +335,8 @@ class ChunkLoader:
         begin = perf_counter()
         runs = frame_runs(chunk, frame - table.first_frame[chunk], rows)
         try:
-            nbytes = raw.read(runs, targets, self._buffers.chunks, exact=self._exact)
+            lender, exact = self._buffers.chunks, self._exact
+            nbytes = raw.read(runs, targets, lender, exact=exact, resizing=self._resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(followed(same=chunk)):  # which is wrong?
@@ -339,11 +347,20 @@ class ChunkLoader:
         self._note_fetch(begin, nbytes, chunk)
         return set(targets)
 
+    @contextmanager
+    def _resizing(self) -> Iterator[None]:
+        """Counts as decoding what reading raw frames takes to resize them."""
+        with self._decoding:
+            begin = perf_counter()
+            yield
+            seconds = perf_counter() - begin
+        self._stats.add(decode_seconds=seconds, fetch_seconds=-seconds)
+
     def _read(self, chunk: Chunk, pages: Sequence[Page], without: Collection[str] = ()) -> Fetched:
         """Read pages of a chunk into memory; of the features in `without` only where they are."""
         begin = perf_counter()
         wanted = [page for page in pages if page.feature not in without]
-        buffer = self._buffers.chunks.acquire(sum(page.room for page in wanted))
+        buffer = self._buffers.chunks.acquire(sum([page.room for page in wanted]))
         try:
             with self._naming(chunk):
                 data = self._reader.read(wanted, buffer)
@@ -351,7 +368,7 @@ class ChunkLoader:
             self._buffers.chunks.release(buffer)
             raise
         if wanted:
-            self._note_fetch(begin, sum(page.nbytes for page in wanted), [chunk.row])
+            self._note_fetch(begin, sum([page.nbytes for page in wanted]), [chunk.row])
         names = (page.feature for page in wanted)
         return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
 

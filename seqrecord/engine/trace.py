@@ -1,16 +1,17 @@
-"""A trace: who did what when, as a file that Perfetto, chrome://tracing and `seqrecord trace` open.
+"""A trace: spans of threads as a file that Perfetto (https://ui.perfetto.dev) opens.
 
-Spans have a name whose first word is their kind, which decides on their colour:
+Spans have a name whose first word is their category:
 
 - `fetch`: reading pages and checking them;
 - `decode`: into the arena, `frame_transform` included;
 - `gather`: from the arena into batches;
 - `device`: a copy to the device;
-- `consumer`: what the user does between two batches;
+- `consumer`: the user's code between two batches;
 - `wait`: for any of these; `wait for batch` is the consumer's.
 
-The format is Google's "Trace Event Format": complete events "X", counters "C" and, for names of
-threads, metadata "M".
+The format is the JSON array of Chrome's "Trace Event Format": complete events "X", counters "C",
+and metadata "M" with the names of processes and threads. Unlike the JSON object of that format,
+Perfetto opens an array that was cut off at any byte.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class Trace:
 
     Bounded: `max_spans`, about 130 bytes each, are written, and what follows is counted. Up to
     8,192 of them are in memory, or four times `flush`; the thread that brings them to 2,048, or to
-    `flush`, writes them to a hidden file beside `path`, which `close` gives its name. Dropping the
-    trace, and the interpreter's exit, close it too. In a forked process it does nothing.
+    `flush`, writes them. After each write the file is complete JSON, so a killed process loses only
+    the spans in memory. An existing file is replaced. Dropping the trace, and the interpreter's
+    exit, close it too. In a forked process it does nothing.
 
     Names and arguments end up in the file: they must be of this program, never of a user's
     storage options.
@@ -108,7 +110,7 @@ class Trace:
             self._append((name, self._track(None), perf_counter(), None, values))
 
     def close(self) -> None:
-        """Write all, and give the file its name. What is recorded after that is lost."""
+        """Write all spans. Later ones are ignored."""
         if self.is_on:
             self.is_on = False
             self._file.close()
@@ -157,22 +159,24 @@ class _File:
         self._left = max_spans
         self._lost = 0
         self._lock = threading.RLock()
-        self._tracks: list[str] = []
+        self._num_tracks = 0
         self._named: dict[str, int] = {}
         self._inside = self._closing = False
         self._process = os.getpid()
-        self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
         try:
             if path.is_dir():
                 raise IsADirectoryError("a folder has this name")
+            path.unlink(missing_ok=True)  # an iteration that is not over yet may write it
             # Unbuffered: a fork must not write once more what is in a buffer.
-            self._out = self._part.open("xb", buffering=0)
+            self._out = path.open("xb", buffering=0)
         except FileNotFoundError:
             raise NotFoundError("no such folder for a trace", file=str(path.parent)) from None
         except OSError as error:
             reason = error.strerror or error
             raise StorageError(f"no trace can be written: {reason}", file=str(path)) from error
-        self._put('{"displayTimeUnit":"ms","traceEvents":[\n')
+        self._end = 0  # of the events
+        self._metadata = [self._named_event("process_name", 0, f"seqrecord {self._process}")]
+        self._run()
 
     def track(self, name: str | None) -> int:
         """A number for the track of a name, or for a thread."""
@@ -181,10 +185,12 @@ class _File:
         with self._lock:
             if name is not None and name in self._named:
                 return self._named[name]
-            self._tracks.append(name or threading.current_thread().name)
+            self._num_tracks += 1
+            shown = name or threading.current_thread().name
+            self._metadata.append(self._named_event("thread_name", self._num_tracks, shown))
             if name is not None:
-                self._named[name] = len(self._tracks)
-            return len(self._tracks)
+                self._named[name] = self._num_tracks
+            return self._num_tracks
 
     def write(self, *, wait: bool) -> bool:
         """Write what there is, or let another thread do it; whether more may come."""
@@ -200,7 +206,7 @@ class _File:
             self._lock.release()
 
     def close(self) -> None:
-        """Write the rest, and the end."""
+        """Write the rest."""
         if os.getpid() == self._process:
             with self._lock:
                 self._closing = True
@@ -211,15 +217,21 @@ class _File:
             return
         self._inside = True
         try:
-            self._put("".join(self._lines()))
+            lines = list(self._lines())
+            metadata, self._metadata = self._metadata, []
+            self._put([*lines, *metadata])
             if self._closing:
-                self._end()
+                if self._lost:
+                    labels = {"labels": f"{self._lost} spans lost"}
+                    self._put([self._metadata_event("process_labels", 0, labels)])
+                self._out.close()
         except OSError as error:
             _logger.warning("%s: the trace ends here: %s", self._path, error)
+            with suppress(OSError):
+                self._out.truncate(self._end)
+                self._put([])
             self._out.close()
             self._events.clear()
-            with suppress(OSError):
-                self._part.unlink()
         finally:
             self._inside = False
 
@@ -233,26 +245,27 @@ class _File:
             yield (
                 f'{{{_what(name, seconds is None)},"ts":{begin * 1e6:.3f},'
                 + (f'"dur":{seconds * 1e6:.3f},' if seconds is not None else "")
-                + f'"pid":{self._process},"tid":{track},"args":{_as_json(args)}}},\n'
+                + f'"pid":{self._process},"tid":{track},"args":{_as_json(args)}}}'
             )
 
-    def _end(self) -> None:
-        names = [("process_name", 0, f"seqrecord {self._process}")]
-        names += [("thread_name", i, name) for i, name in enumerate(self._tracks, 1)]
-        lines = [
-            _as_json(
-                {"ph": "M", "name": kind, "pid": self._process, "tid": i, "args": {"name": name}}
-            )
-            for kind, i, name in names
-        ]
-        self._put(",\n".join(lines) + f'\n],"otherData":{{"lost":{self._lost}}}}}\n')
-        self._out.close()
-        self._part.replace(self._path)
+    def _named_event(self, kind: str, track: int, name: str) -> str:
+        return self._metadata_event(kind, track, {"name": name})
 
-    def _put(self, text: str) -> None:
-        data = memoryview(text.encode())
+    def _metadata_event(self, kind: str, track: int, args: dict[str, str]) -> str:
+        event = {"ph": "M", "name": kind, "pid": self._process, "tid": track, "args": args}
+        return _as_json(event)
+
+    def _put(self, lines: list[str]) -> None:
+        """Write events over the end of the array, and the end behind them."""
+        text = ",\n".join(lines)
+        if lines:
+            text = (",\n" if self._end else "[\n") + text
+        added = text.encode()
+        self._out.seek(self._end)
+        data = memoryview(added + b"\n]\n")
         while data:
             data = data[self._out.write(data) or 0 :]
+        self._end += len(added)
 
 
 @lru_cache(maxsize=64)

@@ -76,7 +76,7 @@ class WorkerPool:
             isn't a local disk.
         channel: when it is closed, what is asked for fails with `ClosedError`.
         stats: counts the time.
-        open_chunks: most chunks in memory before the first batch.
+        is_fresh: rows of arenas take no memory yet, which open chunks may have instead.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class WorkerPool:
         memory: Memory,
         channel: Channel,
         stats: EngineStats,
-        open_chunks: int,
+        is_fresh: bool,
     ) -> None:
         self.num_threads, self.stats = num_threads, stats
         self.num_read_ahead, num_loaders = chunks_at_once(
@@ -95,7 +95,8 @@ class WorkerPool:
         )
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
         self._num_loaders = num_loaders
-        self._num_open = open_chunks - num_loaders
+        self._is_fresh = is_fresh
+        self._num_open = memory.max_loads + memory.max_read_ahead - num_loaders
         self._begun: list[tuple[AssignedLoad, Future[BegunLoad]]] = []
         self._loader = loader
         self._channel = channel
@@ -126,13 +127,16 @@ class WorkerPool:
         for item in placed:
             load, some = item.load, needed[id(item.target)][item.rows]
             is_piece = load.group in self._loader.in_pieces
-            may_wait = load is last[load.group, load.cursor] if is_piece else self._num_open > 0
+            has_room = self._is_fresh and self._loader.is_compact(load)
+            may_wait = has_room or self._num_open > 0
+            if is_piece:  # its chunk stays open anyway, for the cursor's next load
+                may_wait = load is last[load.group, load.cursor]
             if some.all() or not (some.any() and may_wait and self._loader.has_parts(item)):
                 whole.append(item)
                 continue
             before = self._before.get((load.group, load.cursor)) if is_piece else None
             done = self._loaders.submit(self._begin, item, some, before)
-            self._num_open -= not is_piece
+            self._num_open -= not (is_piece or has_room)
             self._begun.append((item, done))
             started.append(Loading(item.first_use, done))
         return started + self.start(whole)
@@ -315,8 +319,9 @@ def _work(tasks: queue.SimpleQueue[_Task | None], trace: Trace) -> None:
 def _make(copy: Copy, done: Done, trace: Trace) -> None:
     error = None
     try:
-        with trace.span("gather copies", bytes=copy.nbytes):
-            copy.do()
+        begin = perf_counter()
+        copy.do()
+        trace.add("gather copies", begin, perf_counter(), bytes=copy.nbytes)
     except BaseException as raised:
         error = raised
     done(error)
@@ -342,7 +347,8 @@ class Copies:
     ) -> None:
         self._threads, self._failed, self._clock = threads, failed, clock
         self.num_threads = num_threads
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # to enter it takes no call of Python
+        self._changed = threading.Condition(self._lock)
         self._num_begun = 0  # pieces
         self._copying = 0  # copies that are not made yet
         self._error: tuple[int, BaseException] | None = None  # the first piece's that has one
@@ -370,7 +376,7 @@ class Copies:
         """For how many seconds copies have been made since the last call."""
         if not self._copying and not self._seconds:
             return 0.0
-        with self._changed:
+        with self._lock:
             self._count()
             seconds, self._seconds = self._seconds, 0.0
         return seconds
@@ -378,7 +384,7 @@ class Copies:
     def add(self, piece: PieceCopies, copies: Iterable[Copy]) -> None:
         """Have copies made for a piece."""
         asked = list(copies)
-        with self._changed:
+        with self._lock:
             self._count()
             self._copying += len(asked)
             piece.missing += len(asked)
@@ -386,13 +392,13 @@ class Copies:
 
     def note(self, piece: PieceCopies, error: BaseException | None, *, copies: int) -> None:
         """A piece misses one thing less; `copies` of it is a copy, or none."""
-        with self._changed:
+        with self._lock:
             piece.missing -= 1
             piece.has_failed = piece.has_failed or error is not None
             is_done = not piece.missing and not piece.has_failed
         if is_done:
             error = piece.try_done()
-        with self._changed:
+        with self._lock:
             if error is not None and (self._error is None or piece.number < self._error[0]):
                 self._error = piece.number, error
             if copies:

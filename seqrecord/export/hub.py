@@ -5,21 +5,22 @@
     README.md           the card: what the dataset holds, and how to read it
     manifest.json, …    the dataset, by the paths that it has on the disk
 
-Files in LFS are sent before the commit that names them. So nothing is sent again after an
-interruption, and no reader sees a part of a dataset.
+`create_commit` of huggingface_hub sends files in LFS before the commit that names them. So nothing
+is sent again after an interruption, and no reader sees a part of a dataset.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from seqrecord.errors import (
     ConflictError,
@@ -47,7 +48,7 @@ from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.summary import Summary, summarize
 from seqrecord.storage import Storage, map_files, open_storage, parse_location
 from seqrecord.storage.objects.hub import hub_branch
-from seqrecord.storage.objects.hub_api import NO_DATASET, NO_REVISION, Hub
+from seqrecord.storage.objects.hub_api import Hub
 from seqrecord.storage.url import without_commit
 from seqrecord.text import counted, printable, shape_text
 from seqrecord.units import format_size
@@ -56,7 +57,8 @@ _CARD = "README.md"
 _MAX_CARD_BYTES = 16 << 20
 _MARK = "<!-- seqrecord push {} -->\n"  # with the hash of the card above it
 _MARKED = re.compile(r"(.*)<!-- seqrecord push ([0-9a-f]{16}) -->\s*", re.DOTALL)
-_SENT_AT_ONCE = 64  # files; what fails for good while they are sent is all that is sent again
+
+_Originals: TypeAlias = "str | dict[str, str] | None"
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ def to_hub(
         replace_card: write a new card in the place of any other.
         storage_options: `token` and `endpoint`, which the environment has by default.
 
-    Raises, before anything is sent, `DestinationError` for an index of files of this machine or of
-    several originals, and for a public repository that is to be private; `ConflictError` where
+    Raises, before anything is sent, `DestinationError` for an index of files of this machine, and
+    for a public repository that is to be private; `ConflictError` where
     another dataset is, a later version, or another commit of that tag; `LocationError` for any
     other URL, and a dataset elsewhere; `AccessError` for a token that may not do this. Later,
     `ConflictError` where somebody else commits meanwhile, and `StorageError` where the Hub leaves
@@ -125,13 +127,13 @@ def to_hub(
 
     with opened(dataset) as reader:
         storage, summary = reader.contents.storage, summarize(reader)
-        original = _original(summary)
-        manifest, files = _files(storage, reader.contents.manifest.commit, original is not None)
+        originals = _originals(summary)
+        manifest, files = _files(storage, reader.contents.manifest.commit, originals is not None)
         parent = _prepared(hub, private=private)
         tagged = None if tag is None else _commit_of(hub, tag)
         with closing(at(parent)) as there:
             known, removed = _known(there, manifest, files, replace=replace)
-            card = _new_card(there, shown, summary, original, license, is_forced=replace_card)
+            card = _new_card(there, shown, summary, originals, license, is_forced=replace_card)
         if card:
             files[_CARD] = card
         sent = {path: file for path, file in files.items() if path not in known}
@@ -161,14 +163,12 @@ def _content(about: Manifest | Summary) -> str:
     return f"{counted(episodes, 'episode')}, {counted(frames, 'frame')}"
 
 
-def _original(summary: Summary) -> str | None:
-    """Where all external files of an index lie; `None` of a dataset without any.
+def _originals(summary: Summary) -> _Originals:
+    """`originals=` for readers of an index elsewhere; `None` of a dataset without external files.
 
-    `DestinationError` where readers elsewhere could not say that with `originals=`.
+    `DestinationError` for files of this machine.
     """
     roots = summary.originals
-    if not roots:
-        return None
     if any("://" not in root for root in roots):
         raise DestinationError(
             "an index of files of this machine, which others don't have; push a dataset that has "
@@ -177,14 +177,11 @@ def _original(summary: Summary) -> str | None:
             expected="originals on a URL",
             got=", ".join(roots),
         )
-    if len({without_commit(root) for root in roots}) > 1:
-        raise DestinationError(
-            "an index of several originals: whoever reads it elsewhere can name one",
-            file=summary.url,
-            expected="one original",
-            got=", ".join(roots),
-        )
-    return roots[0] if len(roots) == 1 else without_commit(roots[0])
+    places: dict[str, str] = {}
+    for root in roots:
+        bare = without_commit(root)
+        places[bare] = bare if bare in places else root  # of several commits none
+    return places if len(places) > 1 else next(iter(places.values()), None)
 
 
 def _files(
@@ -221,19 +218,9 @@ def _size(file: Path | bytes) -> int:
 
 def _prepared(hub: Hub, *, private: bool) -> str:
     """The commit of the branch, after repository and branch were made where there was none."""
-    makers = {
-        NO_DATASET: partial(hub.change, "create_repo", private=private, exist_ok=True),
-        NO_REVISION: partial(hub.change, "create_branch", branch=hub.revision, exist_ok=True),
-    }
-    found: tuple[str, bool] | None = None
-    while found is None:
-        try:
-            found = hub.head()
-        except NotFoundError as error:
-            if (make := makers.pop(error.message, None)) is None:
-                raise
-            hub.repeated(make)
-    commit, is_private = found
+    hub.repeated(partial(hub.change, "create_repo", private=private, exist_ok=True))
+    hub.repeated(partial(hub.change, "create_branch", branch=hub.revision, exist_ok=True))
+    commit, is_private = hub.head()
     if private and not is_private:
         raise DestinationError(
             "this repository is public; make it private on its page, or push to another one",
@@ -289,7 +276,7 @@ def _new_card(
     there: Storage,
     url: str,
     summary: Summary,
-    original: str | None,
+    originals: _Originals,
     license: str | None,  # noqa: A002
     *,
     is_forced: bool,
@@ -307,11 +294,11 @@ def _new_card(
     chosen = license
     if chosen is None and is_ours and data:
         chosen = _hub_module().DatasetCard(data.decode()).data.license
-    card = _card(url, summary, original, chosen).encode()
+    card = _card(url, summary, originals, chosen).encode()
     return b"" if card == data else card
 
 
-def _card(url: str, summary: Summary, original: str | None, license: str | None) -> str:  # noqa: A002
+def _card(url: str, summary: Summary, originals: _Originals, license: str | None) -> str:  # noqa: A002
     # Without a viewer, which would take tables of the index for the data.
     data = _hub_module().DatasetCardData(license=license, tags=["seqrecord"], viewer=False)
     rows = [("feature", "dtype", "shape", "unit", "frames", "size"), ("---",) * 6]
@@ -328,8 +315,11 @@ def _card(url: str, summary: Summary, original: str | None, license: str | None)
                 format_size(each.stored_bytes),
             )
         )
-    refers = "" if original is None else f", of which the video or the images lie in `{original}`"
-    where = f'"{url}"' if original is None else f'"{url}", originals="{original}"'
+    refers, where = "", json.dumps(url)
+    if originals is not None:
+        places = [originals] if isinstance(originals, str) else originals.values()
+        refers = f", with video or images in {', '.join(f'`{place}`' for place in places)}"
+        where += f", originals={json.dumps(originals)}"
     held = f"{_content(summary)}, {format_size(summary.record_bytes + summary.external_bytes)}"
     lines = [
         *("---", data.to_yaml(), "---", "", f"# {url.partition('://datasets/')[2]}", ""),
@@ -358,28 +348,21 @@ def _pushed(
 ) -> str:
     """The commit that was made after `parent`; `ConflictError` where another was made."""
     module = _hub_module()
-    added = [module.CommitOperationAdd(path, file) for path, file in sorted(sent.items())]
-    gone = [module.CommitOperationDelete(path) for path in removed]
-    branch = {"revision": hub.revision}
-    for begin in range(0, len(added), _SENT_AT_ONCE):
-        some = added[begin : begin + _SENT_AT_ONCE]
-        send = partial(hub.change, "preupload_lfs_files", additions=some, free_memory=False)
-        hub.repeated(partial(send, **branch))
+    operations = [module.CommitOperationAdd(path, file) for path, file in sorted(sent.items())]
+    operations += [module.CommitOperationDelete(path) for path in removed]
+    about = {"commit_message": message, "revision": hub.revision, "parent_commit": parent}
 
     def commit() -> str:
-        failure: StorageError
         try:
-            operations, about = [*added, *gone], {"commit_message": message, **branch}
-            made = hub.change("create_commit", operations=operations, parent_commit=parent, **about)
-            return str(made.oid)
-        except StorageError as error:
-            failure = error
-        now, _ = hub.head()
-        if now == parent:
-            raise failure
-        if not is_ours(now):
-            raise ConflictError("somebody else has committed there meanwhile", file=hub.shown(""))
-        return now  # and the answer was lost
+            return str(hub.change("create_commit", operations=operations, **about).oid)
+        except StorageError:
+            if (now := hub.head()[0]) == parent:
+                raise
+            if not is_ours(now):
+                raise ConflictError(
+                    "somebody else has committed there meanwhile", file=hub.shown("")
+                ) from None
+            return now  # and the answer was lost
 
     return hub.repeated(commit)
 
@@ -403,11 +386,8 @@ def _check_whole(there: Storage, files: Mapping[str, Path | bytes]) -> None:
 
 
 def _put_tag(hub: Hub, tag: str, commit: str) -> None:
-    def put() -> None:
-        try:
-            hub.change("create_tag", tag=tag, revision=commit)
-        except StorageError:  # where the answer to an attempt before was lost
-            if _commit_of(hub, tag) != commit:
-                raise
-
-    hub.repeated(put)
+    hub.repeated(partial(hub.change, "create_tag", tag=tag, revision=commit, exist_ok=True))
+    if _commit_of(hub, tag) != commit:
+        raise ConflictError(
+            "somebody else has made this tag meanwhile", file=hub.shown(""), got=tag
+        )

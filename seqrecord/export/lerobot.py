@@ -207,8 +207,8 @@ class _Writer:
         path = root / f"videos/{name}/{file_name(number)}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         gops: list[Gop] = []
-        for page in DatasetSource(self._reader).pages(spec, episode.key):
-            gops += _gops(page.data, len(page.present), name)
+        for page, data in DatasetSource(self._reader).pages(name, episode.key):
+            gops += _gops(data, page.chunk.num_frames, name)
         shown = _shown_only(gops, spec, f"{episode.key}, {name}")
         # Frames are decoded before they are shown: by so many packets at most.
         delay = max(at - frame for gop in shown for at, frame in enumerate(gop.order))

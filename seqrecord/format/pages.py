@@ -167,7 +167,7 @@ class PageCodec:
         wanted: Sequence[int] | range,
     ) -> bool:
         """Decode several frames at a time; whether that was done, and they are right."""
-        if len(wanted) < 2 or not self.spec.codec or not self.spec.is_fixed:
+        if not len(wanted) or not self.spec.codec or not self.spec.is_fixed:
             return False
         where = np.asarray(wanted)
         bounds = zip(offsets[where].tolist(), offsets[where + 1].tolist(), strict=True)

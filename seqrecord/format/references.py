@@ -48,6 +48,7 @@ MAX_NAMES = 1 << 20  # bytes
 
 _MARK = 1 << 31  # in the number of packets
 _HEAD = struct.Struct("<IQIIQI")
+HEAD_BYTES = _HEAD.size
 _TEXT = re.compile(r"[\x20-\x7e]{0,1000}")
 _VERSION = 1
 

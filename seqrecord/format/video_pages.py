@@ -24,6 +24,7 @@ from seqrecord.codecs.video.decoding import GopFrames
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
 from seqrecord.format.pages import MAX_PAGE_BYTES
+from seqrecord.meanings import is_image, known_kind
 from seqrecord.schema import FeatureSpec
 
 BEGINS = 1 << 31  # in `frames`: a group of pictures begins
@@ -41,30 +42,23 @@ class VideoTable:
     first_frame: npt.NDArray[np.int64]  # [groups + 1]
 
 
-@dataclass(frozen=True, eq=False)
-class PassthroughPage:
-    """A page of another dataset, to be stored as it is: `present`, bool [frames of its chunk], says
-    which of them it shows."""
-
-    data: memoryview
-    present: npt.NDArray[np.bool_]
-
-
 class VideoPageCodec:
     """Encodes and decodes the pages of one feature that is video. Safe to use from many threads.
 
-    Raises `SchemaError` for a configuration that this version does not know.
+    `smooth` says how frames are resized, if they are. Raises `SchemaError` for a configuration that
+    this version does not know.
     """
 
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
         try:
-            self.config = video_config(spec.codec, spec.dtype, spec.shape)
+            self.config = video_config(spec.codec, spec.dtype, spec.stored.shape)
         except ValueError as error:
             raise SchemaError(
                 "not a codec that is allowed", feature=spec.name, got=str(error)
             ) from error
-        self.height, self.width = (n or 0 for n in spec.shape[:2])
+        self.height, self.width = (n or 0 for n in spec.stored.shape[:2])
+        self.smooth = is_image(spec, known_kind(spec.name, spec, spec.kind))
 
     def join(self, gops: Sequence[Gop]) -> bytes:
         """The page of these groups of pictures; empty for none. `FrameError` if it is too large."""
@@ -140,7 +134,7 @@ class VideoReader:
                 self._frames, self._group = self._open(group), group
             before = self._frames.position
             self._frames.skip(inside - before)
-            self._frames.read_into(out)
+            self._frames.read_into(out, smooth=self._codec.smooth)
             self.num_decoded += inside + 1 - before
         except CodecError as error:
             self._frames = None

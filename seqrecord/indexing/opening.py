@@ -148,8 +148,8 @@ def opened(
     features: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> AbstractContextManager[Dataset]:
-    """`dataset_of` for a `with` block, which closes what was opened for it."""
-    reader = dataset_of(dataset, features=features, storage_options=storage_options)
+    """`dataset_of` for a `with` block, which closes what was opened for it; of stored frames."""
+    reader = dataset_of(dataset, features=features, storage_options=storage_options).resized(None)
     return nullcontext(reader) if isinstance(dataset, Dataset) else reader
 
 

@@ -25,6 +25,7 @@ from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.loaders import SeqRecordDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.reading.resizing import Sizes
 from seqrecord.sources.lerobot_layout import (
     number_columns,
     read_episodes,
@@ -45,9 +46,10 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     [T]. Images are float32 [C, H, W] from 0 to 1, or uint8.
 
     The files are read [in place](in-place.md), and downloaded from the Hub where LeRobot's class
-    would download them, but always all. `PlannedSampler` gives an order in which each frame is
-    decoded about once an epoch. In any other order items are as right, and each decodes its own
-    frames.
+    would download them, but always all. Features whose decoded frames all fit into `cache_limit`
+    stay in memory in each process: from the second epoch on, persistent workers and the main
+    process decode nothing, in any order. Of larger datasets each item decodes its own frames; in
+    the order of `PlannedSampler` each frame is decoded about once an epoch.
 
     Raises `ClipError` (a `ValueError`) where a time of `delta_timestamps` is not that of a frame to
     `tolerance_s`, `SourceError` for a dataset that is not what its `meta` says, and
@@ -59,7 +61,11 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         video_backend: has no effect.
         records: what `seqrecord write` has made of the dataset, to be read in place of its files:
             a path, a URL, or an open dataset. Needed for images in tables and for depth.
-        cache_limit: bytes, or text such as "512MiB", of small frames that each process keeps.
+        cache_limit: memory of each process for decoded frames that stay, the smallest features
+            first: bytes, or text such as "512MiB".
+        resize: height and width of images, `{"observation.images.top": (224, 224)}`, or one
+            `(224, 224)` for all, as for `seqrecord.SeqRecordDataset`; stored frames by default.
+            `meta.features` has the stored shapes.
         meta: theirs, where it is loaded already, its statistics of depth in `depth_output_unit`.
 
     Attributes:
@@ -87,6 +93,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         token: str | bool | None = None,
         records: DatasetLike | None = None,
         cache_limit: int | str = "512MiB",
+        resize: Sizes | None = None,
         meta: Any = None,
     ) -> None:
         login = {} if token is None else {"token": token}
@@ -111,7 +118,9 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         self._depths = {*depths}
         self._texts = self._find_texts()
         self.delta_indices = self._find_windows()
-        self.clips = self._select(dataset, cache_limit)
+        self.clips = self._select(dataset, cache_limit, resize)
+        resident = self.clips.stats()["features_resident"]
+        self._redecoded = {*self._images, *self._depths} - {*resident}
         self._reader = PerProcess(partial(PlannedReader, self.clips, self._items))
 
     def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
@@ -146,7 +155,9 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             )
         return delta_timestamps(self.delta_timestamps, self.fps, tolerance=self.tolerance_s)
 
-    def _select(self, dataset: Dataset, cache_limit: int | str) -> SeqRecordDataset:
+    def _select(
+        self, dataset: Dataset, cache_limit: int | str, resize: Sizes | None
+    ) -> SeqRecordDataset:
         """The items of the episodes as clips."""
         lengths = dataset.contents.index.num_frames.astype(np.int64)
         count, total, said = len(lengths), int(lengths.sum()), self.meta
@@ -173,6 +184,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             windows=windows or None,
             pad="edge" if windows else None,
             squeeze=True,
+            resize=resize,
             memory_limit=cache_limit,
         )
         chosen = clips.clips.selected
@@ -225,14 +237,14 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
         Those of a `PlannedSampler` were read ahead. Others are read in one call, each frame once.
         """
-        if not all(isinstance(number, PlannedIndex) for number in items):
-            windows, images = self.delta_indices or {}, (*self._images, *self._depths)
-            pictures = counted(sum(len(windows.get(n, [0])) for n in images), "picture")
+        if self._redecoded and not all(isinstance(number, PlannedIndex) for number in items):
+            windows = self.delta_indices or {}
+            pictures = counted(sum(len(windows.get(n, [0])) for n in self._redecoded), "picture")
             say_once(
                 f"{shown_place(self.clips.dataset.url)}: items come in another order than that of "
                 f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
                 "those that lead to them from a keyframe; in that order each picture is decoded "
-                "about once an epoch"
+                "about once an epoch, and a larger cache_limit keeps decoded pictures in memory"
             )
         return self._taken(items)
 

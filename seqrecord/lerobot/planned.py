@@ -11,7 +11,7 @@ from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import say_once, this_worker
 from seqrecord.pipes.loaders import SeqRecordDataset
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.selecting import select
 from seqrecord.sampling import Part, Plan
 
 
@@ -39,7 +39,7 @@ class Order:
         given = {item.name: getattr(clips.options, item.name) for item in fields(ClipOptions)}
         given |= {item.name: getattr(self, item.name) for item in fields(self)[:5]}
         options = LoaderOptions(**given, equal=False, rank=0, world_size=self.ranks)
-        return ClipLoader(ClipSelection(clips.dataset, options), options)
+        return ClipLoader(select(clips.dataset, options), options)
 
     def plan(self, loader: ClipLoader, epoch: int, share: int) -> Plan:
         """That of the batches i with `i % parts == share`."""

@@ -19,6 +19,9 @@ _turns = count()
 class PlannedSampler(Sampler[int]):
     """Gives each item's number once an epoch, in an order in which each frame is decoded once.
 
+    If the decoded frames of a process fit into `memory_limit`, they stay in memory for all epochs,
+    as those of `SeqRecordPipe`: each rank and worker then keeps its items.
+
     It takes the place of LeRobot's `EpisodeAwareSampler`. The order is that of `SeqRecordPipe`, a
     function of the dataset, these arguments and the epoch. An iteration is of the epoch after the
     one before, unless `set_epoch` or `load_state_dict` was called. The dataset knows from the

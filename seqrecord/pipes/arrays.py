@@ -1,4 +1,4 @@
-"""What arrays a frame has: as they are stored, padded, or as `frame_transform` makes them.
+"""Arrays of variable shapes, padded or nested, and long chunks of video in pieces.
 
 Long chunks of video are loaded in pieces: each is read once, and decoded as far as clips need. A
 chunk of video is one group of pictures at least, of up to 256 frames. Decoded at once it would take
@@ -10,74 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 
-from seqrecord.clips.tables import EpisodeTable, IntArray
-from seqrecord.engine.calls import text_spec
+from seqrecord.clips.tables import EpisodeTable
 from seqrecord.errors import ClipError, located
 from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.checks import are_names, check, refuse
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import (
-    ArraySpec,
-    FrameTransform,
-    add_place,
-    apply_transform,
-    first_frame,
-    mask_name,
-    unchanged,
-)
+from seqrecord.reading.frames import ArraySpec, mask_name
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer
-
-
-def stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
-    """Each feature of a frame as it is decoded.
-
-    Of a variable shape it has the size of the largest frame of these episodes, which are given by
-    their rows.
-    """
-    found = {}
-    for name, spec in dataset.features.items():
-        largest = None if spec.is_fixed else dataset.contents.index.largest_frames(name, episodes)
-        found[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
-    return found
-
-
-def transformed_arrays(
-    transform: FrameTransform,
-    dataset: Dataset,
-    key: str,
-    frame: int,
-    stored: Mapping[str, ArraySpec],
-) -> tuple[dict[str, ArraySpec], frozenset[str]]:
-    """What `frame_transform` makes of a frame, and which features it leaves unchanged; the same
-    for every frame.
-
-    An error of the function names the episode, by its key, and the frame. Raises `ClipError` for a
-    text that is not under the name of a stored one.
-    """
-    values = dict(dataset.episodes[key][frame])
-    given, copies = dict(values), deepcopy(values)
-    try:
-        first_frame(transform, values)
-        made = apply_transform(transform, values)
-        specs = {
-            name: text_spec("frame_transform", name, value, stored)
-            if isinstance(value, (str, bytes))
-            else ArraySpec(value.dtype, value.shape)
-            for name, value in made.items()
-        }
-    except Exception as error:
-        add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
-        raise
-    return specs, unchanged(given, copies, made)
 
 
 def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:
@@ -205,7 +152,7 @@ def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
     for place, grid in enumerate(groups):
         video = video_of(grid.group, features)
         stored = [spec for spec in features.values() if spec.group == grid.group]
-        are_raw = all(spec.is_raw or spec.value == "text" for spec in stored)
+        are_raw = all(spec.stored.is_raw or spec.value == "text" for spec in stored)
         groups[place] = replace(grid, by_frame=are_raw)
         if video is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,14 +38,12 @@ from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import frames_in_memory, is_decoded, is_small
+from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import PerProcess
 from seqrecord.processes.threads import ThreadPool
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.units import parse_size
-
-if TYPE_CHECKING:
-    from seqrecord.pipes.selection import ClipSelection
 
 _KEEP = 3  # batches that nobody uses
 _THREAD_BYTES = 4 << 20  # one more thread for each; one thread reads what is less
@@ -89,12 +87,12 @@ class ClipReader:
     many threads.
     """
 
-    def __init__(self, selection: ClipSelection, memory_limit: int | str) -> None:
+    def __init__(self, selection: Selection, memory_limit: int | str) -> None:
         self._selection = selection
         self._memory_limit = memory_limit
         num_frames = selection.dataset.contents.episode_table.num_frames
-        self._first_row = first_rows(num_frames, selection.selected)
-        self._alike = selection.windows.frames.alike(selection.arrays)
+        self._first_row = first_rows(num_frames, selection.clip_set.selected)
+        self._alike = selection.windows.frames.alike(selection.frames.arrays)
         self._sets = _sets_of(selection, self._alike, parse_size(memory_limit))
         self._buffers = PerProcess(dict[bool, HostBuffers])  # for one clip, and for several
         self._filling = PerProcess(threading.Lock)  # who reads what stays
@@ -117,8 +115,8 @@ class ClipReader:
         if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        features, tell = self._read(seed, *selection.locate(numbers))
-        features, columns = squeeze(features, selection.squeezed), tell()
+        features, tell = self._read(seed, *selection.clip_set.locate(numbers))
+        features, (columns, _) = squeeze(features, selection.squeezed), tell()
 
         def batch() -> dict[str, Any]:
             return {**for_users(features, selection.nested), **columns}
@@ -146,7 +144,7 @@ class ClipReader:
 
     def _read(
         self, seed: int, episode: IntArray, start: IntArray
-    ) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+    ) -> tuple[dict[str, Any], Callable[[], tuple[dict[str, Any], int]]]:
         """The features, as a batch has them, and what tells the columns that it has beside."""
         selection, count = self._selection, len(episode)
         frames = selection.drawn_frames(seed, 0)
@@ -188,7 +186,7 @@ class ClipReader:
         builder.gather(np.arange(count), sources, threads, drawn.calls)
         for one, arena in used:
             one.release(arena)
-        return builder.finish()[0], partial(selection.columns, episode, start, frames, drawn)
+        return builder.finish()[0], partial(selection.columns.of, episode, start, frames, drawn)
 
     def _buffers_for(self, count: int) -> HostBuffers:
         """Memory for so many clips: one has its own, for who keeps it would keep a whole batch."""
@@ -206,19 +204,19 @@ class ClipReader:
         """Loads that bring frames, by their keys in ascending order, to rows of `target`: one for
         each chunk, or one for all of a group."""
         selection, grids = self._selection, one.dataset.contents.episode_table.groups
-        transform = selection.frame_transform
+        transform = selection.frames.transform
         loader = ChunkLoader(
             one.dataset,
             buffers,
             {},
             grids[0].group,
-            None if transform is None else (transform, selection.arrays),
+            None if transform is None else (transform, selection.frames.arrays),
             self._num_threads.get(),
             self.stats.get(),
             selection.windows.frames,
             exact=one.in_memory is not None,
         )
-        nbytes = sum(selection.arrays[name].nbytes for name in chain(*one.features.values()))
+        nbytes = sum(selection.frames.arrays[name].nbytes for name in chain(*one.features.values()))
         episode, frame = split_keys(keys)
         for grid in grids if transform is None else grids[:1]:  # a load of one brings all others'
             chunk = grid.row(episode, grid.place(episode, frame))
@@ -251,16 +249,14 @@ class ClipReader:
                 load(keys)
 
 
-def _sets_of(
-    selection: ClipSelection, alike: Sequence[Sequence[str]], memory_limit: int
-) -> list[_Set]:
+def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit: int) -> list[_Set]:
     """The features of clips, of which those `alike` have the same frames, as they are loaded.
 
     Frames that stay take at most `memory_limit` bytes: those of the smallest features.
     """
-    arrays, dataset = selection.arrays, selection.dataset
-    num_rows = int(dataset.contents.episode_table.num_frames[selection.selected].sum())
-    if selection.frame_transform is not None:  # it needs whole frames
+    arrays, dataset = selection.frames.arrays, selection.dataset
+    num_rows = int(dataset.contents.episode_table.num_frames[selection.clip_set.selected].sum())
+    if selection.frames.transform is not None:  # it needs whole frames
         needed = num_rows * (1 + sum(spec.nbytes for spec in arrays.values()))
         stays = frames_in_memory(selection, only_small=False) and needed <= memory_limit
         arena = Arena(arrays, num_rows) if stays else None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,8 @@ from seqrecord.clips.frames import (
     TimedWindow,
     reach_of,
 )
-from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
-from seqrecord.clips.windows import Latest, Seconds
+from seqrecord.clips.tables import IntArray
+from seqrecord.clips.windows import Seconds
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
 from seqrecord.format.lags import (
@@ -34,42 +33,68 @@ from seqrecord.format.lags import (
     with_lags,
 )
 from seqrecord.meanings import size_in
-from seqrecord.pipes.checks import are_names, check, refuse
+from seqrecord.pipes.checks import refuse
 from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Window
-from seqrecord.text import counted, repr_of
-from seqrecord.units import check_integer
-
-if TYPE_CHECKING:
-    from seqrecord.pipes.options import ClipOptions
-
-# By feature: offsets in frames from a clip's start, seconds, or what was known last.
-Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Latest]
+from seqrecord.text import counted
 
 _MOST_BYTES = 16 << 20  # of timestamps in memory
 
 
+@dataclass(frozen=True, eq=False)
+class FeatureWindows:
+    """The windows of the features of clips. Picklable.
+
+    Attributes:
+        selected: the windows of the dataset's features.
+        frames: the frames of each feature, before any draw.
+        padded: features with a column `<feature>_is_pad`.
+        aged: features with a column `<feature>_age`.
+        alone: features without a window.
+    """
+
+    selected: SelectedWindows
+    frames: ClipFrames
+    padded: Sequence[str]
+    aged: Sequence[str]
+    alone: Sequence[str]
+
+    def of_groups(self, stride: int) -> list[Window]:
+        """The window of each group of features; of one group, where frames are transformed."""
+        selected, groups = self.selected, dict[int, list[ClipWindow]]()
+        features, is_transformed = selected.dataset.features, selected.is_transformed
+        for name, window in self.frames.windows.items():
+            if is_transformed or name in features:  # no mask of another one
+                group = 0 if is_transformed else features[name].group
+                groups.setdefault(group, []).append(window)
+        found = []
+        for _, windows in sorted(groups.items()):
+            held = [w.held * dilation for w in windows for dilation in selected.dilations]
+            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
+            reach = max(window.reach for window in windows)
+            pad = any(selected.pads) or not is_even
+            found.append(Window.around(held, stride, pad=pad, reach=reach))
+        return found
+
+
 class SelectedWindows:
-    """The windows of the features of a dataset, those of `clip_len` frames among them. Picklable.
+    """The windows of a dataset's features, including those of `clip_len` frames. Picklable.
 
     Raises `ClipError` for windows of other features, and for seconds where a selected episode has
     neither an fps nor timestamps.
 
     Args:
         selected: rows of the selected episodes.
-        excerpts: what clips have that are lists of frames.
+        excerpts: the frames of clips that are lists of frames.
 
     Attributes:
         asked: offsets and seconds of the argument `windows`.
         pads: whether clips may have frames before the first one of their episode, and behind the
             last one.
-        span: how many frames an episode must have for a clip, at least.
-        frames: which frames clips have of each of their features, before anything is drawn.
-        stored: which of each stored feature.
-        padded: the features of which clips say what is padding.
-        aged: those of which they say how old values are.
-        alone: those without a window.
+        span: the fewest frames of an episode with a clip.
+        stored: the frames of each stored feature.
     """
 
     def __init__(
@@ -79,40 +104,53 @@ class SelectedWindows:
         selected: IntArray,
         excerpts: Excerpts | None = None,
     ) -> None:
-        self._dataset, self._selected, self._excerpts = dataset, selected, excerpts
-        self._dilations = options.dilations if options.has_drawn_steps else (1,)
+        self.dataset, self._selected, self._excerpts = dataset, selected, excerpts
+        self.dilations = options.dilations if options.has_drawn_steps else (1,)
         self._all_have = options.clip_len is not None
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
         self.drop_last = options.drop_last_frames
-        self._is_transformed = options.frame_transform is not None
-        self.asked, self._latest = options.own_windows, options.latest
+        self.is_transformed = options.frame_transform is not None
+        self.asked, self._latest = _timed(options.own_windows, dataset, selected), options.latest
         step = 1 if options.has_drawn_steps else options.dilations[0]
         offsets = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
         self._others: OffsetWindow | Excerpts = excerpts or offsets
         self._windows, self._rate = self._find()
         self._rates = range(int(self._rate.max(initial=0)) + 1)
-        if (
-            self._is_transformed and excerpts is None
-        ):  # which needs all stored features, of every window
+        if self.is_transformed and excerpts is None:  # it needs all features, of every window
             every = [window.held for window in (self._others, *self._windows.values())]
             whole = OffsetWindow.of(np.unique(np.concatenate(every)))
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:
-            self.give(dict.fromkeys(dataset.features))
-            self.stored = self.frames
+            self.stored = self.of_features(dict.fromkeys(dataset.features)).frames
         self._reach = np.zeros((len(self._rates), 2), np.int64)
         for rate in self._rates:
             windows = self.stored.windows.values()
-            reach = reach_of(w.held_at(rate) * self._dilations[0] for w in windows)
+            reach = reach_of(w.held_at(rate) * self.dilations[0] for w in windows)
             self._reach[rate] = np.where(self.pads, 0, reach)
         self._reach[:, 1] = np.maximum(self._reach[:, 1], self.drop_last)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
+    def of_features(self, features: Mapping[str, str | None]) -> FeatureWindows:
+        """The windows of these features: other ones than the dataset's, if frames are transformed.
+
+        The value of a mask is the name of its feature, whose window it has.
+        """
+        names = [name for name, mask_of in features.items() if mask_of is None]
+        _refuse_others(self.asked, names)
+        found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
+        padded = [
+            name
+            for name in names
+            if (any(self.pads) and (self._all_have or name in self.asked)) or found[name].pads
+        ]
+        aged = [name for name in names if isinstance(found[name], KnownWindow)]
+        alone = [name for name, window in found.items() if window is self._others]
+        return FeatureWindows(self, self._frames(found), padded, aged, alone)
+
     def _find(self) -> tuple[dict[str, ClipWindow], IntArray]:
         """The windows of features that do not have `clip_len` frames, each the newest; and the rate
         of each episode of the dataset, int64[E]."""
-        dataset, selected = self._dataset, self._selected
-        self.asked = _timed(self.asked, dataset, selected)
+        dataset, selected = self.dataset, self._selected
         found, rate = _by_rate(self.asked, dataset, selected)
         clocks: dict[str, Timestamps] = {}
         for name, window in self.asked.items():
@@ -122,7 +160,7 @@ class SelectedWindows:
                 if window.by not in clocks:
                     clocks[window.by] = Timestamps(dataset, window.by, selected)
                 found[name] = clocks[window.by].window(window)
-        if self._latest and self._is_transformed:
+        if self._latest and self.is_transformed:
             raise ClipError(
                 "Latest does not go with frame_transform, which needs whole frames",
                 expected="clip_transform, or no Latest",
@@ -139,27 +177,10 @@ class SelectedWindows:
             )
         return found, rate
 
-    def give(self, features: Mapping[str, str | None]) -> None:
-        """Say which features clips have: others than those stored, where frames are transformed.
-
-        A feature that is the mask of another has that one's name here, and its window.
-        """
-        names = [name for name, mask_of in features.items() if mask_of is None]
-        _refuse_others(self.asked, names)
-        found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
-        self.padded = [
-            name
-            for name in names
-            if (any(self.pads) and (self._all_have or name in self.asked)) or found[name].pads
-        ]
-        self.aged = [name for name in names if isinstance(found[name], KnownWindow)]
-        self.alone = [name for name, window in found.items() if window is self._others]
-        self.frames = self._frames(found)
-
     def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
         if (excerpts := self._excerpts) is not None:
             return ClipFrames(windows, excerpts.num_frames, excerpts=excerpts)
-        return ClipFrames(windows, self._dataset.contents.episode_table.num_frames)
+        return ClipFrames(windows, self.dataset.contents.episode_table.num_frames)
 
     def uses(self) -> list[list[tuple[IntArray, list[ClipUse]]]]:
         """What clips use of the stored features, and the frames that lack one of these, with each
@@ -173,7 +194,7 @@ class SelectedWindows:
                 (rows, [ClipUse(window.held_at(rate) * d, lack) for window, lack in sets])
                 for rate, rows in enumerate(episodes)
             ]
-            for d in self._dilations
+            for d in self.dilations
         ]
 
     @property
@@ -193,23 +214,7 @@ class SelectedWindows:
         window = self.stored.windows[features[0]]
         if isinstance(window, KnownWindow):
             return window.unknown
-        return self._dataset.select(features).contents.missing_frames()
-
-    def of_groups(self, stride: int) -> list[Window]:
-        """What clips use of each group of features; of one, where frames are transformed."""
-        groups: dict[int, list[ClipWindow]] = {}
-        for name, window in self.frames.windows.items():
-            if self._is_transformed or name in self._dataset.features:  # no mask of another one
-                group = 0 if self._is_transformed else self._dataset.features[name].group
-                groups.setdefault(group, []).append(window)
-        found = []
-        for _, windows in sorted(groups.items()):
-            held = [window.held * dilation for window in windows for dilation in self._dilations]
-            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
-            reach = max(window.reach for window in windows)
-            pad = any(self.pads) or not is_even
-            found.append(Window.around(held, stride, pad=pad, reach=reach))
-        return found
+        return self.dataset.select(features).contents.missing_frames()
 
     def describe(self) -> dict[str, str]:
         """The windows as text, by feature, where there are any but those of `clip_len`: offsets,
@@ -416,19 +421,6 @@ class Timestamps:
         return (near, far) if time > 0 else (-far, -near)
 
 
-# ---- arguments
-
-
-def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]:
-    """The windows with their offsets as integers.
-
-    Raises `ClipError` for what is no dict, an empty window, and offsets that are not integers.
-    """
-    is_right = isinstance(windows, Mapping) and bool(windows) and are_names(windows)
-    check("windows", windows, is_right, 'a dict such as {"image": [-1, 0], "action": range(16)}')
-    return {name: _checked(name, window) for name, window in windows.items()}
-
-
 def describe_offsets(offsets: IntArray) -> str:
     """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
     step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
@@ -436,42 +428,6 @@ def describe_offsets(offsets: IntArray) -> str:
         return ",".join(map(str, offsets.tolist()))
     text = f"{offsets[0]}:{offsets[-1] + 1}"
     return text if step == 1 else f"{text}:{step}"
-
-
-def _checked(name: str, window: Any) -> tuple[int, ...] | Seconds | Latest:
-    if not isinstance(window, Latest):
-        return _frames_of(name, window)
-    of = window.window
-    return window if of is None else replace(window, window=_frames_of(name, of))
-
-
-def _frames_of(name: str, window: Any) -> tuple[int, ...] | Seconds:
-    if isinstance(window, Seconds):
-        return window
-    is_long = isinstance(window, range) and bool(window[MAX_LENGTH:])  # none of it is looked at
-    try:
-        if isinstance(window, (str, bytes, Mapping)):
-            raise TypeError
-        some = () if is_long else islice(window, MAX_LENGTH + 1)
-        offsets = tuple(check_integer(name, one) for one in some)
-    except (TypeError, ClipError):
-        raise ClipError(
-            "a window is not valid",
-            feature=name,
-            expected="offsets in frames, integers such as [-1, 0] or range(16); Seconds; or Latest",
-            got=repr_of(window, 100),
-        ) from None
-    most = max(map(abs, offsets), default=0)
-    if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
-        raise ClipError(
-            "a window is empty, or too long",
-            feature=name,
-            expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
-            got=repr_of(window, 100)
-            if is_long
-            else f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
-        )
-    return offsets
 
 
 def _refuse_others(windows: Iterable[str], features: Iterable[str]) -> None:

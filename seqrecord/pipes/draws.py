@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
-from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
+from seqrecord.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
@@ -129,7 +130,7 @@ class ClipDraws:
     Attributes:
         crops: of each camera.
         made: `arrays` after the crops.
-        functions: called with the clips after these, once they are set.
+        functions: called with the clips after these.
     """
 
     functions: ClipFunctions | None = None
@@ -153,15 +154,28 @@ class ClipDraws:
             for number, crops in enumerate(self.crops)
             if None in crops.frame
         }
-        camera = facts.of(episode)[0].metadata["camera"] if cameras else None
-        self._known = [_known_cameras(crops, camera) for crops in self.crops]
-        if camera is not None and not any(self._known):
+        specs, names = dataset.features, dataset.contents.sizes
+        sizes: dict[str, Any] = {
+            name: (specs[name].stored.shape[:2], names[name]) for name in arrays if name in names
+        }
+        camera = facts.of(episode)[0].metadata["camera"] if cameras or sizes else None
+        self._known = [_known(_cameras_of(crops, sizes), camera) for crops in self.crops]
+        cropped = {name for crops in self.crops for name in crops.features}
+        alone = [_Camera(name, *size) for name, size in sizes.items() if name not in cropped]
+        self._resized = [one for one in alone if _known([one], camera)]
+        if camera is not None and not any((*self._known, self._resized)):
             say_once(
                 f"{self._url}: no intrinsics: the metadata `camera` is not "
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
                 f"by feature: {repr_of(camera, 200)}"
             )
         self._warn_of_pairs()
+
+    def with_functions(self, functions: ClipFunctions) -> ClipDraws:
+        """The same, with functions called for the clips."""
+        found = copy(self)
+        found.functions = functions
+        return found
 
     @property
     def is_any(self) -> bool:
@@ -209,20 +223,21 @@ class ClipDraws:
         """What batches tell of it: `crop`, int64[n, 4], and if there are such `flipped`, bool[n],
         and `intrinsics`, float64[n, 4], NaN where an episode has none; of each camera that has a
         name under `<name>_crop` and so on. Where cameras share a window and the metadata has each,
-        there are `<feature>_intrinsics`."""
+        there are `<feature>_intrinsics`, and so there are of resized features without steps."""
         told: dict[str, torch.Tensor] = {}
-        if drawn.crop is None:
-            return told
+        for one in self._resized:
+            told[f"{one.name}_intrinsics"] = torch.from_numpy(one.intrinsics(facts))
         episode = self._facts.rows(episode)
-        for number, crops in enumerate(self.crops):
+        for number, crops in enumerate(self.crops if drawn.crop is not None else ()):
+            assert drawn.crop is not None
             _, windows = drawn.crop.parts[min(crops.features)]
             of = "" if crops.name is None else f"{crops.name}_"
             told[f"{of}crop"] = torch.from_numpy(windows.crops)
             if any(isinstance(step, HorizontalFlip) for step in crops.steps):
                 told[f"{of}flipped"] = torch.from_numpy(windows.flipped)
-            for name in self._known[number]:
-                cameras = _cameras(crops, name, facts, self._sizes(number, episode))
-                of = "" if name is None else f"{name}_"
+            for one in self._known[number]:
+                cameras = one.intrinsics(facts, self._sizes(number, episode))
+                of = "" if one.name is None else f"{one.name}_"
                 told[f"{of}intrinsics"] = torch.from_numpy(windows.intrinsics(cameras))
         return told
 
@@ -292,38 +307,58 @@ class ClipDraws:
                 )
 
 
-def _known_cameras(crops: ClipCrops, camera: Any) -> list[str | None]:
-    """The features of which an episode's metadata has the camera; `None` is for all of them."""
-    names = [None, *sorted(crops.features)] if crops.name is None else [crops.name]
-    known = [n for n in names if not np.isnan(_intrinsics(camera, n, *crops.frame)).any()]
-    return known[:1] if known and known[0] is None else known
+class _Camera(NamedTuple):
+    """A camera of the metadata `camera`: `name`, or `None` for one that features share.
+
+    `frame` is height and width of stored frames, `None` where these vary; `size` those of resized
+    frames.
+    """
+
+    name: str | None
+    frame: tuple[int | None, ...]
+    size: tuple[int, int] | None = None
+
+    def intrinsics(self, facts: Sequence[Facts], frames: IntArray | None = None) -> FloatArray:
+        """fx, fy, cx, cy of the camera in these episodes, of resized frames if these are;
+        float64[n, 4]. `frames`, int64[n, 2], are sizes of frames that vary."""
+        sizes = [self.frame] * len(facts) if frames is None else frames.tolist()
+        places = zip(facts, sizes, strict=True)
+        found = [self._find(one.metadata["camera"], *size) for one, size in places]
+        table = np.array(found, np.float64).reshape(-1, len(_CAMERA) + 2)
+        cameras: FloatArray = table[:, : len(_CAMERA)]
+        if self.size is None:
+            return cameras
+        sides: Any = table[:, len(_CAMERA) :].T  # NaN where unknown
+        return replace(CropWindows.whole(*sides), size=self.size).intrinsics(cameras)
+
+    def _find(self, camera: Any, height: int | None, width: int | None) -> list[float]:
+        """fx, fy, cx, cy, and height and width of the stored frame; NaN where unknown."""
+        if isinstance(camera, Mapping):
+            own = camera.get(self.name, camera)
+            camera = own if isinstance(own, Mapping) else camera
+            values = [camera.get(one) for one in _CAMERA]
+            size = {"height": height, "width": width}
+            fits = all(n is None or camera.get(one, n) == n for one, n in size.items())
+            if fits and all(type(value) in (int, float) for value in values):
+                known = [camera.get(one) if n is None else n for one, n in size.items()]
+                return [n if type(n) in (int, float) else float("nan") for n in (*values, *known)]
+        return [float("nan")] * (len(_CAMERA) + 2)
 
 
-def _cameras(
-    crops: ClipCrops, name: str | None, facts: Sequence[Facts], sizes: IntArray | None
-) -> Any:
-    """fx, fy, cx, cy of episodes whose camera is of frames of this size; float64[n, 4]."""
-    frames = [crops.frame] * len(facts) if sizes is None else sizes.tolist()
-    cameras = [
-        _intrinsics(one.metadata["camera"], name, *frame)
-        for one, frame in zip(facts, frames, strict=True)
-    ]
-    return np.array(cameras, np.float64).reshape(-1, len(_CAMERA))
+def _cameras_of(crops: ClipCrops, sizes: Mapping[str, Any]) -> list[_Camera]:
+    """Of features with a window: one that they share, unless they are stored in several sizes; then
+    their own."""
+    own = [_Camera(name, *sizes.get(name, (crops.frame,))) for name in sorted(crops.features)]
+    if crops.name is None and len({one[1:] for one in own}) == 1:
+        return [own[0]._replace(name=None), *own]
+    return own
 
 
-def _intrinsics(
-    camera: Any, name: str | None, height: int | None, width: int | None
-) -> list[float]:
-    """Of frames of this size, or of any; of the camera of this name, if there are several."""
-    if isinstance(camera, Mapping):
-        own = camera.get(name, camera)
-        camera = own if isinstance(own, Mapping) else camera
-        values = [camera.get(one) for one in _CAMERA]
-        size = {"width": width, "height": height}
-        fits = all(n is None or camera.get(one, n) == n for one, n in size.items())
-        if fits and all(type(value) in (int, float) for value in values):
-            return values
-    return [float("nan")] * len(_CAMERA)
+def _known(cameras: Sequence[_Camera], camera: Any) -> list[_Camera]:
+    """Those that an episode's metadata has; alone the one that features share, if it is known."""
+    facts = [Facts("", 0, {"camera": camera})]
+    known = [one for one in cameras if not np.isnan(one.intrinsics(facts)).any()]
+    return known[:1] if known and known[0].name is None else known
 
 
 @dataclass(frozen=True, eq=False)

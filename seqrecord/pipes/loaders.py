@@ -27,7 +27,7 @@ from seqrecord.pipes.distributed import (
 )
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
-from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.selecting import select
 from seqrecord.pipes.states import Clip, PlanT
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.sampling import Part, Plan
@@ -157,7 +157,7 @@ class Streaming(WithEpochs[Plan]):
         """Open the dataset, and choose its clips.
 
         `clip_len` to `drop_last_frames` say which frames a clip has; `features` to `metadata`, of
-        which features and episodes; `frame_transform` to `ragged`, what is made of them; `order` to
+        which features and episodes; `resize` to `ragged`, what is made of them; `order` to
         `rotate_phase`, in which order clips come; `batch_size` to `device`, what a batch is, in
         which memory; `rank` and `world_size`, for which rank; `engine`, how that is executed.
 
@@ -165,7 +165,7 @@ class Streaming(WithEpochs[Plan]):
             location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
         """
         super().__init__()
-        self._loader = ClipLoader(ClipSelection(location, options), options)
+        self._loader = ClipLoader(select(location, options), options)
         self._epochs = Epochs[Plan](self._loader)
 
     @classmethod
@@ -309,8 +309,8 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
             location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
         """
         self._options = options
-        self._selection = ClipSelection(location, options)
-        chosen = self._selection.chosen
+        self._selection = select(location, options)
+        chosen = self._selection.clip_set.chosen
         if chosen is not None and (chosen.weight != 1).any():
             raise ClipError(
                 "SeqRecordDataset gives each clip once",
@@ -335,7 +335,7 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
     @property
     def clips(self) -> ClipTable:
         """All clips, and how many were left out."""
-        return self._selection.clips
+        return self._selection.clip_set.clips
 
     def __len__(self) -> int:
         return self.clips.num_clips

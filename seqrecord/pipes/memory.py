@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -20,16 +19,14 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.pipes.arrays import bytes_by_group, groups_of
 from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.selection import Selection
 from seqrecord.processes.machine import local_ranks, usable_memory
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Plan
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand, Fit, FrameSizes, Memory
-from seqrecord.schema import Schema
+from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.units import format_size, parse_size
-
-if TYPE_CHECKING:
-    from seqrecord.pipes.selection import ClipSelection
 
 _TENSOR_BYTES = 1 << 10  # of a tensor beside what it holds: one for each frame of a variable shape
 _MORE = (8, 4)  # batches of a mix that are filled or wait, where they are this part of the memory:
@@ -45,7 +42,7 @@ _DECODER_FRAMES = 16  # that a decoder holds: those that others refer to, and th
 def settle(
     fit: Fit,
     plan: Plan,
-    selection: ClipSelection,
+    selection: Selection,
     *,
     on_device: bool,
     of_mix: bool = False,
@@ -56,7 +53,7 @@ def settle(
     The batches `of_mix` are the mix's.
     """
     on_host = not on_device and not of_mix
-    is_fixed = all(spec.is_fixed for spec in selection.arrays.values())
+    is_fixed = all(spec.is_fixed for spec in selection.frames.arrays.values())
     frames = [group.max_resident_frames for group in plan.groups]
     memory = fit.memory(frames, fixed=is_fixed and on_host)
     if in_worker and selection.dataset.contents.chunks.is_local:
@@ -71,37 +68,41 @@ def settle(
     return memory
 
 
-def frames_in_memory(selection: ClipSelection, *, only_small: bool) -> int:
+def frames_in_memory(selection: Selection, *, only_small: bool) -> int:
     """How many frames may stay in memory once they were loaded, for other cursors and epochs: all
     of the selected episodes, or none.
 
     Small frames may stay; and unless `only_small`, frames of fixed shapes that cost more to decode
-    or transform than to copy. Large raw frames do not stay: reading them again is a copy.
+    or transform than to copy. Large raw frames do not stay: reading them again is a copy. Texts
+    stay if the other features do.
     """
-    if selection.excerpts is not None:  # whose places are no frames of chunks
+    if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
         return 0
-    features, transform = selection.dataset.features, selection.frame_transform
-    stays = transform is None and all(_is_small(selection.dataset, name) for name in features)
-    if not (stays or only_small) and all(spec.is_fixed for spec in selection.arrays.values()):
+    features, transform = selection.dataset.features, selection.frames.transform
+    arrays = [name for name, spec in features.items() if spec.value == "array"]
+    stays = transform is None and all(_is_small(selection.dataset, name) for name in arrays)
+    if not (stays or only_small) and all(map(_has_rows, selection.frames.arrays.values())):
         if transform is not None:
-            stays = selection.transform_is_deterministic
+            stays = selection.frames.is_deterministic
         else:
-            are_fixed = all(spec.is_fixed for spec in features.values())
-            stays = are_fixed and not all(spec.is_raw for spec in features.values())
-    num_frames: IntArray = selection.episodes.num_frames[selection.selected]
+            stays = all(map(_has_rows, features.values()))
+            stays &= not all(features[name].is_raw for name in arrays)
+    num_frames: IntArray = selection.episodes.num_frames[selection.clip_set.selected]
     return int(num_frames.sum()) if stays else 0
 
 
 def is_small(dataset: Dataset, feature: str) -> bool:
     """Whether a feature's frames are raw, small, all there, and on a local disk: they may stay."""
     reader, group = dataset.contents.chunks, dataset.features[feature].group
-    return reader.is_local and feature in reader.raw[group].specs and _is_small(dataset, feature)
+    is_raw = feature in reader.raw[group].specs and dataset.features[feature].is_raw
+    return reader.is_local and is_raw and _is_small(dataset, feature)
 
 
 def is_decoded(dataset: Dataset, feature: str) -> bool:
-    """Whether a feature's frames are encoded, of a fixed shape, and all there: they may stay."""
+    """Whether a feature's frames are encoded, texts or of a fixed shape, and all there: they may
+    stay."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
-    return spec.is_fixed and not spec.is_raw and not len(gaps)
+    return _has_rows(spec) and not spec.is_raw and not len(gaps)
 
 
 def check_machine(nbytes: int, url: str) -> None:
@@ -175,7 +176,7 @@ def divide_memory(
         found.update((name, least[name]) for name in small)
 
 
-def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
+def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
     """The sizes that plans of a selection have, with batches of so many clips.
 
     A variable shape counts as its largest frame of the selected episodes, decoded.
@@ -184,14 +185,19 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
     load reads chunks of all groups. Where that group is in pieces, a cursor keeps those open of
     which it has yet to need more.
     """
-    dataset, episodes, stored = selection.dataset, selection.episodes, selection.stored.values()
+    dataset, episodes, stored = (
+        selection.dataset,
+        selection.episodes,
+        selection.frames.stored.values(),
+    )
     features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
-    decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in features.values() if spec.is_video)
+    videos = [spec.stored for spec in features.values() if spec.is_video]
+    decoders = _DECODER_FRAMES * sum(spec.nbytes for spec in videos)
     staying, whole = tuple[int, ...](), 0
-    if selection.frame_transform is not None:
-        frame, grid = sum(spec.nbytes for spec in selection.arrays.values()), episodes.lead
+    if selection.frames.transform is not None:
+        frame, grid = sum(spec.nbytes for spec in selection.frames.arrays.values()), episodes.lead
         if grid.whole is None:
             frames = [frame]
             each = [int(bytes_beside(tables[grid.group], *one).max()) for one in sizes]
@@ -201,14 +207,16 @@ def frame_sizes(selection: ClipSelection, batch_size: int) -> FrameSizes:
             most = grid.whole.largest.max()
             whole = sum(bytes_of_run(*one, int(most)) for one in sizes)
         beside, staying = sum(spec.nbytes for spec in stored) + frame, (frame,)
+        beside += _resized_bytes(selection)
         chunk, whole = sum(each) + beside, max(sum(each), whole) + beside + decoders
     else:  # codecs may need room for a frame that is in no row yet
-        frames = bytes_by_group(selection.arrays, features)
+        frames = bytes_by_group(selection.frames.arrays, features)
         staying = tuple(frames)
         for place, grid in enumerate(episodes.groups):
             frames[place] += open_chunk_bytes(grid, [tables[grid.group]], features)
         chunk = max(int(nbytes.max()) for _, nbytes in sizes)
         chunk += sum(spec.nbytes for spec in stored if not spec.is_fixed)
+        chunk += _resized_bytes(selection)
         whole = chunk + decoders
     lengths = selection.lengths
     clip = sum((spec.nbytes + _beside(spec)) * lengths[n] for n, spec in selection.made.items())
@@ -270,10 +278,26 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
     return -(-kept // max(1, int(grid.largest.max(initial=1))))
 
 
+def _resized_bytes(selection: Selection) -> int:
+    """What a load needs for a stored frame of each feature that is resized after it is decoded."""
+    contents, episodes, nbytes = selection.dataset.contents, selection.clip_set.selected, 0
+    for name, spec in contents.features.items():
+        if spec.stored_shape is not None and not spec.is_video:
+            stored, index = spec.stored, contents.index
+            is_fixed = stored.is_fixed
+            nbytes += stored.nbytes if is_fixed else index.largest_frames(name, episodes)
+    return nbytes
+
+
 def _is_small(dataset: Dataset, feature: str) -> bool:
     """Whether frames are small, and all there."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
     return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
+
+
+def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
+    """Whether a row can keep a frame for all epochs: of a fixed shape, or a text."""
+    return spec.is_fixed or spec.value != "array"
 
 
 def _beside(spec: ArraySpec) -> int:

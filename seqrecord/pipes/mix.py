@@ -105,9 +105,9 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         world_size: as of `SeqRecordStream`.
         device: as of `SeqRecordStream`.
         engine: as of `SeqRecordStream`: `num_threads` for each source, for one that is behind can
-            use them all; `trace`; and `video_decoder`, but for the video of sources with a
-            `frame_transform`, which is decoded on the host. `num_cursors` and `shuffle_buffer` are
-            those of the sources.
+            use them all; `thread_niceness`; `trace`; and `video_decoder`, but for the video of
+            sources with a `frame_transform`, which is decoded on the host. `num_cursors` and
+            `shuffle_buffer` are those of the sources.
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import check_machine, share_out
 from seqrecord.pipes.mix_sources import (
     Done,
@@ -34,8 +35,8 @@ from seqrecord.pipes.mix_sources import (
     check_meanings_agree,
 )
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.selection import ClipSelection
-from seqrecord.pipes.states import Clip, Remainder, State
+from seqrecord.pipes.selection import Selection
+from seqrecord.pipes.states import Clip, Remainder, Source, State
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
@@ -113,9 +114,8 @@ class MixLoader:
             )
             for name, (loader, _) in sources.items()
         }
-        self.sources: Sequence[SourceLoader] = list(self.loaders.values())
-        self.ranks = self.sources[0].ranks
-        selections = [loader.selection for loader in self.sources]
+        self._sources = list(self.loaders.values())
+        selections = [loader.selection for loader in self._sources]
         # The features of batches, and their frames: of all sources, or of each one alone.
         self._kinds: list[tuple[Mapping[str, ArraySpec], Mapping[str, int]]]
         if self.alternate:
@@ -139,12 +139,22 @@ class MixLoader:
         self._places: dict[tuple[int, int], Shares] = {}  # see `_shares`
         self._limits: dict[int, tuple[int, dict[str, int]]] = {}  # by workers of a rank
         self.prefetch, _ = self._share_out(1)
-        for source in self.sources:
-            source.settings(1)  # a limit that is too small is an error here and now
+        for source in self._sources:
+            source.planner.fit(1)  # a limit that is too small is an error here and now
         self._done: dict[str, Done] = {}  # in the last iteration
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_done": {}}
+
+    @property
+    def ranks(self) -> Ranks:
+        """See `BatchSource`."""
+        return self._sources[0].ranks
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """See `BatchSource`."""
+        return tuple(source for loader in self._sources for source in loader.sources)
 
     def asked(self) -> dict[str, Any]:
         """See `BatchSource`."""
@@ -166,9 +176,9 @@ class MixLoader:
         says where the mix went on with other ranks or workers; epochs before that do not know it.
         """
         rest = rest if rest is not None and epoch >= rest.epoch else None
-        workers = workers or self.sources[0].workers(part.count)
+        workers = workers or self._sources[0].planner.workers(part.count)
         worker, size = part.index % workers, self.batch_size
-        each = zip(self.sources, self.shares.values(), strict=True)
+        each = zip(self._sources, self.shares.values(), strict=True)
         slots = [max(1, loader.length(0, part.count)) / share for loader, share in each]
         num_batches = whole = MixPlan.count_batches(self.stop, slots, size, worker, workers)
         first = epoch * whole
@@ -194,7 +204,7 @@ class MixLoader:
             stop = -(-left // (part.count // workers))
         elif rest.epoch:
             return left // part.count if stop == "first" else -(-left // part.count)
-        each, slots = zip(self.sources, self.shares.values(), rest.sources, strict=True), []
+        each, slots = zip(self._sources, self.shares.values(), rest.sources, strict=True), []
         for loader, share, own in each:
             sessions = own.sessions(0)
             is_over = own.following and not sessions
@@ -203,7 +213,7 @@ class MixLoader:
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
-        for loader, rest in zip(self.sources, state.rests, strict=True):
+        for loader, rest in zip(self._sources, state.rests, strict=True):
             loader.check_remainder(rest, state.sharing.num_parts)
         try:
             plans = self._plans(state)
@@ -220,7 +230,7 @@ class MixLoader:
         went_on = before is not None and before.epoch == state.epoch and before.left is not None
         if any(state.batches) or went_on:
             left = ranks * (sum(plan.num_batches for plan in plans) - sum(state.batches))
-        each = zip(self.sources, plans[0].rests, state.sources, strict=True)
+        each = zip(self._sources, plans[0].rests, state.sources, strict=True)
         sources = tuple(
             loader.remainder_of([int(clips[i]) for clips in given], ranks, old, said)
             for i, (loader, old, said) in enumerate(each)
@@ -244,13 +254,13 @@ class MixLoader:
         buffers = self._memory_of_batches()
         num_batches, stream = buffers[0].needs.num_batches, buffers[0].stream
         if self.options.device is None:
-            nbytes = sum(loader.most_bytes(plan.part.count) for loader in self.sources)
+            nbytes = sum(loader.planner.most_bytes(plan.part.count) for loader in self._sources)
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
         self._done = {name: Done(EngineStats(trace=stats.trace)) for name in self.names}
         begin = _begin(plan, buffers, self.features.missing_arrays)
-        channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self.sources))
+        channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
         clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)
-        each = zip(self.sources, clips, self._done.values(), strict=True)
+        each = zip(self._sources, clips, self._done.values(), strict=True)
         runs = [
             partial(loader.run, channel, plan, number, some, done, stream)
             for number, (loader, some, done) in enumerate(each)
@@ -259,11 +269,11 @@ class MixLoader:
 
     def trace(self) -> Trace:
         """See `BatchSource`."""
-        return self.sources[0].trace()
+        return self._sources[0].trace()
 
     def present(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
         """See `BatchSource`."""
-        selection = self.sources[int(batch.source[0])].selection
+        selection = self._sources[int(batch.source[0])].selection
         squeezed = selection.squeezed if self.alternate else self.features.squeezed
         features = for_users(batch.features, selection.nested, squeezed)
         return [{**features, **self._columns(batch)}]
@@ -274,12 +284,12 @@ class MixLoader:
         There are the columns of all sources, whether or not the batch has clips of these; where
         they alternate, of its own.
         """
-        loaders, size = self.sources, len(batch)
+        loaders, size = self._sources, len(batch)
         columns: dict[str, Any] = {_DATASET: [self.names[i] for i in batch.source.tolist()]}
         for name, lacking in {**self.features.missing, **self._without_cameras}.items():
             columns[name + _MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
         for teller in [loaders[int(batch.source[0])]] if self.alternate else loaders:
-            for name, column in teller.selection.told.items():
+            for name, column in teller.selection.column_kinds.items():
                 is_list = isinstance(column, list)
                 whole = [None] * size if is_list else column.new_zeros((size, *column.shape[1:]))
                 columns.setdefault(name, whole)
@@ -310,7 +320,7 @@ class MixLoader:
         batches, or of something of another kind that another source tells."""
         kinds: dict[str, object] = dict.fromkeys(self.features.specs, "feature")
         for source, loader in self.loaders.items():
-            for name, column in loader.selection.told.items():
+            for name, column in loader.selection.column_kinds.items():
                 kind = "list" if isinstance(column, list) else (column.dtype, column.shape[1:])
                 if kinds.setdefault(name, kind) != kind:
                     raise ClipError(
@@ -345,7 +355,7 @@ class MixLoader:
     def _share_out(self, num_workers: int) -> tuple[int, dict[str, int]]:
         """See `share_out`, for each of so many workers of a rank."""
         if num_workers not in self._limits:
-            demands = {name: loader.demand() for name, loader in self.loaders.items()}
+            demands = {name: loader.planner.demand() for name, loader in self.loaders.items()}
             batch, limit = self._batch_bytes, self.options.memory_limit
             if limit is None:
                 wanted = sum(demand.wanted_limit for demand in demands.values())
@@ -356,7 +366,7 @@ class MixLoader:
     def _memory_of_batches(self) -> list[HostBuffers | DeviceBuffers]:
         """Memory for batches: that of the last iteration of this process, if there is one."""
         in_worker = get_worker_info() is not None
-        device = self.sources[0].find_device()
+        device = self._sources[0].find_device()
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         stream = self._kept[0].stream(device)
         make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
@@ -377,13 +387,12 @@ class MixLoader:
         return self._places[worker, change]
 
 
-def _without_cameras(selections: Sequence[ClipSelection]) -> dict[str, tuple[int, ...]]:
+def _without_cameras(selections: Sequence[Selection]) -> dict[str, tuple[int, ...]]:
     """The numbers of the sources that do not tell intrinsics, by the name of those that others
     tell."""
-    names = dict.fromkeys(n for one in selections for n in one.told if n.endswith("intrinsics"))
-    each = {
-        name: tuple(i for i, one in enumerate(selections) if name not in one.told) for name in names
-    }
+    columns = [one.column_kinds for one in selections]
+    names = dict.fromkeys(n for one in columns for n in one if n.endswith("intrinsics"))
+    each = {name: tuple(i for i, one in enumerate(columns) if name not in one) for name in names}
     return {name: lacking for name, lacking in each.items() if lacking}
 
 

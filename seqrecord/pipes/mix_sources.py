@@ -24,7 +24,8 @@ from seqrecord.meanings import differences
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import EngineOptions, LoaderOptions
-from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.selecting import select
+from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Remainder, Sessions, SourceRemainder, SourceState
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Clips, Part
@@ -35,7 +36,7 @@ from seqrecord.schema import FeatureSpec
 
 _GIVEN = ("rank", "world_size", "device")  # to each source
 _OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", *_GIVEN)
-_ENGINE_OF_THE_MIX = ("num_threads", "video_decoder", "trace")
+_ENGINE_OF_THE_MIX = ("num_threads", "thread_niceness", "video_decoder", "trace")
 _EPOCHS = range(1 << 62)  # those that a state may name
 
 Join: TypeAlias = Literal["union", "intersection"]
@@ -59,7 +60,7 @@ class Features:
     disagreement: tuple[str, str] | None  # a feature, and what each source has of it
 
     @classmethod
-    def of(cls, sources: Mapping[str, ClipSelection], join: Join) -> Features:
+    def of(cls, sources: Mapping[str, Selection], join: Join) -> Features:
         """Of all sources, or with "intersection" those that all of them have.
 
         Raises `ClipError` where there is none that all of them have.
@@ -96,7 +97,7 @@ class Features:
         return {n: lack for n, lack in self.missing.items() if self.specs[n].value == "array"}
 
 
-def check_meanings_agree(features: Iterable[str], sources: Mapping[str, ClipSelection]) -> None:
+def check_meanings_agree(features: Iterable[str], sources: Mapping[str, Selection]) -> None:
     """Raise `ClipError` for a feature of another kind or unit in one source than in another.
 
     A warning names a feature whose kind or unit only some of them declare. Features that functions
@@ -125,15 +126,15 @@ def check_meanings_agree(features: Iterable[str], sources: Mapping[str, ClipSele
                 )
 
 
-def _meaning(selection: ClipSelection, name: str) -> FeatureSpec | None:
+def _meaning(selection: Selection, name: str) -> FeatureSpec | None:
     """A feature of clips with its kind and unit; `None` if a function of the user makes or changes
     it, unless that declares its unit, as `DepthToMeters` does."""
     spec, functions = selection.dataset.features.get(name), selection.draws.functions
     called = () if functions is None else functions.functions
-    for one in reversed((selection.frame_transform, *called)):
+    for one in reversed((selection.frames.transform, *called)):
         if spec is not None and name in (units := getattr(one, "units", {})):
             return replace(spec, unit=units[name])
-    is_kept = selection.frame_transform is None or name in selection.unchanged
+    is_kept = selection.frames.transform is None or name in selection.frames.unchanged
     return spec if is_kept and (functions is None or name in functions.unchanged) else None
 
 
@@ -280,8 +281,6 @@ class SourceLoader(ClipLoader):
         limit_in: the bytes that the mix leaves to it in each of so many workers of a rank.
     """
 
-    of_mix = True
-
     def __init__(
         self,
         name: str,
@@ -297,7 +296,7 @@ class SourceLoader(ClipLoader):
             names = [name for name in selection.dataset.features if name in features]
             if names != list(selection.dataset.features):
                 own = _of_features(own, names, selection)
-                selection = ClipSelection(selection.dataset, own)
+                selection = select(selection.dataset, own)
         digest = hashlib.sha256(name.encode()).digest()
         seed = key_of(mix.seed, int.from_bytes(digest[:8], "little")) >> 1
         given = {one: getattr(mix, one) for one in _GIVEN}
@@ -308,8 +307,8 @@ class SourceLoader(ClipLoader):
             shuffle_buffer=own.tuning.shuffle_buffer,
             video_decoder="pyav" if on_host else mix.tuning.video_decoder,
         )
-        super().__init__(selection, replace(own, seed=seed, batch_size=batch_size, **given))
-        self._limit_in = limit_in
+        options = replace(own, seed=seed, batch_size=batch_size, **given)
+        super().__init__(selection, options, limit_in)
         self._left: dict[tuple[int, Sessions], int] = {}  # clips of epochs that have sessions
 
     def length(self, epoch: int, num_parts: int, sessions: Sessions = ()) -> int:
@@ -317,7 +316,7 @@ class SourceLoader(ClipLoader):
         if not sessions:
             return self._clips_before(epoch + 1, num_parts) - self._clips_before(epoch, num_parts)
         if (key := (epoch, sessions)) not in self._left:
-            self._left[key] = self.remaining_clips(epoch, sessions).num_clips
+            self._left[key] = self.planner.clips(epoch, sessions).num_clips
         return -(-self._left[key] // num_parts)
 
     def check_remainder(self, rest: SourceRemainder, num_parts: int) -> None:
@@ -399,7 +398,7 @@ class SourceLoader(ClipLoader):
         while clip < last:
             epoch, offset = self.locate(clip, part.count, rest)
             sessions = rest.sessions(epoch)
-            plan = self.plan_epoch(epoch, part, sessions)
+            plan = self.planner.plan(epoch, part, sessions)
             done.repeated += plan.num_repeated
             done.mixed_from = plan.num_cursors
             execution = self.execution(plan, sessions=sessions, stats=done.stats, stream=stream)
@@ -410,18 +409,14 @@ class SourceLoader(ClipLoader):
                 execution.release()
             clip = offset + plan.num_clips
 
-    def _limit(self, num_parts: int) -> int:
-        return self._limit_in(self.workers(num_parts))
-
     def _clips_before(self, epoch: int, num_parts: int) -> int:
         """How many clips each of so many parts has of all epochs before one."""
-        seed, shuffle = self._settings.seed, self._settings.shuffle
-        return self.selection.clips_before(epoch, num_parts, seed=seed, shuffle=shuffle)
+        settings = self.planner.settings
+        seed, shuffle = settings.seed, settings.shuffle
+        return self.selection.clip_set.clips_before(epoch, num_parts, seed=seed, shuffle=shuffle)
 
 
-def _of_features(
-    options: LoaderOptions, names: list[str], selection: ClipSelection
-) -> LoaderOptions:
+def _of_features(options: LoaderOptions, names: list[str], selection: Selection) -> LoaderOptions:
     """The options of a source of which only these features are read, of its open dataset."""
 
     def some(given: Any) -> Any:
@@ -439,6 +434,7 @@ def _of_features(
         options,
         features=names,
         rename=None,
+        resize=None,
         windows=windows or None,
         clip_len=1 if alone else options.clip_len,
         pad=None if alone else options.pad,
@@ -447,13 +443,13 @@ def _of_features(
     )
 
 
-def _steps_of(selection: ClipSelection, names: list[str]) -> list[Any]:
+def _steps_of(selection: Selection, names: list[str]) -> list[Any]:
     """The steps of a `clip_transform` for those of its features that have these names, or are the
     masks of such."""
     found: list[Any] = []
     named: dict[str, Any] = {}
     for crops in selection.draws.crops:
-        arrays = {n: spec for n, spec in selection.arrays.items() if n in crops.features}
+        arrays = {n: spec for n, spec in selection.frames.arrays.items() if n in crops.features}
         kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
         if kept and crops.name is not None:
             named[crops.name] = [step.of_features(None) for step in crops.steps]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from seqrecord.clips.tables import MAX_SETTING, ClipSpec
-from seqrecord.clips.transforms import ClipTransform, chain_of, is_probability
+from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size, is_probability
 from seqrecord.clips.windows import Latest
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import are_names, check, check_names, refuse
 from seqrecord.pipes.chosen_clips import ClipList, lists_frames
-from seqrecord.pipes.clip_windows import Windows, check_windows
+from seqrecord.pipes.window_arguments import Windows, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
+from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
@@ -66,6 +68,17 @@ def _check_count(name: str, value: Any) -> int:
     return check_integer(name, value, least=1, most=MOST)
 
 
+def _check_niceness(name: str, value: Any) -> int:
+    niceness = check_integer(name, value, least=0, most=19)
+    refuse(
+        niceness > 0 and sys.platform != "linux",
+        f"{name} is available on Linux only, where each thread has a priority",
+        "0",
+        f"{niceness} on {sys.platform}",
+    )
+    return niceness
+
+
 def _check_size(name: str, value: Any) -> Any:
     """A number of bytes, or its text."""
     expected = 'bytes, or text such as "2GiB"'
@@ -104,6 +117,15 @@ def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
     problem = f"{name} has the same number twice, or none at all"
     refuse(is_wrong, problem, "a number of frames, or several such as (1, 2, 4)", repr_of(value))
     return tuple(several) if len(several) > 1 else several[0]
+
+
+def _check_resize(name: str, value: Any) -> Any:
+    """A size, or sizes by feature."""
+    if not isinstance(value, Mapping):
+        return checked_size(name, value)
+    is_right = bool(value) and are_names(list(value))
+    check(name, value, is_right, 'a dict by feature: {"camera": (224, 224)}')
+    return {feature: checked_size(f"{name} of {feature}", size) for feature, size in value.items()}
 
 
 def _are_new(names: Mapping[str, Any]) -> bool:
@@ -191,6 +213,13 @@ class ClipOptions:
         metadata: names of entries of the episodes' metadata that clips have beside their features:
             the value of its episode for a clip, a list of values for a batch; `None` where an
             episode has no such entry.
+        resize: height and width of frames in batches, `{"camera": (224, 224)}` by feature, or one
+            `(224, 224)` for all images. Frames are resized once, as they are decoded: memory and
+            batches contain resized frames only. Images (kind `image`, or uint8 with 3 or 4 channels
+            and no kind) are interpolated with antialiasing; depth, masks, segmentation and normals
+            take the nearest pixel; other kinds are refused. `frame_transform`, `clip_transform` and
+            `loader.dataset` get resized frames. `<feature>_intrinsics`, float64 [4], are those of
+            the resized frame, where an episode's metadata has a `camera`.
         frame_transform: a function that is called once for each decoded frame, with a dict of
             arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
             the same for every frame. Texts are `str` and `bytes`, and it may give such under the
@@ -257,6 +286,7 @@ class ClipOptions:
     )
     clips: ClipList | None = field(default=None, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
+    resize: Sizes | None = _checked(None, _check_resize)
     frame_transform: FrameTransform | None = _checked(
         None, _such(callable, "a function from a dict of arrays to a dict of arrays")
     )
@@ -389,19 +419,25 @@ class EngineOptions:
             the cores. These are the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
             and by the workers.
+        thread_niceness: lowers the priority of the loader's threads on Linux: 0 to 19, added to the
+            niceness of the thread that iterates. A training step on few cores then takes less time,
+            but other busy processes can starve the loader; see docs/performance.md. `ClipError` on
+            other systems, `ResourceError` if the system refuses. Threads that a `frame_transform`
+            starts inherit it.
         video_decoder: "pyav" decodes video on the host. "torchcodec" decodes it on the `device`,
             straight into its memory: on a GPU by NVDEC. What it cannot decode there, PyAV decodes,
             as without torchcodec; the log says so once. Pixels may differ by a few units of 255,
             for YUV becomes RGB by other code. An error without a `device`, and with
-            `frame_transform`, which is called with frames of the host.
-        trace: a file for a timeline of each iteration, in the Chrome trace format. It is written
-            when the iteration ends, and replaced by the next. Ranks and workers write files beside
-            it: `epoch.worker0.json`.
+            `frame_transform` or `resize`, which are for frames of the host.
+        trace: a file for the spans of each iteration, Chrome trace event JSON: open it at
+            https://ui.perfetto.dev. It is written during the iteration and replaced by the next.
+            Ranks and workers write files beside it: `epoch.worker0.json`.
     """
 
     num_cursors: int | None = _checked(None, _check_count)
     shuffle_buffer: int | None = _checked(None, _check_count)
     num_threads: int | None = _checked(None, _check_count)
+    thread_niceness: int = _checked(0, _check_niceness)
     video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
         None, lambda name, value: (local_path(value, name), value)[1]
@@ -533,10 +569,10 @@ class LoaderOptions(ClipOptions):
             "a device too, such as device='cuda'; or no video_decoder, for the host",
         )
         refuse(
-            is_on_device and self.frame_transform is not None,
-            f"engine.video_decoder={decoder!r} decodes on the device, but frame_transform is "
-            "called with frames of the host",
-            "no frame_transform; or no video_decoder",
+            is_on_device and (self.frame_transform is not None or self.resize is not None),
+            f"engine.video_decoder={decoder!r} decodes on the device, but frame_transform and "
+            "resize are for frames of the host",
+            "no resize and no frame_transform; or no video_decoder",
             f"device={self.device}, and both",
         )
 

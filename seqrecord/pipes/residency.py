@@ -10,7 +10,7 @@ import numpy as np
 from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.memory import frames_in_memory
-from seqrecord.pipes.selection import ClipSelection
+from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Sessions
 from seqrecord.sampling import Intervals, Part, PlanSettings, Window, shard_frames
 from seqrecord.sampling.memory import Demand, Fit
@@ -27,7 +27,7 @@ class Residency:
     only small frames stay.
     """
 
-    selection: ClipSelection
+    selection: Selection
     settings: PlanSettings
     windows: Sequence[Window]
     fixed_shards: bool
@@ -80,12 +80,12 @@ class Residency:
         selection = self.selection
         if part.count > 1 and self._is_sharded(part.count, sessions, settings):
             return tuple(map(FrameRows, self._shards(part.count, settings, part)[0]))
-        rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.selected)
+        rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.clip_set.selected)
         return (rows,) * len(selection.episodes.groups)
 
     def features(self, stays: bool) -> dict[str, list[str]]:
         """Features whose frames stay in memory, if they do, and those decoded in every epoch."""
-        features, transform = self.selection.dataset.features, self.selection.frame_transform
+        features, transform = self.selection.dataset.features, self.selection.frames.transform
         decoded = [n for n, spec in features.items() if transform is not None or not spec.is_raw]
         return {
             "features_resident": list(features) if stays else [],
@@ -96,7 +96,7 @@ class Residency:
         """Whether parts may have the same clips in every epoch."""
         if self.settings.order == "sequences" or sessions:
             return False
-        if num_parts > 1 and self.selection.differs_by_epoch:
+        if num_parts > 1 and self.selection.clip_set.differs_by_epoch:
             return False
         return self.fixed_shards or not self.settings.shuffle
 
@@ -123,5 +123,5 @@ class Residency:
     ) -> tuple[list[Intervals], int]:
         """See `shard_frames`."""
         parts = None if part is None else np.array([part.index])
-        table, episodes = self.selection.clips, self.selection.episodes
+        table, episodes = self.selection.clip_set.clips, self.selection.episodes
         return shard_frames(table, episodes, self.windows, settings, num_parts, parts)

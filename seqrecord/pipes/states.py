@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from seqrecord.engine.engine import Engine
     from seqrecord.engine.stats import EngineStats
     from seqrecord.engine.trace import Trace
-    from seqrecord.pipes.clip_loader import ClipLoader
 
 _VERSION = 7
 _MAX_PARTS = 1 << 31  # exclusive
@@ -400,6 +399,11 @@ def _count(bounds: range, saved: Any, *names: str) -> int:
     return _integer(f"{names[-1]} of the StatefulDataLoader", _at(saved, *names), bounds)
 
 
+def sessions_of(epoch: int, rest: Remainder | None) -> Sessions:
+    """The sessions of an epoch that are over, of the only source."""
+    return () if rest is None else rest.sources[0].sessions(epoch)
+
+
 # ---- what has states
 
 PlanT = TypeVar("PlanT", bound="Planned")
@@ -415,17 +419,43 @@ class Planned(Protocol):
         """What statistics say of its clips."""
 
 
+class Source(Protocol):
+    """The order of one dataset's clips, as states save it."""
+
+    @property
+    def batch_size(self) -> int | None: ...
+    def decodes_once(self, num_workers: int) -> bool:
+        """Whether so many workers decode each frame once, if they persist."""
+
+    def state(self, num_parts: int, rest: SourceRemainder | None) -> SourceState:
+        """The settings of the order of epochs in so many parts, and of the epochs in `rest`."""
+
+    def check_state(
+        self, state: SourceState, rest: SourceRemainder, *, any_batch_size: bool = False
+    ) -> None:
+        """Raise `StateError` for a state of other clips or another order."""
+
+    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRemainder) -> Any:
+        """Memory for the settings of a state, for `keep`."""
+
+    def keep(self, fits: Any) -> None:
+        """Use these settings from here on, in place of the chosen ones."""
+
+
 class BatchSource(Protocol[PlanT]):
     """Plans epochs and runs them. Picklable."""
 
-    ranks: Ranks
     goes_on: bool
     """Whether an epoch goes on where the one before has ended: then what ranks or workers had left
     when their number changed is that of all later epochs, else of one."""
 
     @property
-    def sources(self) -> Sequence[ClipLoader]:
-        """What clips come from: one dataset, or several."""
+    def ranks(self) -> Ranks:
+        """The ranks that share an epoch."""
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The orders of one dataset, or of several."""
 
     def asked(self) -> Mapping[str, Any]:
         """What was asked for beside what each of the sources was, as JSON."""

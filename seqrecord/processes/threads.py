@@ -8,6 +8,7 @@ thread exits registers with `atexit` to end its pool.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -32,6 +33,29 @@ def start(thread: threading.Thread) -> None:
             "leaves room for some more",
             got=f"{threading.active_count()} threads in this process",
         ) from error
+
+
+def lower_priority(niceness: int) -> None:
+    """Increase the niceness of this thread, up to 19; threads that it starts inherit it.
+
+    For Linux, where each thread has a niceness of its own. Raises `ResourceError` if the system
+    refuses.
+    """
+    if not niceness:
+        return
+    thread, got = threading.get_native_id(), "no change"
+    wanted = min(os.getpriority(os.PRIO_PROCESS, thread) + niceness, 19)
+    try:
+        os.setpriority(os.PRIO_PROCESS, thread, wanted)
+        if os.getpriority(os.PRIO_PROCESS, thread) == wanted:
+            return
+    except OSError as error:
+        got = str(error)
+    raise ResourceError(
+        "the system refuses to lower the priority of the loader's threads",
+        expected=f"niceness {wanted} of a thread; else pass engine.thread_niceness=0",
+        got=got,
+    )
 
 
 def check_room(count: int) -> None:

@@ -22,9 +22,9 @@ from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_vide
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.raw_frames import RawFrames
+from seqrecord.reading.resizing import resize_frame, temporary_frame
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
-from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange, coalesce
 
 _UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
@@ -136,7 +136,7 @@ class ChunkReader:
         self._paths = paths  # of the record files
         self._lengths: dict[str, int] = {}  # of record files, where it was looked at
         self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
-        self._codecs = {n: PageCodec(s) for n, s in features.items() if n not in self._video}
+        self._codecs = {n: PageCodec(s.stored) for n, s in features.items() if n not in self._video}
         self.raw = [
             RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self._has_path)
             for n in range(len(index.groups))
@@ -196,14 +196,19 @@ class ChunkReader:
             )
 
     def read(
-        self, pages: Sequence[Page], buffer: npt.NDArray[np.uint8] | None = None
+        self,
+        pages: Sequence[Page],
+        buffer: npt.NDArray[np.uint8] | None = None,
+        *,
+        resolve: bool = True,
     ) -> list[memoryview]:
         """The bytes of pages of one record file.
 
         Pages that lie together are read together, with the padding between them, in one call to
         the storage, into `buffer` if one is given. What a page refers to is read too: into the rest
         of the buffer, if it is large enough, and else into memory of its own. Then the bytes are
-        those of a page that holds its packets itself. Raises `ChecksumError` for a page that does
+        those of a page that holds its packets itself. Without `resolve` they are those of the page,
+        and external files are not read. Raises `ChecksumError` for a page that does
         not match its checksum.
         """
         if not pages:
@@ -220,12 +225,12 @@ class ChunkReader:
                 data[i] = part[start - whole.start : stop - whole.start]
         path = pages[0].chunk.path
         self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
-        if self.verify and not leaves_buffers(self._storage):
+        if self.verify:
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
         rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
-            if page.external:
+            if page.external and resolve:
                 data[i] = self._resolved(page, data[i], rest[: page.external_room])
                 rest = rest[page.external_room :]
         return [item.toreadonly() for item in data]
@@ -239,8 +244,6 @@ class ChunkReader:
             raise self._located(page, error) from error.__cause__
         page.memo["reference"] = reference
         packets = self._externals.read(reference, memory)
-        if self._externals.leaves_buffers:
-            return packets
         video = self._video.get(page.feature)
         try:
             codec = None if video is None else video.config.codec
@@ -360,7 +363,16 @@ class ChunkReader:
             codec, count = self._codecs[page.feature], page.num_present
             if not codec.spec.is_raw and "offsets" not in page.memo:
                 page.memo["offsets"] = codec.offsets(data, count)
-            codec.decode_into(data, count, out, positions, page.memo.get("offsets"))
+            offsets = page.memo.get("offsets")
+            if (spec := self.features[page.feature]).stored_shape is None:
+                codec.decode_into(data, count, out, positions, offsets)
+                return
+            for target, position in zip(out, positions, strict=True):
+                shape = codec.shape_of(count, position, data)
+                self._check_largest(page, [shape], is_whole=False)
+                frame = temporary_frame(shape, spec.dtype)
+                codec.decode_into(data, count, [frame], [position], offsets)
+                resize_frame(spec, frame, target)
         except (CodecError, FormatError) as error:
             raise self._located(page, error) from error.__cause__
 
@@ -399,7 +411,7 @@ class ChunkReader:
     def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
         """Shapes of the frames in a page, in its order, as the index says of the largest."""
         shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
-        if shapes is None and page.largest is None:
+        if shapes is None and self.features[page.feature].is_fixed:
             shapes = [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
         elif shapes is None:
             try:

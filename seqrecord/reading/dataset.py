@@ -27,14 +27,14 @@ from seqrecord.format.statistics_file import read_statistics
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.chunks import ChunkReader
 from seqrecord.reading.episode import Episode, html_card
-from seqrecord.reading.externals import CountedFiles, ExternalFiles, Originals
+from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
 from seqrecord.reading.metadata import load, load_version
+from seqrecord.reading.resizing import Sizes, resized_schema
 from seqrecord.reading.versions import open_version
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
-from seqrecord.storage.counting import Asked, CountingStorage
 from seqrecord.text import repr_of, shown_place
 from seqrecord.units import format_size
 
@@ -99,6 +99,7 @@ class Contents:
     `manifest` and `index` are as they were when the dataset was opened; `features` are those that
     are read, and `verify` says whether pages are checked. `names` are those that the index has of
     features that are stored by other ones, by these. `externals` are the files that pages refer to.
+    `sizes` are heights and widths of features that are resized.
     """
 
     storage: Storage
@@ -108,6 +109,7 @@ class Contents:
     verify: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
     externals: ExternalFiles | None = None
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def stored_name(self, feature: str) -> str:
         """The name that a feature is stored by."""
@@ -190,12 +192,16 @@ class Dataset:
         verify: bool = True,
         names: Mapping[str, str] | None = None,
         externals: ExternalFiles | None = None,
+        sizes: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         externals = externals or ExternalFiles(storage)
         with located(SchemaError, file=storage.url):
             chosen = index.schema.select(features)
+        sizes = {name: size for name, size in (sizes or {}).items() if name in chosen}
+        if sizes:
+            chosen = resized_schema(chosen, sizes)
         self.contents = Contents(
-            *(storage, manifest, index, chosen, verify, names or {}, externals)
+            *(storage, manifest, index, chosen, verify, names or {}, externals, sizes)
         )
         _ = self.contents.chunks  # raises for codecs that are not there
 
@@ -262,14 +268,7 @@ class Dataset:
 
     def select(self, features: Sequence[str] | None) -> Dataset:
         """The same dataset with only these features, in this order; all of them for `None`."""
-        of = self.contents
-        return Dataset(
-            *(of.storage, of.manifest, of.index),
-            features=features,
-            verify=of.verify,
-            names=of.names,
-            externals=of.externals,
-        )
+        return self._changed(features=features)
 
     def renamed(self, names: Mapping[str, str]) -> Dataset:
         """The same dataset with other names of some features, by those that they have here.
@@ -288,14 +287,27 @@ class Dataset:
             )
         features = [names.get(name, name) for name in self.features]
         stored = {**of.names, **{of.stored_name(old): new for old, new in names.items()}}
+        sizes = {names.get(name, name): size for name, size in of.sizes.items()}
         index = of.index.renamed(names)
-        return Dataset(
-            *(of.storage, of.manifest, index),
-            features=features,
-            verify=of.verify,
-            names=stored,
-            externals=of.externals,
-        )
+        return self._changed(index=index, features=features, names=stored, sizes=sizes)
+
+    def resized(self, sizes: Sizes | None) -> Dataset:
+        """The same dataset, which resizes frames as it decodes them: `(height, width)` by feature,
+        or one size for all images; `None` for stored frames.
+
+        Raises `ClipError` for a feature that does not exist or that cannot be resized.
+        """
+        if sizes is None:
+            return self._changed(sizes=None) if self.contents.sizes else self
+        with located(ClipError, file=self.url):
+            chosen = resized_schema(self.features, sizes)
+        changed = {n: spec.shape[:2] for n, spec in chosen.items() if spec.stored_shape is not None}
+        return self._changed(sizes=changed)
+
+    def _changed(self, **changes: Any) -> Dataset:
+        of, same = self.contents, ("storage", "manifest", "index", "verify", "names", "sizes")
+        given = {name: getattr(of, name) for name in (*same, "externals")}
+        return Dataset(**{**given, "features": list(of.features), **changes})
 
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
@@ -363,7 +375,7 @@ class Dataset:
         of = self.contents
         return _reopen, (
             *(of.storage, of.manifest, list(of.features), of.verify, of.names),
-            of.externals,
+            *(of.externals, of.sizes),
         )
 
     def __repr__(self) -> str:
@@ -415,22 +427,6 @@ class Episodes(Mapping[str, "Episode"]):
         return f"Episodes({len(self)} of {shown_place(self._contents.storage.url)!r})"
 
 
-def counted_dataset(dataset: Dataset, asked: Asked) -> Dataset:
-    """The same dataset, of which what is read is counted. Nothing is read once `asked` stands for
-    all, but pages that refer to other files, for they say where."""
-    of = dataset.contents
-    refers = any(group.external.any() for group in of.index.groups)
-    externals = of.externals or ExternalFiles(of.storage)
-    return Dataset(
-        CountingStorage(of.storage, asked, reads=refers),
-        *(of.manifest, of.index),
-        features=list(of.features),
-        verify=of.verify,
-        names=of.names,
-        externals=CountedFiles(externals, asked),
-    )
-
-
 def _reopen(
     storage: Storage,
     manifest: Manifest,
@@ -438,6 +434,7 @@ def _reopen(
     verify: bool,
     names: Mapping[str, str],
     externals: ExternalFiles | None,
+    sizes: Mapping[str, tuple[int, int]],
 ) -> Dataset:
     """A dataset in another process; its index has been verified in the first."""
     manifest, index = load_version(storage, manifest)
@@ -448,4 +445,5 @@ def _reopen(
         verify=verify,
         names=names,
         externals=externals,
+        sizes=sizes,
     )

@@ -156,7 +156,8 @@ class Episode:
         reader, whole, runs = self._reader, [], followed(inside, places)
         for page in pages:
             spec = reader.features[page.feature]
-            if len(places) > 1 or reader.verify or spec.is_raw or spec.is_video or page.external:
+            is_alone = len(places) == 1 and not (reader.verify or spec.is_video or page.external)
+            if not is_alone or spec.is_raw or spec.stored_shape is not None:
                 whole.append(page)
             else:
                 arrays[page.feature][int(places[0])] = reader.read_frame(page, int(inside[0]))

@@ -51,12 +51,11 @@ from seqrecord.storage import (
     open_storage,
     reads_commit,
 )
-from seqrecord.storage.counting import Asked, CountingStorage
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import without_commit
 from seqrecord.text import repr_of
 
-__all__ = ["CountedFiles", "ExternalFiles", "Originals", "is_trusted", "trust"]
+__all__ = ["ExternalFiles", "Originals", "is_trusted", "trust"]
 
 Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 
@@ -78,9 +77,6 @@ class ExternalFiles:
             several roots a dict from each old root to its new place.
         options: of `open_storage`, for what serves them.
     """
-
-    leaves_buffers = False
-    """Whether nothing is read, see `CountedFiles`."""
 
     def __init__(
         self,
@@ -345,6 +341,10 @@ class ExternalFiles:
         """What serves the files of all lists."""
         return [self._store(root) for root in {file.root for file in self.all_files()}]
 
+    def serving(self, file: ExternalFile) -> Storage:
+        """The storage of a file."""
+        return self._store(file.root)
+
     def _check(self, file: ExternalFile) -> None:
         """Raise `StorageError` unless a file is as it was indexed. It is looked at once."""
         if hash(file) not in self._seen:
@@ -455,25 +455,3 @@ def sizes_and_identities(
             return None, None
 
     return found | map_files(store, look, [path for path in wanted if path not in found])
-
-
-class CountedFiles(ExternalFiles):
-    """Counts what would be asked for external files, of which nothing is read. Not picklable."""
-
-    leaves_buffers = True
-
-    def __init__(self, files: ExternalFiles, asked: Asked) -> None:
-        super().__init__(files._storage, files._originals, files._options)
-        self._asked, self._seen = asked, asked.seen
-
-    def _check_same(self, file: ExternalFile) -> None:
-        """A file is looked at with one request, which tells its address, too."""
-        store = self._store(file.root)
-        self._asked.requests += store.local_path("any name") is None
-        self._asked.seen.add((store.place, file.path))
-
-    def _store(self, root: str) -> Storage:
-        store = super()._store(root)
-        if not isinstance(store, CountingStorage):
-            self._stores[root] = store = CountingStorage(store, self._asked)
-        return store

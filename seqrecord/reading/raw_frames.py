@@ -11,7 +11,8 @@ with its whole page. What is read beside the frames goes to memory that nobody l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
@@ -26,18 +27,20 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, slice_frames
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.resizing import resize_frame
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
-from seqrecord.storage.counting import leaves_buffers
 from seqrecord.storage.ranges import ByteRange
 
 _BLOCK_BYTES = 2 << 20  # read, then summed while the processor's cache holds them
-_PADDING = 4 << 10  # unwanted bytes that are read along: one read in place of two
-_MAX_GAP = 16 << 10  # … of one page, from a local disk; a storage elsewhere takes more
-_PART_BYTES = 16 << 10  # of a page are read in the time that one more part of it takes
-_SPARED_REMOTE = 8 << 20  # bytes that a request for less than a page must spare, elsewhere
+PADDING = 4 << 10  # unwanted bytes that are read along: one read in place of two
+MAX_GAP = 16 << 10  # … of one page, from a local disk; a storage elsewhere takes more
+PART_BYTES = 16 << 10  # of a page are read in the time that one more part of it takes
+SPARED_REMOTE = 8 << 20  # bytes that a request for less than a page must spare, elsewhere
 _MOST_PARTS = 16  # of a small page that are read in turn; more are copied from memory
 _COPIED_BYTES = 1 << 20  # … of so many bytes
+
+_Resizing = Callable[[], AbstractContextManager[object]]
 
 
 class FrameRun(NamedTuple):
@@ -168,10 +171,11 @@ class RawFrames:
             p for p, n in zip(table.features, table.schema, strict=True) if n in features
         ]
         self.specs = {
-            spec.name: spec
+            spec.name: spec.stored
             for spec in features.values()
-            if spec.name in table.schema and spec.is_raw
+            if spec.name in table.schema and spec.stored.is_raw
         }
+        self._resized = {n: features[n] for n in self.specs if features[n].stored_shape}
         self._sizes = {  # column, bytes of a frame, and frames that are checked together
             name: (table.schema.position(name), spec.nbytes, slice_frames(spec) if verify else 1)
             for name, spec in self.specs.items()
@@ -218,6 +222,7 @@ class RawFrames:
         lender: Lender | None = None,
         *,
         exact: bool = False,
+        resizing: _Resizing = nullcontext,
     ) -> int:
         """Read frames of features, of which these are the rows: C-contiguous arrays, [rows, …].
 
@@ -226,9 +231,60 @@ class RawFrames:
         beside them comes from the lender: 3 MiB, or from elsewhere than a local disk as many bytes
         as that are. Returns how many bytes were asked for.
 
+        Features that are resized are read into memory of the lender first, those frames of a chunk
+        together, and resized from there in the context `resizing`.
+
         Raises `ChecksumError` for what is not as it was written, `CodecError` for a bool that is
         neither 0 nor 1, and `FormatError` for a page that is not as long as its frames.
         """
+        if not self._resized:
+            return self._read(runs, rows, lender, exact)
+        nbytes = 0
+        for name in rows.keys() & self._resized:
+            for _, some in groupby(runs, key=attrgetter("chunk")):
+                nbytes += self._read_resized(name, list(some), rows[name], lender, exact, resizing)
+        rows = {name: array for name, array in rows.items() if name not in self._resized}
+        return nbytes + self._read(runs, rows, lender, exact)
+
+    def _read_resized(
+        self,
+        name: str,
+        runs: Sequence[FrameRun],
+        rows: npt.NDArray[Any],
+        lender: Lender | None,
+        exact: bool,
+        resizing: _Resizing,
+    ) -> int:
+        """Read frames of one feature and one chunk as they are stored, and resize them to rows."""
+        spec, counts = self.specs[name], [run.num_frames for run in runs]
+        size = sum(counts) * spec.nbytes
+        buffer = np.empty(size, np.uint8) if lender is None else lender.acquire(size)
+        try:
+            frames = buffer[:size].view(spec.dtype).reshape(-1, *spec.shape)
+            firsts = accumulate(counts, initial=0)
+            here = [run._replace(row=first) for run, first in zip(runs, firsts, strict=False)]
+            nbytes = self._read(here, {name: frames}, lender, exact)
+            mask = self._table.present(
+                runs[0].chunk, int(self._table.features[self._sizes[name][0]])
+            )
+            with resizing():
+                for to, of in zip(runs, here, strict=True):
+                    for i in range(to.num_frames):
+                        if mask is None or mask[to.first + i]:
+                            resize_frame(self._resized[name], frames[of.row + i], rows[to.row + i])
+            return nbytes
+        finally:
+            if lender is not None:
+                lender.release(buffer)
+
+    def _read(
+        self,
+        runs: Sequence[FrameRun],
+        rows: Mapping[str, npt.NDArray[Any]],
+        lender: Lender | None,
+        exact: bool,
+    ) -> int:
+        """`read`, of features that are not resized."""
         memories = {n: array.reshape(-1).view(np.uint8).data for n, array in rows.items()}
         pieces = [
             piece
@@ -238,10 +294,10 @@ class RawFrames:
         pieces.sort(key=attrgetter("file", "start"))
         nbytes = 0
         for file, some in groupby(pieces, key=attrgetter("file")):
-            padding = 0 if exact else _PADDING
+            padding = 0 if exact else PADDING
             nbytes += self._read_file(self._paths[file], list(some), rows, lender, padding)
         for piece in pieces:
-            if rows[piece.feature].dtype == np.bool_ and not leaves_buffers(self._storage):
+            if rows[piece.feature].dtype == np.bool_:
                 self._check_bools(piece, rows[piece.feature])
         return nbytes
 
@@ -269,15 +325,15 @@ class RawFrames:
             ]
             if not exact:  # whole pages, where that takes less time than their parts
                 wanted = sum(stop - begin for begin, stop in bounds) * nbytes
-                least = (len(bounds) + 1) * _PART_BYTES
-                if length - wanted < (least if self._is_local else max(wanted, _SPARED_REMOTE)):
+                least = (len(bounds) + 1) * PART_BYTES
+                if length - wanted < (least if self._is_local else max(wanted, SPARED_REMOTE)):
                     bounds = [(0, held)] * len(bounds)
             begins = [0] * bool(found)  # runs share a piece that are near each other
             for i in range(1, len(found)):
                 gap = (bounds[i][0] - bounds[i - 1][1]) * nbytes
                 before = found[i - 1]
                 is_again = found[i].first < before.first + before.num_frames
-                if is_again or gap > (0 if exact else _MAX_GAP):
+                if is_again or gap > (0 if exact else MAX_GAP):
                     begins.append(i)
             for a, b in pairwise([*begins, len(found)]):
                 low, high = bounds[a][0] * nbytes, bounds[b - 1][1] * nbytes
@@ -339,7 +395,6 @@ class RawFrames:
         ranges, views = list(sums.values()), [each.view(np.uint8).data for each in tables.values()]
         for piece in pieces:
             piece.seen = 0
-        checks = self._verify and not leaves_buffers(self._storage)
         for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
             scratch = np.empty(between, np.uint8) if lender is None else lender.acquire(between)
@@ -359,7 +414,7 @@ class RawFrames:
                 for piece, table in tables.items():
                     piece.sums = table.tolist()
                 for (piece, _, _), data in zip(block, read, strict=True):
-                    if checks and not piece.is_right(data):
+                    if self._verify and not piece.is_right(data):
                         return piece
                     if piece.rows is not None:
                         array = rows[piece.feature]

@@ -138,15 +138,16 @@ class Fit:
 
     def with_all(self, num_frames: int) -> Fit:
         """The same with rows for so many frames of each group, which then stay once they were
-        loaded; without, where they do not all fit."""
+        loaded, if need be with fewer loads at a time; without, where they do not all fit."""
         sizes = self.sizes.of_staying
         rows = (max(1, num_frames),) * len(sizes.frames)
         left = self.max_arena - sizes.held(rows) - STAYING * sum(rows)
-        left -= self.max_loads * (sizes.chunk - self.sizes.chunk)
-        if not num_frames or left < 0:
+        left += self.max_loads * self.sizes.chunk
+        loads = min(self.max_loads, left // max(1, sizes.chunk))
+        if not num_frames or loads < 1:
             return self
-        prefetch = self.prefetch + self._more_batches(left)
-        return replace(self, sizes=sizes, in_memory=Memory(rows, prefetch, self.max_loads, 0))
+        prefetch = self.prefetch + self._more_batches(left - loads * sizes.chunk)
+        return replace(self, sizes=sizes, in_memory=Memory(rows, prefetch, loads, 0))
 
     def _divide(self, held: Sequence[int], nbytes: int, more: int) -> tuple[tuple[int, ...], int]:
         """Rows of arenas that hold so many frames, which take `nbytes`, and chunks that are read

@@ -152,6 +152,9 @@ class NpyFile:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        return map(self.__getitem__, range(len(self)))
+
     def __getitem__(self, index: int) -> npt.NDArray[Any]:
         if self._whole is not None:
             item: npt.NDArray[Any] = self._whole[index]

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from seqrecord.format.inventory import Inventory
+from seqrecord.format.manifest import CopiedFiles
 from seqrecord.schema import Block, Frame, Schema
 from seqrecord.statistics.by_feature import Statistics
+from seqrecord.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Source(Protocol):
     seconds. It is asked if no feature of the schema is a timestamp, and the episode has an `fps`:
     timestamps that contradict it take it away.
 
-    A source that is a dataset has three more, see `StoredSource`. A source with the method
-    `account()`, which returns an `Account`, reports possible data that it does not pack.
+    A source with the method `account()`, which returns an `Account`, reports possible data that it
+    does not pack.
 
     It must be picklable, since each worker process gets a copy. `TartanAir` and `Folders` are
     sources, and docs/reference/writing.md has an example of one's own.
@@ -83,11 +86,14 @@ class Source(Protocol):
 
 
 class StoredSource(Source, Protocol):
-    """A source that is a dataset: a new dataset stores its features as it does, by default."""
+    """A source of one or more datasets: a new dataset stores its features as they do, by default.
+
+    `convert` imports none, since a writer does without all that reads datasets.
+    """
 
     @property
     def stored(self) -> Schema:
-        """The features of `schema()` with the codecs and groups that they have."""
+        """The features of `schema()` with their codecs and groups."""
         ...
 
     @property
@@ -95,9 +101,22 @@ class StoredSource(Source, Protocol):
         """Those of all its episodes; empty where it has none."""
         ...
 
-    def fitted(self, schema: Schema) -> StoredSource:
-        """The same source, which keeps encoded what `schema` stores in the same codec, and decodes
-        everything else."""
+    @property
+    def inventories(self) -> Sequence[Inventory] | None:
+        """Inventories to keep instead of an account of the source, if any."""
+        ...
+
+    @property
+    def copied_features(self) -> frozenset[str]:
+        """The features whose chunks are copied."""
+        ...
+
+    def fitted(self, schema: Schema, chunk_frames: int | None) -> StoredSource:
+        """The source for a dataset of this schema: it copies what is stored in the same codecs."""
+        ...
+
+    def copy_lists(self, storage: Storage) -> CopiedFiles | None:
+        """Copy the lists of external files to which copied chunks refer; the copied files."""
         ...
 
 

@@ -30,7 +30,6 @@ from seqrecord.storage.ranges import ByteRange, unwanted_if
 from seqrecord.storage.url import Location, local_path, parse_location
 
 if TYPE_CHECKING:
-    from seqrecord.storage.objects.storage import can_copy_on_server, copy_on_server
     from seqrecord.storage.remote import FsspecStorage
 
 __all__ = [
@@ -49,9 +48,7 @@ __all__ = [
     "Unfinished",
     "Upload",
     "cache_info",
-    "can_copy_on_server",
     "clear_cache",
-    "copy_on_server",
     "entries_of",
     "expect_pages",
     "fixed_url_of",
@@ -71,7 +68,6 @@ if not TYPE_CHECKING:  # what a local disk does not need, and takes long to impo
     __getattr__, __dir__, _ = lazy(
         __name__,
         {
-            "objects.storage": ["can_copy_on_server", "copy_on_server"],
             "remote": ["FsspecStorage"],
         },
         __all__,

@@ -51,7 +51,7 @@ class ParallelStorage(StorageWrapper):
         super().__init__(inner)
         if max_requests < 1:
             raise ValueError(f"at most {max_requests} requests")
-        self._max_requests, self._max_gap, self._max_bytes = max_requests, max_gap, max_bytes
+        self._max_requests, self.max_gap, self.max_bytes = max_requests, max_gap, max_bytes
         self._slots = PerProcess(partial(threading.BoundedSemaphore, max_requests))
 
     def read_ranges(
@@ -81,9 +81,27 @@ class ParallelStorage(StorageWrapper):
         self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> list[ReadRequest]:
         """The requests of a call, at least one."""
-        parts = plan(ranges, buffers, max_gap=self._max_gap, max_bytes=self._max_bytes)
+        parts = plan(ranges, buffers, max_gap=self.max_gap, max_bytes=self.max_bytes)
         # That of empty ranges says whether the file is there.
         return parts or [(list(ranges), list(buffers))]
+
+
+def layers(storage: Storage) -> Iterator[Storage]:
+    """A storage, and those that it wraps."""
+    yield storage
+    if isinstance(storage, StorageWrapper):
+        yield from layers(storage.inner)
+
+
+def parallel_of(storage: Storage) -> ParallelStorage | None:
+    """The layer that plans requests; `None` of disks and mounts, which need none."""
+    return next((each for each in layers(storage) if isinstance(each, ParallelStorage)), None)
+
+
+def requests_by_file(storage: Storage) -> int:
+    """Requests for a file beside those of its ranges: on the Hub one, for its address."""
+    *_, served = layers(storage)
+    return getattr(served, "requests_by_file", 0)
 
 
 class RequestThreads:

@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seqrecord.codecs.images import IMAGE
-from seqrecord.codecs.video.config import VIDEO
 from seqrecord.engine.stats import STAGES, Stage, bottleneck
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.dataset import DatasetLike
-from seqrecord.schema import Schema
 from seqrecord.text import counted, percent, shown_place
 from seqrecord.tools.options import ToolOptions
 from seqrecord.units import check_amount, check_integer, format_size
@@ -31,11 +28,6 @@ from seqrecord.units import check_amount, check_integer, format_size
 if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordStream
 
-_SETTINGS = (  # that a report names
-    *("clip_len", "stride", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
-    *("split", "episode_filter", "pad", "drop_last", "rotate_phase"),
-    *("memory_limit", "device", "consumer_seconds"),
-)
 _FEW_BATCHES = 10
 _ALONE = 20  # steps with one batch
 _BURSTS = 3  # times the median wait that the mean wait is
@@ -101,8 +93,7 @@ def measure(
     steps = _Steps(synchronize, options)
     num_batches = min(len(stream), options.max_batches or len(stream))
     steps.run(stream, num_batches, options.progress)
-    settings = {name: getattr(options, name) for name in _SETTINGS}
-    settings["stride"] = options.spec.stride
+    settings = options.settings("consumer_seconds")
     settings["device"] = options.device and str(options.device)
     settings["num_threads"] = options.tuning.num_threads
     return _report(stream, steps, settings, open_seconds)
@@ -187,7 +178,6 @@ def _report(
         threads=settings["num_threads"] or cores,
         cores=cores,
         is_local=stream.dataset.contents.chunks.is_local,
-        kept=_kept(stream.dataset.features),
     )
     return BenchReport(
         url=stream.dataset.url,
@@ -377,7 +367,6 @@ def advise(
     threads: int,
     cores: int,
     is_local: bool,
-    kept: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """One line for the bottleneck, and one for whatever else is worth knowing.
 
@@ -390,7 +379,6 @@ def advise(
         threads: that the pipe may use.
         cores: that the process may use.
         is_local: whether the dataset is on a disk of this machine.
-        kept: features that are video or encoded images, and which of these they are.
     """
     step = waiting + copying + consuming or 1.0
     lines = []
@@ -409,7 +397,7 @@ def advise(
     else:
         lines.append(
             f"the consumer waits for data {percent(waiting / step)} of the time. "
-            + _what_helps(stage, stats, seconds, threads, cores, is_local, kept or {})
+            + _what_helps(stage, stats, seconds, threads, cores, is_local)
         )
         if waiting > _BURSTS * median_wait and stats.get("loads_held_back"):
             lines.append(
@@ -428,7 +416,6 @@ def _what_helps(
     threads: int,
     cores: int,
     is_local: bool,
-    kept: Mapping[str, str],
 ) -> str:
     fetching, decoding = stats.get("fetch_seconds", 0.0), stats.get("decode_seconds", 0.0)
     if stage == "gather":
@@ -442,10 +429,16 @@ def _what_helps(
     if stage == "decode":
         more = f"more threads (there are {cores} cores and {threads} in use)"
         less = "fewer features"
+        found = stats.get("decode_seconds_by_feature", {"": 0.0})
+        name = max(found, key=found.__getitem__)
+        most, codec = "", "fast"
+        if total := sum(found.values()):
+            codec = f"{name}=fast"  # a codec for all leaves images and video as they are
+            most = f", {percent(found[name] / total)} of that for {name}" if len(found) > 1 else ""
         return (
             f"Decoding is the bottleneck: {percent(decoding / working)} of the loading threads' "
-            f"time{_most_of_it(stats)}. {_faster_codec(stats, kept)}, or use "
-            f"{more if threads < cores else less}."
+            f"time{most}. Pack with a faster codec (`seqrecord write --codec {codec}`) or smaller "
+            f"frames, or use {more if threads < cores else less}."
         )
     nearer = "Pack it" if is_local else "Put the dataset on a local disk, pack it"
     rate = stats.get("bytes_read", 0) / max(seconds, 1e-9) / 1e6
@@ -454,31 +447,3 @@ def _what_helps(
         f"{rate:,.0f} MB/s. {nearer} with larger chunks "
         "(`--chunk-frames`) or a stronger codec (`--codec small`), or ask for fewer features."
     )
-
-
-def _faster_codec(stats: Mapping[str, Any], kept: Mapping[str, str]) -> str:
-    seconds = {n: s for n, s in stats.get("decode_seconds_by_feature", {}).items() if s}
-    name = max(seconds, key=seconds.__getitem__) if seconds else next(iter(kept), "")
-    if name not in kept:
-        return "Pack with a faster codec (`seqrecord write --codec fast`)"
-    # A codec for all features leaves those that are kept encoded as they are.
-    text = f"{name} is kept as {kept[name]}: pack this dataset again with smaller frames, or with "
-    if kept[name] == "video":
-        text += f"fewer frames between keyframes (`seqrecord write --codec {name}=h264:gop=4`), or "
-    return text + f"larger and faster frames (`seqrecord write --codec {name}=fast`)"
-
-
-def _kept(features: Schema) -> dict[str, str]:
-    """Features that are stored as video or encoded images, which no preset changes."""
-    kinds = {VIDEO: "video", IMAGE: "images"}
-    ids = {name: spec.codec[0]["id"] for name, spec in features.items() if spec.codec}
-    return {name: kinds[each] for name, each in ids.items() if each in kinds}
-
-
-def _most_of_it(stats: Mapping[str, Any]) -> str:
-    """The feature that takes the most to decode, if there are several."""
-    seconds = stats.get("decode_seconds_by_feature", {})
-    if len(seconds) < 2 or not any(seconds.values()):
-        return ""
-    name = max(seconds, key=seconds.__getitem__)
-    return f", {percent(seconds[name] / sum(seconds.values()))} of that for {name}"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.text import repr_of
 
 _CLIP_LEN = 16
+_REPORTED = (
+    *("clip_len", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
+    *("split", "pad", "drop_last", "rotate_phase", "memory_limit"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +26,11 @@ class ToolOptions(LoaderOptions):
             object.__setattr__(self, "clip_len", _CLIP_LEN)
         super().__post_init__()
 
-    @property
-    def episode_filter(self) -> str | None:
-        """What `episodes` was given, as a report names it."""
-        return self.episodes if isinstance(self.episodes, str | None) else repr_of(self.episodes)
+    def settings(self, *names: str) -> dict[str, Any]:
+        """What a report says of the arguments: the usual ones, and those of these names."""
+        keys = self.episodes
+        return {
+            **{name: getattr(self, name) for name in (*_REPORTED, *names)},
+            "stride": self.spec.stride,
+            "episode_filter": keys if isinstance(keys, str | None) else repr_of(keys),
+        }

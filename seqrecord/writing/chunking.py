@@ -147,7 +147,7 @@ class StoredChunk:
         group: Schema,
         frames: range,
         gaps: Mapping[int, npt.NDArray[np.bool_]],
-        pages: Sequence[bytes],
+        pages: Sequence[Buffer],
         largest: Sequence[int] = (),
         external: int = 0,
     ) -> StoredChunk:
@@ -164,7 +164,7 @@ class StoredChunk:
         return cls(number, np.array([row], dtype), gaps, (*pages, slices))
 
 
-def _checksums(spec: FeatureSpec, page: bytes) -> tuple[int, bytes]:
+def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
     """Of the page, and of its slices where it has any."""
     if not spec.is_raw:
         return crc32c(page), b""

@@ -14,7 +14,6 @@ import numpy as np
 
 from seqrecord.errors import (
     ConflictError,
-    DestinationError,
     FormatError,
     NotFoundError,
     StorageError,
@@ -38,21 +37,17 @@ from seqrecord.reading.metadata import (
     all_edits,
     load_index,
     read_edits,
-    read_file_id,
     readable_footers,
     record_sizes,
 )
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.storage import Storage, map_files, open_storage
+from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.committing import Base, commit, read_base
 from seqrecord.writing.own_files import (
     SmallFiles,
-    merge_note_path,
-    merges,
-    of_merges,
     put_retired_note,
 )
 
@@ -83,12 +78,8 @@ class Version:
 
 
 def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
-    """The files of edits of a dataset; without a manifest all that are there but a merge's."""
-    if base.manifest is not None:
-        return base.manifest.edits
-    found = all_edits(storage)  # before the notes
-    passed = of_merges(storage, [file.path for file in found])
-    return tuple(file for file in found if file.path not in passed)
+    """The files of edits of a dataset; without a manifest all that are there."""
+    return all_edits(storage) if base.manifest is None else base.manifest.edits
 
 
 def rebuilt(
@@ -250,17 +241,14 @@ def reindex(
 ) -> Manifest:
     """Rebuild index and manifest of a dataset from its record files alone.
 
-    All complete episodes are in it, those of interrupted writers too, but not those that only a
-    merge which did not end has brought. A damaged record file stays as it is: episodes with
-    frames in it are left out. Warnings name it and these episodes, and `on_damaged` is called with
-    each. Raises `FormatError` where all are damaged. Logs a warning if a record file of the
-    manifest before, where that can be read, is not there: the dataset is made without it; and,
-    where it cannot be read, one which names the edits that apply: it is unknown which were
-    committed.
+    All complete episodes are in it, those of interrupted writers too. A damaged record file stays
+    as it is: episodes with frames in it are left out. Warnings name it and these episodes, and
+    `on_damaged` is called with each. Raises `FormatError` where all are damaged. Logs a warning if
+    a record file of the manifest before, where that can be read, is not there: the dataset is made
+    without it; and, where it cannot be read, one which names the edits that apply: it is unknown
+    which were committed.
 
-    Raises `ConflictError` where another writer commits meanwhile, and `DestinationError` where
-    there is no manifest that can be read, and record files of a merge are there, and no others that
-    hold the same: then nothing tells whether the merge had ended.
+    Raises `ConflictError` where another writer commits meanwhile.
     """
     with contextlib.closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage, accept_damaged=True)
@@ -282,10 +270,6 @@ def _reindex(
 ) -> Manifest:
     removed = base.manifest.removed if base.manifest else ()
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
-    passed = of_merges(storage, sizes) - base.files.keys()
-    sizes = {path: n for path, n in sizes.items() if path not in passed}
-    if passed:
-        _pass_over(storage, base, passed, sizes)
     if not sizes:
         more = "; reindex takes the folder of a dataset, not originals"
         if storage.unfinished(RECORDS):
@@ -339,31 +323,6 @@ def _tell_lost(storage: Storage, before: Manifest, index: Index) -> None:
                 *(storage.url, counted(len(lost), "episode"), ", ".join(lost[:_MAX_SHOWN])),
                 ", …" if len(lost) > _MAX_SHOWN else "",
             )
-
-
-def _pass_over(
-    storage: Storage, base: Base, passed: Collection[str], taken: Collection[str]
-) -> None:
-    """Warn of record files of merges that are not taken.
-
-    `DestinationError` where no manifest tells whether the merge had ended, and one of them is in no
-    other file: where a merge was killed and run again, all are.
-    """
-    what = counted(len(passed), "record file")
-    if base.manifest is None:
-        ids = map_files(storage, lambda path: read_file_id(storage, path), [*passed, *taken])
-        if not {ids[path] for path in passed} <= {ids[path] for path in taken}:
-            raise DestinationError(
-                f"{what} of a merge are there, and no manifest that says whether the merge had "
-                "ended; run the merge again, or, if it had ended, remove its note so that the "
-                "files are taken",
-                file=storage.url,
-                expected="no record files that are a merge's",
-                got=", ".join(merge_note_path(writer) for writer in sorted(merges(storage))),
-            )
-    _logger.warning(
-        "%s: %s of a merge that is at work or was interrupted are not taken", storage.url, what
-    )
 
 
 def _still_there(storage: Storage, removed: tuple[str, ...]) -> tuple[str, ...]:

@@ -105,14 +105,15 @@ def convert(
     """Pack all episodes of a source.
 
     A source that is a dataset keeps its codecs and groups, unless `codecs` or the dataset that is
-    appended to says otherwise; what is then stored in the same codec is copied as it is, video
-    chunk by chunk and images one by one. Splits come along, and the statistics of what is not
-    decoded.
+    appended to says otherwise. Chunks of features that are stored in the same codecs are copied
+    without decoding, unless `chunk_frames` is given; then still chunks of video, and kept images
+    one by one. Splits are kept, and the statistics of features that are not decoded.
 
     Episodes are written in jobs of about a record file, each job by one worker into record
     files of its own; a worker holds one chunk of frames. The order of episodes is the source's,
     whatever the number of workers. The dataset exists when `convert` returns; stopped earlier, by
-    an error or a kill, `mode="resume"` continues after the episodes that had ended. Arguments
+    an error or a kill, `mode="resume"` continues after the episodes that had ended; where only
+    chunks are copied, a kill loses the episodes of unfinished record files. Arguments
     that are not listed here are those of `SeqRecordWriter`.
 
     Args:
@@ -175,12 +176,15 @@ def convert(
         try:
             known: Statistics | None = None
             original = schema
+            inventories: Sequence[Inventory] | None = None
+            copied: CopiedFiles | None = None
             if hasattr(source, "stored"):
                 dataset = cast("StoredSource", source)
-                known = dataset.statistics
-                schema = _schema_of(dataset, schema, codecs, target.schema, described)
-                source = dataset.fitted(schema)
-                work = frame_work(source.schema())
+                known, inventories = dataset.statistics, dataset.inventories
+                schema = _schema_of(dataset.stored, schema, codecs, target.schema, described)
+                source = dataset = dataset.fitted(schema, chunk_frames)
+                work = frame_work(source.schema(), copied=dataset.copied_features)
+                copied = dataset.copy_lists(target.storage)
             else:
                 work = frame_work(schema, reference=reference)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
@@ -189,7 +193,6 @@ def convert(
                 _logger.warning("%s: %s", target.storage.url, note)
                 inventory = replace(inventory, notes=(*inventory.notes, note))
             externals: dict[str, tuple[str, int]] = {}
-            copied: CopiedFiles | None = None
             if reference:
                 files: dict[str, ExternalFile] = cast("Any", source).external_files()
                 externals = put_lists(target.storage, files)
@@ -220,7 +223,10 @@ def convert(
             requested = chosen if isinstance(chosen, list | tuple) else ()
             check = partial(_check_values, requested=requested, shown=target.storage.url)
             commit = partial(target.commit, check=check, copied=copied)
-            return _report(target, episodes, todo, written, unlisted, known, inventory, commit)
+            return _report(
+                *(target, episodes, todo, written, unlisted, known, inventory, commit),
+                inventories=inventories,
+            )
         except BaseException as error:
             target.give_up(error, names_resume=not reference)  # an index is made anew
             raise
@@ -297,22 +303,21 @@ def _check_values(index: Index, *, requested: Collection[str], shown: str) -> No
 
 
 def _schema_of(
-    dataset: StoredSource,
+    dataset: Schema,
     schema: Schema,
     codecs: Codecs | None,
     there: Schema | None,
     described: Described,
 ) -> Schema:
-    """The schema to write a dataset's `schema` under: its own codecs where nothing else is asked
-    for, and then its groups."""
+    """The schema to write under for a source of this `schema` that is a dataset, with `dataset` as
+    its stored features: its own codecs by default, and then its groups."""
     if there is not None or isinstance(codecs, str):
         return stored_schema(schema, codecs, there, described)
-    own = {name: spec.codec for name, spec in dataset.stored.items()}
+    own = {name: spec.codec for name, spec in dataset.items()}
     if codecs is not None:
         return stored_schema(schema, {**own, **codecs}, None, described)
     groups = {
-        name: {**described.get(name, {}), "group": spec.group}
-        for name, spec in dataset.stored.items()
+        name: {**described.get(name, {}), "group": spec.group} for name, spec in dataset.items()
     }
     return stored_schema(schema, own, None, groups)
 
@@ -369,7 +374,10 @@ def _report(
     known: Statistics | None,
     inventory: Inventory,
     commit: Callable[..., Manifest],
+    *,
+    inventories: Sequence[Inventory] | None,
 ) -> ConvertReport:
+    """Commits. `inventories` take the place of `inventory` in the dataset."""
     order = {info.key: position for position, (_, info) in enumerate(todo)}
     bad = [episode for job in jobs for episode in job.bad]
     left_out = {episode.key for episode in bad}
@@ -394,7 +402,9 @@ def _report(
         inventory = replace(inventory, notes=(*inventory.notes, note))
     keys = {*target.finished, *written}
     return ConvertReport(
-        manifest=commit(keys, statistics, splits, inventory),
+        manifest=commit(
+            keys, statistics, splits, [inventory] if inventories is None else inventories
+        ),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=every,

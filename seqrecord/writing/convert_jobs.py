@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait as wait_for
@@ -91,16 +91,16 @@ class Job:
         return sum(info.num_frames for _, info in self.episodes)
 
 
-def frame_work(schema: Schema, *, reference: bool = False) -> int:
-    """The bytes of a frame of a source's schema, in which video that is kept counts little, and
-    with `reference` images that are.
+def frame_work(schema: Schema, *, copied: Collection[str] = (), reference: bool = False) -> int:
+    """The bytes of a frame of a source's schema, in which video that is kept and features that are
+    `copied` count little, and with `reference` images that are.
 
     Hardly anything is done to that: a process which packs little of it takes longer to start than
     to work.
     """
     return sum(
         -(-spec.nbytes // KEPT_COST)
-        if spec.is_video or (reference and spec.may_be_referred_to)
+        if spec.is_video or spec.name in copied or (reference and spec.may_be_referred_to)
         else spec.nbytes
         for spec in schema.values()
     )
@@ -133,6 +133,9 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
             advance(written)
 
     collector = StatisticsCollector(job.schema) if job.statistics else None
+    copied: frozenset[str] = getattr(job.source, "copied_features", frozenset())
+    # References to files that are not read, and copies, are made again in the time of their notes.
+    is_quick = (job.externals and not job.checksums) or copied >= job.schema.active.keys()
     with RecordFileWriter(
         job.storage,
         job.schema,
@@ -141,6 +144,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
         statistics=collector,
         externals=job.externals,
         checksums=job.checksums,
+        notes=not is_quick,
     ) as files:
         for ordinal, info in job.episodes:
             files.begin(
@@ -164,6 +168,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                             "to read the other episodes in place, index them with convert(…, "
                             "reference=True, skip_bad_episodes=True), and open that"
                         )
+                    if hasattr(job.source, "parts"):  # of a merge
+                        others = "`seqrecord edit delete` leaves the episode out of its dataset"
                     if format_of(job.source) == "lerobot":
                         others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
                     raise SourceError(
@@ -198,7 +204,11 @@ def _write_frames(
         check_frames(info.num_frames)
     videos = getattr(job.source, "videos", None)
     kept = videos(info) if videos is not None else {}
+    chunks = getattr(job.source, "chunks", None)
     with _misfits():
+        for chunk, times in chunks(info) if chunks is not None else ():
+            files.append_chunk(chunk, times)
+            advance(0)
         for name, parts in kept.items():
             for part in parts:
                 files.append_video(name, part)
@@ -209,7 +219,7 @@ def _write_frames(
         if count > info.num_frames:
             break
         with _misfits():
-            if not block.columns and videos is None:
+            if not block.columns and videos is None and chunks is None:
                 raise FrameError("a frame without any feature", episode=info.key, frame=before)
             if has_others:
                 files.append(block)

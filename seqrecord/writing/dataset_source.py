@@ -1,33 +1,51 @@
-"""A dataset as a source: to be packed again, or appended to another one.
+"""Datasets as sources: to be packed again, appended to another dataset, or merged.
 
-Video and kept images are passed on as they are encoded; all other features are decoded, and encoded
-again without loss.
+Chunks of groups that the target stores in the same codecs are copied without decoding. So are
+single kept images, where their group changes. All other features are decoded and encoded again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from seqrecord.errors import CodecError, FormatError, NotFoundError, SourceError, StorageError
+from seqrecord.errors import (
+    CodecError,
+    ConflictError,
+    DestinationError,
+    FormatError,
+    NotFoundError,
+    SourceError,
+    StorageError,
+)
 from seqrecord.format.index import NO_SPLIT
-from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from seqrecord.format.inventory import Inventory
+from seqrecord.format.lags import with_lags
+from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
 from seqrecord.format.pages import PageCodec
+from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import parse_json
-from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset, open_packed
-from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import Account, EpisodeInfo
 from seqrecord.sources.inventory import not_selected
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import counted
-from seqrecord.writing.stored_schema import is_passthrough
+from seqrecord.writing.chunking import StoredChunk
+from seqrecord.writing.edit_files import gathered
+from seqrecord.writing.record_file import Times
+from seqrecord.writing.stored_schema import has_same_pages, is_passthrough
+from seqrecord.writing.stored_statistics import merged
+
+_READ_BYTES = 16 << 20  # of pages at once, or one chunk
 
 _T = TypeVar("_T")
 
@@ -48,15 +66,25 @@ def find_dataset(
     return DatasetSource(open_packed(location, features=features, storage_options=storage_options))
 
 
+CopiedChunk: TypeAlias = "tuple[StoredChunk, Mapping[str, Times]]"
+"""A chunk, and the timestamps in it by feature."""
+
+
 @dataclass(frozen=True)
 class DatasetSource:
     """The episodes of an open dataset, as they were when it was opened, with its features.
 
-    Those named in `decoded` are not passed on as they are encoded.
+    Keys of episodes begin with `prefix`. Features in `decoded` are decoded. With `keeps_references`
+    a copied page still refers to its external file; otherwise it contains the bytes from there.
     """
 
     reader: Dataset
     decoded: frozenset[str] = frozenset()
+    prefix: str = ""
+    keeps_references: bool = False
+    target: Schema | None = None
+    copied: Mapping[int, int] = field(default_factory=dict)
+    """The stored group by number of each group of `target` whose chunks are copied."""
 
     @property
     def stored(self) -> Schema:
@@ -78,18 +106,35 @@ class DatasetSource:
             ]
         )
 
-    def fitted(self, schema: Schema) -> DatasetSource:
-        """The same, which passes on what `schema` stores in the same codec."""
-        others = (
-            name for name, spec in self.stored.items() if not is_passthrough(spec, schema[name])
-        )
-        return replace(self, decoded=frozenset(others))
+    @property
+    def copied_features(self) -> frozenset[str]:
+        """The features whose chunks are copied."""
+        if self.target is None:
+            return frozenset()
+        return frozenset(name for number in self.copied for name in self.target.group(number))
+
+    def fitted(self, schema: Schema, chunk_frames: int | None = None) -> DatasetSource:
+        """The source for a dataset of this schema: it copies what is stored in the same codecs.
+
+        With `chunk_frames` the lengths of chunks change, except those of video.
+        """
+        stored = self.stored
+        others = (name for name, spec in stored.items() if not is_passthrough(spec, schema[name]))
+        copied = {}
+        for number in range(schema.num_groups):
+            specs = [spec for spec in schema.group(number).values() if not spec.is_dropped]
+            groups = {stored[spec.name].group for spec in specs}
+            is_same = all(has_same_pages(stored[spec.name], spec) for spec in specs)
+            rechunked = chunk_frames is not None and not any(spec.is_video for spec in specs)
+            if len(groups) == 1 and is_same and not rechunked:
+                copied[number] = groups.pop()
+        return replace(self, decoded=frozenset(others), target=schema, copied=copied)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         index, splits = self.reader.contents.index, self.reader.contents.manifest.splits
         return [
             EpisodeInfo(
-                key,
+                self.prefix + key,
                 int(index.num_frames[number]),
                 index.episode_metadata(number),
                 float(index.fps[number]) or None,
@@ -97,6 +142,28 @@ class DatasetSource:
             )
             for number, key in enumerate(index.keys.to_pylist())
         ]
+
+    @property
+    def inventories(self) -> None:
+        """`account` has what is known from those of the dataset."""
+
+    def copy_lists(self, storage: Storage) -> CopiedFiles | None:
+        """Copy the lists of external files, if pages keep their references; the copied files."""
+        contents = self.reader.contents
+        known = contents.manifest.copied
+        refers = known is not None or any(group.external.any() for group in contents.index.groups)
+        if not refers or not self.keeps_references:
+            return None
+        for file in contents.storage.files(EXTERNALS):
+            data, _ = contents.storage.read_whole(file.path, MAX_LIST_BYTES)
+            with suppress(ConflictError):  # the same list is there already
+                storage.put(file.path, data, expected=None)
+        return known
+
+    def has(self, key: str) -> bool:
+        """Whether it has an episode of this key, prefix included."""
+        rest = key[len(self.prefix) :]
+        return key.startswith(self.prefix) and rest in self.reader.contents.index.positions
 
     def account(self) -> Account:
         """With what was left out when the dataset itself was packed."""
@@ -119,27 +186,33 @@ class DatasetSource:
         reason = f"{MANIFEST} of a dataset of {counted(len(self.reader.episodes), 'episode')}"
         return Account(reason, places, tuple(left_out), tuple(notes))
 
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        """The episode's frames; empty ones of `info.num_frames` where all chunks are copied."""
+        if self.copied and self.copied_features >= self.stored.keys():
+            yield Block(info.num_frames, {})
+        else:
+            yield from map(Block.of, self.frames(info))
+
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        names = [n for n, s in self.stored.items() if not (s.is_video and self._passes(s))]
+        """Without the features whose chunks are copied."""
+        key, copied = self._key(info), self.copied_features
+        names = [name for name in self.stored if name not in copied]
         groups = dict.fromkeys(self.stored[name].group for name in names)
-        columns = [self.values(group, names, info.key) for group in groups]
+        columns = [self.values(group, names, key) for group in groups]
         rows = zip(range(info.num_frames), *columns, strict=True)
         frames = ({name: v for part in parts for name, v in part.items()} for _, *parts in rows)
         return _located(info.key, frames)
 
-    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[PassthroughPage]]:
-        """The pages of video that is passed on as it is encoded."""
-        kept = [spec for spec in self.stored.values() if spec.is_video and self._passes(spec)]
-        return {spec.name: _located(info.key, self.pages(spec, info.key)) for spec in kept}
+    def chunks(self, info: EpisodeInfo) -> Iterator[CopiedChunk]:
+        """The episode's chunks that are copied, in the order in which a writer completes them."""
+        return _located(info.key, self._copied_chunks(self._key(info)))
 
-    def pages(self, spec: FeatureSpec, key: str) -> Iterator[PassthroughPage]:
-        """The pages of a feature that is video in an episode."""
+    def pages(self, feature: str, key: str) -> Iterator[tuple[Page, memoryview]]:
+        """The pages of a feature in an episode, with their bytes; those of no frame are empty."""
         reader = self.reader.contents.chunks
-        for chunk in self._chunks(spec.group, key):
-            [page] = (page for page in reader.pages(chunk) if page.feature == spec.name)
-            [data] = reader.read([page]) if page.num_present else [memoryview(b"")]
-            present = np.ones(chunk.num_frames, bool) if page.present is None else page.present
-            yield PassthroughPage(data, present)
+        for chunk in self._chunks(self.stored[feature].group, key):
+            [page] = (page for page in reader.pages(chunk) if page.feature == feature)
+            yield page, reader.read([page])[0] if page.num_present else memoryview(b"")
 
     def values(
         self, group: int, names: Collection[str], key: str, frames: Sequence[int] | None = None
@@ -164,6 +237,55 @@ class DatasetSource:
                 there = [(page, data) for page, data in read if page.has(frame)]
                 yield {page.feature: self._value(page, data, frame) for page, data in there}
 
+    def _copied_chunks(self, key: str) -> Iterator[CopiedChunk]:
+        reader, target = self.reader.contents.chunks, self.target
+        assert target is not None, "not fitted"
+        found = [
+            (chunk, number, {p.feature: p for p in reader.pages(chunk) if p.feature in names})
+            for number, group in self.copied.items()
+            for names in [target.group(number).keys()]
+            for chunk in self._chunks(group, key)
+        ]
+        found.sort(key=lambda item: (item[0].stop_frame, item[1]))
+        for some in gathered(found, lambda item: _nbytes(item[2]), _READ_BYTES):
+            for _, items in groupby(some, lambda item: item[0].path):
+                chunks = [*items]
+                pages = [page for *_, of in chunks for page in of.values() if page.num_present]
+                read = reader.read(pages, resolve=not self.keeps_references)
+                data = dict(zip(pages, read, strict=True))
+                for chunk, number, of_chunk in chunks:
+                    yield self._copied_chunk(chunk, number, of_chunk, data)
+
+    def _copied_chunk(
+        self, chunk: Chunk, number: int, pages: Mapping[str, Page], data: Mapping[Page, memoryview]
+    ) -> CopiedChunk:
+        """A chunk of group `number` of the target, whose dropped features get empty pages."""
+        assert self.target is not None, "not fitted"
+        specs = self.target.group(number)
+        gaps, largest, external, times = {}, [], 0, {}
+        for name, spec in specs.items():
+            page = pages.get(name)
+            present = np.zeros(chunk.num_frames, bool) if page is None else page.present
+            if present is not None:
+                gaps[self.target.position(name)] = present
+            if not spec.is_fixed:
+                largest.append(0 if page is None else page.largest or 0)
+            if page is not None and self.keeps_references:
+                external += page.external
+        for name in with_lags(specs):
+            if (page := pages[name]) in data:
+                frames = np.flatnonzero([page.has(i) for i in range(chunk.num_frames)])
+                values = np.empty(len(frames), specs[name].dtype)
+                out = values.reshape(-1, *specs[name].shape)
+                self.reader.contents.chunks.decode(page, data[page], frames.tolist(), out)
+                times[name] = (values, chunk.first_frame + frames)
+        parts = [data.get(pages[name], b"") if name in pages else b"" for name in specs]
+        span = range(chunk.first_frame, chunk.stop_frame)
+        return StoredChunk.of(number, specs, span, gaps, parts, largest, external), times
+
+    def _key(self, info: EpisodeInfo) -> str:
+        return info.key[len(self.prefix) :]
+
     def _passes(self, spec: FeatureSpec) -> bool:
         return spec.name not in self.decoded and is_passthrough(spec, spec)
 
@@ -181,6 +303,86 @@ class DatasetSource:
         first = int(table.first_chunk[number])
         for row in range(first, first + int(table.num_chunks[number])):
             yield self.reader.contents.chunks.chunk_at(group, row, number)
+
+
+@dataclass(frozen=True)
+class MergedSource:
+    """The episodes of several datasets, in their order, with the features of the first."""
+
+    parts: tuple[DatasetSource, ...]
+
+    @property
+    def stored(self) -> Schema:
+        """The features of the first with their codecs and groups."""
+        return self.parts[0].stored
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those of all together; none where a dataset lacks them."""
+        known = merged([part.statistics or None for part in self.parts])
+        return known or Statistics(0, {})
+
+    @property
+    def inventories(self) -> tuple[Inventory, ...]:
+        """Those of all datasets."""
+        return tuple(each for part in self.parts for each in part.reader.inventories)
+
+    @property
+    def copied_features(self) -> frozenset[str]:
+        """The features whose chunks are copied from all datasets."""
+        return frozenset.intersection(*(part.copied_features for part in self.parts))
+
+    def fitted(self, schema: Schema, chunk_frames: int | None = None) -> MergedSource:
+        """As of `DatasetSource`."""
+        return MergedSource(tuple(part.fitted(schema, chunk_frames) for part in self.parts))
+
+    def schema(self) -> Schema:
+        """Of the first dataset."""
+        return self.parts[0].schema()
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        """`DestinationError` for two of one key."""
+        found: dict[str, EpisodeInfo] = {}
+        for part in self.parts:
+            for info in part.episodes():
+                if found.setdefault(info.key, info) is not info:
+                    raise DestinationError(
+                        "two of the datasets have an episode of one key; give those of one a "
+                        "prefix (--prefix), or another name (`seqrecord edit rename`)",
+                        file=self._part(info).reader.url,
+                        episode=info.key,
+                        got=part.reader.url,
+                    )
+        return [*found.values()]
+
+    def copy_lists(self, storage: Storage) -> CopiedFiles | None:
+        """As of `DatasetSource`. Nothing can be appended: several originals have no one content."""
+        known = [part.copy_lists(storage) for part in self.parts]
+        lists = dict.fromkeys(name for copied in known if copied for name in copied.lists)
+        return CopiedFiles(tuple(lists)) if lists else None
+
+    def account(self) -> Account:
+        """Of the first dataset; `inventories` are all."""
+        return self.parts[0].account()
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        """As of `DatasetSource`."""
+        return self._part(info).frames(info)
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        """As of `DatasetSource`."""
+        return self._part(info).blocks(info)
+
+    def chunks(self, info: EpisodeInfo) -> Iterator[CopiedChunk]:
+        """As of `DatasetSource`."""
+        return self._part(info).chunks(info)
+
+    def _part(self, info: EpisodeInfo) -> DatasetSource:
+        return next(part for part in self.parts if part.has(info.key))
+
+
+def _nbytes(pages: Mapping[str, Page]) -> int:
+    return sum(page.nbytes for page in pages.values())
 
 
 def _is_dataset(location: StorageLike, storage_options: Mapping[str, Any] | None) -> bool:

@@ -46,7 +46,6 @@ from seqrecord.writing.edit_files import put_splits
 from seqrecord.writing.own_files import (
     SmallFiles,
     new_writer_id,
-    of_merges,
     own_sizes,
     tidy,
     writer_of,
@@ -96,11 +95,12 @@ class Destination:
         unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
         loose = [path for path in sizes if path not in ignored]
         _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
-        if loose or unfinished:
-            passed = of_merges(storage, [*loose, *(cut.path for cut in unfinished)])
-            loose = [path for path in loose if path not in passed]
-            unfinished = [cut for cut in unfinished if cut.path not in passed]
-            _tell_of_others(storage, mode, len(passed), len(loose))
+        if mode == "append" and loose:
+            _logger.warning(
+                "%s: %s that no manifest names, of another writer that is at work or was "
+                "interrupted; this append ignores them, resume (--resume) adds their episodes",
+                *(storage.url, counted(len(loose), "record file")),
+            )
         is_resumed = mode == "resume" and (loose or unfinished)
         for path in loose if is_resumed else ():
             check_record_path(storage, path)
@@ -162,7 +162,7 @@ class Destination:
         keys: Collection[str],
         statistics: Statistics | None = None,
         splits: Mapping[str, str] | None = None,
-        inventory: Inventory | None = None,
+        inventories: Sequence[Inventory] = (),
         check: Callable[[Index], None] = lambda _: None,
         copied: CopiedFiles | None = None,
     ) -> Manifest:
@@ -170,8 +170,8 @@ class Destination:
 
         `keys` are those of the episodes that must be in it, `statistics` those of what has been
         written under this id, `splits` names of splits by keys of episodes that come into one; of
-        those that are in the dataset already nothing changes. `inventory` is added to the dataset's
-        inventories. `check` may refuse the new index. `copied` takes the place of the
+        those that are in the dataset already nothing changes. `inventories` are added to the
+        dataset's. `check` may refuse the new index. `copied` takes the place of the
         dataset's. Raises `ConflictError` if another
         writer has committed since this one began, and `DestinationError` if an episode of `keys` is
         missing or a record file of the dataset as it was. Then nothing is committed, and nothing
@@ -207,9 +207,9 @@ class Destination:
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
         with SmallFiles(self.storage, self.writer) as small:
             version = self._split(small, version, splits or {})
-            known = self._inventories() if inventory else ()
-            inventories = (*known, inventory) if inventory else ()
-            manifest = put_version(small, self._base, version, together, inventories=inventories)
+            known = self._inventories() if inventories else ()
+            every = (*known, *inventories)
+            manifest = put_version(small, self._base, version, together, inventories=every)
         tidy(self.storage, unused)
         return manifest
 
@@ -371,18 +371,3 @@ def _check_mode_fits(
         )
     if mode == "append" and manifest is None:
         raise DestinationError("no dataset to append to", file=storage.url)
-
-
-def _tell_of_others(storage: Storage, mode: WriteMode, merged: int, left: int) -> None:
-    """Warn of record files that no manifest names: `merged` of merges, and `left` of others."""
-    if mode == "resume" and merged:
-        _logger.warning(
-            "%s: this resume passes over %s of a merge that is at work or was interrupted",
-            *(storage.url, counted(merged, "record file")),
-        )
-    if mode == "append" and left:
-        _logger.warning(
-            "%s: %s that no manifest names, of another writer that is at work or was interrupted; "
-            "this append ignores them, resume (--resume) adds their episodes",
-            *(storage.url, counted(left, "record file")),
-        )

@@ -1,10 +1,8 @@
 """Files that are one writer's: their names, notes beside record files, small files of a commit.
 
-Notes are no part of the format: they say which record files are a merge's, and so no dataset's, and
-which left a dataset. A merge writes its note before anything else, so whoever lists files first and
-notes then knows all of a merge's. What is there is never changed: its merge may still be at work. A
-note of files that left a dataset in one commit says by its own age how long ago that was, for a
-reader that had opened it may still read them; `clean` alone looks at it.
+Notes are no part of the format: they name record files that left a dataset. The age of a note is
+the time since that commit, for a reader that had opened the dataset may still read the files; only
+`clean` looks at it.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -24,11 +22,10 @@ from seqrecord.storage import Storage
 
 _NAME = re.compile(
     r"(?:records/\d{5,}-([0-9a-f]{16})[0-9a-f]{16}\.seqrec"
-    r"|records/([0-9a-f]{16})(?:[0-9a-f]{16})?\.(?:left|merge|clock)"
+    r"|records/([0-9a-f]{16})(?:[0-9a-f]{16})?\.(?:left|clock)"
     r"|index/([0-9a-f]{16})(?:[0-9a-f]{16})?-[a-z0-9]+\.(?:arrow|json)"
     r"|edits/\d{8,}-([0-9a-f]{16})\.json)"
 )
-_MERGE = re.compile(rf"{RECORDS}/([0-9a-f]{{16}})\.merge")
 _LEFT = re.compile(rf"{RECORDS}/[0-9a-f]{{32}}\.left")
 
 _logger = logging.getLogger("seqrecord")
@@ -125,42 +122,6 @@ def tidy(storage: Storage, paths: Iterable[str]) -> None:
             )
             if isinstance(error, TransientError):
                 return
-
-
-def is_merge_note(path: str) -> bool:
-    """Whether it is the path of a merge's note."""
-    return _MERGE.fullmatch(path) is not None
-
-
-def merges(storage: Storage) -> set[str]:
-    """The writers' ids of all merges that are at work there, or were interrupted.
-
-    Of files that were listed before, all that are of merges are known then.
-    """
-    files = storage.files(RECORDS)
-    return {match[1] for file in files if (match := _MERGE.fullmatch(file.path))}
-
-
-def of_merges(storage: Storage, paths: Collection[str]) -> set[str]:
-    """Those of these paths, which were listed before, that are a merge's.
-
-    So are the notes of any: a merge that was killed while it wrote its note has left a part of
-    that, and nothing else.
-    """
-    writers = merges(storage) if paths else ()
-    return {path for path in paths if writer_of(path) in writers or is_merge_note(path)}
-
-
-def merge_note_path(writer: str) -> str:
-    """The path of the note of a merge."""
-    return f"{RECORDS}/{writer}.merge"
-
-
-def put_merge_note(own: SmallFiles) -> str:
-    """Write the note of a merge that begins; its path."""
-    path = merge_note_path(own.writer)
-    own.put(path, b"a merge writes here, or was interrupted\n")
-    return path
 
 
 @dataclass(frozen=True)

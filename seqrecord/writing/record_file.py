@@ -17,7 +17,6 @@ from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_refer
-from seqrecord.format.video_pages import PassthroughPage
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.sources.references import checksum_of
@@ -35,6 +34,10 @@ _Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 _Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], Column]"
 """Encodes one feature of a block's frames. Raises `FrameError`, with the number of the block's
 frame, for what does not fit the feature."""
+
+
+Times: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[np.int64]]"
+"""Timestamps [n], and the numbers of their frames, int64 [n]."""
 
 
 class RecordFileWriter(RecordFiles):
@@ -55,9 +58,8 @@ class RecordFileWriter(RecordFiles):
         only: Collection[int] | None = None,
         externals: Mapping[str, tuple[str, int]] | None = None,
         checksums: bool = False,
+        notes: bool = True,
     ) -> None:
-        # What refers to files that were not read is made anew in about the time of its notes.
-        notes = checksums or not externals
         super().__init__(storage, schema, writer=writer, record_bytes=record_bytes, notes=notes)
         self._names = frozenset(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
@@ -74,6 +76,8 @@ class RecordFileWriter(RecordFiles):
         self._rate = RateCheck(schema)
         self.irregular: list[Irregular] = []  # episodes without fps, for their timestamps differ
         self._num_frames = 0  # of the episode
+        self._copied: dict[int, int] = {}  # frames by group whose chunks are copied
+        self._encoding = self._groups  # groups that get frames
 
     def begin(
         self,
@@ -92,6 +96,7 @@ class RecordFileWriter(RecordFiles):
         """Start chunks of an episode, of which other files may have some."""
         super().begin_part(episode)
         self._num_frames = 0
+        self._copied, self._encoding = {}, self._groups
         for group in self._groups:
             group.begin(chunk_frames)
         for lags in self._lags.values():
@@ -139,7 +144,7 @@ class RecordFileWriter(RecordFiles):
         while start < block.num_frames:
             # A chunk is written when its last frame has come, before there are later ones.
             rows = range(start, block.num_frames)
-            room = min(group.room(encoded, rows) for group in self._groups)
+            room = min((g.room(encoded, rows) for g in self._encoding), default=len(rows))
             self._add(columns, encoded, rows[:room])
             start += room
 
@@ -155,15 +160,12 @@ class RecordFileWriter(RecordFiles):
             self.flush()  # what is in the file must not go beyond what it says of the episode
             self.hold()
         with located((FrameError, CodecError), episode=episode.key, frame=number):
-            for group in self._groups:
+            for group in self._encoding:
                 group.add(encoded, rows)
         numbers = number + np.arange(len(rows))
-        for name, lags in self._lags.items():
-            if name in columns:
-                times = np.asarray(columns[name][rows.start : rows.stop]).reshape(len(rows))
-                lags.add(times, numbers)
-                if name == self._rate.feature:
-                    self._rate.add(times, numbers)
+        for name in self._lags.keys() & columns.keys():
+            times = np.asarray(columns[name][rows.start : rows.stop]).reshape(len(rows))
+            self._add_times(name, times, numbers)
         self._num_frames += len(rows)
         if watched := [name for name in self._watched if name in columns]:
             for row in rows:
@@ -173,7 +175,29 @@ class RecordFileWriter(RecordFiles):
         for group in self._groups:
             self._write_chunks(group)
 
-    def append_video(self, name: str, video: Gop | PassthroughPage | ReferencedGops) -> None:
+    def append_chunk(self, chunk: StoredChunk, times: Mapping[str, Times]) -> None:
+        """Add the next chunk of a group as it is, and the timestamps in it by feature.
+
+        All frames of the group come so, in order; `append` gets those of the other groups. The
+        features have no statistics.
+        """
+        self._begun()
+        self._copied[chunk.group] = chunk.first_frame + chunk.num_frames
+        self._encoding = [g for g in self._groups if g.number not in self._copied]
+        for name in self.schema.group(chunk.group):
+            self._statistics.leave_out(name)
+        for name in self._lags.keys() & times.keys():
+            self._add_times(name, *times[name])
+        self.add(chunk)
+
+    def _add_times(
+        self, name: str, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+    ) -> None:
+        self._lags[name].add(times, numbers)
+        if name == self._rate.feature:
+            self._rate.add(times, numbers)
+
+    def append_video(self, name: str, video: Gop | ReferencedGops) -> None:
         """Keep the next frames of a video feature as they are encoded.
 
         They are those of the frames that `append` gets without this feature, in the same order,
@@ -208,13 +232,14 @@ class RecordFileWriter(RecordFiles):
     def check_even(self) -> None:
         """`FrameError` unless videos that were appended have as many frames as the rest."""
         assert self._episode is not None
-        if (group := self._uneven()) is not None:
+        if (uneven := self._uneven()) is not None:
+            feature, num_frames = uneven
             raise FrameError(
                 "a video of another number of frames than the episode",
                 episode=self._episode.key,
-                feature=group.name,
+                feature=feature,
                 expected=self._num_frames,
-                got=group.num_passthrough,
+                got=num_frames,
             )
 
     def flush(self) -> None:
@@ -275,12 +300,16 @@ class RecordFileWriter(RecordFiles):
     def _fast_encoders(self) -> Mapping[str, _Encoder]:
         return {name: _encoder(spec, fast=True) for name, spec in self.schema.items()}
 
-    def _uneven(self) -> VideoGroup | None:
-        """A video that was appended of which there are fewer frames than of the rest, or more."""
-        kept = [group for group in self._video.values() if group.num_passthrough is not None]
-        if kept and len(kept) == len(self._groups):  # there is nothing else to append
-            self._num_frames = kept[0].num_passthrough or 0
-        return next((group for group in kept if group.num_passthrough != self._num_frames), None)
+    def _uneven(self) -> tuple[str, int] | None:
+        """A feature of kept video or copied chunks that has fewer frames than the rest, or more,
+        and how many."""
+        kept = [(g.name, g.num_passthrough) for g in self._video.values()]
+        found = [(name, count) for name, count in kept if count is not None]
+        for number, count in self._copied.items():
+            found.append((next(iter(self.schema.group(number))), count))
+        if found and len(found) == len(self._groups):  # there is nothing else to append
+            self._num_frames = found[0][1]
+        return next((each for each in found if each[1] != self._num_frames), None)
 
     def _write_chunks(self, group: _Group, *, rest: bool = False) -> None:
         for chunk in group.chunks(rest=rest):

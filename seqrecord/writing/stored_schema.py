@@ -126,6 +126,12 @@ def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
     return _is_encoded(spec) and decoding(spec.codec) == decoding(stored.codec)
 
 
+def has_same_pages(spec: FeatureSpec, stored: FeatureSpec) -> bool:
+    """Whether pages of a feature are also pages of one that is `stored` so."""
+    values = (spec.dtype, spec.shape, spec.value) == (stored.dtype, stored.shape, stored.value)
+    return values and (spec.codec == stored.codec or is_passthrough(spec, stored))
+
+
 def check_passthrough(schema: Schema, stored: Schema) -> None:
     """`SchemaError` where a source of this schema keeps video that would be stored under another
     codec: its packets are not re-encoded."""

@@ -19,7 +19,7 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, Gop
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
-from seqrecord.format.video_pages import PassthroughPage, VideoPageCodec
+from seqrecord.format.video_pages import VideoPageCodec
 from seqrecord.schema import Schema
 from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, Column, StoredChunk
 
@@ -27,8 +27,8 @@ from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, Column, Store
 class VideoGroup:
     """A video feature's frames that are in no chunk yet, of one episode after the other.
 
-    An episode has its video either frame by frame, as arrays, or as GOPs or whole pages that are
-    kept as they are, or stay where they are, in files that `externals` numbers: by their names, the
+    An episode has its video either frame by frame, as arrays, or as GOPs that are kept as they
+    are, or stay where they are, in files that `externals` numbers: by their names, the
     ids of lists and places in these. `checksum` gives the CRC32C of a range of such a file, where
     pages are to have it.
     """
@@ -103,7 +103,7 @@ class VideoGroup:
         else:
             self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
-    def keep(self, video: Gop | PassthroughPage | ReferencedGops) -> None:
+    def keep(self, video: Gop | ReferencedGops) -> None:
         """The episode's next frames, kept as they are: a page is a chunk."""
         if self._has_arrays or (self._written and not self._has_gops):
             raise FrameError(
@@ -113,20 +113,14 @@ class VideoGroup:
             )
         if not self._has_gops:
             self._has_gops, self._present = True, []
-        if isinstance(video, PassthroughPage):
-            count = len(video.present)
-        else:
-            count = int(np.sum(video.num_frames))
+        count = int(np.sum(video.num_frames))
         if self._written + self._held + count > MAX_EPISODE_FRAMES:
             raise FrameError("a video of too many frames", feature=self.name)
         if isinstance(video, Gop):
             self._keep_gop(video)
             return
         self._end_chunk_if(bool(self._present))
-        if isinstance(video, PassthroughPage):
-            self._add_chunk(video.present, bytes(video.data))
-        else:
-            self._refer(video)
+        self._refer(video)
 
     def _keep_gop(self, gop: Gop) -> None:
         self._end_chunk_if(bool(self._gops) and self._held + gop.num_frames > self._most)

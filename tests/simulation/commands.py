@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -209,18 +209,12 @@ def _resumed(before: Content, after: Content, actor: str, history: History) -> b
         and (before.splits, before.labels) == (after.splits, after.labels)
         and before.features <= after.features
         and not rest.keys() & history.gone
-        and _merges(rest) <= _merges(*(content.episodes for content in history.seen))
         and all(
             tuple(history.written[key][: len(item)]) == item
             and len(item) in (len(history.written[key]), history.flushed.get(key, -1))
             for key, item in rest.items()
         )
     )
-
-
-def _merges(*episodes: Iterable[str]) -> set[str]:
-    """The keys of merges: half a merge is no dataset, and one that was committed is whole."""
-    return {key for each in episodes for key in each if key.startswith("m")}
 
 
 def _deleted(key: str) -> Spec:
@@ -279,6 +273,10 @@ def _merged(before: Content, after: Content, actor: str, history: History) -> bo
     }
 
 
+def _merge_resumed(before: Content, after: Content, actor: str, history: History) -> bool:
+    return {"m0", "m1"} <= after.episodes.keys() and _resumed(before, after, actor, history)
+
+
 def add(where: Any, actor: str, history: History) -> None:
     add_feature(where, f"z{actor}", lambda episode: np.arange(len(episode), dtype=np.float32))
 
@@ -286,10 +284,11 @@ def add(where: Any, actor: str, history: History) -> None:
 _SOURCES: list[Server] = []
 
 
-def merge(where: Any, actor: str, history: History) -> None:
+def merge(where: Any, actor: str, history: History, mode: Any = "create") -> None:
     for number in range(2):
         history.written[f"m{number}"] = frames(ord("m") + number)
-    merge_datasets([Client(None, None, server) for server in _SOURCES], where)
+    sources = [Client(None, None, server) for server in _SOURCES]
+    merge_datasets(sources, where, mode=mode, record_bytes=1000)
 
 
 def _make_sources() -> None:
@@ -355,6 +354,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "clean old": Command(lambda where, actor, history: clean(where, older_than=3600), _same),
     "merge": Command(merge, _merged, in_empty=True, in_dataset=False),
+    "resume merge": Command(
+        lambda where, actor, history: merge(where, actor, history, "resume"),
+        _merge_resumed,
+        in_empty=True,
+        in_dataset=False,
+    ),
     "read": Command(reader, lambda *_: False),
 }
 

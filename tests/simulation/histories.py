@@ -356,8 +356,6 @@ class _Run:
         case, view = self.case, self.view
         cleans = self._may_remove
         before = self.history.seen[-1]
-        if self.manifest is None and "merge" in case.commands:
-            return
         if self.manifest is not None and not self._may_forget:
             for version in list_versions(view)[: KEPT + 1]:
                 if version.id in self.versions:

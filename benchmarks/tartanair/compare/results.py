@@ -48,7 +48,6 @@ __all__ = ["write"]
 
 TO = Path(__file__).parents[1]
 _TEMPLATE = Path(__file__).with_name("results_template.md")
-_TIMELINE = "What each thread does: the baseline with two workers, and ours"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,8 +64,6 @@ def write(folder: Path, to: Path) -> Path:
     plots = to / "plots"
     drawn = {path.stem for path in draw_all(plots, results["rows"])}
     shown = {name: words for name, words in CAPTIONS.items() if name in drawn}
-    if (plots / "timeline.png").exists():  # of `compare.timeline`
-        shown["timeline"] = _TIMELINE
     others = [
         workload_part(workload, folder / name / "results.json", plots)
         for name, workload in WORKLOADS.items()

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.codecs.base import Bytes
+from seqrecord.codecs.resizing import resize_into
 from seqrecord.codecs.video.config import GREY16, VideoConfig
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.codecs.video.packages import colours, one_thread, packet_of, pyav, video_errors
@@ -24,6 +25,7 @@ from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own needs a GPU
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 _HIDDEN = 1 << 20  # timestamps of frames that are not shown begin here
+_SCALING = 0x20 | 0x2000  # swscale's SWS_AREA; and SWS_FULL_CHR_H_INT, or colours are at half width
 _MARGIN = 64  # pixels that a stream may code beside those that it shows, of each axis
 
 
@@ -87,17 +89,26 @@ class VideoDecoder:
             if context.is_open:
                 context.flush_buffers()
 
-    def convert(self, frame: Any, out: npt.NDArray[Any]) -> None:
-        """Write a decoded frame into `out`, C-contiguous and of the config's dtype and shape."""
-        height, width = self._size
-        stored, numbers = "<u2", width
-        if self._config.pixel_format != GREY16:
+    def convert(self, frame: Any, out: npt.NDArray[Any], *, smooth: bool = True) -> None:
+        """Write a decoded frame into `out`, C-contiguous and of the config's dtype and shape, or of
+        another height and width.
+
+        RGB is scaled in the same pass: `smooth` averages areas along an axis that shrinks, and
+        interpolates linearly along one that grows. For the rest see `resize_into`.
+        """
+        is_rgb = self._config.pixel_format != GREY16
+        if is_rgb:
             how = colours(frame) | one_thread()
+            if smooth and out.shape[:2] != self._size:
+                how |= {"height": out.shape[0], "width": out.shape[1], "interpolation": _SCALING}
             frame = self._reformatter.reformat(frame, format="rgb24", **how)
-            stored, numbers = "u1", width * 3
-        plane = frame.planes[0]
-        lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size).view(stored)
-        np.copyto(out.reshape(height, numbers), lines[:height, :numbers])
+        plane, size = frame.planes[0], (frame.height, frame.width)
+        lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+        lines = lines.view("u1" if is_rgb else "<u2")[: size[0], : size[1] * (3 if is_rgb else 1)]
+        if size == out.shape[:2]:
+            np.copyto(out.reshape(lines.shape), lines)
+        else:
+            resize_into(lines.reshape(*size, *out.shape[2:]), out, smooth=smooth)
 
     def _check(self, frame: Any) -> None:
         found = (frame.height, frame.width, frame.format.name)
@@ -131,11 +142,11 @@ class GopFrames:
         for _ in range(count):
             self._next()
 
-    def read_into(self, out: npt.NDArray[Any]) -> None:
+    def read_into(self, out: npt.NDArray[Any], *, smooth: bool = True) -> None:
         """Decode the next frame into `out`, see `VideoDecoder.convert`."""
         decoder, frame = self._next()
         try:
-            decoder.convert(frame, out)
+            decoder.convert(frame, out, smooth=smooth)
         except video_errors() as error:
             raise CodecError("a video frame cannot be converted", got=str(error)[:300]) from error
 

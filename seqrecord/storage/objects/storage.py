@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,16 +16,13 @@ from seqrecord.errors import (
     DestinationError,
     LocationError,
     NotFoundError,
-    StorageError,
 )
 from seqrecord.storage.base import (
     MAX_PUT_BYTES,
     Entry,
     FileInfo,
-    Storage,
     Upload,
     check_path,
-    innermost,
     tag_of,
 )
 from seqrecord.storage.clients import Clients
@@ -132,17 +128,6 @@ class ObjectStorage(WholeFileStorage):
 
         self._ask(path, put, self._repeaters)
 
-    def copy(self, key: str, path: str) -> None:
-        """Have the service copy an object of this bucket, by its full name, to a new file."""
-        target = self.bucket.key(path)
-
-        def copied(store: Any) -> None:
-            import obstore
-
-            obstore.copy(store, key, target)
-
-        self._ask(path, copied, self._repeaters)
-
     def overwrite(self, path: str, data: bytes) -> None:
         self._put(path, data, "overwrite")
 
@@ -223,40 +208,3 @@ _logger = logging.getLogger("seqrecord")
 def _identity(meta: Mapping[str, Any]) -> str | None:
     """An object's e-tag, which Azure quotes in answers to HEAD and not in listings."""
     return (meta.get("e_tag") or "").strip('"') or None
-
-
-def can_copy_on_server(source: Storage, destination: Storage) -> bool:
-    """Whether both lie in one bucket or container of one service, which can be written to."""
-    return _in_one_bucket(source, destination) is not None
-
-
-def copy_on_server(source: Storage, path: str, destination: Storage, target: str) -> bool:
-    """Have the service copy a file to the path `target` of another root; whether it did.
-
-    `target` is a name that nobody else uses, nor is it used again. `False` where both do not lie in
-    one bucket, and where the service refuses, which is logged; then nothing is left there, unless
-    the service copies it later.
-    """
-    both = _in_one_bucket(source, destination)
-    if both is None:
-        return False
-    try:
-        both[1].copy(both[0].bucket.key(path), target)
-        if destination.size(target) == source.size(path):
-            return True
-        why = "the copy has another length"
-    except StorageError as error:
-        why = str(error)
-    _logger.info("%s/%s: copied through this machine: %s", source.url, path, why)
-    destination.remove(target)
-    return False
-
-
-def _in_one_bucket(*storages: Storage) -> tuple[ObjectStorage, ObjectStorage] | None:
-    """Source and destination below their wrappers, where the service can copy between them."""
-    source, destination = map(innermost, storages)
-    if not isinstance(source, ObjectStorage) or not isinstance(destination, ObjectStorage):
-        return None
-    a, b = (replace(each.bucket, root="") for each in (source, destination))
-    is_same = type(a) is type(b) and (a.bucket, a.place) == (b.bucket, b.place)
-    return (source, destination) if is_same and b.is_writable else None

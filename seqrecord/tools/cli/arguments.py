@@ -32,7 +32,9 @@ common = click.option(
 
 def feature_names(help_text: str) -> Callable[[_Function], _Function]:
     """`--features A,B`."""
-    return click.option("--features", type=_Names(), metavar="A,B", help=f"{help_text} [all]")
+    return click.option(
+        "--features", type=Parsed("names", _parse_names), metavar="A,B", help=f"{help_text} [all]"
+    )
 
 
 def meanings(function: _Function) -> _Function:
@@ -59,32 +61,26 @@ def is_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT
 
 
-class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
     """An option that a function parses; its `ValueError` is a wrong use."""
 
-    parse: Callable[[str], Any]
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return value
         try:
-            return type(self).parse(value)
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class ByteSize(_Parsed):
-    """`1GiB`, `500MB`, or a number of bytes."""
+BYTE_SIZE = Parsed("size", parse_size)
+"""`1GiB`, `500MB`, or a number of bytes."""
 
-    name = "size"
-    parse = staticmethod(parse_size)
-
-
-class Duration(_Parsed):
-    """`30m`, `12h`, `7d`, or a number of seconds."""
-
-    name = "duration"
-    parse = staticmethod(parse_duration)
+DURATION = Parsed("duration", parse_duration)
+"""`30m`, `12h`, `7d`, or a number of seconds."""
 
 
 def _parse_names(text: str) -> list[str]:
@@ -92,13 +88,6 @@ def _parse_names(text: str) -> list[str]:
     if not all(names):
         raise ValueError(f"not a list of names: {text!r}; write a,b,c")
     return names
-
-
-class _Names(_Parsed):
-    """`a,b,c`."""
-
-    name = "names"
-    parse = staticmethod(_parse_names)
 
 
 def _parse_range(text: str) -> slice:
@@ -111,11 +100,8 @@ def _parse_range(text: str) -> slice:
     raise ValueError(f"not a range of frames: {text!r}; write START:STOP or START:STOP:STEP")
 
 
-class FrameRange(_Parsed):
-    """`START:STOP` or `START:STOP:STEP`, as Python's slices."""
-
-    name = "range"
-    parse = staticmethod(_parse_range)
+FRAME_RANGE = Parsed("range", _parse_range)
+"""`START:STOP` or `START:STOP:STEP`, as Python's slices."""
 
 
 def parse_codecs(
@@ -143,25 +129,15 @@ def parse_codecs(
     return {**dict.fromkeys(features() if bare else (), others), **named}
 
 
-def parse_map(values: Sequence[str]) -> dict[str, str] | None:
-    """What repeated `--map FEATURE=PATH` options ask for: the place of each feature."""
-    places = parse_by_feature(values, "PATH")
-    if places and not all(places.values()):
-        raise click.BadParameter(f"not FEATURE=PATH: {', '.join(values)}")
-    return places
-
-
 def parse_by_feature(values: Sequence[str], what: str) -> dict[str, str] | None:
     """Repeated options `FEATURE=WHAT` by feature; `None` without any."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
-        if not equals or not name:
+        if not equals or not name or (what == "PATH" and not text):
             raise click.BadParameter(f"not FEATURE={what}: {value!r}")
         if name in found:
-            raise click.BadParameter(
-                f"two {'place' if what == 'PATH' else what.lower()}s for {name}"
-            )
+            raise click.BadParameter(f"two {what.lower()}s for {name}")
         found[name] = text
     return found or None
 

@@ -28,7 +28,7 @@ from seqrecord.indexing.opening import opened
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.storage import parse_location
 from seqrecord.text import counted
-from seqrecord.tools.cli.arguments import common, meanings, parse_by_feature
+from seqrecord.tools.cli.arguments import common, feature_names, meanings, parse_by_feature
 from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
 
@@ -152,7 +152,9 @@ def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options
     help="What comes before the keys of a dataset, named by its PATH or by the last name in that; "
     "repeatable. Keys of LeRobot datasets are alike: `--prefix b-records=b/`.",
 )
-@click.option("--copy", is_flag=True, help="Copy record files even where they can be linked.")
+@feature_names("Names of the features to merge.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted merge.")
+@click.option("--append", is_flag=True, help="Add the episodes to the dataset that is there.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @_DRY_RUN
 @common
@@ -160,16 +162,18 @@ def merge(
     sources: tuple[str, ...],
     dst: str,
     prefixes: tuple[str, ...],
-    copy: bool,
+    resume: bool,
+    append: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
     """Make a dataset of all episodes of several ones; these stay as they are.
 
-    On one disk record files are hard-linked, and so take no more room; elsewhere they are copied,
-    in one bucket by the service. Datasets of other schemas are not merged: the error names the
-    command that packs them into one.
+    Frames are copied without decoding where the first dataset has the same codecs, and encoded
+    again elsewhere.
     """
+    if resume and append:
+        raise click.UsageError("--resume or --append, not both")
     before = [""] * len(sources)
     for text in prefixes:
         name, _, prefix = text.rpartition("=")
@@ -177,16 +181,14 @@ def merge(
         if len(found) != 1 or before[found[0]]:
             raise click.UsageError("--prefix takes NAME=TEXT, and NAME is one PATH, or ends it")
         before[found[0]] = prefix
-    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
-        options["progress"] = bar.show_copied
-        report = merge_datasets(sources, dst, prefixes=before, link=not copy, **options)
+    options["mode"] = "resume" if resume else "append" if append else "create"
+    with ProgressBar("frames", quiet=quiet) as bar:
+        options["progress"] = lambda at: bar.show(at.frames, at.total_frames, "")
+        report = merge_datasets(sources, dst, prefixes=before, **options)
     would = "would have " if options["dry_run"] else ""
     click.echo(
         f"{parse_location(dst).shown}: {would}{counted(report.num_episodes, 'episode')}, "
-        f"{counted(report.num_frames, 'frame')} in "
-        f"{counted(report.num_record_files, 'record file')}; "
-        f"{format_size(report.linked_bytes)} linked, {format_size(report.copied_bytes)} copied"
-        + (f", {format_size(report.server_bytes)} of it on the server" * (report.server_bytes > 0))
+        f"{counted(report.num_frames, 'frame')}, {format_size(report.num_bytes)}"
     )
 
 

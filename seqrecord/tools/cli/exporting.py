@@ -10,7 +10,7 @@ import click
 from seqrecord.export import to_files, to_hub, to_lerobot, to_mcap
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.text import counted
-from seqrecord.tools.cli.arguments import FrameRange, common, feature_names
+from seqrecord.tools.cli.arguments import FRAME_RANGE, common, feature_names
 from seqrecord.tools.cli.terminal import ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.convert_jobs import Progress
@@ -30,7 +30,7 @@ from seqrecord.writing.convert_jobs import Progress
 @feature_names("Names of the features.")
 @click.option(
     "--frames",
-    type=FrameRange(),
+    type=FRAME_RANGE,
     metavar="START:STOP[:STEP]",
     help="frames: some of those of each episode. [all]",
 )

@@ -22,7 +22,6 @@ _MODULES = {
     "reindex": "packing",
     "split": "upkeep",
     "stats": "upkeep",
-    "trace": "pictures",
     "verify": "commands",
     "view": "pictures",
     "write": "packing",

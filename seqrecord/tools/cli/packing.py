@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,13 +22,11 @@ from seqrecord.storage import parse_location
 from seqrecord.text import counted, one_line
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
-    ByteSize,
     common,
     feature_names,
     meanings,
     parse_by_feature,
     parse_codecs,
-    parse_map,
     parse_options,
 )
 from seqrecord.tools.cli.terminal import Interrupted, ProgressBar
@@ -38,9 +36,6 @@ from seqrecord.writing.convert import ConvertReport, convert
 from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.stored_statistics import add_statistics
-
-if TYPE_CHECKING:
-    from seqrecord.reading.compute_statistics import StatisticsProgress
 
 _INVENTORY_LINES = 10
 
@@ -124,9 +119,6 @@ _INVENTORY_LINES = 10
     help="Frames a second, where the originals do not tell.",
 )
 @click.option(
-    "--record-size", "record_bytes", type=ByteSize(), default="1GiB", help="Size of a record file."
-)
-@click.option(
     "--statistics",
     type=click.Choice(["passing", "all", "source", "none"]),
     default="passing",
@@ -164,7 +156,7 @@ def write(
     named: dict[str, Any] = {
         "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
         "difficulty": difficulty,
-        "map": parse_map(places),
+        "map": parse_by_feature(places, "PATH"),
     }
     others = parse_options(source_options) or {}
     if twice := sorted(others.keys() & (named.keys() | {"features", "format", "keep_encoded"})):
@@ -216,13 +208,9 @@ def write(
     if statistics == "source":
         add_statistics(destination, given=given, storage_options=destined)
     if statistics == "all":
-        with ProgressBar("frames", quiet=quiet) as bar:
-
-            def show_read(progress: StatisticsProgress) -> None:
-                bar.show(progress.frames, progress.total_frames, "read for statistics")
-
+        with ProgressBar("frames for statistics", quiet=quiet) as bar:
             add_statistics(
-                destination, only_lacking=True, progress=show_read, storage_options=destined
+                destination, only_lacking=True, progress=bar.show_frames, storage_options=destined
             )
     _print_written(parse_location(destination).shown, report, last.frames, took, quiet)
     _print_damaged(report.damaged)  # no failure: their episodes are packed again
@@ -303,7 +291,7 @@ def index(
             kinds=parse_by_feature(kinds, "KIND"),
             units=parse_by_feature(units, "UNIT"),
             strict=strict,
-            progress=lambda at: bar.show(at.frames, at.total_frames, ""),
+            progress=bar.show_frames,
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
         )
         took = f"{bar.seconds:.1f} s"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from seqrecord.edit import CopyProgress
+    from seqrecord.reading.compute_statistics import StatisticsProgress
+    from seqrecord.writing.convert_jobs import Progress
 
 PROGRAM = "seqrecord"
 
@@ -71,15 +73,7 @@ class Commands(Group):
             self.add_command(getattr(module, cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,  # noqa: ARG002 - click's signature
-        complete_var: str | None = None,
-        standalone_mode: bool = True,  # noqa: ARG002
-        windows_expand_args: bool = True,  # noqa: ARG002
-        **extra: Any,
-    ) -> NoReturn:
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):
             # Paths may have bytes that are not UTF-8, and terminals may lack characters.
@@ -87,7 +81,7 @@ class Commands(Group):
                 stream.reconfigure(errors="backslashreplace")
         debug = "--debug" in words
         try:
-            code = super().main(words, PROGRAM, complete_var, standalone_mode=False, **extra)
+            code = super().main(words, **{**extra, "prog_name": PROGRAM, "standalone_mode": False})
             sys.exit(code if isinstance(code, int) else 0)
         except click.UsageError as error:
             context = f"; see {error.ctx.command_path} --help" if error.ctx else ""
@@ -147,6 +141,10 @@ class ProgressBar:
         self._bar.update(done - self._bar.n)
         if done == total:  # whatever comes after it takes time, too
             self._bar.refresh()
+
+    def show_frames(self, progress: StatisticsProgress | Progress) -> None:
+        """Move the bar to the frames that are done."""
+        self.show(progress.frames, progress.total_frames, "")
 
     def show_copied(self, progress: CopyProgress) -> None:
         """Move the bar to the bytes that are copied."""

@@ -13,11 +13,10 @@ import click
 
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.options import EngineOptions
-from seqrecord.sampling.bounds import ORDERS
 from seqrecord.tools.bench import bench as run_bench
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
-    ByteSize,
+    BYTE_SIZE,
     common,
     feature_names,
 )
@@ -30,28 +29,16 @@ _CLIPS = (
     click.option(
         "--stride",
         type=AT_LEAST_1,
-        help="Frames from one clip's start to the next. [1, or a clip's own with sequences]",
-    ),
-    click.option(
-        "--dilation", type=AT_LEAST_1, default=1, help="Frames from one to the next in a clip."
-    ),
-    click.option(
-        "--pad",
-        type=click.Choice(["edge", "before", "after"]),
-        help="Repeat an episode's first or last frame where a clip has others beyond it.",
+        default=1,
+        help="Frames from one clip's start to the next.",
     ),
     click.option("--split", metavar="NAME", help="Of the episodes of this split alone."),
     click.option("--episodes", metavar="GLOB", help="Of the episodes whose keys match."),
     feature_names("Names of the features to read."),
     click.option("--batch-size", type=AT_LEAST_1, default=4, help="Clips of a batch."),
-    click.option("--drop-last", is_flag=True, help="Leave out clips that fill no batch."),
-    click.option(
-        "--order", type=click.Choice(ORDERS), default="clips", help="Or episodes clip by clip."
-    ),
-    click.option("--rotate-phase", is_flag=True, help="With a stride, other starts in each epoch."),
     click.option(
         "--memory-limit",
-        type=ByteSize(),
+        type=BYTE_SIZE,
         help="For frames, batches and reads in flight. [2 GiB, or what mixes batches well]",
     ),
     click.option("--no-shuffle", is_flag=True, help="Read episodes front to back."),
@@ -61,7 +48,7 @@ _CLIPS = (
         "--cache-dir", metavar="DIR", help="Keep what is read from a remote dataset in DIR."
     ),
     click.option(
-        "--cache-limit", type=ByteSize(), help="The most that DIR may hold, such as 200GiB."
+        "--cache-limit", type=BYTE_SIZE, help="The most that DIR may hold, such as 200GiB."
     ),
     common,
 )
@@ -82,9 +69,7 @@ def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
     help="How long a training step takes; bench sleeps for it.",
 )
 @click.option("--max-batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
-@click.option(
-    "--trace", metavar="FILE", help="Write a timeline, which `seqrecord trace` and Perfetto show."
-)
+@click.option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: seconds and bytes.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 def bench(
@@ -132,8 +117,9 @@ def bench(
 @click.option("--epochs", type=AT_LEAST_1, default=1, help="Epochs of the training.")
 @click.option("--ranks", type=AT_LEAST_1, default=1, help="Processes that train.")
 @click.option("--workers", type=click.IntRange(min=0), default=0, help="Of each rank's DataLoader.")
+@click.option("--persistent-workers", is_flag=True, help="Workers live for all epochs.")
 @click.option(
-    "--bandwidth", type=ByteSize(), help="Bytes a second of all ranks together, such as 1GB."
+    "--bandwidth", type=BYTE_SIZE, help="Bytes a second of all ranks together, such as 1GB."
 )
 @click.option("--price-per-gb", type=click.FloatRange(min=0), default=0.0, help="Of 10^9 bytes.")
 @click.option("--price-per-request", type=click.FloatRange(min=0), default=0.0)

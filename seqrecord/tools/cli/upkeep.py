@@ -13,10 +13,9 @@ from seqrecord.edit import rewrite_files, split_dataset
 from seqrecord.edit.cleaning import LEAST_DEAD
 from seqrecord.format.manifest import KEPT_VERSIONS
 from seqrecord.indexing.opening import open as open_dataset
-from seqrecord.reading.compute_statistics import StatisticsProgress
 from seqrecord.storage import cache_info, clear_cache, parse_location
 from seqrecord.text import counted
-from seqrecord.tools.cli.arguments import AT_LEAST_1, Duration, common, is_given
+from seqrecord.tools.cli.arguments import AT_LEAST_1, DURATION, common, is_given
 from seqrecord.tools.cli.terminal import Group, ProgressBar
 from seqrecord.units import format_size
 from seqrecord.writing.stored_statistics import add_statistics
@@ -52,7 +51,7 @@ def clear(folder: str, location: str | None) -> None:
 @click.argument("path")
 @click.option(
     "--older-than",
-    type=Duration(),
+    type=DURATION,
     default="7d",
     help="Keep files whose writer wrote anything since: 30m, 12h, 7d.",
 )
@@ -183,11 +182,7 @@ def stats(
             )
         if computes:
             with ProgressBar("frames", quiet=quiet) as bar:
-
-                def show(progress: StatisticsProgress) -> None:
-                    bar.show(progress.frames, progress.total_frames, "")
-
-                options["progress"] = show
+                options["progress"] = bar.show_frames
                 if dry_run or split is not None:
                     found = dataset.compute_statistics(split=split, **options)
                 else:

@@ -37,8 +37,6 @@ _STYLE = {
     "figure.facecolor": BACKGROUND,
     "font.family": _FONT,
     "font.size": SMALL,
-    "grid.color": LINE,
-    "grid.linewidth": 0.7,
     "legend.borderaxespad": 0,
     "legend.borderpad": 0,
     "legend.frameon": False,

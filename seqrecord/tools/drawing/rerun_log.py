@@ -27,7 +27,6 @@ def view_rerun(
     *,
     every: int = 1,
     features: Sequence[str] | None = None,
-    jpeg_quality: int | None = None,
     save: str | PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -49,7 +48,6 @@ def view_rerun(
         episodes: keys, a glob or a function, as for the loaders; all by default.
         every: show each `every`-th frame only.
         features: their names; all by default.
-        jpeg_quality: 1 to 95, to store 8-bit images smaller, with losses.
         save: write a `.rrd` file instead of starting the viewer, which needs a screen.
         progress: called after each frame with the number shown and the number there are.
         storage_options: for the filesystem that serves the dataset's URL.
@@ -61,8 +59,6 @@ def view_rerun(
     rerun = required("rerun", "shown by Rerun, the extra `rerun`: pip install rerun-sdk")
     if every < 1:
         raise ClipError("not a step of frames", expected="every of 1 or more", got=every)
-    if jpeg_quality is not None and not 1 <= jpeg_quality <= 95:
-        raise ClipError("not a JPEG quality", expected="1 to 95", got=jpeg_quality)
     with opened(data, features=features, storage_options=storage_options) as dataset:
         rows = dataset.find_episodes(episodes)
         keys = [str(key) for key in dataset.contents.index.keys.take(rows).to_pylist()]
@@ -77,7 +73,7 @@ def view_rerun(
                     f"the file can't be written: {error}", file=fspath(save)
                 ) from error
         try:
-            return _Log(rerun, stream, dataset, jpeg_quality).show(keys, every, progress)
+            return _Log(rerun, stream, dataset).show(keys, every, progress)
         finally:
             stream.flush()
             stream.disconnect()
@@ -86,11 +82,8 @@ def view_rerun(
 class _Log:
     """Writes episodes to a recording, one after the other."""
 
-    def __init__(
-        self, rerun: ModuleType, stream: Any, dataset: Dataset, jpeg_quality: int | None
-    ) -> None:
+    def __init__(self, rerun: ModuleType, stream: Any, dataset: Dataset) -> None:
         self._rerun, self._stream, self._dataset = rerun, stream, dataset
-        self._jpeg_quality = jpeg_quality
         self._frame, self._seconds = 0, 0.0
         self._longest: dict[str, float] = {}  # vector of flow, of full colour
 
@@ -147,8 +140,7 @@ class _Log:
         rerun = self._rerun
         kind = kind_of(spec.kind or name, value.dtype, value.shape)
         if kind == "picture":
-            image = rerun.Image(value)
-            return image.compress(self._jpeg_quality) if self._jpeg_quality else image
+            return rerun.Image(value)
         if kind == "depth":
             if value.dtype.kind == "f":
                 value = value.astype(np.float32)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.indexing.opening import opened
+from seqrecord.lazy import required
 from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.text import repr_of
 from seqrecord.tools.drawing.kinds import kind_of, kind_of_frames
-from seqrecord.tools.drawing.picture_files import require_matplotlib
 from seqrecord.units import is_integer
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def view(
     not there and for arguments that `data` excludes, `SchemaError` for an unknown feature,
     and what `seqrecord.open` raises.
     """
-    require_matplotlib()
+    said = "pictures are drawn by matplotlib, the extra `view`: pip install matplotlib"
+    required("matplotlib", said)
     if max_columns < 1:
         raise ClipError("no columns", expected="max_columns of at least 1", got=max_columns)
     if isinstance(data, Mapping):
@@ -113,24 +114,15 @@ def _view_episode(
 
 def _numbers(episode: Episode, start: int, clip_len: int | None, dilation: int) -> range:
     """The numbers of the clip's frames."""
-    num_frames = len(episode)
-    if not 0 <= start < num_frames:
+    room = (len(episode) - 1 - start) // max(dilation, 1) + 1
+    length = max(1, min(DEFAULT_CLIP_LEN, room)) if clip_len is None else clip_len
+    spec = ClipSpec(length, dilation=dilation)
+    if start < 0 or length > room:
         raise ClipError(
             "a clip outside its episode",
             episode=episode.key,
-            expected=f"a start of 0 to {num_frames - 1}",
-            got=start,
-        )
-    room = (num_frames - 1 - start) // max(dilation, 1) + 1
-    length = min(DEFAULT_CLIP_LEN, room) if clip_len is None else clip_len
-    spec = ClipSpec(length, dilation=dilation)
-    if spec.length > room:
-        raise ClipError(
-            "a clip longer than what is left of its episode",
-            episode=episode.key,
-            expected=f"a start of at most {max(0, num_frames - spec.span)} and at most "
-            f"{room} frames from {start}",
-            got=f"{spec.length} frames from {start}, {spec.dilation} apart",
+            expected=f"frames from 0 to {len(episode) - 1}",
+            got=f"frames from {start} to {start + spec.span - 1}",
         )
     return range(start, start + spec.span, spec.dilation)
 

@@ -1,0 +1,221 @@
+"""Epochs of one loader in a process of its own: `python -m benchmarks.training.epochs`, a job on
+stdin. Prints frames decoded and CPU seconds of each epoch as JSON.
+
+All loaders deliver the same samples of ACT in batches of the same shapes and dtypes: images uint8
+[batch, 1, H, W, 3] of each camera, the state and the actions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+import seqrecord
+from benchmarks.tartanair.compare.row import warm
+from benchmarks.tartanair.loaders.base import Settings
+from benchmarks.tartanair.loaders.tar_batches import tar_batches
+from benchmarks.training.loaders import Batches, picture, stacked
+from benchmarks.training.trainings import SHARDS, TRAININGS, arguments_of
+
+__all__ = ["FORMS", "MEMORY", "EpochsJob", "measure"]
+
+ACT = TRAININGS["act"]
+MEMORY = "4GiB"
+FORMS = {"lerobot": "originals", "webdataset": "cut", "seqrecord": "records"}
+"""Loaders, and the form of the data that each reads; see `trainings.prepare`."""
+
+
+@dataclass(frozen=True)
+class EpochsJob:
+    """A loader, the LeRobot dataset, the folder that the loader reads, and the images' height and
+    width in batches, if they are scaled."""
+
+    loader: str
+    originals: str
+    folder: str
+    epochs: int
+    workers: int
+    size: tuple[int, int] | None = None
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Counter:
+    """Frames that decoders gave, of all worker processes."""
+
+    def __init__(self, workers: int) -> None:
+        counts: Any = torch.zeros(workers + 1, dtype=torch.int64)
+        self._counts = counts.share_memory_()
+
+    def add(self, count: int) -> None:
+        info = get_worker_info()
+        self._counts[-1 if info is None else info.id] += count
+
+    @property
+    def total(self) -> int:
+        return int(self._counts.sum())
+
+
+def measure(job: EpochsJob) -> dict[str, Any]:
+    """Of each epoch: `decoded`, `cpu_seconds` of all processes, `seconds`, `samples`, and sums of
+    the actions and of some pixels, by which loaders are compared."""
+    torch.set_num_threads(1)
+    warm(Path(job.folder))
+    counter = Counter(job.workers)
+    loader: Any = _OPEN[job.loader](job, counter)
+    cameras = _cameras(job)
+    epochs: list[dict[str, float]] = []
+    for _ in range(job.epochs):
+        decoded, before, begin = counter.total, cpu_seconds(), time.perf_counter()
+        samples, actions, pixels = 0, 0.0, 0.0
+        batch: Mapping[str, Any]
+        for batch in loader:
+            for name in cameras:
+                assert batch[name].dtype == torch.uint8
+                assert batch[name].shape[1:] == (1, *(job.size or batch[name].shape[2:4]), 3)
+                pixels += float(batch[name][:, :, ::16, ::16].sum())
+            actions += float(batch["action"].double().sum())
+            samples += len(batch["action"])
+            del batch  # before the next one: loaders reuse what is given back
+        epochs.append(
+            {
+                "seconds": time.perf_counter() - begin,
+                "cpu_seconds": cpu_seconds() - before,
+                "decoded": loader.stats()["video_frames_decoded"]
+                if hasattr(loader, "stats")
+                else counter.total - decoded,
+                "samples": samples,
+                "actions": actions,
+                "pixels": pixels,
+            }
+        )
+    return {"epochs": epochs}
+
+
+def cpu_seconds() -> float:
+    """Of this process, to the microsecond, and of its children, also those that have ended."""
+    total = time.process_time() + sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4])
+    return total
+
+
+def _cameras(job: EpochsJob) -> list[str]:
+    names = arguments_of(ACT, Path(job.originals))["features"]
+    return [name for name in names if name not in ("observation.state", "action")]
+
+
+# ---- loaders
+
+
+def _seqrecord(job: EpochsJob, _counter: Counter) -> Batches:
+    arguments = arguments_of(ACT, Path(job.originals))
+    if job.size is not None:
+        arguments["resize"] = dict.fromkeys(_cameras(job), tuple(job.size))
+    return seqrecord.SeqRecordPipe(
+        job.folder, **arguments, batch_size=ACT.batch, memory_limit=MEMORY
+    )
+
+
+def _webdataset(job: EpochsJob, counter: Counter) -> Batches:
+    settings = Settings(
+        batch_size=ACT.batch, shuffle="buffer", shuffle_buffer=ACT.buffer, workers=job.workers
+    )
+
+    def decoded(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        for sample in samples:
+            found = {}
+            for name, value in sample.items():
+                if name.endswith(".jpg"):
+                    value = picture(value, job.size)
+                    counter.add(1)
+                if not name.startswith("__"):
+                    found[name.rpartition(".")[0]] = value
+            yield found
+
+    tars = [f"{job.folder}/{shard:06d}.tar" for shard in range(SHARDS)]
+    return tar_batches(tars, settings, to_clips=decoded, collate=stacked, decode=True)
+
+
+class _LeRobot(Dataset[dict[str, torch.Tensor]]):
+    """Items of LeRobot's class, with torchcodec. Images stay uint8 and are scaled as torchvision
+    does: without the conversion to floats by which the class ends its decoding, which would take
+    more."""
+
+    def __init__(self, job: EpochsJob, counter: Counter) -> None:
+        import torchcodec.decoders  # noqa: F401  # here, not once more in each worker
+        from lerobot.datasets import lerobot_dataset, video_utils
+
+        from benchmarks.lerobot.theirs import undivided
+
+        decode = undivided(video_utils)
+
+        def counted(*arguments: Any) -> torch.Tensor:
+            images: torch.Tensor = decode(*arguments)
+            counter.add(len(images))
+            return images
+
+        lerobot_dataset.decode_video_frames = counted
+        root, self._cameras = Path(job.originals), _cameras(job)
+        fps = json.loads((root / "meta" / "info.json").read_text())["fps"]
+        windows = arguments_of(ACT, root)["windows"]
+        self._names = list(windows)
+        self._items = lerobot_dataset.LeRobotDataset(
+            "seqrecord/benchmark",
+            root=root,
+            video_backend="torchcodec",
+            delta_timestamps={n: [i / fps for i in window] for n, window in windows.items()},
+            image_transforms=self._scaled if job.size else None,
+        )
+        self._size = job.size
+
+    def _scaled(self, image: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor
+        [scaled] = torch.nn.functional.interpolate(
+            image[None], self._size, mode="bilinear", antialias=True
+        )
+        return scaled
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        item = self._items[number]
+        found = {name: item[name] for name in self._names}
+        return found | {name: found[name].permute(1, 2, 0)[None] for name in self._cameras}
+
+
+def _lerobot(job: EpochsJob, counter: Counter) -> Batches:
+    return DataLoader(
+        _LeRobot(job, counter),
+        ACT.batch,
+        shuffle=True,
+        num_workers=job.workers,
+        persistent_workers=job.workers > 0,
+    )
+
+
+_OPEN: dict[str, Callable[[EpochsJob, Counter], Batches]] = {
+    "lerobot": _lerobot,
+    "webdataset": _webdataset,
+    "seqrecord": _seqrecord,
+}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(EpochsJob(**json.load(sys.stdin)))), flush=True)
+    os._exit(0)  # a loader's threads may never end

@@ -1,0 +1,50 @@
+"""Resizes decoded frames: by linear interpolation with antialiasing, or to the nearest pixels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_CHANNELS = (1, 3, 4)  # of bytes, which Pillow resizes together
+
+
+def nearest_pixels(length: int, size: int) -> npt.NDArray[np.int64]:
+    """The pixels of an axis whose centres are nearest to those of `size` pixels; int64[size]."""
+    found: npt.NDArray[np.int64] = (2 * np.arange(size) + 1) * length // (2 * size)
+    return found
+
+
+def resize_into(frame: npt.NDArray[Any], out: npt.NDArray[Any], *, smooth: bool) -> None:
+    """Resize `frame` [height, width, …] into `out`, C-contiguous, of the same dtype and channels.
+
+    `smooth` interpolates linearly, with antialiasing along an axis that shrinks: integers of up to
+    16 bits and floats of up to 32. Otherwise each pixel is the one whose centre is nearest.
+    """
+    (height, width), size = frame.shape[:2], out.shape[:2]
+    if not smooth:
+        rows, columns = nearest_pixels(height, size[0]), nearest_pixels(width, size[1])
+        np.take(frame[rows], columns, axis=1, out=out, mode="clip")
+        return
+    pixels, target = frame.reshape(height, width, -1), out.reshape(*size, -1)
+    channels = pixels.shape[2]
+    if frame.dtype == np.uint8 and channels in _CHANNELS:
+        target[...] = _resized(np.ascontiguousarray(pixels), size).reshape(target.shape)
+        return
+    for channel in range(channels):
+        plane = _resized(pixels[..., channel].astype(np.float32), size)
+        target[..., channel] = plane if frame.dtype.kind == "f" else np.rint(plane)
+
+
+def _resized(pixels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+    """Pixels, uint8 [H, W, 1, 3 or 4] or float32 [H, W], in another size."""
+    from PIL import Image  # takes a while
+
+    if pixels.shape[2:] == (4,):  # no channel is alpha, by which Pillow would multiply
+        whole = pixels.shape[1], pixels.shape[0]
+        image = Image.frombuffer("CMYK", whole, pixels, "raw", "CMYK", 0, 1)
+    else:
+        image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+    resized = image.resize(size[::-1], Image.Resampling.BILINEAR, reducing_gap=1.0)
+    return np.asarray(resized)

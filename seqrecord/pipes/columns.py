@@ -1,0 +1,58 @@
+"""The columns of batches beside features: episode, start, random parameters, padding, metadata."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from seqrecord.clips.frames import ClipFrames
+from seqrecord.clips.tables import IntArray
+from seqrecord.engine.calls import Drawn
+from seqrecord.pipes.clip_windows import FeatureWindows
+from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
+
+
+@dataclass(frozen=True, eq=False)
+class BatchColumns:
+    """Makes the columns of batches beside features. Picklable.
+
+    `metadata` has the names of metadata entries that become columns.
+    """
+
+    episodes: ClipEpisodes
+    windows: FeatureWindows
+    draws: ClipDraws
+    steps: SelectedSteps | None
+    metadata: tuple[str, ...] = ()
+
+    def of(
+        self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: Drawn
+    ) -> tuple[dict[str, Any], int]:
+        """The columns of n clips, each a list or a tensor, and the number of timestamps in windows
+        without a frame near enough.
+
+        Clips are given by the rows of their episodes and their starts, int64[n] each. Columns are
+        `episode`, a list of keys; `start`; random parameters; `<feature>_is_pad`, bool[n, T], and
+        `<feature>_age`, int64[n, T]; and lists of metadata, `None` where an episode has none.
+        """
+        facts, windows, num_far = self.episodes.of(episode), self.windows, 0
+        columns: dict[str, Any] = {"episode": [one.key for one in facts]}
+        columns["start"] = torch.from_numpy(self.episodes.starts(episode, start))
+        if (listed := self.episodes.frames(episode, start)) is not None:
+            columns["frames"] = torch.from_numpy(listed)
+        columns |= self.draws.told(drawn, facts, episode)
+        for name in dict.fromkeys((*windows.padded, *windows.aged)):
+            found = frames.find(name, episode, start)
+            if name in windows.padded:
+                columns[f"{name}_is_pad"] = torch.from_numpy(found.is_pad)
+                num_far += found.num_far
+            if found.age is not None:
+                columns[f"{name}_age"] = torch.from_numpy(found.age)
+        if self.steps is not None and frames.draw is not None:
+            columns |= self.steps.told(frames.draw(episode, start, frames.place))
+        for name in self.metadata:  # users may change the copy
+            columns[name] = [deepcopy(one.metadata[name]) for one in facts]
+        return columns, num_far

@@ -1,0 +1,118 @@
+"""Frame arrays: each feature of a frame as it is stored, and after `frame_transform` or padding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqrecord.clips.depth import DepthToMeters, bound
+from seqrecord.clips.tables import IntArray
+from seqrecord.engine.calls import text_spec
+from seqrecord.errors import ClipError
+from seqrecord.pipes.arrays import ragged_arrays
+from seqrecord.pipes.clip_sets import ClipSet
+from seqrecord.pipes.options import ClipOptions
+from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.frames import (
+    ArraySpec,
+    FrameTransform,
+    add_place,
+    apply_transform,
+    first_frame,
+    unchanged,
+)
+from seqrecord.text import repr_of
+
+
+@dataclass(frozen=True, eq=False)
+class FrameArrays:
+    """The arrays of a frame. Picklable if the transform is.
+
+    Attributes:
+        stored: each feature as it is decoded. The size of a variable shape is that of the largest
+            frame of the selected episodes.
+        arrays: each feature after `transform` or padding.
+        nested: features of nested tensors.
+        unchanged: features that `transform` leaves unchanged.
+        transform: the `frame_transform`, bound to the dataset's units.
+        is_deterministic: whether its results may stay in memory.
+    """
+
+    stored: Mapping[str, ArraySpec]
+    arrays: Mapping[str, ArraySpec]
+    nested: frozenset[str] = frozenset()
+    unchanged: frozenset[str] = frozenset()
+    transform: FrameTransform | None = None
+    is_deterministic: bool = True
+
+    @classmethod
+    def of(cls, options: ClipOptions, found: ClipSet) -> FrameArrays:
+        """The arrays of a request. Raises `ClipError` for features that cannot come so."""
+        dataset, clips, excerpts = found.dataset, found.clips, found.excerpts
+        rows = clips.episode if excerpts is None else excerpts.episode[clips.episode]
+        stored = _stored_arrays(dataset, np.unique(rows))
+        if options.frame_transform is None:
+            arrays, nested = ragged_arrays(options.ragged, stored)
+            return cls(stored, arrays, nested)
+        if options.ragged != "list":
+            raise ClipError(
+                "ragged does not go with frame_transform, which gives frames of one shape",
+                expected='ragged="list"',
+                got=repr_of(options.ragged, 100),
+            )
+        transform, windows = bound(options.frame_transform, dataset.features), found.windows.stored
+        episode, start = clips.locate(np.zeros(1, np.int64))
+        place = windows.find(next(iter(windows.windows)), episode, start).frames[:, 0]
+        row, frame = (int(numbers[0]) for numbers in windows.stored(episode, place))
+        key = dataset.contents.index.key(row)
+        arrays, unchanged = _transformed_arrays(transform, dataset, key, frame, stored)
+        is_deterministic = options.deterministic_transform or isinstance(
+            options.frame_transform, DepthToMeters
+        )
+        return cls(stored, arrays, frozenset(), unchanged, transform, is_deterministic)
+
+
+def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
+    """Each feature of a frame as it is decoded.
+
+    Of a variable shape it has the size of the largest frame of these episodes, which are given by
+    their rows.
+    """
+    found = {}
+    for name, spec in dataset.features.items():
+        largest = None if spec.is_fixed else dataset.contents.index.largest_frames(name, episodes)
+        found[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
+    return found
+
+
+def _transformed_arrays(
+    transform: FrameTransform,
+    dataset: Dataset,
+    key: str,
+    frame: int,
+    stored: Mapping[str, ArraySpec],
+) -> tuple[dict[str, ArraySpec], frozenset[str]]:
+    """What `frame_transform` makes of a frame, and which features it leaves unchanged; the same
+    for every frame.
+
+    An error of the function names the episode, by its key, and the frame. Raises `ClipError` for a
+    text that is not under the name of a stored one.
+    """
+    values = dict(dataset.episodes[key][frame])
+    given, copies = dict(values), deepcopy(values)
+    try:
+        first_frame(transform, values)
+        made = apply_transform(transform, values)
+        specs = {
+            name: text_spec("frame_transform", name, value, stored)
+            if isinstance(value, (str, bytes))
+            else ArraySpec(value.dtype, value.shape)
+            for name, value in made.items()
+        }
+    except Exception as error:
+        add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
+        raise
+    return specs, unchanged(given, copies, made)

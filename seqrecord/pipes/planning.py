@@ -1,0 +1,280 @@
+"""EpochPlanner: the plans of a selection's epochs, and the memory that each of them gets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from seqrecord.clips.tables import ClipTable
+from seqrecord.engine.stores import FrameRows
+from seqrecord.errors import MemoryLimitError
+from seqrecord.pipes.distributed import Ranks
+from seqrecord.pipes.memory import frame_sizes, frames_in_memory, settle
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.residency import Residency
+from seqrecord.pipes.selecting import select
+from seqrecord.pipes.selection import Selection
+from seqrecord.pipes.states import Sessions
+from seqrecord.processes.forks import cached_property
+from seqrecord.sampling import (
+    ClipFacts,
+    EpochPlan,
+    Part,
+    Plan,
+    PlanSettings,
+    SequencePlan,
+    ShuffledPlan,
+    Window,
+    check_drop_last,
+)
+from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.elastic import find_remaining
+from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_limit
+from seqrecord.text import shown_place
+from seqrecord.units import format_size, parse_size
+
+ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
+"""The settings of plans that are arguments; the others are chosen."""
+
+Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]
+"""By the number of parts; of the rest of an epoch by its number and sessions, else by 0 and ()."""
+
+_logger = logging.getLogger("seqrecord")
+
+
+@dataclass(frozen=True, eq=False)
+class EpochPlanner:
+    """Plans the epochs of a selection, and settles their memory. Picklable.
+
+    An epoch that goes on with other ranks or workers has sessions: see `sampling.elastic`.
+
+    Attributes:
+        selection: the clips.
+        options: the arguments of the loader.
+        settings: the requested settings of plans.
+        ranks: the ranks that share an epoch.
+        limit_in: in a mix, the memory limit in each of a number of workers of a rank. Batches are
+            then those of the mix.
+    """
+
+    selection: Selection
+    options: LoaderOptions
+    settings: PlanSettings
+    ranks: Ranks
+    limit_in: Callable[[int], int] | None = None
+    _fits: Fits = field(default_factory=dict, repr=False)
+    _remaining: dict[tuple[int, Sessions], ClipTable] = field(default_factory=dict, repr=False)
+    _logged: set[int] = field(default_factory=set, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        selection: Selection,
+        options: LoaderOptions,
+        limit_in: Callable[[int], int] | None = None,
+    ) -> EpochPlanner:
+        """The planner of a request.
+
+        Raises `MemoryLimitError` for a limit that is too small, with the smallest sufficient one.
+        Of a mix only the first use does.
+        """
+        settings = PlanSettings(**{name: getattr(options, name) for name in ASKED})
+        ranks = Ranks(options.rank, options.world_size)
+        planner = cls(selection, options, settings, ranks, limit_in)
+        if limit_in is not None:
+            return planner
+        try:
+            planner.fit(1)
+            return planner
+        except MemoryLimitError:
+            if selection.clip_set.excerpts is None:
+                raise
+        again = replace(options, rename=None, resize=None)
+        selection = select(selection.dataset, again, smallest_excerpts=True)
+        planner = cls(selection, options, settings, ranks)
+        planner.fit(1)
+        return planner
+
+    def __getstate__(self) -> dict[str, Any]:
+        options = self.selection.portable(self.options)
+        return {**self.__dict__, "options": options, "_remaining": {}}
+
+    def with_shuffle(self, shuffle: bool) -> EpochPlanner:
+        """The same with a shuffled order, or without."""
+        settings = replace(self.settings, shuffle=shuffle)
+        return EpochPlanner(self.selection, self.options, settings, self.ranks, self.limit_in)
+
+    # ---- clips and plans
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether the clips of an episode follow each other."""
+        return self.settings.order == "sequences"
+
+    @property
+    def windows(self) -> Sequence[Window]:
+        """The window of clips in each group of features."""
+        return self.selection.windows.of_groups(self.selection.clip_set.spec.stride)
+
+    def clips(self, epoch: int, sessions: Sessions = ()) -> ClipTable:
+        """The clips of an epoch, without those of some sessions.
+
+        Raises `StateError` for sessions that no epoch can have had.
+        """
+        settings, clip_set = self.settings, self.selection.clip_set
+        table = clip_set.in_epoch(epoch, seed=settings.seed, shuffle=settings.shuffle)
+        if not sessions:
+            return table
+        if (found := self._remaining.get((epoch, sessions))) is None:
+            episodes = self.selection.episodes
+            found = find_remaining(table, episodes, sessions, epoch=epoch, windows=self.windows)
+            self._remaining.clear()
+            self._remaining[epoch, sessions] = found
+        return found
+
+    def plan(self, epoch: int, part: Part, sessions: Sessions = ()) -> Plan:
+        """The plan of one part of an epoch, without the clips of some sessions.
+
+        Raises `ClipError` if `drop_last` leaves no batch in this epoch, or in one of another phase,
+        and `StateError` for sessions that no epoch can have had.
+        """
+        if (phases := self.selection.clip_set.phases) is not None:  # now, not at that phase
+            check_drop_last(phases.fewest_clips, self.settings, part.count)
+        if part.index == 0 and part.count not in self._logged:
+            self._logged.add(part.count)
+            self._log_mixing(part.count)
+        settings = self.fit(part.count, epoch, sessions).settings
+        return self.plan_with(settings, epoch, part, sessions)
+
+    def plan_with(
+        self, settings: PlanSettings, epoch: int, part: Part, sessions: Sessions = ()
+    ) -> Plan:
+        """The plan of one part of an epoch with given settings."""
+        table, episodes = self.clips(epoch, sessions), self.selection.episodes
+        kind = SequencePlan if self.is_sequential else EpochPlan
+        if settings.resident and epoch and not sessions:
+            kind = ShuffledPlan
+        make = partial(kind, windows=self.windows)
+        return make(table, episodes, settings, epoch=epoch, part=part, session=len(sessions))
+
+    # ---- memory
+
+    def fit(self, num_parts: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
+        """Settings and memory of epochs in so many parts, or of the rest of one.
+
+        Raises `MemoryLimitError` for a limit that is too small.
+        """
+        key = num_parts, epoch if sessions else 0, sessions
+        if key not in self._fits:
+            demand, limit = self.demand(num_parts, epoch, sessions), self.limit(num_parts)
+            self._fits[key] = self.residency.fit(demand, limit, sessions)
+        return self._fits[key]
+
+    def settle(
+        self, plan: Plan, sessions: Sessions = (), *, on_device: bool, in_worker: bool
+    ) -> tuple[Memory, int, tuple[FrameRows, ...]]:
+        """The memory that executing a plan takes, its most bytes, and the rows of resident
+        frames."""
+        fitted, rows = self.fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
+        if fitted.in_memory is not None:
+            rows = self.residency.rows(plan.part, sessions, fitted.settings)
+        memory = settle(
+            fitted,
+            plan,
+            self.selection,
+            on_device=on_device,
+            of_mix=self.limit_in is not None,
+            in_worker=in_worker,
+        )
+        return memory, fitted.nbytes(memory), rows
+
+    def keep(self, fits: Fits) -> None:
+        """Use these settings from here on, in place of the chosen ones."""
+        self._fits.update(fits)
+
+    def demand(self, num_parts: int = 1, epoch: int = 0, sessions: Sessions = ()) -> Demand:
+        """The memory demand of epochs in so many parts, or of the rest of one."""
+        clips, workers = "these clips", self.workers(num_parts)
+        if workers > 1 and self.options.memory_limit is None:
+            clips += f" in each of {workers} workers, which by default share what a rank has"
+        return Demand(
+            self.facts(epoch, sessions),
+            self.settings,
+            self._sizes,
+            num_parts,
+            self.options.tuning.num_cursors,
+            self.options.tuning.shuffle_buffer,
+            self.residency.frames(num_parts, sessions),
+            self.selection.dataset.url,
+            clips,
+        )
+
+    def limit(self, num_parts: int) -> int:
+        """The memory limit of each part, in bytes."""
+        if self.limit_in is not None:
+            return self.limit_in(self.workers(num_parts))
+        if self.options.memory_limit is not None:
+            return parse_size(self.options.memory_limit)
+        wanted = max(self.demand(number).wanted_limit for number in (1, num_parts))
+        return usual_limit(wanted, self.workers(num_parts))
+
+    def most_bytes(self, num_parts: int) -> int:
+        """The most bytes that any epoch in so many parts takes."""
+        fitted = self.fit(num_parts)
+        held = resident_bounds(self.facts(), fitted.settings)
+        return fitted.nbytes(fitted.memory(held, fixed=True))
+
+    def decodes_once(self, num_workers: int) -> bool:
+        """Whether so many workers decode each frame once, if they persist."""
+        num_parts = self.ranks.current().count * num_workers
+        is_cheap = frames_in_memory(self.selection, only_small=True) > 0
+        return not is_cheap and self.fit(num_parts).in_memory is not None
+
+    def workers(self, num_parts: int) -> int:
+        """The number of workers of a rank, in so many parts."""
+        ranks = 1 if num_parts == 1 else self.ranks.current().count
+        return num_parts // ranks if num_parts % ranks == 0 else 1
+
+    @property
+    def residency(self) -> Residency:
+        """The frames that stay in memory."""
+        options = self.options
+        is_asked = options.device is None or options.memory_limit is not None
+        return Residency(
+            self.selection, self.settings, self.windows, options.fixed_shards, is_asked
+        )
+
+    def facts(self, epoch: int = 0, sessions: Sessions = ()) -> ClipFacts:
+        """The clips for which settings are chosen: of all epochs, or of the rest of one."""
+        if not sessions:
+            return self._facts_of_all
+        table = self.clips(epoch, sessions)
+        return ClipFacts.of(table, self.selection.episodes, self.windows)
+
+    @cached_property
+    def _facts_of_all(self) -> ClipFacts:
+        clip_set, episodes = self.selection.clip_set, self.selection.episodes
+        any_clips = clip_set.differs_by_epoch
+        return ClipFacts.of(clip_set.typical, episodes, self.windows, any_clips=any_clips)
+
+    @cached_property
+    def _sizes(self) -> FrameSizes:
+        of_mix = self.limit_in is not None
+        return frame_sizes(self.selection, 0 if of_mix else self.options.batch_size or 1)
+
+    def _log_mixing(self, num_parts: int) -> None:
+        """Log the reason if batches of so many parts are not mixed well."""
+        fitted, url = self.fit(num_parts), shown_place(self.selection.dataset.url)
+        if fitted.limited and not fitted.of_memory:
+            _logger.info("%s: %s", url, fitted.limited)
+        elif fitted.limited:
+            enough = self.demand(num_parts).limit_to_mix
+            whose = " of each worker" if self.workers(num_parts) > 1 else ""
+            whose += " for this source" if self.limit_in is not None else ""
+            _logger.warning(
+                "%s: %s; a memory_limit%s of %d (%s) would do",
+                *(url, fitted.limited, whose, enough, format_size(enough)),
+            )

@@ -1,0 +1,192 @@
+"""`select`: from a location and options to a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from seqrecord.clips.depth import bound
+from seqrecord.clips.tables import EpisodeTable, IntArray
+from seqrecord.clips.transforms import ClipFunction, chain_of
+from seqrecord.engine.calls import ClipFunctions
+from seqrecord.errors import ClipError, located
+from seqrecord.indexing.opening import dataset_of
+from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
+from seqrecord.pipes.clip_reader import ClipReader
+from seqrecord.pipes.clip_sets import ClipSet
+from seqrecord.pipes.columns import BatchColumns
+from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
+from seqrecord.pipes.frame_arrays import FrameArrays
+from seqrecord.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.pipes.selection import Selection
+from seqrecord.reading.dataset import DatasetLike
+from seqrecord.sampling.memory import USUAL_LIMIT
+from seqrecord.text import shown_place
+from seqrecord.units import format_size, parse_size
+
+_OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
+_SHOWN = 10  # names in an error
+_EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need parts of two
+
+
+def select(
+    location: DatasetLike, options: ClipOptions, *, smallest_excerpts: bool = False
+) -> Selection:
+    """The clips of a request.
+
+    A warning names the numbers of episodes and clips left out, once. With `smallest_excerpts`
+    lists of frames take the least memory.
+
+    Raises `ClipError` where there is no clip, and for a feature that no tensor can represent.
+    """
+    dataset = dataset_of(location, features=options.features)
+    with located(ClipError, file=dataset.url):
+        if options.rename is not None:
+            dataset = dataset.renamed(options.rename)
+        if options.resize is not None:
+            dataset = dataset.resized(options.resize)
+        selected = dataset.find_episodes(options.episodes, options.split)
+        found = ClipSet.of(options, dataset, selected)
+        left_out = found.left_out  # by the whole table, also where excerpts are divided
+        frames = FrameArrays.of(options, found)
+        if found.excerpts is not None and isinstance(options, LoaderOptions):
+            found = _divided(options, found, frames, smallest=smallest_excerpts)
+        selection = _selection(options, found, frames)
+    selection.memory.get()  # as long as this lives
+    if left_out:
+        clips = f"{found.clips.num_clips:,} clips"
+        say_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
+    return selection
+
+
+def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Selection:
+    dataset, metadata = found.dataset, tuple(options.metadata or ())
+    transform = options.clip_transform
+    cameras, functions = ((), ()) if transform is None else chain_of(transform)
+    has_cameras = bool(cameras or dataset.contents.sizes)
+    wanted = (*metadata, "camera") if has_cameras else metadata
+    episodes = ClipEpisodes(dataset, wanted, found.excerpts, repeats=found.repeats)
+    steps = None
+    if options.has_drawn_steps:
+        steps = SelectedSteps(options.dilations, options.reverse, found.of_dilations(), episodes)
+    windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
+    check_tensors(frames.arrays)
+    first = found.clips.locate(np.zeros(1, np.int64))
+    draws = ClipDraws(cameras, frames.arrays, dataset, episodes, first[0])
+    selection = Selection(
+        found,
+        windows,
+        frames,
+        _episode_table(found, frames),
+        draws,
+        steps,
+        BatchColumns(episodes, windows, draws, steps),
+        draws.made,
+        windows.frames.lengths,
+        frames.nested,
+    )
+    if functions:
+        functions = tuple(bound(function, dataset.features) for function in functions)
+        selection = _with_functions(selection, functions, *first)
+    _check_names(selection, metadata, () if transform is None else _OF_DRAWS)
+    made, squeezed = selection.made, frozenset[str]()
+    if options.squeeze and not functions:
+        fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
+        squeezed = frozenset(fixed.intersection(windows.alone))
+    return replace(
+        selection,
+        columns=replace(selection.columns, metadata=metadata),
+        nested=frozenset(n for n in frames.nested if n in made and not made[n].is_fixed),
+        squeezed=squeezed,
+    )
+
+
+def _with_functions(
+    selection: Selection, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
+) -> Selection:
+    """The same with functions of clips, which are called with the given clip, int64[1] each."""
+    clip, episodes = ClipReader(selection, 0).example(episode, start), selection.columns.episodes
+    place = int(episodes.rows(episode)[0]), int(episodes.starts(episode, start)[0])
+    found = ClipFunctions.of(functions, selection.dataset, clip, *place, selection.made)
+    made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
+    check_tensors(made)
+    draws = selection.draws.with_functions(found)
+    return replace(
+        selection,
+        draws=draws,
+        columns=replace(selection.columns, draws=draws),
+        made=made,
+        lengths={n: int(spec.shape[0] or 0) for n, spec in found.made.items()},
+    )
+
+
+def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
+    """The tables of the requested groups; of one, where frames are transformed: its loads read the
+    chunks of all groups."""
+    contents, features = found.dataset.contents, found.dataset.features
+    nbytes = bytes_by_group(frames.stored, features)
+    table = in_pieces(contents.episode_table, features)
+    if found.excerpts is not None:
+        table = found.excerpts.table(table)
+    table = table.led_by(nbytes.index(max(nbytes)), found.clips.selected)
+    return table if frames.transform is None else EpisodeTable(table.num_frames, (table.lead,))
+
+
+def _divided(
+    options: LoaderOptions, found: ClipSet, frames: FrameArrays, *, smallest: bool
+) -> ClipSet:
+    """Divide excerpts that are too large for memory. A warning names the frames decoded twice."""
+    excerpts, dataset = found.excerpts, found.dataset
+    assert excerpts is not None
+    nbytes = max(1, sum(spec.nbytes for spec in frames.arrays.values()))
+    limit = USUAL_LIMIT if options.memory_limit is None else parse_size(options.memory_limit)
+    needed = _EXCERPTS * int(excerpts.num_frames.max()) * nbytes
+    if needed <= limit and not smallest:
+        return found
+    most = 1 if smallest else max(1, limit // (_EXCERPTS * nbytes))
+    divided = ClipSet.of_lists(options, dataset, found.selected, most)
+    assert divided.excerpts is not None
+    more = len(divided.excerpts.frames) / len(excerpts.frames) - 1
+    say_once(
+        f"{shown_place(dataset.url)}: the frames that clips use of an episode are too many to hold "
+        f"at once, so an epoch decodes {more:.0%} more frames than there are; with a memory_limit "
+        f"of {needed} ({format_size(needed)}) it decodes each once"
+    )
+    return divided
+
+
+def _check_names(selection: Selection, metadata: Sequence[str], reserved: Sequence[str]) -> None:
+    """Raise `ClipError` where two entries of a batch have one name, and for metadata that no
+    selected episode has."""
+    made, dataset = selection.made, selection.dataset
+    taken = (*selection.column_kinds, *reserved)
+    if wrong := [name for name in made if name in taken]:
+        names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
+        raise ClipError(
+            "a feature has the name of a batch's extra column; give it another name: "
+            f"rename={{{names}}}",
+            got=", ".join(wrong),
+        )
+    if twice := [name for name in metadata if name in made or name in taken]:
+        raise ClipError(
+            "a feature, or a batch's extra column, has the name of this metadata",
+            expected="names that are not in clips yet",
+            got=", ".join(twice),
+        )
+    missing, seen = set(metadata), set[str]()
+    for row in selection.clip_set.selected.tolist():
+        if not missing:
+            return
+        entries = dataset.contents.index.episode_metadata(row)
+        missing -= entries.keys()
+        seen |= entries.keys()
+    if missing:
+        more = ", …" if len(seen) > _SHOWN else ""
+        raise ClipError(
+            "no selected episode has this metadata",
+            expected=f"some of {', '.join(sorted(seen)[:_SHOWN])}{more}" if seen else "nothing",
+            got=", ".join(sorted(missing)),
+        )

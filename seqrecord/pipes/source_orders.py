@@ -1,0 +1,193 @@
+"""SourceOrder: the saved state of one source's order, and its comparison with a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.planning import ASKED, EpochPlanner, Fits
+from seqrecord.pipes.states import Remainder, SourceRemainder, SourceState, State, sessions_of
+from seqrecord.processes.forks import cached_property
+from seqrecord.sampling import Part, PlanSettings
+from seqrecord.sampling.elastic import Session
+from seqrecord.text import repr_of
+
+_MAX_CURSORS = 1 << 24  # of a part, in a saved state
+
+
+@dataclass(frozen=True, eq=False)
+class SourceOrder:
+    """The order of a source's epochs, as states save it: a `Source`. Picklable."""
+
+    planner: EpochPlanner
+
+    @property
+    def batch_size(self) -> int | None:
+        """Clips of a batch."""
+        return self.planner.options.batch_size
+
+    def decodes_once(self, num_workers: int) -> bool:
+        """See `EpochPlanner.decodes_once`."""
+        return self.planner.decodes_once(num_workers)
+
+    def state(self, num_parts: int, rest: SourceRemainder | None) -> SourceState:
+        """The settings of the order of epochs in so many parts, and of the epochs in `rest`."""
+        pending, fit = () if rest is None else rest.pending, self.planner.fit
+        left = tuple(fit(num_parts, *epoch).settings for epoch in pending)
+        identity = self.planner.selection.clip_set.identity
+        return SourceState(fit(num_parts).settings, self.request, identity, left)
+
+    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRemainder) -> Fits:
+        """Memory for the settings of a state, for epochs in so many parts, and those in `rest`.
+
+        Raises `MemoryLimitError`, with the smallest sufficient limit, where they do not fit.
+        """
+        planner, left = self.planner, zip(rest.pending, state.left, strict=True)
+        return {
+            (num_parts, *epoch): planner.residency.fit_given(
+                planner.demand(num_parts, *epoch), planner.limit(num_parts), settings, epoch[1]
+            )
+            for epoch, settings in (((0, ()), state.settings), *left)
+        }
+
+    def keep(self, fits: Fits) -> None:
+        """Use these settings from here on, in place of the chosen ones."""
+        self.planner.keep(fits)
+
+    def check_state(
+        self, state: SourceState, rest: SourceRemainder, *, any_batch_size: bool = False
+    ) -> None:
+        """Raise `StateError` for a state of other clips or another order, with the differences.
+
+        Settings chosen by memory and defaults may differ, and so may the dataset's location, and
+        speed, threads and memory of reading. Arguments of the order may not.
+        """
+        planner, selection = self.planner, self.planner.selection
+        url, identity = selection.dataset.url, selection.clip_set.identity
+        saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
+        free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
+        sessions = (session.settings for _, sessions in rest.pending for session in sessions)
+        for other in (*state.left, *sessions):
+            problem = "sessions of the saved state are of several settings"
+            _check_same(problem, url, vars(other), vars(saved), set(ASKED) - free)
+        now = {**self.request, **{name: getattr(planner.settings, name) for name in ASKED}}
+        now["num_cursors"] = planner.options.tuning.num_cursors
+        chosen = ("num_cursors", "shuffle_buffer")
+        free = {name for name in chosen if now[name] is None or not is_shuffled}
+        if any_batch_size:
+            free.add("batch_size")
+        if not is_shuffled and not selection.clip_set.differs_by_epoch:
+            free.add("seed")
+        found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
+        _check_same(problem, url, now, found, now.keys() - free)
+        if state.episodes["digest"] != identity["digest"]:
+            same = state.episodes["dataset"] == identity["dataset"]
+            raise StateError(
+                "the saved state is of other episodes of this dataset"
+                if same
+                else "the saved state is of another dataset, or this one has changed: select the "
+                "state's episodes, if they are still the same",
+                file=url,
+                expected=_described(state.episodes),
+                got=_described(identity),
+            )
+
+    @cached_property
+    def request(self) -> dict[str, Any]:
+        """The arguments of the order beside the settings of plans, as JSON. Features have their
+        stored names, as new names change no order."""
+        options, selection = self.planner.options, self.planner.selection
+        dilations, frames = options.dilations, selection.frames
+        # The padding of features may change, and does so with the dataset.
+        arrays = frames.stored if frames.transform is None else frames.arrays
+        stored, windows = (
+            selection.dataset.contents.stored_name,
+            selection.clip_set.windows.describe(),
+        )
+        return {
+            "clip_len": options.clip_len,
+            "stride": selection.clip_set.spec.stride,
+            "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
+            "reverse": options.reverse,
+            "windows": {stored(name): window for name, window in windows.items()},
+            "pad": options.pad,
+            "drop_last_frames": options.drop_last_frames,
+            "features": sorted(map(stored, selection.dataset.features)),
+            "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
+            "shuffle_buffer": options.tuning.shuffle_buffer,
+            "clips": selection.clip_set.chosen_digest,
+            "fixed_shards": options.fixed_shards,
+        }
+
+    def remainder_after(self, state: State) -> Remainder | None:
+        """See `BatchSource`: one more session of the epoch is over."""
+        if not any(state.batches):
+            return state.rest
+        state = state.of_rank()
+        sessions = sessions_of(state.epoch, state.rest)
+        session = Session(state.sharing.ranks, state.batches, _settings(state))
+        own = SourceRemainder(((state.epoch, (*sessions, session)),), state.epoch + 1)
+        return Remainder(state.epoch, None, len(sessions) + 1, (own,))
+
+    def check_place(self, state: State) -> None:
+        """See `BatchSource`."""
+        url, settings = self.planner.selection.dataset.url, _settings(state)
+        sessions, count = sessions_of(state.epoch, state.rest), state.sharing.num_parts
+        if bool(sessions) != (state.rest is not None) or len(state.sources[0].left) > 1:
+            raise StateError(
+                "the sessions of the saved state are of other epochs",
+                file=url,
+                expected=f"epoch {state.epoch}",
+                got=", ".join(str(epoch) for epoch, _ in state.rests[0].pending),
+            )
+        rows = settings.batch_size or 1 if settings.order == "sequences" else 1
+        if (cursors := max(rows, settings.num_cursors)) > _MAX_CURSORS:
+            raise StateError(
+                "a saved state has more cursors than can be planned",
+                file=url,
+                expected=f"at most {_MAX_CURSORS}",
+                got=cursors,
+            )
+        try:  # no part has more batches than the last one
+            last = Part(count - 1, count)
+            plan = self.planner.plan_with(settings, state.epoch, last, sessions)
+        except ClipError as error:
+            raise StateError(f"the saved state is of no epoch: {error}") from error
+        state.check_batches([plan.num_batches] * len(state.batches))
+
+
+def _settings(state: State) -> PlanSettings:
+    """The settings of the state's epoch."""
+    source = state.sources[0]
+    return source.left[0] if source.left else source.settings
+
+
+def _check_same(
+    problem: str,
+    url: str,
+    now: Mapping[str, Any],
+    found: Mapping[str, Any],
+    names: Collection[str],
+) -> None:
+    """Raise `StateError` where a state has other values of these names."""
+    differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
+    if "features" in differ and "shapes" in differ:
+        differ.remove("shapes")  # of the features
+    if differ:
+        raise StateError(
+            f"{problem}: {', '.join(differ)}",
+            file=url,
+            expected=_named(differ, found),
+            got=_named(differ, now),
+        )
+
+
+def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={repr_of(values.get(name))}" for name in names)
+
+
+def _described(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (repr_of(episodes[name]) for name in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"

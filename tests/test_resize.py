@@ -1,0 +1,431 @@
+"""`resize=`: frames are resized once, as they are decoded, on every path alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    EngineOptions,
+    FeatureSpec,
+    RandomCrop,
+    Resize,
+    SeqRecordDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordStream,
+    SeqRecordWriter,
+    export,
+)
+from seqrecord.errors import ClipError, StateError
+from seqrecord.lerobot import LeRobotDataset
+from seqrecord.schema import Schema
+from seqrecord.storage import LocalStorage
+from tests.clip_data import digests, resumed
+from tests.lerobot_stand_in import install
+from tests.lerobot_video_data import CAMERAS, unpack
+from tests.storage_doubles import CountingStorage
+from tests.video_data import HEIGHT, WIDTH
+
+LENGTHS = {"a": 14, "b": 9}
+FRAMES = sum(LENGTHS.values())
+HALF = (HEIGHT // 2, WIDTH // 2)
+CAMERA = {"fx": 100.0, "fy": 90.0, "cx": 50.5, "cy": 40.25}
+CLIPS: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "seed": 2}
+SIZES: dict[str, Any] = {"image": (40, 56), "depth": HALF}
+CODECS = ("raw", "png", "jpeg:quality=95", "balanced", "h264", "av1", "ffv1")
+Array = npt.NDArray[Any]
+
+
+def pictures(count: int, seed: int) -> Array:
+    """Smooth pictures in colour that move, uint8 [count, 96, 112, 3]."""
+    small = np.random.default_rng(seed).integers(0, 256, (16, 19, 3), np.uint8)
+    whole = Image.fromarray(small).resize((WIDTH + 40, HEIGHT + 40), Image.Resampling.BICUBIC)
+    return np.stack(
+        [np.asarray(whole)[i : i + HEIGHT, 2 * i : 2 * i + WIDTH] for i in range(count)]
+    )
+
+
+def labels_of(image: Array) -> Array:
+    return image[..., 0] // 32
+
+
+def write(path: Path, codec: str) -> Path:
+    """`image` by a codec, and features of other kinds that are of its size."""
+    codecs = {"image": codec, "seg": codec, "depth": "ffv1" if codec == "ffv1" else "balanced"}
+    with SeqRecordWriter(path, codecs=codecs, chunk_frames=5) as writer:
+        for number, (key, length) in enumerate(LENGTHS.items()):
+            with writer.episode(key, metadata={"camera": CAMERA}) as episode:
+                for i, image in enumerate(pictures(length, number)):
+                    depth = image[..., 1].astype(np.uint16) * 250
+                    labels = labels_of(image)
+                    frame = {"image": image, "depth": depth, "labels": labels, "seg": image}
+                    episode.append({**frame, "id": i})
+    return path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEQRECORD_HOME", str(tmp_path_factory.mktemp("home")))
+        yield tmp_path_factory.mktemp("resize")
+
+
+def dataset_at(home: Path, codec: str) -> Path:
+    """The dataset of a codec, written once."""
+    path = home / codec.partition(":")[0]
+    return path if path.exists() else write(path, codec)
+
+
+@pytest.fixture(scope="module", params=CODECS)
+def path(request: pytest.FixtureRequest, home: Path) -> Path:
+    return dataset_at(home, request.param)
+
+
+@pytest.fixture(scope="module")
+def video(home: Path) -> Path:
+    return dataset_at(home, "h264")
+
+
+@pytest.fixture(scope="module")
+def raw(home: Path) -> Path:
+    return dataset_at(home, "raw")
+
+
+def clips_of(loader: Any, name: str | None = None) -> dict[tuple[str, int], bytes]:
+    """The bytes of the features of each clip, or of one feature, by episode and start."""
+    found = {}
+    for batch in loader:
+        single = isinstance(batch["episode"], str)
+        keys = [batch["episode"]] if single else batch["episode"]
+        names = [name] if name else ["image", "depth", "labels", "seg", "id"]
+        for i, key in enumerate(keys):
+            start = int(batch["start"] if single else batch["start"][i])
+            values = (batch[one] if single else batch[one][i] for one in names)
+            found[key, start] = b"".join(value.numpy().tobytes() for value in values)
+    return found
+
+
+def collect(pipe: SeqRecordPipe) -> dict[str, Any]:
+    """Statistics after an epoch."""
+    for _ in pipe:
+        pass
+    return pipe.stats()
+
+
+def area_means(frames: Array) -> Array:
+    """Frames [n, H, W, …] in half of their size: the means of 2 x 2 pixels."""
+    count, height, width = frames.shape[:3]
+    blocks = frames.reshape(count, height // 2, 2, width // 2, 2, *frames.shape[3:])
+    means: Array = blocks.mean(axis=(2, 4))
+    return means
+
+
+def nearest(frames: Array, size: tuple[int, int]) -> Array:
+    """Of each pixel of `size`, the pixel that its centre lies in."""
+    picked = [
+        [int((i + 0.5) * old / new) for i in range(new)]
+        for old, new in zip(frames.shape[1:3], size, strict=True)
+    ]
+    return frames[:, picked[0]][:, :, picked[1]]
+
+
+def test_values_by_codec(path: Path) -> None:
+    """Area averages of the frames of full size, and about what Pillow makes of them; of video,
+    whose colours are stored at half size, the brightness."""
+    full = seqrecord.open(path).episodes["a"][:]["image"]
+    weights = np.array([0.299, 0.587, 0.114]) if path.name in ("h264", "av1") else np.eye(3)
+    for size in (HALF, (40, 56), (144, 200)):
+        pipe = SeqRecordPipe(path, clip_len=14, episodes=["a"], resize={"image": size})
+        found = next(iter(pipe))["image"].numpy()
+        assert (found.dtype, found.shape) == (np.uint8, (14, *size, 3))
+        pillow = [
+            np.asarray(Image.fromarray(frame).resize(size[::-1], Image.Resampling.BILINEAR))
+            for frame in full
+        ]
+        expected = area_means(full) if size == HALF else np.stack(pillow)
+        difference = np.abs((found - expected.astype(float)) @ weights)
+        assert difference.mean() <= 2.5
+        assert size != HALF or difference.max() <= (4 if weights.ndim == 1 else 0.5)
+
+
+def test_masks_depth_and_labels_take_the_nearest_pixel(path: Path) -> None:
+    frames, size = seqrecord.open(path).episodes["b"][:], (37, 150)
+    names = ["depth", "labels", "seg"]
+    clips = SeqRecordDataset(path, clip_len=9, episodes=["b"], resize=dict.fromkeys(names, size))
+    for name in names:
+        np.testing.assert_array_equal(clips[0][name], nearest(frames[name], size))
+
+
+@pytest.mark.parametrize("codec", ["raw", "jpeg:quality=95", "h264"])
+def test_every_path_gives_the_same(home: Path, codec: str) -> None:
+    path = dataset_at(home, codec)
+    expected = clips_of(SeqRecordPipe(path, **CLIPS, resize=SIZES))
+    assert len(expected) == FRAMES - 2 * len(LENGTHS)
+    remote: Any = CountingStorage(LocalStorage(path))
+    for location, options in (
+        (path, {"frame_transform": dict}),
+        (path, {"device": "cpu"}),
+        (path, {"memory_limit": "3MB", "engine": EngineOptions(num_cursors=1)}),
+        (path, {"order": "sequences", "stride": 1}),
+        (remote, {}),
+        (SeqRecordPipe(path, **CLIPS, resize=SIZES).dataset, {"resize": None}),
+    ):
+        given = {**CLIPS, "resize": SIZES, **options}
+        assert clips_of(SeqRecordPipe(location, **given)) == expected, options
+    by_number = SeqRecordDataset(path, clip_len=3, resize=SIZES, memory_limit=0)
+    assert clips_of(by_number[i] for i in range(len(by_number))) == expected
+    episode = by_number.dataset.episodes["a"]
+    np.testing.assert_array_equal(episode[4]["image"], by_number[4]["image"][0])
+    np.testing.assert_array_equal(episode[4:7]["image"], by_number[4]["image"])
+
+
+def test_worker_processes_give_the_same(video: Path) -> None:
+    stream = SeqRecordStream(video, **CLIPS, resize=SIZES)
+    expected = clips_of(SeqRecordPipe(video, **CLIPS, resize=SIZES))
+    assert clips_of(DataLoader(stream, batch_size=None, num_workers=1)) == expected
+
+
+@pytest.mark.parametrize("codec", ["raw", "jpeg:quality=95", "h264"])
+def test_each_frame_is_decoded_once_in_a_training(home: Path, codec: str) -> None:
+    """Resized frames stay in memory: of raw frames too, which are read again if they are not."""
+    pipe = SeqRecordPipe(dataset_at(home, codec), **CLIPS, resize=SIZES)
+    for decoded in (FRAMES, 0, 0):
+        assert len(clips_of(pipe)) == FRAMES - 4
+        stats = pipe.stats()
+        assert (stats["frames_decoded"], stats["features_redecoded"]) == (decoded, [])
+
+
+def test_memory_is_that_of_resized_frames(video: Path) -> None:
+    names = ["image", "labels"]
+    sizes: dict[str, Any] = dict.fromkeys(names, HALF)
+    pipes = [SeqRecordPipe(video, **CLIPS, features=names, resize=r) for r in (None, sizes)]
+    full, half = (collect(pipe)["resident_bytes"] for pipe in pipes)
+    assert full == 4 * half == FRAMES * HEIGHT * WIDTH * 4
+    reports = [
+        seqrecord.plan(video, **CLIPS, features=names, memory_limit=2_500_000, resize=r)
+        for r in (None, sizes)
+    ]
+    assert [report.features_resident for report in reports] == [[], names]
+    assert pipes[1].dataset.features["image"].shape == (*HALF, 3)
+    assert pipes[1].compute_statistics()["image"].count.tolist() == [FRAMES * HALF[0] * HALF[1]] * 3
+
+
+def test_one_size_for_all_images(raw: Path) -> None:
+    """Features of kind image, and no others."""
+    clip = SeqRecordDataset(raw, clip_len=1, resize=HALF)[0]
+    shapes = {name: tuple(clip[name].shape[1:3]) for name in ("image", "seg", "labels", "depth")}
+    assert shapes.pop("image") == HALF
+    assert {*shapes.values()} == {(HEIGHT, WIDTH)}
+
+
+def test_names_are_the_new_ones(raw: Path) -> None:
+    clips = SeqRecordDataset(raw, clip_len=1, rename={"image": "rgb"}, resize={"rgb": HALF})
+    assert clips[0]["rgb"].shape == (1, *HALF, 3)
+    again = SeqRecordDataset(clips.dataset, clip_len=1, rename={"rgb": "eye"}, features=["rgb"])
+    assert again[0]["eye"].shape == (1, *HALF, 3)
+    assert SeqRecordDataset(again.dataset, clip_len=1, resize=(8, 8))[0]["eye"].shape[1:3] == (8, 8)
+
+
+def test_transforms_get_resized_frames(video: Path) -> None:
+    seen = set()
+
+    def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        seen.add(frame["image"].shape)
+        return {"image": frame["image"], "small": frame["labels"][:2]}
+
+    resize = {"image": HALF, "labels": HALF}
+    steps = {"image": RandomCrop((32, 40)), "small": Resize((1, 9))}
+    batch = next(
+        iter(
+            SeqRecordPipe(
+                video, **CLIPS, resize=resize, frame_transform=transform, clip_transform=steps
+            )
+        )
+    )
+    assert seen == {(*HALF, 3)}
+    assert batch["image"].shape == (4, 3, 32, 40, 3)
+    assert batch["small"].shape == (4, 3, 1, 9)
+    whole = clips_of(SeqRecordPipe(video, **CLIPS, resize=resize), "image")
+    for i, (key, start) in enumerate(zip(batch["episode"], batch["start"].tolist(), strict=True)):
+        top, left, height, width = batch["image_crop"][i].tolist()
+        frames = np.frombuffer(whole[key, start], np.uint8).reshape(3, *HALF, 3)
+        window = frames[:, top : top + height, left : left + width]
+        np.testing.assert_array_equal(batch["image"][i], window)
+
+
+def test_intrinsics(raw: Path) -> None:
+    """Those that `Resize` tells of; with a crop, those of its window of the resized frame."""
+    size = (40, 200)
+    options: dict[str, Any] = {"clip_len": 1, "features": ["image", "labels"]}
+    resized = SeqRecordDataset(raw, **options, resize=dict.fromkeys(options["features"], size))
+    expected = SeqRecordDataset(raw, **options, clip_transform=Resize(size))[0]["intrinsics"]
+    along_y, along_x = size[0] / HEIGHT, size[1] / WIDTH
+    by_hand = [100 * along_x, 90 * along_y, 51 * along_x - 0.5, 40.75 * along_y - 0.5]
+    np.testing.assert_allclose(expected, by_hand)
+    for name in options["features"]:
+        np.testing.assert_allclose(resized[0][f"{name}_intrinsics"], by_hand)
+    assert "intrinsics" not in resized[0]
+    cropped = SeqRecordDataset(
+        *(raw,), **options, resize=size, clip_transform=RandomCrop((20, 20), features=["image"])
+    )[0]
+    top, left = cropped["crop"][:2].tolist()
+    moved = np.array(by_hand) - [0, 0, left, top]
+    np.testing.assert_allclose(cropped["intrinsics"], moved)
+    assert "image_intrinsics" not in cropped
+
+
+def test_intrinsics_of_frames_of_several_sizes(tmp_path: Path) -> None:
+    """They follow where the camera says of which size it is."""
+    sizes, images = {"a": (8, 12), "b": (16, 10)}, {}
+    spec = FeatureSpec("image", np.dtype(np.uint8), (None, None, 3), kind="image")
+    with SeqRecordWriter(tmp_path / "r", schema=Schema([spec]), codecs={"image": "png"}) as writer:
+        for key, (height, width) in sizes.items():
+            camera = {**CAMERA, "height": height, "width": width} if key == "a" else CAMERA
+            with writer.episode(key, metadata={"camera": camera}) as episode:
+                images[key] = pictures(1, 5)[0, :height, :width]
+                episode.append({"image": images[key]})
+    clips = SeqRecordDataset(tmp_path / "r", clip_len=1, resize=(4, 5))
+    found = clips.__getitems__([0, 1])
+    for clip, (key, image) in zip(found, images.items(), strict=True):
+        pillow = Image.fromarray(image).resize((5, 4), Image.Resampling.BILINEAR)
+        assert np.abs(clip["image"][0].numpy() - np.asarray(pillow, int)).mean() < 8, key
+    np.testing.assert_allclose(found[0]["image_intrinsics"][:2], [100 * 5 / 12, 90 * 4 / 8])
+    assert found[1]["image_intrinsics"].isnan().all()
+    pipe = SeqRecordPipe(tmp_path / "r", clip_len=1, batch_size=2, resize={"image": (4, 5)})
+    assert next(iter(pipe))["image"].shape == (2, 1, 4, 5, 3)
+
+
+@pytest.mark.parametrize("join", ["union", "intersection"])
+def test_a_mix_of_sources_of_other_sizes(video: Path, raw: Path, join: Any) -> None:
+    some: dict[str, Any] = {"clip_len": 3, "features": ["image", "id"]}
+    more = {**some, "features": ["image", "id", *(["depth"] if join == "intersection" else [])]}
+    sources = {
+        "a": SeqRecordPipe(video, **some, resize=HALF),
+        "b": SeqRecordPipe(raw, **more, resize={"image": HALF}),
+    }
+    batch = next(iter(SeqRecordMix(sources, batch_size=6, features=join)))
+    assert "depth" not in batch
+    assert batch["image"].shape == (6, 3, *HALF, 3)
+    assert batch["image_intrinsics"].shape == (6, 4)
+    for name, path in (("a", video), ("b", raw)):
+        alone = clips_of(SeqRecordPipe(path, **some, batch_size=1, resize=HALF), "image")
+        for i in [i for i, source in enumerate(batch["dataset"]) if source == name]:
+            place = batch["episode"][i], int(batch["start"][i])
+            assert batch["image"][i].numpy().tobytes() == alone[place]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "f2", "f4"])
+@pytest.mark.parametrize("channels", [(), (1,), (2,), (4,)])
+def test_images_of_other_dtypes(tmp_path: Path, dtype: str, channels: tuple[int, ...]) -> None:
+    """Each channel on its own: the last of four is no alpha, by which the others are weighed."""
+    rng = np.random.default_rng(1)
+    image = rng.integers(0, 255, (8, 12, *channels)).astype(dtype)
+    spec = FeatureSpec("image", np.dtype(dtype), image.shape, kind="image")
+    writer = SeqRecordWriter(tmp_path / "r", schema=Schema([spec]))
+    with writer, writer.episode("a") as episode:
+        episode.append({"image": image})
+    found = SeqRecordDataset(tmp_path / "r", clip_len=1, resize=(4, 6))[0]["image"][0].numpy()
+    assert found.dtype == image.dtype
+    expected = image.reshape(4, 2, 6, 2, *channels).mean(axis=(1, 3), dtype=np.float64)
+    np.testing.assert_allclose(found, expected, atol=0.5 if dtype[0] == "u" else 0.1)
+
+
+def test_frames_that_lack_a_feature(tmp_path: Path) -> None:
+    images = pictures(6, 0)
+    writer = SeqRecordWriter(tmp_path / "r", codecs="raw", chunk_frames=3)
+    with writer, writer.episode("a") as episode:
+        for i, image in enumerate(images):
+            episode.append({"id": i} if i in (1, 5) else {"image": image, "id": i})
+    latest: dict[str, Any] = {"image": seqrecord.Latest(max_age=3), "id": [0]}
+    pipe = SeqRecordPipe(tmp_path / "r", windows=latest, resize=HALF, shuffle=False)
+    found = [clip["image"][0].numpy() for clip in pipe]
+    expected = [np.rint(area_means(images[[i]])[0]) for i in (0, 0, 2, 3, 4, 4)]
+    for one, other in zip(found, expected, strict=True):
+        assert np.abs(one - other).max() <= 1
+
+
+def test_in_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Videos that stay where they are; and LeRobot's class, where nothing is resized by default."""
+    install(monkeypatch)
+    root = unpack(home, "lerobot_video_v3")
+    size = (24, 32)
+    pipe = SeqRecordPipe(root, clip_len=2, resize=dict.fromkeys(CAMERAS, size))
+    alone = clips_of(pipe, CAMERAS[0])
+    with seqrecord.open(root) as dataset:
+        stored = dataset.features[CAMERAS[0]].shape
+    dataset_of = [LeRobotDataset("a/test", root, resize=given) for given in (None, size)]
+    whole, small = (one[0][CAMERAS[0]] for one in dataset_of)
+    assert (tuple(whole.shape[1:]), tuple(small.shape[1:])) == (stored[:2], size)
+    first = np.frombuffer(alone["episode_000000", 0], np.uint8).reshape(2, *size, 3)[0]
+    np.testing.assert_array_equal((small * 255).round().byte().permute(1, 2, 0), first)
+
+
+def test_exports_are_of_stored_frames(raw: Path, tmp_path: Path) -> None:
+    clips = SeqRecordDataset(raw, clip_len=1, resize=HALF)
+    export.to_files(clips.dataset, ["b"], tmp_path / "files")
+    [path, *_] = sorted((tmp_path / "files").rglob("image/*.png"))
+    with Image.open(path) as image:
+        np.testing.assert_array_equal(image, seqrecord.open(raw).episodes["b"][0]["image"])
+
+
+def test_a_state_of_other_sizes(video: Path) -> None:
+    state = SeqRecordPipe(video, **CLIPS, resize=SIZES).state_dict()
+    with pytest.raises(StateError, match="other settings: shapes"):
+        SeqRecordPipe(video, **CLIPS).load_state_dict(state)
+    assert len(digests(resumed(SeqRecordPipe(video, **CLIPS, resize=SIZES), state)))
+
+
+@pytest.mark.parametrize(
+    ("resize", "told"),
+    [
+        ({"nose": HALF}, ("not read", "nose", "some of image, flow")),
+        ({"id": HALF}, ("id", "[height, width, …]", "int64 []")),
+        ({"flow": HALF}, ("flow", "Resize((48, 56))", "kind flow")),
+        ({"disparity": HALF}, ("disparity", "Resize((48, 56))", "kind disparity")),
+        ({"precise": HALF}, ("precise", "up to 16 bits", "float64")),
+        ({"pose": HALF}, ("pose", "kind image, depth", "kind pose")),
+        ({"image": (0, 4)}, ("resize of image", "(height, width)", "(0, 4)")),
+        ({"image": (True, 4)}, ("resize of image", "(height, width)", "(True, 4)")),
+        ({"image": (1 << 20, 1 << 20)}, ("too large", "image")),
+        ({}, ("resize", "{}")),
+        ({3: HALF}, ("resize", "by feature")),
+        ("large", ("resize", "(height, width)", "large")),
+        ((2, 3, 4), ("resize", "(2, 3, 4)")),
+    ],
+)
+def test_errors(home: Path, resize: Any, told: tuple[str, ...]) -> None:
+    path = home / "errors"
+    if not path.exists():
+        kinds = {"image": (), "flow": (2,), "disparity": (), "precise": (), "pose": ()}
+        specs = [
+            FeatureSpec(
+                name,
+                np.dtype({"image": "u1", "precise": "f8"}.get(name, "f4")),
+                (4, 4, *more),
+                kind="image" if name == "precise" else name,
+            )
+            for name, more in kinds.items()
+        ]
+        specs.append(FeatureSpec("id", np.dtype("i8"), ()))
+        specs.append(FeatureSpec("depth", np.dtype("f4"), (4, 4)))
+        with SeqRecordWriter(path, schema=Schema(specs)) as writer, writer.episode("a") as episode:
+            episode.append({s.name: np.zeros([n or 0 for n in s.shape], s.dtype) for s in specs})
+    with pytest.raises(seqrecord.SeqRecordError) as caught:
+        SeqRecordPipe(path, clip_len=1, resize=resize)
+    for text in told:
+        assert text in str(caught.value)
+
+
+def test_video_that_a_device_decodes_is_not_resized(video: Path) -> None:
+    engine = EngineOptions(video_decoder="torchcodec")
+    with pytest.raises(ClipError, match="resize are for frames of the host"):
+        SeqRecordPipe(video, **CLIPS, resize=HALF, device="cpu", engine=engine)
