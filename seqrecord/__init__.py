@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from seqrecord.indexing.opening import verify as verify
     from seqrecord.pipes.collating import collate as collate
     from seqrecord.pipes.loaders import SeqRecordDataset as SeqRecordDataset
-    from seqrecord.pipes.loaders import SeqRecordNode as SeqRecordNode
     from seqrecord.pipes.loaders import SeqRecordPipe as SeqRecordPipe
     from seqrecord.pipes.loaders import SeqRecordStream as SeqRecordStream
     from seqrecord.pipes.mix import SeqRecordMix as SeqRecordMix
+    from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
     from seqrecord.pipes.options import EngineOptions as EngineOptions
     from seqrecord.pipes.options import LoaderOptions as LoaderOptions
     from seqrecord.reading.dataset import Dataset as Dataset
@@ -93,13 +93,9 @@ if not TYPE_CHECKING:  # or a type checker would take any name for one that is t
             ],
             "indexing.opening": ["open", "summarize", "verify"],
             "pipes.collating": ["collate"],
-            "pipes.loaders": [
-                "SeqRecordDataset",
-                "SeqRecordNode",
-                "SeqRecordPipe",
-                "SeqRecordStream",
-            ],
+            "pipes.loaders": ["SeqRecordDataset", "SeqRecordPipe", "SeqRecordStream"],
             "pipes.mix": ["SeqRecordMix"],
+            "pipes.node": ["SeqRecordNode"],
             "pipes.options": ["EngineOptions", "LoaderOptions"],
             "reading.dataset": ["Dataset"],
             "reading.episode": ["Episode"],

@@ -1,7 +1,8 @@
-"""The first batch waits for its own frames, and for no more."""
+"""The first batch waits for its own frames only."""
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import seqrecord
 from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
+from tests.video_data import moving
 
 CHUNK = 8  # frames
 CLIPS: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "engine": EngineOptions(num_threads=2)}
@@ -44,27 +46,76 @@ class Patient:
 
 
 @pytest.mark.parametrize(
-    ("options", "chunks"),
+    ("options", "frames"),
     [
-        ({"shuffle": False}, 1),  # four frames, and the rest of their chunk
-        ({"shuffle": False, "stride": 5}, 1),
-        ({}, 4),  # each clip lies in two chunks at most
-        ({"engine": EngineOptions(shuffle_buffer=64)}, 4),
-        ({"engine": EngineOptions(num_cursors=2, shuffle_buffer=64)}, 4),
-        ({"order": "sequences"}, 4),
-        ({"batch_size": None}, 2),
+        ({"shuffle": False}, 4),
+        ({"shuffle": False, "stride": 5}, 6),
+        ({}, 6),
+        ({"engine": EngineOptions(shuffle_buffer=64)}, 6),
+        ({"engine": EngineOptions(num_cursors=2, shuffle_buffer=64)}, 6),
+        ({"order": "sequences"}, 6),
+        ({"batch_size": None}, 3),
     ],
     ids=str,
 )
 def test_only_frames_of_the_first_batch_are_transformed(
-    path: Path, options: dict[str, Any], chunks: int
+    path: Path, options: dict[str, Any], frames: int
 ) -> None:
     transform = Patient(1 << 30)
     with seqrecord.open(path) as dataset:
         pipe = SeqRecordPipe(dataset, frame_transform=transform, **{**CLIPS, **options})
-        transform.left = chunks * CHUNK  # the pipe has looked at frames
+        transform.left = frames  # the pipe has looked at frames
         clips = iter(pipe)
         first = next(clips)
         transform.go_on.set()
         assert len(first["number"]) == 2 if options.get("batch_size", 2) else 3
         assert sum(1 for _ in clips) + 1 == len(pipe)
+
+
+LENGTH, BATCH = 64, 8  # frames of an episode, clips
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return [moving(LENGTH, seed=number, size=(64, 96)) for number in range(8)]
+
+
+@pytest.mark.parametrize("memory_limit", ["1GiB", "8MB"], ids=["resident", "streamed"])
+@pytest.mark.parametrize(
+    ("codec", "gop", "most"),
+    [
+        ("h264:gop=2", 2, 2 * BATCH),
+        ("h264:gop=8", 8, 8 * BATCH),
+        ("h264:gop=50", 50, 40 * BATCH),  # up to the frame, of which it needs the first ones
+        ("balanced", 1, BATCH),
+    ],
+)
+def test_only_frames_of_the_first_batch_are_decoded(
+    images: list[Any], tmp_path: Path, codec: str, gop: int, most: int, memory_limit: str
+) -> None:
+    with SeqRecordWriter(tmp_path / "records", codecs={"image": codec, "id": "raw"}) as writer:
+        for number, frames in enumerate(images):
+            with writer.episode(str(number)) as episode:
+                for i, image in enumerate(frames):
+                    episode.append({"image": image, "id": np.array([number, i])})
+    trace = tmp_path / "trace.json"
+    pipe = SeqRecordPipe(
+        tmp_path / "records",
+        clip_len=1,
+        batch_size=BATCH,
+        memory_limit=memory_limit,
+        engine=EngineOptions(num_threads=2, trace=trace),
+    )
+    with seqrecord.open(tmp_path / "records") as dataset:
+        stored = [dataset.episodes[str(number)][:]["image"] for number in range(len(images))]
+    for batch in pipe:
+        for image, (number, i) in zip(batch["image"], batch["id"][:, 0].tolist(), strict=True):
+            assert np.array_equal(image[0], stored[number][i])
+    assert bool(pipe.stats()["features_resident"]) == (memory_limit == "1GiB")
+    assert pipe.stats()["frames_decoded"] == LENGTH * len(images)
+    if gop > 1:
+        assert pipe.stats()["video_frames_decoded"] <= 1.03 * LENGTH * len(images)
+    events = [e for e in json.loads(trace.read_text()) if e["ph"] == "X"]
+    gathered = min(event["ts"] for event in events if event["name"] == "gather")
+    loaded = [e for e in events if e["name"] == "decode" and e["ts"] < gathered]
+    assert BATCH <= sum(event["args"]["frames"] for event in loaded) <= most

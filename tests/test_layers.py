@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from seqrecord import SeqRecordWriter
 from tests.code_lines import code_lines, lines_by_room
 from tests.torch_process import run_code
 
@@ -86,7 +88,6 @@ VIDEO = "seqrecord.codecs.chain, seqrecord.format.video_pages"
     ("modules", "packages"),
     [
         (f"{WRITING}, {INSPECTING}, {VIDEO}", "torch matplotlib av"),
-        ("seqrecord, seqrecord.pipes.loaders, seqrecord.tools.cli", ""),
         # What takes long to import and a writer on a local disk does without.
         (
             WRITING,
@@ -99,6 +100,36 @@ def test_importing_does_not_import(modules: str, packages: str) -> None:
     code = f"import {modules}, sys; print(*set({packages.split()}) & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+LOADING = """
+import sys
+import torch
+
+before = {*sys.modules}
+import seqrecord
+
+with seqrecord.open(sys.argv[1]) as dataset:
+    next(iter(seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=2)))
+print(len([name for name in {*sys.modules} - before if name.startswith("seqrecord")]))
+print(*{*sys.argv[2:]} & ({*sys.modules} - before))
+import seqrecord.tools.cli
+"""
+UNUSED = """PIL av dateutil fsspec platformdirs pyarrow.compute pyarrow.parquet torchdata urllib3
+seqrecord.reading.index_building seqrecord.reading.summary seqrecord.reading.verify"""
+
+
+def test_a_first_batch_imports_little(tmp_path: Path) -> None:
+    """Nor is anything said."""
+    path, codecs = tmp_path / "records", {"image": "balanced", "id": "raw"}
+    with SeqRecordWriter(path, codecs=codecs) as writer, writer.episode("one") as episode:
+        for i in range(4):
+            episode.append({"image": np.full((8, 8, 3), i, np.uint8), "id": np.array([i])})
+    command = [sys.executable, "-c", LOADING, str(path), *UNUSED.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    count, *rest = done.stdout.splitlines()
+    assert int(count) <= 145
+    assert (rest, done.stderr) == ([""], "")
 
 
 REFUSED = """

@@ -96,6 +96,8 @@ class Buffers(Protocol[_ArenaT]):
     chunks: ChunkBuffers
     arenas: Sequence[_ArenaT]
     """One a group of features: where loads go, and what a `BatchBuilder` gathers from."""
+    is_fresh: bool
+    """Rows take no memory of the host yet."""
 
     def begin(self, stats: EngineStats) -> None:
         """Called first, by the scheduler's thread. `stats` counts what crosses to a device."""
@@ -120,7 +122,7 @@ class HostBuffers:
     stream: None = None
 
     def __init__(self, needs: Needs) -> None:
-        self.needs = needs
+        self.needs, self.is_fresh = needs, True
         self.chunks = ChunkBuffers()
         self.arenas: Sequence[Arena] = [
             Arena(group.specs, group.num_rows) for group in needs.groups
@@ -141,7 +143,8 @@ class HostBuffers:
         return HostBatchBuilder(size, self.needs.specs, self._pools)
 
     def end(self) -> None:
-        """See `Buffers`; there is nothing to do."""
+        """See `Buffers`."""
+        self.is_fresh = False
 
 
 class BufferCache:

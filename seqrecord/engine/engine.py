@@ -26,7 +26,6 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Batch, Channel, ClosedError, OpenBatch
 from seqrecord.engine.buffers import BufferCache, Buffers, GroupNeeds, HostBuffers, Needs
 from seqrecord.engine.calls import DrawClips
-from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.executor import Executor, Slots
 from seqrecord.engine.loading import ChunkLoader
@@ -117,8 +116,12 @@ class Execution:
         self.job, self.resources, self.stats = job, resources, stats
         kept = resources.kept
         stream = resources.stream or kept.stream(resources.device)
-        make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
-        self.buffers: Buffers[Any] = kept.acquire(_needs(job, resources), make)
+        make: Callable[[Needs], Buffers[Any]] = HostBuffers
+        if stream is not None:
+            from seqrecord.engine.device.buffers import DeviceBuffers
+
+            make = partial(DeviceBuffers, stream=stream)
+        self.buffers = kept.acquire(_needs(job, resources), make)
         self._kept = weakref.ref(kept)
         stats.watch(job.dataset.contents.storage.counters)
 
@@ -139,6 +142,7 @@ class Execution:
             memory=resources.memory,
             channel=channel,
             stats=stats,
+            is_fresh=buffers.is_fresh,
         )
         executor = Executor(
             job.plan,

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from seqrecord.clips.grids import followed
 from seqrecord.clips.tables import IntArray
@@ -142,7 +144,7 @@ class Executor:
             if self._first_batch is None:
                 self._first_batch = int(batch[a])
             if self._first_batch == batch[a]:
-                loads.start(begin + b)
+                loads.begin(begin + b, found.sources(a, b))
             else:
                 if self._first_batch >= 0 or not a:
                     self._load(loads, ahead)
@@ -243,14 +245,25 @@ class _RoundLoads:
         self.assigned += assigned
         self._idle = sorted([*self._idle, *assigned], key=_by_use)
 
-    def start(self, stop: int | None = None) -> None:
-        """Have loads done: all, or those that clips before `stop` need."""
-        count = len(self._idle)
-        if stop is not None:
-            count = bisect_left(self._idle, stop, key=_by_use)
-        if count:
-            started = self._workers.start(self._idle[:count])
-            del self._idle[:count]
+    def begin(self, stop: int, sources: Sequence[ClipRows[Any]]) -> None:
+        """Have loads done that clips before `stop` need, as far as their rows need them."""
+        count = bisect_left(self._idle, stop, key=_by_use)
+        needed = {
+            id(item.target): np.zeros(item.target.num_rows, bool) for item in self._idle[:count]
+        }
+        for source in sources:
+            if (rows := needed.get(id(source.arena))) is not None:
+                rows[source.rows] = True
+        self._add(self._workers.begin(self._idle[:count], needed))
+        del self._idle[:count]
+
+    def start(self) -> None:
+        """Have all loads done, and the rest of those that were begun."""
+        self._add([*self._workers.finish(), *self._workers.start(self._idle)])
+        self._idle.clear()
+
+    def _add(self, started: Sequence[Loading]) -> None:
+        if started:
             # Those before were needed earlier, or belong to frames held: none is waited for twice.
             rest = sorted([*self._loading[self._waited :], *started], key=_by_use)
             self._loading[self._waited :] = rest

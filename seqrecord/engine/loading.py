@@ -28,7 +28,7 @@ from seqrecord.engine.arena import Padded, Rows, clear_rows
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import Load
+from seqrecord.engine.stores import AssignedLoad, Load
 from seqrecord.errors import ClipError
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset
@@ -43,6 +43,8 @@ from seqrecord.reading.frames import (
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.storage.ranges import check_wanted
 
+_MUCH = 128 << 10  # bytes of encoded frames: the first batch then waits for its own ones only
+
 Transform: TypeAlias = tuple[FrameTransform, Mapping[str, ArraySpec]]
 """A function, and which arrays it makes of a frame."""
 
@@ -56,6 +58,15 @@ class Fetched:
     data: Mapping[str, memoryview]  # by feature, in `buffer`
     buffer: npt.NDArray[np.uint8]
     others: Sequence[Fetched] = ()  # chunks of other groups, for a transform of whole frames
+
+
+@dataclass(frozen=True, eq=False)
+class BegunLoad:
+    """A load of which some frames are in their rows: its open chunk, and the places of the other
+    frames in the load, int64[n] each, in the order in which to decode them."""
+
+    fetched: Fetched
+    left: Sequence[IntArray]
 
 
 class ChunkLoader:
@@ -114,11 +125,7 @@ class ChunkLoader:
 
         The chunk of a single load may have been `fetched` before.
         """
-        group = loads[0].group
-        owner, inside = numbered(np.array([load.count for load in loads]))
-        frame = np.array([load.first for load in loads])[owner] + inside * self._steps[group]
-        frame = self._stored(np.array([load.episode for load in loads])[owner], frame)[1]
-        chunk = np.array([load.chunk for load in loads])[owner]
+        group, (chunk, frame) = loads[0].group, self._frames(loads)
         still_open = self._take(loads[0]) if len(loads) == 1 else None
         if fetched is None:
             fetched = still_open
@@ -129,6 +136,72 @@ class ChunkLoader:
             if fetched is not None:
                 self._keep(loads[0], fetched)
         self._stats.add(loads=len(loads))
+
+    def begin(
+        self, load: Load, target: Any, rows: IntArray, needed: npt.NDArray[np.bool_]
+    ) -> BegunLoad:
+        """Do the part of a load that somebody waits for: its `needed` frames, bool[frames], and of
+        video all that a decoder would otherwise decode twice.
+
+        `rows` are those of all frames, and `finish` brings the others.
+        """
+        chunk, frame = self._frames([load])
+        fetched = self._take(load) or self._read_chunk(load)
+        try:
+            first = self._first_part(load, fetched, frame, needed)
+        except BaseException:
+            self._release(fetched)
+            raise
+        last = int(np.flatnonzero(first)[-1]) + 1
+        left = np.flatnonzero(~first)
+        # The decoder goes on where it is before it goes back.
+        parts = [left[left >= last], left[left < last]] if load.group in self._videos else [left]
+        begun = BegunLoad(fetched, parts)
+        return self._go_on(begun, np.flatnonzero(first), load.group, chunk, frame, target, rows)
+
+    def finish(self, load: Load, target: Any, rows: IntArray, begun: BegunLoad) -> None:
+        """Do the rest of a load."""
+        chunk, frame = self._frames([load])
+        for some in begun.left:
+            if len(some):
+                begun = self._go_on(begun, some, load.group, chunk, frame, target, rows)
+        self._keep(load, begun.fetched)
+        self._stats.add(loads=1)
+
+    def _go_on(
+        self,
+        begun: BegunLoad,
+        some: IntArray,
+        group: int,
+        chunk: IntArray,
+        frame: IntArray,
+        target: Any,
+        rows: IntArray,
+    ) -> BegunLoad:
+        """Bring `some` frames of a load, by their places in it."""
+        with self._buffers.storing(target, rows[some]) as (out, places):
+            found = self._load(group, chunk[some], frame[some], out, places, begun.fetched)
+        assert found is not None, "its chunk was read"
+        return replace(begun, fetched=found)
+
+    def _first_part(
+        self, load: Load, fetched: Fetched, frame: IntArray, needed: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Which frames of a load are decoded for those that are needed; bool[frames].
+
+        Of the last GOP those up to the last frame that is needed: its decoder stays open.
+        """
+        wanted: npt.NDArray[np.bool_] = needed.copy()
+        before: npt.NDArray[np.bool_] = np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
+        if load.group in self.in_pieces:
+            return before
+        for page in fetched.pages:
+            if self._reader.features[page.feature].is_video:
+                inside = frame - fetched.chunk.first_frame
+                with self._naming(fetched.chunk):
+                    gop = self._reader.gops(page, fetched.data[page.feature], inside)
+                wanted |= before & np.isin(gop, gop[wanted])
+        return wanted
 
     def load_frames(
         self,
@@ -155,24 +228,49 @@ class ChunkLoader:
         chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
         return load.first == chunk.first_frame
 
+    def has_parts(self, item: AssignedLoad) -> bool:
+        """Whether to do a load in two parts saves time, see `begin`."""
+        if self._transform is not None:
+            return True
+        group = item.load.group
+        if group in self._videos:
+            return not self._buffers.needs.decoded_there  # a device has few decoders
+        return item.nbytes > _MUCH and not self._reader.raw[group].specs
+
+    def is_compact(self, load: Load) -> bool:
+        """Whether a chunk takes less memory than its frames in their rows."""
+        if self._transform is not None:
+            return False
+        specs = [s for s in self._reader.features.values() if s.group == load.group]
+        return all(spec.is_video or spec.stored_shape is None for spec in specs)
+
     def fetch(self, load: Load) -> Fetched:
         """Read the load's chunk, before its frames have rows."""
-        frames = load.first + np.arange(load.count) * self._steps[load.group]
-        episode, frames = self._stored(np.full(len(frames), load.episode), frames)
-        chunk = self._reader.chunk_at(load.group, load.chunk, int(episode[0]))
-        fetched = self._read(chunk, self._reader.pages(chunk))
+        fetched = self._read_chunk(load)
         if self._transform is None:
             return fetched
         try:
-            return self._with_others(fetched, frames)
+            return self._with_others(fetched, self._frames([load])[1])
         except BaseException:
             self._release(fetched)
             raise
 
-    def _stored(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
-        """See `ClipFrames.stored`."""
-        found = self._clip_frames
-        return (episode, frames) if found is None else found.stored(episode, frames)
+    def _read_chunk(self, load: Load) -> Fetched:
+        chunk = self._reader.chunk_at(load.group, load.chunk)
+        return self._read(chunk, self._reader.pages(chunk))
+
+    def _frames(self, loads: Sequence[Load]) -> tuple[IntArray, IntArray]:
+        """The chunk of each frame of loads of one group, and its number in its episode; int64[n]
+        each."""
+        owner, inside = numbered(np.array([load.count for load in loads]))
+        frame = (
+            np.array([load.first for load in loads])[owner] + inside * self._steps[loads[0].group]
+        )
+        chunk = np.array([load.chunk for load in loads])[owner]
+        if self._clip_frames is not None:
+            episode = np.array([load.episode for load in loads])[owner]
+            frame = self._clip_frames.stored(episode, frame)[1]
+        return chunk, frame
 
     def close(self) -> None:
         """Let go of the chunks that are open, when nothing is loaded any more."""
@@ -346,7 +444,7 @@ class ChunkLoader:
             else:
                 decoded = self._store(fetched, frames, out, rows, seconds)
             end = perf_counter()
-        self._stats.trace.add("decode", begin, end, chunk=fetched.chunk.row)
+        self._stats.trace.add("decode", begin, end, chunk=fetched.chunk.row, frames=len(frames))
         self._stats.add_decoding(seconds)
         self._stats.add(
             frames_decoded=decoded if fetched.chunk.group == self._leading else 0,

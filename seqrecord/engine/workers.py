@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, Copy
-from seqrecord.engine.loading import ChunkLoader, Fetched
+from seqrecord.engine.loading import BegunLoad, ChunkLoader, Fetched
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AssignedLoad, Load
 from seqrecord.engine.trace import Trace
@@ -59,7 +60,7 @@ class Loading(NamedTuple):
     """A task under way: the number of the first clip of its round that needs one of its loads."""
 
     first_use: int
-    done: Future[None]
+    done: Future[Any]
 
 
 class WorkerPool:
@@ -75,6 +76,7 @@ class WorkerPool:
             isn't a local disk.
         channel: when it is closed, what is asked for fails with `ClosedError`.
         stats: counts the time.
+        is_fresh: rows of arenas take no memory yet, which open chunks may have instead.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class WorkerPool:
         memory: Memory,
         channel: Channel,
         stats: EngineStats,
+        is_fresh: bool,
     ) -> None:
         self.num_threads, self.stats = num_threads, stats
         self.num_read_ahead, num_loaders = chunks_at_once(
@@ -92,6 +95,9 @@ class WorkerPool:
         )
         stats.num_threads, stats.num_loaders = num_threads, num_loaders
         self._num_loaders = num_loaders
+        self._is_fresh = is_fresh
+        self._num_open = memory.max_loads + memory.max_read_ahead - num_loaders
+        self._begun: list[tuple[AssignedLoad, Future[BegunLoad]]] = []
         self._loader = loader
         self._channel = channel
         self._left = False
@@ -110,6 +116,42 @@ class WorkerPool:
         self._left = True
         self._loaders.shutdown(cancel_futures=True)
         self._copiers.shutdown()
+
+    def begin(
+        self, placed: Sequence[AssignedLoad], needed: Mapping[int, npt.NDArray[np.bool_]]
+    ) -> list[Loading]:
+        """Have loads done as far as somebody waits for them: until `finish`, those of encoded
+        frames bring only what `needed` rows take, bool[rows] by the `id` of the arena."""
+        started, whole = list[Loading](), list[AssignedLoad]()
+        last = {(item.load.group, item.load.cursor): item.load for item in placed}
+        for item in placed:
+            load, some = item.load, needed[id(item.target)][item.rows]
+            is_piece = load.group in self._loader.in_pieces
+            has_room = self._is_fresh and self._loader.is_compact(load)
+            may_wait = has_room or self._num_open > 0
+            if is_piece:  # its chunk stays open anyway, for the cursor's next load
+                may_wait = load is last[load.group, load.cursor]
+            if some.all() or not (some.any() and may_wait and self._loader.has_parts(item)):
+                whole.append(item)
+                continue
+            before = self._before.get((load.group, load.cursor)) if is_piece else None
+            done = self._loaders.submit(self._begin, item, some, before)
+            self._num_open -= not (is_piece or has_room)
+            self._begun.append((item, done))
+            started.append(Loading(item.first_use, done))
+        return started + self.start(whole)
+
+    def finish(self) -> list[Loading]:
+        """Have the rest of all loads done that `begin` has begun."""
+        started = []
+        for item, begun in self._begun:
+            load = item.load
+            done = self._loaders.submit(self._finish, item, begun)
+            if load.group in self._loader.in_pieces:
+                self._before[load.group, load.cursor] = done
+            started.append(Loading(item.first_use, done))
+        self._begun.clear()
+        return started
 
     def start(self, placed: Sequence[AssignedLoad]) -> list[Loading]:
         """Have loads done, after those that were asked for before; the first needed come first.
@@ -205,6 +247,16 @@ class WorkerPool:
             self._run(self._loader, loads, target, rows, fetching.result())
         finally:
             self._ahead.release()
+
+    def _begin(
+        self, item: AssignedLoad, needed: npt.NDArray[np.bool_], before: Future[None] | None
+    ) -> BegunLoad:
+        if before is not None:
+            wait([before])
+        return self._run(self._loader.begin, item.load, item.target, item.rows, needed)
+
+    def _finish(self, item: AssignedLoad, begun: Future[BegunLoad]) -> None:
+        self._run(self._loader.finish, item.load, item.target, item.rows, begun.result())
 
     def _run(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
         self._channel.check_open()

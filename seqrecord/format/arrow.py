@@ -105,7 +105,9 @@ def _column(column: pa.Array) -> Column:
     if pa.types.is_string(column.type):
         return column
     if pa.types.is_fixed_size_list(column.type):
-        return _column(column.flatten()).reshape(len(column), column.type.list_size)
+        size = column.type.list_size  # `flatten` would import pyarrow.compute, which takes long
+        values = column.values.slice(column.offset * size, len(column) * size)
+        return _column(values).reshape(len(column), size)
     if pa.types.is_fixed_size_binary(column.type):
         size = column.type.byte_width
         values = np.frombuffer(column.buffers()[1] or b"", np.uint8, len(column) * size)

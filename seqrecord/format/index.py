@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -46,6 +47,8 @@ from seqrecord.schema import Schema
 
 BLOCK_PAGES = 1 << 18  # that are checked at a time
 _FEATURE_BITS = 16
+_FORBIDDEN = re.compile(FORBIDDEN_IN_KEY)
+_FEW_KEYS = 1 << 12  # are checked without pyarrow.compute
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,15 +456,10 @@ def _extended(first: GroupIndex, second: GroupIndex, first_file: int) -> GroupIn
 
 
 def _check_episodes(columns: Mapping[str, Any], num_splits: int) -> None:
-    import pyarrow.compute as pc  # here, since a writer does without, and it takes long to import
-
     keys, frames, fps = columns["key"], columns["num_frames"], columns["fps"]
-    bad_key = pc.or_(
-        pc.match_substring_regex(keys, FORBIDDEN_IN_KEY),
-        pc.greater(pc.binary_length(keys), MAX_KEY_LENGTH),
-    )
-    check_rows(~bad_key.to_numpy(zero_copy_only=False), "a bad episode key", 0)
-    if len(keys) == 0 or len(keys.unique()) != len(keys):
+    is_good, num_keys = _checked_keys(keys)
+    check_rows(is_good, "a bad episode key", 0)
+    if len(keys) == 0 or num_keys != len(keys):
         raise FormatError("no episode, or a key that stands twice", got=len(keys))
     check_rows((frames >= 1) & (frames <= MAX_EPISODE_FRAMES), "an impossible num_frames", 0)
     check_rows((fps >= 0) & np.isfinite(fps), "an impossible fps", 0)
@@ -470,6 +468,19 @@ def _check_episodes(columns: Mapping[str, Any], num_splits: int) -> None:
     chunks = columns["num_chunks"]
     fits = ((chunks >= 1) & (chunks <= frames[:, None])).all(axis=1)
     check_rows(fits, "an impossible num_chunks", 0)
+
+
+def _checked_keys(keys: pa.StringArray) -> tuple[npt.NDArray[np.bool_], int]:
+    """Whether each key is allowed, bool[keys], and how many distinct ones there are."""
+    if len(keys) <= _FEW_KEYS:
+        texts = keys.to_pylist()
+        bad = [len(t.encode()) > MAX_KEY_LENGTH or bool(_FORBIDDEN.search(t)) for t in texts]
+        return ~np.array(bad, bool), len(set(texts))
+    import pyarrow.compute as pc  # here, since it takes long to import
+
+    too_long = pc.greater(pc.binary_length(keys), MAX_KEY_LENGTH)
+    found = pc.or_(pc.match_substring_regex(keys, FORBIDDEN_IN_KEY), too_long)
+    return ~found.to_numpy(zero_copy_only=False), len(keys.unique())
 
 
 def _check_count(group: GroupIndex) -> None:

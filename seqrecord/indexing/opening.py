@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import NotFoundError
 from seqrecord.reading.dataset import Dataset, DatasetLike, open_packed, refuse_ignored
 from seqrecord.reading.externals import ExternalFiles, Originals
-from seqrecord.reading.summary import Summary
-from seqrecord.reading.summary import summarize as summarize_dataset
-from seqrecord.reading.verify import VerifyProgress, VerifyReport
-from seqrecord.reading.verify import verify as verify_dataset
 from seqrecord.storage import LocalStorage, StorageLike, open_storage
+
+if TYPE_CHECKING:  # imported where they are used: `open` does without
+    from seqrecord.reading.summary import Summary
+    from seqrecord.reading.verify import VerifyProgress, VerifyReport
 
 
 def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
@@ -171,12 +171,13 @@ def summarize(
 
     Raises what `seqrecord.open` raises.
     """
+    from seqrecord.reading.summary import summarize
+
+    options: dict[str, Any] = {"features": features, "storage_options": storage_options}
     if isinstance(dataset, Dataset):
-        return summarize_dataset(
-            dataset_of(dataset, features=features, storage_options=storage_options), clip=clip
-        )
-    with open_unchecked(dataset, features=features, storage_options=storage_options) as reader:
-        return summarize_dataset(reader, clip=clip)
+        return summarize(dataset_of(dataset, **options), clip=clip)
+    with open_unchecked(dataset, **options) as reader:
+        return summarize(reader, clip=clip)
 
 
 def verify(
@@ -211,18 +212,20 @@ def verify(
     read, or the storage does not answer any more; what is wrong beyond that is in the report, in an
     order that does not depend on threads.
     """
+    from seqrecord.reading.verify import verify
+
     checks: dict[str, Any] = {"deep": deep, "num_threads": num_threads, "progress": progress}
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", storage_options=storage_options)
-        return verify_dataset(dataset.contents.storage, dataset.contents.externals, **checks)
+        return verify(dataset.contents.storage, dataset.contents.externals, **checks)
     with closing(open_storage(dataset, storage_options)) as storage:
         try:
-            return verify_dataset(storage, **checks)
+            return verify(storage, **checks)
         except NotFoundError as error:
             folder = _index_of(dataset, storage_options, error)
     storage = LocalStorage(folder)
     with closing(ExternalFiles(storage, None, {"storage_options": storage_options})) as externals:
-        return verify_dataset(storage, externals, **checks)
+        return verify(storage, externals, **checks)
 
 
 def _index_of(

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.excerpts import Excerpts
@@ -58,6 +57,8 @@ def read_clip_list(
     type, an episode that is not there, a start at which no clip lies in its episode, lists of
     frames of several lengths or of frames that are not there, and a weight below 0.
     """
+    import pyarrow.compute as pc  # here, since it takes long to import
+
     columns = _columns(clips)
     named = columns["episode"]
 

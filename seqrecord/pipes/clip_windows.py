@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -364,6 +363,8 @@ class Timestamps:
         for row, step in zip(self._selected.tolist(), steps.tolist(), strict=True):
             if np.isfinite(step) and not is_plausible(step):
                 name = self._dataset.contents.stored_name(self._feature)
+                import shlex
+
                 url = shlex.quote(self._dataset.url)
                 raise ClipError(
                     "timestamps without a unit that cannot be seconds",

@@ -1,4 +1,4 @@
-"""The loaders that training code uses: three stream epochs, one gives clips by their number."""
+"""The loaders that training code uses: of streams, and of clips by their number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
-from torchdata.nodes import BaseNode
 
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.errors import ClipError, StateError
@@ -320,45 +319,6 @@ class SeqRecordStream(Streaming, IterableDataset[Clip]):
     All workers of an iterator over a DataLoader have the same epoch, also where several DataLoaders
     iterate at once; see docs/ranks.md.
     """
-
-
-class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
-    """`SeqRecordPipe` as a node of `torchdata.nodes`."""
-
-    _iterator: Iterator[Clip] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_iterator": None}
-
-    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begin the next epoch, or continue from `initial_state`."""
-        super().reset(initial_state)
-        self._iterator = None  # ends the threads of an iteration that was left early
-        if initial_state is not None:
-            self._epochs.load(initial_state, self._part())
-        self._iterator = super().__iter__()
-
-    def __iter__(self) -> Iterator[Clip]:
-        return self
-
-    def next(self) -> Clip:
-        """The next batch or clip."""
-        if self._iterator is None:  # in another process than `reset`
-            self._iterator = super().__iter__()
-        return next(self._iterator)
-
-    def state_dict(
-        self, batches: int | None = None, batch_size: int | None = None
-    ) -> dict[str, Any]:
-        """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
-        if batches is not None:
-            return super().state_dict(batches, batch_size)
-        state: dict[str, Any] = BaseNode.state_dict(self)
-        return state
-
-    def get_state(self) -> dict[str, Any]:
-        """As `state_dict`."""
-        return self._epochs.state(self._part(), at_end=True)
 
 
 class SeqRecordDataset(TorchDataset[dict[str, Any]]):

@@ -17,7 +17,6 @@ from seqrecord.pipes.checks import check, refuse
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import (
-    SeqRecordNode,
     SeqRecordPipe,
     SeqRecordStream,
     Streaming,
@@ -34,6 +33,8 @@ from seqrecord.units import MOST, check_integer
 
 if TYPE_CHECKING:
     import torch
+
+    from seqrecord.pipes.node import SeqRecordNode
 
 _MOST_BATCHES = 1 << 40  # of an epoch, exclusive
 

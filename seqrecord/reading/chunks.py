@@ -18,7 +18,7 @@ from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums, table_bytes
 from seqrecord.format.references import lasting_sum, named_file, parse_reference
-from seqrecord.format.video_pages import VideoPageCodec, VideoReader
+from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_video_page
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.raw_frames import RawFrames
@@ -375,6 +375,18 @@ class ChunkReader:
                 resize_frame(spec, frame, target)
         except (CodecError, FormatError) as error:
             raise self._located(page, error) from error.__cause__
+
+    def gops(self, page: Page, data: memoryview, frames: npt.NDArray[np.int64]) -> Any:
+        """The number of the GOP of each frame, counted from the chunk's first; int64 [frames].
+
+        A frame without the feature counts to the GOP of the frame before it.
+        """
+        try:
+            table = parse_video_page(data, page.num_present, page.feature)
+        except FormatError as error:
+            raise self._located(page, error) from error.__cause__
+        places = frames if page.present is None else np.cumsum(page.present)[frames] - 1
+        return np.searchsorted(table.first_frame, places, side="right")
 
     def num_decoded(self, page: Page) -> int:
         """How many frames of a page of video were decoded, with those that only others need."""

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import platformdirs
-
 from seqrecord.storage.local_upload import local_errors
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -31,7 +29,13 @@ def home() -> Path:
     It is `SEQRECORD_HOME`, or `seqrecord` in the platform's folder of caches.
     """
     given = os.environ.get("SEQRECORD_HOME")
-    return Path(given or platformdirs.user_cache_dir("seqrecord", appauthor=False)).absolute()
+    return Path(given).absolute() if given else _user_cache()
+
+
+def _user_cache() -> Path:
+    import platformdirs  # here, since datasets of records do without
+
+    return Path(platformdirs.user_cache_dir("seqrecord", appauthor=False)).absolute()
 
 
 def is_private(path: Path) -> bool:
@@ -100,9 +104,8 @@ def _private_folder(name: str, prefix: str | None) -> Path:
 
 def _folders_of_user(name: str) -> list[Path]:
     base, uid = home(), str(os.geteuid())
-    cache = platformdirs.user_cache_path("seqrecord", appauthor=False)
     temporary = Path(tempfile.gettempdir()) / f"seqrecord-{uid}"
-    return [base / name / uid, base / f"{name}-{uid}", cache / name, temporary / name]
+    return [base / name / uid, base / f"{name}-{uid}", _user_cache() / name, temporary / name]
 
 
 def _make(folder: Path) -> None:

@@ -42,7 +42,6 @@ from seqrecord.format.footer import (
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import EDITS, IndexFile, Manifest, read_manifest, read_named
 from seqrecord.format.rows import HEADER_BYTES, most_table_bytes, table_names
-from seqrecord.reading.index_building import build_index
 from seqrecord.storage import Storage, map_files, request_threads, worth_rereading
 from seqrecord.storage.base import short_read
 from seqrecord.storage.open_files import with_descriptor
@@ -138,6 +137,8 @@ def index_of(
 
     Raises `FormatError` as `build_index` does; it names a path.
     """
+    from seqrecord.reading.index_building import build_index  # `open` of most datasets does without
+
     built = build_index(footers, paths, left_out, edits, splits)
     number = {path: position for position, path in enumerate(paths)}
     files = np.array([number[path] for path in built.files], np.uint32)

@@ -299,7 +299,7 @@ class DeviceBuffers:
 
     def __init__(self, needs: Needs, stream: SideStream | None = None) -> None:
         assert needs.device is not None, "buffers of a device"
-        self.needs = needs
+        self.needs, self.is_fresh = needs, False
         self.chunks = ChunkBuffers()
         self.stream = self._stream = stream or side_stream(needs.device)
         staging = Staging(self._stream)
