@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 __all__ = ["find_filter", "find_holder", "find_loader", "is_batched_again", "is_stateful"]
 
@@ -64,7 +63,8 @@ def is_batched_again(data: object) -> bool:
 
 def is_stateful() -> bool:
     """Whether a StatefulDataLoader is making an iterator."""
-    return _find(StatefulDataLoader._get_iterator) is not None
+    torchdata = sys.modules.get("torchdata.stateful_dataloader")  # imported where there is one
+    return torchdata is not None and _find(torchdata.StatefulDataLoader._get_iterator) is not None
 
 
 def _find(*methods: Callable[..., Any]) -> Any:
