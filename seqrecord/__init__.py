@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from seqrecord.indexing.opening import open as open  # noqa: A004 - as `gzip.open`
     from seqrecord.indexing.opening import summarize as summarize
     from seqrecord.indexing.opening import verify as verify
+    from seqrecord.indexing.source_opening import open_source as open_source
     from seqrecord.pipes.collating import collate as collate
     from seqrecord.pipes.loaders import SeqRecordDataset as SeqRecordDataset
     from seqrecord.pipes.loaders import SeqRecordPipe as SeqRecordPipe
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from seqrecord.sources import Folders as Folders
     from seqrecord.sources import Source as Source
     from seqrecord.sources import TartanAir as TartanAir
-    from seqrecord.sources import open_source as open_source
     from seqrecord.storage import cache_info as cache_info
     from seqrecord.storage import clear_cache as clear_cache
     from seqrecord.tools.bench import bench as bench
@@ -102,7 +102,7 @@ if not TYPE_CHECKING:  # or a type checker would take any name for one that is t
             "schema": ["EncodedImage", "FeatureSpec", "Schema"],
             "sources.base": ["EpisodeInfo", "Source"],
             "sources.folders": ["Folders"],
-            "sources.registry": ["open_source"],
+            "indexing.source_opening": ["open_source"],
             "sources.tartanair": ["TartanAir"],
             "storage": ["cache_info", "clear_cache"],
             "tools.bench": ["bench"],

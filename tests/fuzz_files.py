@@ -31,9 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seqrecord import SeqRecordError, convert, reindex, verify
+from seqrecord import SeqRecordError, convert, open_source, reindex, verify
 from seqrecord.checksum import crc32c
-from seqrecord.sources import open_source
 from tests.tiny import (
     Frames,
     change_manifest,

@@ -31,9 +31,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.indexing.originals import index_source
-from seqrecord.sources import open_source
 from tests import video_file_data as video
 
 __all__ = ["KINDS", "assert_same", "check", "frames_of"]

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.format.inventory import LeftOut
-from seqrecord.sources import inventory_of, open_source
+from seqrecord.sources import inventory_of
 from seqrecord.sources.tum import Tum
 from seqrecord.writing.dataset_source import DatasetSource
 from tests.lerobot_video_data import CAMERAS, unpack

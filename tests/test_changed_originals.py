@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import ClipError, NotFoundError, SeqRecordError, StorageError
 from seqrecord.indexing.originals import index_source
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.reading.dataset import open_packed
-from seqrecord.sources import open_source
 from tests.command_line import fail, run
 from tests.gcs_stub import GcsStub
 from tests.in_place_cases import frames_of

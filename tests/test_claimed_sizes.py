@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import FormatError, SeqRecordWriter, StorageError, reindex, verify
+from seqrecord import FormatError, SeqRecordWriter, StorageError, open_source, reindex, verify
 from seqrecord.errors import SourceError
 from seqrecord.format.footer import MAX_FOOTER_BYTES, parse_footer
 from seqrecord.format.manifest import (
@@ -33,7 +33,6 @@ from seqrecord.json_object import MAX_JSON_VALUES
 from seqrecord.reading.index_building import absent_chunks
 from seqrecord.reading.metadata import load, map_file
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.base import StorageWrapper
 from tests.lerobot_video_data import unpack

@@ -19,10 +19,19 @@ from hypothesis import given
 from PIL import Image
 
 import seqrecord
-from seqrecord import Dataset, EncodedImage, EpisodeInfo, FeatureSpec, Schema, convert, edit
+from seqrecord import (
+    Dataset,
+    EncodedImage,
+    EpisodeInfo,
+    FeatureSpec,
+    Schema,
+    convert,
+    edit,
+    open_source,
+)
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
-from seqrecord.sources import format_names, open_source
+from seqrecord.sources import format_names
 from tests.clip_model import write_all
 from tests.command_line import main
 from tests.datasets import write_small

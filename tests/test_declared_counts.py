@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import LeftOut, inventory_of, open_source
+from seqrecord.sources import LeftOut, inventory_of
 from tests.bags import STORE, imu, write_bag, write_mcap
 from tests.command_line import fail, run
 from tests.test_sources_mcap import CAMERA, KINDS, MS, START, frames_of, recording, write

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Hdf5, Rlds, inventory_of, open_source
+from seqrecord.sources import Hdf5, Rlds, inventory_of
 from tests.source_writers import write_buffer
 from tests.test_sources_hdf5 import with_video, write_aloha, write_droid, write_robomimic
 from tests.test_sources_rlds import features_json, tensor

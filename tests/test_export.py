@@ -29,10 +29,11 @@ from seqrecord import (
     Schema,
     SeqRecordWriter,
     convert,
+    open_source,
 )
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.export import to_files, to_lerobot, to_mcap
-from seqrecord.sources import Folders, open_source
+from seqrecord.sources import Folders
 from seqrecord.types import Progress
 from tests.datasets import SmallFrame, small_frames, write_small
 

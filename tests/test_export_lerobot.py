@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import ClipError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
-from seqrecord.sources import open_source
 from tests.command_line import main
 from tests.lerobot_data import FEATURES
 from tests.lerobot_data import episodes as lerobot_episodes

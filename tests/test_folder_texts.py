@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders, inventory_of, open_source
+from seqrecord.sources import Folders, inventory_of
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(0)

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.lerobot.__main__ import parse
-from seqrecord import convert
-from seqrecord.sources import open_source
+from seqrecord import convert, open_source
 from tests.command_line import main
 from tests.lerobot_stand_in import install
 from tests.lerobot_video_data import CAMERAS, unpack, with_video

@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.indexing.originals import index_source
-from seqrecord.sources import Folders, open_source
+from seqrecord.sources import Folders
 from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
 
 Array = npt.NDArray[Any]

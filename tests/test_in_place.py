@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import (
     CodecError,
     FormatError,
@@ -26,7 +27,6 @@ from seqrecord.errors import (
     StateError,
     StorageError,
 )
-from seqrecord.sources import open_source
 from tests.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.lerobot_video_data import unpack
 from tests.test_source_contract import upload

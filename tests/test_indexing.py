@@ -18,6 +18,7 @@ import torch
 from click.testing import CliRunner
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import (
     ChecksumError,
     ClipError,
@@ -26,7 +27,7 @@ from seqrecord.errors import (
     SourceError,
     StorageError,
 )
-from seqrecord.sources import Videos, open_source
+from seqrecord.sources import Videos
 from seqrecord.sources.video_files import VideoFile
 from seqrecord.sources.video_tables import read_table
 from tests.command_line import main

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import CodecError, NotFoundError, SeqRecordError, SourceError, StorageError
 from seqrecord.indexing.originals import index_source
-from seqrecord.sources import open_source
 from tests.command_line import main
 from tests.in_place_cases import assert_same, frames_of
 from tests.test_source_contract import upload

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.codecs import FrameCodec
 from seqrecord.errors import (
     ChecksumError,
@@ -31,7 +32,6 @@ from seqrecord.indexing.originals import index_source
 from seqrecord.reading.dataset import open_packed
 from seqrecord.reading.externals import ExternalFiles, trust
 from seqrecord.schema import EncodedImage
-from seqrecord.sources import open_source
 from seqrecord.sources.references import external_files
 from seqrecord.storage import LocalStorage
 from tests.command_line import main

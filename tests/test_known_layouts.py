@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from seqrecord.sources import Folders, TartanAir, inventory_of, open_source
+from seqrecord import open_source
+from seqrecord.sources import Folders, TartanAir, inventory_of
 from tests.source_faults import check_frames
 from tests.source_writers import write_euroc, write_kitti, write_tum
 from tests.trees import make_frames, write_junk, write_v1, write_v2

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, open_source
+from seqrecord.sources import Source
 from seqrecord.sources.videos import Videos
 from tests.command_line import fail
 from tests.lerobot_video_data import unpack

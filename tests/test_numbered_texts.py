@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.edit import merge_datasets, rename_episodes
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.export import to_lerobot
-from seqrecord.sources import open_source
 from tests.test_sources_lerobot import edit_info, rewrite, unpack
 
 ROWS = "data/chunk-000/file-000.parquet"

@@ -18,9 +18,9 @@ import pytest
 from PIL import Image, ImageOps
 
 import seqrecord
-from seqrecord import EncodedImage, SeqRecordError, SeqRecordWriter
+from seqrecord import EncodedImage, SeqRecordError, SeqRecordWriter, open_source
 from seqrecord.errors import FrameError, SourceError
-from seqrecord.sources import Source, open_source
+from seqrecord.sources import Source
 from tests.command_line import fail, run
 from tests.source_writers import write_kitti, write_tar, write_tum
 

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from PIL import Image
 
 import seqrecord
-from seqrecord import EpisodeInfo, FeatureSpec, Schema
+from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
 from seqrecord.errors import LocationError, MissingPackageError, SourceError
-from seqrecord.sources import Folders, SourceFormat, TartanAir, format_names, open_source
+from seqrecord.sources import Folders, SourceFormat, TartanAir, format_names
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.cache import CachedStorage

@@ -24,10 +24,10 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordStream,
     SeqRecordWriter,
+    open_source,
 )
 from seqrecord.errors import MemoryLimitError, StateError
 from seqrecord.indexing.originals import index_source
-from seqrecord.sources import open_source
 from tests.clip_data import digests, resumed
 from tests.resume_contract import check_resume, check_stateful_loader
 from tests.video_data import moving

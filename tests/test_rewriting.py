@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import NotFoundError, SeqRecordWriter, edit
+from seqrecord import NotFoundError, SeqRecordWriter, edit, open_source
 from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.format.manifest import read_manifest
-from seqrecord.sources import open_source
 from seqrecord.storage import LocalStorage
 from tests import command_line
 from tests.killed_at import killed_at

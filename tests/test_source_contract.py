@@ -26,10 +26,10 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage
+from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.meanings import check_meanings
-from seqrecord.sources import Source, format_names, open_source
+from seqrecord.sources import Source, format_names
 from seqrecord.sources.base import EpisodeInfo
 from tests.bags import write_bag, write_mcap
 from tests.golden.make_replay_buffer import FILE

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pytest
 from PIL import ImageFile
 
-from seqrecord import EncodedImage, FeatureSpec
+from seqrecord import EncodedImage, FeatureSpec, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import TartanAir, open_source
+from seqrecord.sources import TartanAir
 from seqrecord.sources.images import decode_image
 from tests.source_faults import (
     check_fault,

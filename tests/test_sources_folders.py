@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage
+from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders, Source, open_source
+from seqrecord.sources import Folders, Source
 from tests.source_faults import check_fault, cut, encoded, fault, remove, save, write
 from tests.trees import write_junk
 
@@ -483,7 +483,8 @@ _CUT = """
 import os, sys
 from pathlib import Path
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders, Source, open_source
+from seqrecord import open_source
+from seqrecord.sources import Folders, Source
 
 source = Folders(sys.argv[1])
 frames = source.frames(source.episodes()[0])

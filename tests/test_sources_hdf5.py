@@ -17,9 +17,9 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage
+from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Hdf5, Source, open_source
+from seqrecord.sources import Hdf5, Source
 from tests.bags import jpeg
 from tests.video_file_data import of_file, of_gops, pictures, write_video
 

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, open_source
+from seqrecord.sources import Source
 from tests.bags import png
 from tests.lerobot_data import FEATURES, episodes
 from tests.lerobot_video_data import unpack as unpack_golden

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import DepthScale, open_source
+from seqrecord.sources import DepthScale
 from tests.lerobot_data import episodes
 from tests.lerobot_depth_data import DEPTH, INFO, LENGTHS, codes_of, with_depth
 from tests.lerobot_video_data import unpack, with_video

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import LeftOut, inventory_of, open_source
+from seqrecord.sources import LeftOut, inventory_of
 from seqrecord.writing.convert_jobs import KEPT_COST, frame_work
 from tests.lerobot_data import episodes
 from tests.lerobot_video_data import CAMERAS, LENGTHS, block_means, unpack, with_video

@@ -17,9 +17,9 @@ from google.protobuf import descriptor_pb2
 from mcap.writer import CompressionType, IndexType
 
 import seqrecord
-from seqrecord import EncodedImage
+from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, open_source
+from seqrecord.sources import Source
 from tests.bags import (
     compressed,
     header,

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import AccessError, SourceError, StorageError
-from seqrecord.sources import open_source
 from seqrecord.sources.base import blocks_of
 from seqrecord.sources.remote import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
 from seqrecord.storage import open_storage

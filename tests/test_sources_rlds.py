@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, open_source
+from seqrecord.sources import Source
 from seqrecord.sources.tfrecord import parse_example
 from tests.bags import png
 from tests.lerobot_video_data import unpack as unpack_golden

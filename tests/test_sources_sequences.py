@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import EncodedImage
+from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import open_source
 from seqrecord.sources.euroc import Euroc
 from seqrecord.sources.kitti import Kitti
 from seqrecord.sources.tum import Tum

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.sources import open_source
 from tests.video_file_data import (
     HEIGHT,
     WIDTH,

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
-from seqrecord import EncodedImage
+from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, WebDataset, inventory_of, open_source
+from seqrecord.sources import Source, WebDataset, inventory_of
 from tests.source_faults import check_frames, encoded
 from tests.source_writers import write_samples, write_tar
 

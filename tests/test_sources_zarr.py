@@ -16,8 +16,8 @@ import numcodecs
 import numpy as np
 import pytest
 
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import open_source
 from seqrecord.sources.zarr_buffers import ZarrBuffers
 from tests.golden.make_replay_buffer import ENDS, FILE, arrays
 from tests.source_writers import write_buffer

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.edit import clean
 from seqrecord.errors import LocationError
-from seqrecord.sources import open_source
 from seqrecord.storage import parse_location
 from tests.command_line import main
 from tests.datasets import write_small

@@ -19,8 +19,8 @@ pytest.importorskip("av")
 import av
 
 import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import open_source
 from tests.command_line import fail, run
 from tests.video_file_data import in_fragments, pictures, write_video
 

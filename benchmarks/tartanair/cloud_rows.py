@@ -228,7 +228,7 @@ def writing(
 def packing(tree: str, to: str, record_bytes: int | None) -> Result:
     """Pack a tree, as the other rows read it."""
     import seqrecord
-    from seqrecord.sources import open_source
+    from seqrecord import open_source
 
     source = open_source(tree, features=FEATURES, cameras=["left"])
     settings: dict[str, Any] = {"record_bytes": record_bytes} if record_bytes else {}

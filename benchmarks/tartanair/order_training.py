@@ -33,8 +33,7 @@ import seqrecord
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.order_report import REFERENCE, STUDENT_T, Run, write_report
 from benchmarks.tartanair.timing import machine
-from seqrecord import SeqRecordPipe
-from seqrecord.sources import open_source
+from seqrecord import SeqRecordPipe, open_source
 
 HEIGHT, WIDTH = 64, 96
 CLIP_LEN, BATCH_SIZE = 8, 8

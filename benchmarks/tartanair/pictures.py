@@ -13,7 +13,7 @@ import click
 
 import seqrecord
 from benchmarks.tartanair.generate import generate
-from seqrecord.sources import open_source
+from seqrecord import open_source
 
 __all__ = ["draw"]
 

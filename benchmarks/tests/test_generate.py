@@ -34,7 +34,7 @@ from benchmarks.tartanair.pictures import draw
 from benchmarks.tartanair.png import decode_png16, encode_png
 from benchmarks.tartanair.render import render
 from benchmarks.tartanair.scene import RING, Scene
-from seqrecord.sources import open_source
+from seqrecord import open_source
 
 HEIGHT, WIDTH, FRAMES = 96, 128, 4
 REAL = Path(__file__).parents[3] / "shared" / "data"

@@ -22,7 +22,7 @@ from benchmarks.lerobot.__main__ import dataset_at
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.webdataset_tars import npy
 from benchmarks.training import networks
-from seqrecord.sources import open_source
+from seqrecord import open_source
 
 __all__ = [
     "ACTIONS",

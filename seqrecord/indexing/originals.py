@@ -40,6 +40,7 @@ from seqrecord.format.references import (
     ExternalFile,
     ExternalList,
 )
+from seqrecord.indexing.source_opening import open_source
 from seqrecord.reading.home import (
     folder_of_home,
     home,
@@ -51,7 +52,7 @@ from seqrecord.sources import Source
 from seqrecord.sources.files import LinkLoopError
 from seqrecord.sources.nested import NestedError
 from seqrecord.sources.references import MOST_COPIED
-from seqrecord.sources.registry import OptionError, open_source
+from seqrecord.sources.registry import OptionError
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
 from seqrecord.text import name_index

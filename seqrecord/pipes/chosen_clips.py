@@ -16,7 +16,7 @@ from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import refuse
-from seqrecord.reading.dataset import Contents
+from seqrecord.reading.contents import Contents
 from seqrecord.text import counted, repr_of
 
 ClipList: TypeAlias = Mapping[str, Any] | Any

@@ -15,7 +15,7 @@ from seqrecord.clips.depth import bound
 from seqrecord.clips.grids import followed
 from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
-from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import (
@@ -47,7 +47,7 @@ class StatisticsProgress:
 
 
 def compute_statistics(
-    dataset: Dataset,
+    contents: Contents,
     *,
     episodes: EpisodeFilter = None,
     split: str | None = None,
@@ -60,14 +60,16 @@ def compute_statistics(
     check_integer("max_frames", 1 if max_frames is None else max_frames, least=1)
     threads = usable_cores() if num_threads is None else num_threads
     check_integer("num_threads", threads, least=1)
-    rows = dataset.find_episodes(episodes, split)
-    total = int(dataset.contents.index.num_frames[rows].sum(dtype=np.int64))
+    rows = contents.find_episodes(episodes, split)
+    total = int(contents.index.num_frames[rows].sum(dtype=np.int64))
     step = 1 if max_frames is None else max(1, total // max_frames)
-    frame_transform = bound(frame_transform, dataset.features)
+    frame_transform = bound(frame_transform, contents.features)
     if frame_transform is None:
-        columns = [_Column(dataset, (spec,), Schema([spec])) for spec in dataset.features.values()]
+        columns = [
+            _Column(contents, (spec,), Schema([spec])) for spec in contents.features.values()
+        ]
     else:
-        columns = [_made_column(dataset, rows, frame_transform)]
+        columns = [_made_column(contents, rows, frame_transform)]
     columns = [column for column in columns if any(map(num_channels, column.schema.values()))]
     found: dict[int, Statistics] = {}
     done = 0
@@ -87,7 +89,7 @@ def compute_statistics(
 class _Column:
     """Features that are read together; statistics are of them, or of the arrays that are made."""
 
-    dataset: Dataset
+    contents: Contents
     read: tuple[FeatureSpec, ...]
     schema: Schema
     transform: FrameTransform | None = None
@@ -134,28 +136,32 @@ class _Column:
             specs = self.arrays or {n: ArraySpec(v.dtype, v.shape) for n, v in arrays.items()}
             check_arrays("frame_transform", "frame", arrays, specs)
         except Exception as error:
-            add_place(error, "frame_transform", file=self.dataset.url, episode=key, frame=number)
+            add_place(
+                error, "frame_transform", file=self.contents.storage.url, episode=key, frame=number
+            )
             raise
         return arrays
 
 
 def _made_column(
-    dataset: Dataset, rows: npt.NDArray[np.int64], transform: FrameTransform
+    contents: Contents, rows: npt.NDArray[np.int64], transform: FrameTransform
 ) -> _Column:
     """The first frame that lacks nothing says what `frame_transform` makes."""
     check_signature("frame_transform", transform, "frame")
-    column = _Column(dataset, tuple(dataset.features.values()), dataset.features, transform)
-    for key in dataset.contents.index.keys.take(rows).to_pylist():
-        there = np.flatnonzero(column.present(episode := dataset.episodes[key]))
+    column = _Column(contents, tuple(contents.features.values()), contents.features, transform)
+    for key in contents.index.keys.take(rows).to_pylist():
+        there = np.flatnonzero(column.present(episode := Episodes(contents)[key]))
         if not len(there):
             continue
         first = int(there[0])
         made = column.made(key, first, dict(episode[first]))
-        kinds = {name: spec.kind for name, spec in dataset.features.items()}
+        kinds = {name: spec.kind for name, spec in contents.features.items()}
         specs = [FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in made.items()]
         arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in made.items()}
         return replace(column, schema=Schema(specs), arrays=arrays)
-    raise ClipError("no frame has all features", file=dataset.url, expected="other features")
+    raise ClipError(
+        "no frame has all features", file=contents.storage.url, expected="other features"
+    )
 
 
 class _Task(NamedTuple):
@@ -171,7 +177,7 @@ class _Task(NamedTuple):
 def _tasks(columns: Sequence[_Column], rows: npt.NDArray[np.int64]) -> Iterator[_Task]:
     if not columns:
         return
-    lengths = columns[0].dataset.contents.index.num_frames[rows].astype(np.int64)
+    lengths = columns[0].contents.index.num_frames[rows].astype(np.int64)
     # An episode begins a task where the frames before it fill one more.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
     first = [0] * len(columns)
@@ -185,9 +191,9 @@ def _collect(step: int, task: _Task) -> tuple[_Task, Statistics]:
     """The statistics of a task, of one of `step` spans."""
     column, span = task.what, task.first_span - 1
     collector, length = StatisticsCollector(column.schema), column.span_frames
-    dataset = column.dataset
-    for key in dataset.contents.index.keys.take(task.episodes).to_pylist():
-        episode = dataset.episodes[key]
+    contents = column.contents
+    for key in contents.index.keys.take(task.episodes).to_pylist():
+        episode = Episodes(contents)[key]
         present = column.present(episode)
         collector.begin(key)
         for first in range(0, len(episode), length):

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from seqrecord.sources.lerobot_videos import DepthScale as DepthScale
     from seqrecord.sources.mcap import Mcap as Mcap
     from seqrecord.sources.registry import format_names as format_names
-    from seqrecord.sources.registry import open_source as open_source
     from seqrecord.sources.rlds import Rlds as Rlds
     from seqrecord.sources.tartanair import TartanAir as TartanAir
     from seqrecord.sources.tum import Tum as Tum
@@ -47,7 +46,7 @@ if not TYPE_CHECKING:
             "lerobot": ["LeRobot"],
             "lerobot_videos": ["DepthScale"],
             "mcap": ["Mcap"],
-            "registry": ["format_names", "open_source"],
+            "registry": ["format_names"],
             "rlds": ["Rlds"],
             "seqrecord.codecs.video.decoding": ["describe_video"],
             "seqrecord.codecs.video.gops": ["Gop"],

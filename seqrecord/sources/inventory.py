@@ -26,7 +26,7 @@ from seqrecord.sources.file_types import known_type
 from seqrecord.sources.files import is_file
 from seqrecord.sources.images import IMAGE_ENDINGS
 from seqrecord.sources.originals import walk
-from seqrecord.sources.registry import BUILT_IN, DATASET
+from seqrecord.sources.registry import BUILT_IN
 from seqrecord.sources.remote import RemoteSource
 from seqrecord.text import counted
 
@@ -197,8 +197,8 @@ def format_of(source: Source) -> str:
     """The name of the format that a source reads; its class's name for other packages' ones."""
     if isinstance(source, RemoteSource):
         source = source.source
+    if (name := getattr(source, "format_name", None)) is not None:
+        return str(name)
     module = type(source).__module__
-    if module == "seqrecord.writing.dataset_source":
-        return DATASET
     names = {f"seqrecord.sources.{of}": name for name, of in BUILT_IN.items()}
     return names.get(module, type(source).__name__)

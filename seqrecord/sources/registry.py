@@ -52,50 +52,21 @@ class OptionError(SourceError):
     """An option that the format of what lies there does not take."""
 
 
-def open_source(
+def open_original(
     path: StorageLike,
     *,
     format: str | None = None,  # noqa: A002 - the option's name on the command line
     features: Sequence[str] | None = None,
     keep_encoded: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
+    options: Mapping[str, Any],
 ) -> Source:
-    """The source of the episodes that lie at `path`.
-
-    Args:
-        path: a folder of originals, or a file that holds some: a path of this machine, a URL, or
-            an open storage.
-        format: the name of its format, of those in docs/reference/sources.md or of an installed
-            package. By default the one that fits what lies there.
-        features: names of the features to read, in that order; by default all.
-        keep_encoded: leave PNG and JPEG images as they are; a dataset's are always left so.
-        storage_options: of a URL, as for `seqrecord.open`.
-        options: what only some formats take, such as TartanAir's `cameras` and `difficulty`;
-            `None` means that an option is not given.
-
-    Raises `SourceError` where no format fits, or more than one, which lists what was tried; for a
-    format that is unknown or does not fit; and for an option that the format does not take.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
+    """See `open_source`, for originals only."""
 
     def found(original: Path) -> Source:
-        opening = _Opening(original, features, keep_encoded, given)
+        opening = _Opening(original, features, keep_encoded, dict(options))
         return opening.find() if format is None else opening.named(format)
 
-    is_remote = is_url(path) or not isinstance(path, (str, os.PathLike))
-    if storage_options and not is_remote:
-        raise SourceError("storage_options are of a URL alone", file=str(path))
-    if format in (None, DATASET):
-        # By its name: it is above this room, for it reads datasets.
-        find = importlib.import_module("seqrecord.writing.dataset_source").find_dataset
-        dataset: Source | None = find(path, features, storage_options, is_named=format is not None)
-        if dataset is not None:
-            for name in given:
-                raise OptionError(
-                    f"{name} cannot be chosen for the format {DATASET}: leave it out", got=name
-                )
-            return dataset
     if isinstance(path, (str, os.PathLike)) and not is_url(path):
         return found(find_original(path))
     return open_remote(path, storage_options, found)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.sources import Account, EpisodeInfo
 from seqrecord.sources.inventory import not_selected
+from seqrecord.sources.registry import DATASET
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import counted
@@ -77,6 +78,8 @@ class DatasetSource:
     Keys of episodes begin with `prefix`. Features in `decoded` are decoded. With `keeps_references`
     a copied page still refers to its external file; otherwise it contains the bytes from there.
     """
+
+    format_name: ClassVar[str] = DATASET
 
     reader: Dataset
     decoded: frozenset[str] = frozenset()

@@ -11,7 +11,7 @@ import numpy as np
 
 import seqrecord
 from benchmarks.tartanair.generate import generate
-from seqrecord.sources import open_source
+from seqrecord import open_source
 
 __all__ = ["CODECS", "FEATURES", "VECTOR", "make_small", "prepare"]
 

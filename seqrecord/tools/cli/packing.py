@@ -14,8 +14,9 @@ from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import SourceError
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
+from seqrecord.indexing.source_opening import open_source
 from seqrecord.reading.metadata import DamagedFile
-from seqrecord.sources.registry import BUILT_IN, DATASET, open_source
+from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.sources.remote import is_url
 from seqrecord.sources.tartanair_layout import CAMERAS
 from seqrecord.storage import parse_location

@@ -1,0 +1,145 @@
+"""Contents: the parts of an open dataset, for the rooms of this package; and its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import (
+    ClipSpec,
+    ClipTable,
+    EpisodeTable,
+    MissingFrames,
+    enumerate_clips,
+    missing_from_bitmaps,
+)
+from seqrecord.errors import EpisodeKeyError
+from seqrecord.format.index import Index
+from seqrecord.format.inventory import Inventory, read_inventories
+from seqrecord.format.manifest import Manifest
+from seqrecord.format.statistics_file import read_statistics
+from seqrecord.processes.forks import cached_property
+from seqrecord.reading.chunks import ChunkReader
+from seqrecord.reading.episode import Episode
+from seqrecord.reading.externals import ExternalFiles
+from seqrecord.reading.filters import EpisodeFilter, find_episodes, shown_keys
+from seqrecord.schema import Schema
+from seqrecord.statistics.by_feature import Statistics
+from seqrecord.storage import Storage
+from seqrecord.text import repr_of, shown_place
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """What an open dataset consists of, for the rooms of this package.
+
+    `manifest` and `index` are as they were when the dataset was opened; `features` are those that
+    are read, and `verify` says whether pages are checked. `names` are those that the index has of
+    features that are stored by other ones, by these. `externals` are the files that pages refer to.
+    `sizes` are heights and widths of features that are resized.
+    """
+
+    storage: Storage
+    manifest: Manifest
+    index: Index
+    features: Schema
+    verify: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
+    externals: ExternalFiles | None = None
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def stored_name(self, feature: str) -> str:
+        """The name that a feature is stored by."""
+        return next((old for old, new in self.names.items() if new == feature), feature)
+
+    @cached_property
+    def chunks(self) -> ChunkReader:
+        """Reads the chunks of the features."""
+        paths = [file.path for file in self.manifest.record_files]
+        return ChunkReader(
+            *(self.storage, paths, self.index, self.features),
+            verify=self.verify,
+            externals=self.externals,
+        )
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """As `Dataset.statistics`."""
+        if (file := self.manifest.statistics) is None:
+            return Statistics(0, {}, lacking=self.storage.url)
+        found, names = read_statistics(self.storage, file, self.manifest.schema), self.names
+        return Statistics(found.num_frames, {names.get(n, n): one for n, one in found.items()})
+
+    @cached_property
+    def inventories(self) -> tuple[Inventory, ...]:
+        """As `Dataset.inventories`."""
+        file = self.manifest.inventory
+        return () if file is None else read_inventories(self.storage, file)
+
+    @cached_property
+    def episode_table(self) -> EpisodeTable:
+        """The integers of the episodes, for clips and plans."""
+        num_frames, grids = self.index.num_frames, []
+        for number in sorted({spec.group for spec in self.features.values()}):
+            table = self.index.groups[number]
+            places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
+            grids.append(ChunkGrid.given(*places, group=number))
+        return EpisodeTable(num_frames, tuple(grids))
+
+    def missing_frames(self) -> MissingFrames:
+        """The frames that lack one of the features."""
+        index, found = self.index, []
+        columns = [index.schema.position(name) for name in self.features]
+        for grid in self.episode_table.groups:
+            gaps = index.groups[grid.group].gaps
+            gaps = gaps[np.isin(gaps["feature"], columns)]
+            chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
+            found.append((chunk, word, gaps["present"]))
+        return missing_from_bitmaps(self.episode_table, found)
+
+    def find_episodes(
+        self, episodes: EpisodeFilter, split: str | None = None
+    ) -> npt.NDArray[np.int64]:
+        """As `Dataset.find_episodes`."""
+        splits, url = self.manifest.splits, self.storage.url
+        return find_episodes(self.index, splits, episodes, split=split, url=url)
+
+    def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
+        """All clips of the selected episodes whose frames have all of the features."""
+        selected = self.find_episodes(episodes)
+        return enumerate_clips(spec, self.episode_table, selected, self.missing_frames())
+
+
+class Episodes(Mapping[str, "Episode"]):
+    """A dataset's episodes by key, in the order in which they were written."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._index = contents.index
+
+    def __getitem__(self, key: str) -> Episode:
+        position = self._index.positions.get(key)
+        if position is None:
+            raise EpisodeKeyError(
+                "no episode of this key",
+                file=self._contents.storage.url,
+                expected=f"a key of {shown_keys(self._index)}",
+                got=repr_of(key),
+            )
+        return Episode(self._contents.chunks, self._index, position)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._index.positions
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index.positions)
+
+    def __len__(self) -> int:
+        return len(self._index.num_frames)
+
+    def __repr__(self) -> str:
+        return f"Episodes({len(self)} of {shown_place(self._contents.storage.url)!r})"
