@@ -104,7 +104,7 @@ def test_state_is_json(path: Path) -> None:
         "asked": {},
         "rest": None,
     }
-    assert request.pop("frame_transform")
+    assert request.pop("shapes")
     common = {"clip_len": 3, "stride": 1, "dilation": 1, "reverse": 0.0, "windows": {}, "pad": None}
     more = {"drop_last_frames": 0, "shuffle_buffer": 16, "clips": None, "fixed_shards": True}
     assert request == {**common, **more, "features": ["flow", "id", "image", "note"]}
@@ -232,7 +232,7 @@ SHORTER = {"frame_transform": lambda frame: {"id": frame["id"][:1]}}
         ),
         ({}, {"episodes": "set/[012]*"}, "other episodes of this dataset; .*got: 3 episodes of 35"),
         ({}, {**ID, **SHORTER}, "settings: features;"),
-        (ID, {**ID, **SHORTER}, r"settings: frame_transform; .*int64 \[2\].*int64 \[1\]"),
+        (ID, {**ID, **SHORTER}, r"settings: shapes; .*int64 \[2\].*int64 \[1\]"),
         ({"pad": "before"}, {"pad": "edge"}, "settings: pad"),
         ({"pad": "edge"}, {"pad": "edge", "drop_last_frames": 1}, "settings: drop_last_frames"),
     ],

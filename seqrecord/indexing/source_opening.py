@@ -11,7 +11,6 @@ from seqrecord.sources.base import Source
 from seqrecord.sources.registry import DATASET, OptionError, open_original
 from seqrecord.sources.remote import is_url
 from seqrecord.storage import StorageLike
-from seqrecord.writing.dataset_source import find_dataset
 
 
 def open_source(
@@ -44,6 +43,8 @@ def open_source(
     if storage_options and not is_remote:
         raise SourceError("storage_options are of a URL alone", file=str(path))
     if format in (None, DATASET):
+        from seqrecord.writing.dataset_source import find_dataset  # the command line needs it late
+
         dataset = find_dataset(path, features, storage_options, is_named=format is not None)
         if dataset is not None:
             for name in given:
