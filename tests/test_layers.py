@@ -211,7 +211,11 @@ stream = make(seqrecord.SeqRecordStream, batch_size=4)
 loader = StatefulDataLoader(stream, batch_size=None, num_workers=1)
 batches = iter(loader)
 next(batches)
-stream.load_state_dict(loader.state_dict())
+state = loader.state_dict()
+stream = make(seqrecord.SeqRecordStream, batch_size=4)
+loader = StatefulDataLoader(stream, batch_size=None, num_workers=1)
+loader.load_state_dict(state)
+assert len(list(loader)) == 4
 """
 
 

@@ -346,9 +346,11 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
         )
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
         stream = SeqRecordStream(path, **BATCHES, world_size=1)
+        stream.set_epoch(
+            1, batches=5
+        )  # before `prepare`: a StatefulDataLoader starts workers there
         loader = accelerator.prepare(DataLoader(stream, batch_size=None, num_workers=workers))
         loader.set_epoch(1)
-        stream.set_epoch(1, batches=5)
         assert run(loader) == epochs[1][5:]
         assert run(loader) == epochs[2]
         accelerator.free_memory()

@@ -10,14 +10,11 @@ import inspect
 import sys
 from collections.abc import Callable
 from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.fetch import _IterableDatasetFetcher
-from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
-
-__all__ = ["find_filter", "find_holder", "find_loader", "is_batched_again", "is_stateful"]
 
 
 def find_loader() -> DataLoader[Any] | None:
@@ -40,8 +37,7 @@ def find_holder() -> str | None:
     """
     passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
     for frame, _ in walk_stack(sys._getframe()):
-        name = str(frame.f_globals.get("__name__"))
-        if name.startswith("torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
+        if _of(frame, "torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
             pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
             if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
                 return type(pipe).__name__
@@ -50,12 +46,13 @@ def find_holder() -> str | None:
 
 def is_batched_again(data: object) -> bool:
     """Whether a DataLoader makes batches of the items of `data`, or of functions of them."""
-    fetcher = _find(_IterableDatasetFetcher.__init__, _IterableDatasetFetcher.fetch)
-    if fetcher is None or not fetcher.auto_collation:
+    frames = walk_stack(sys._getframe())
+    fetcher: Any = next(
+        (f.f_locals.get("self") for f, _ in frames if _of(f, "torch.utils.data._utils.fetch")), None
+    )
+    if not getattr(fetcher, "auto_collation", False):
         return False
-    source = fetcher.dataset
-    if isinstance(source, _IterDataPipeSerializationWrapper):
-        source = source._datapipe
+    source = getattr(fetcher.dataset, "_datapipe", fetcher.dataset)  # of a wrapper for pickling
     while isinstance(source, Mapper):
         source = source.datapipe
     return source is data
@@ -72,6 +69,10 @@ def _find(*methods: Callable[..., Any]) -> Any:
     codes = _codes(*methods)
     frames = walk_stack(sys._getframe())
     return next((frame.f_locals["self"] for frame, _ in frames if frame.f_code in codes), None)
+
+
+def _of(frame: FrameType, module: str) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(module)
 
 
 def _codes(*methods: Callable[..., Any]) -> set[Any]:
