@@ -65,9 +65,14 @@ class ClipLoader:
         trace = options.tuning.trace
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
-        self.planner = EpochPlanner.of(selection, options, limit_in)
+        self._order = SourceOrder(EpochPlanner.of(selection, options, limit_in))
         self.batch_size = options.batch_size
         self._iteration = _Iteration()
+
+    @property
+    def planner(self) -> EpochPlanner:
+        """Plans the epochs, and settles their memory."""
+        return self._order.planner
 
     @property
     def selection(self) -> Selection:
@@ -87,7 +92,7 @@ class ClipLoader:
     @property
     def sources(self) -> Sequence[Source]:
         """See `BatchSource`."""
-        return (SourceOrder(self.planner),)
+        return (self._order,)
 
     def asked(self) -> dict[str, Any]:
         """See `BatchSource`."""
@@ -95,7 +100,7 @@ class ClipLoader:
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
-        self.planner = self.planner.with_shuffle(bool(shuffle))
+        self._order = SourceOrder(self.planner.with_shuffle(bool(shuffle)))
         self.planner.fit(1)
 
     def clips(self, epoch: int) -> ClipTable:
@@ -108,11 +113,11 @@ class ClipLoader:
 
     def remainder_after(self, state: State) -> Remainder | None:
         """See `BatchSource`."""
-        return SourceOrder(self.planner).remainder_after(state)
+        return self._order.remainder_after(state)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
-        SourceOrder(self.planner).check_place(state)
+        self._order.check_place(state)
 
     # ---- execution
 
