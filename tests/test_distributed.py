@@ -384,8 +384,8 @@ if rank == 1:
     print(begun(stream), flush=True)
 data = SeqRecordStream(path, **clips)
 data.set_epoch(3, batches=4 * rank)
-loader = DataLoader(data, batch_size=None, num_workers=1)
-list(loader)
+for _ in DataLoader(data, batch_size=None, num_workers=1):
+    pass  # `list` would ask for the length, too, where a rank may notice the other's place
 for one in (0, 1):
     if one == rank:
         try:
