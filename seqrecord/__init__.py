@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
     from seqrecord.pipes.options import EngineOptions as EngineOptions
     from seqrecord.pipes.options import LoaderOptions as LoaderOptions
+    from seqrecord.profiler.bench import bench as bench
+    from seqrecord.profiler.plan import plan as plan
     from seqrecord.reading.dataset import Dataset as Dataset
     from seqrecord.reading.episode import Episode as Episode
     from seqrecord.schema import EncodedImage as EncodedImage
@@ -56,11 +58,9 @@ if TYPE_CHECKING:
     from seqrecord.sources import TartanAir as TartanAir
     from seqrecord.storage import cache_info as cache_info
     from seqrecord.storage import clear_cache as clear_cache
-    from seqrecord.tools.bench import bench as bench
-    from seqrecord.tools.drawing import view as view
-    from seqrecord.tools.drawing import view_rerun as view_rerun
-    from seqrecord.tools.plan import plan as plan
     from seqrecord.version import __version__ as __version__
+    from seqrecord.viewer import view as view
+    from seqrecord.viewer import view_rerun as view_rerun
     from seqrecord.writing.commits import reindex as reindex
     from seqrecord.writing.convert import convert as convert
     from seqrecord.writing.recorder import SeqRecordRecorder as SeqRecordRecorder
@@ -101,13 +101,13 @@ if not TYPE_CHECKING:  # or a type checker would take any name for one that is t
             "reading.episode": ["Episode"],
             "schema": ["EncodedImage", "FeatureSpec", "Schema"],
             "sources.base": ["EpisodeInfo", "Source"],
-            "sources.folders": ["Folders"],
+            "sources.folders.source": ["Folders"],
             "indexing.source_opening": ["open_source"],
-            "sources.tartanair": ["TartanAir"],
+            "sources.tartanair.source": ["TartanAir"],
             "storage": ["cache_info", "clear_cache"],
-            "tools.bench": ["bench"],
-            "tools.drawing": ["view", "view_rerun"],
-            "tools.plan": ["plan"],
+            "profiler.bench": ["bench"],
+            "viewer": ["view", "view_rerun"],
+            "profiler.plan": ["plan"],
             "version": ["__version__"],
             "writing.commits": ["reindex"],
             "writing.convert": ["convert"],

@@ -1,6 +1,6 @@
 """`python -m seqrecord`, the same as `seqrecord`."""
 
-from seqrecord.tools.cli import main
+from seqrecord.cli import main
 
 if __name__ == "__main__":
     main()

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from seqrecord.clips.transforms import ClipFunction as ClipFunction
     from seqrecord.clips.transforms import ClipTransform as ClipTransform
     from seqrecord.pipes.options import ClipOptions as ClipOptions
+    from seqrecord.profiler.bench import BenchReport as BenchReport
+    from seqrecord.profiler.bench import StepTimes as StepTimes
+    from seqrecord.profiler.plan import PlanReport as PlanReport
     from seqrecord.reading.amount import Amount as Amount
     from seqrecord.reading.compute_statistics import StatisticsProgress as StatisticsProgress
     from seqrecord.reading.dataset import DatasetLike as DatasetLike
@@ -27,9 +30,6 @@ if TYPE_CHECKING:
     from seqrecord.reading.verify import VerifyProgress as VerifyProgress
     from seqrecord.reading.verify import VerifyReport as VerifyReport
     from seqrecord.reading.versions import DatasetVersion as DatasetVersion
-    from seqrecord.tools.bench import BenchReport as BenchReport
-    from seqrecord.tools.bench import StepTimes as StepTimes
-    from seqrecord.tools.plan import PlanReport as PlanReport
     from seqrecord.writing.convert import ConvertReport as ConvertReport
     from seqrecord.writing.convert_jobs import BadEpisode as BadEpisode
     from seqrecord.writing.convert_jobs import Progress as Progress
@@ -58,8 +58,8 @@ if not TYPE_CHECKING:
             "seqrecord.reading.verify": ["VerifyProgress", "VerifyReport"],
             "seqrecord.reading.versions": ["DatasetVersion"],
             "seqrecord.reading.amount": ["Amount"],
-            "seqrecord.tools.bench": ["BenchReport", "StepTimes"],
-            "seqrecord.tools.plan": ["PlanReport"],
+            "seqrecord.profiler.bench": ["BenchReport", "StepTimes"],
+            "seqrecord.profiler.plan": ["PlanReport"],
             "seqrecord.writing.convert": ["ConvertReport"],
             "seqrecord.writing.convert_jobs": ["BadEpisode", "Progress"],
             "seqrecord.writing.recorder": ["RecorderStats", "RecordingEpisode"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import click.testing
 
-from seqrecord.tools.cli import main
+from seqrecord.cli import main
 
 __all__ = ["COMMAND", "fail", "main", "run", "separate_outputs"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.sources.aligning import ALIGNMENTS, NONE, align, associate, sample_bounds
+from seqrecord.sources.common.aligning import ALIGNMENTS, NONE, align, associate, sample_bounds
 
 TIMES = st.lists(st.integers(0, 60), max_size=30).map(sorted)
 

@@ -19,9 +19,9 @@ import torch
 import seqrecord
 from seqrecord import ClipError, EngineOptions, NotFoundError, SeqRecordStream, bench
 from seqrecord.errors import MemoryLimitError
+from seqrecord.profiler.bench import BenchOptions, StepTimes, advise, measure
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.tools.bench import BenchOptions, StepTimes, advise, measure
 from tests.command_line import run
 from tests.datasets import HEIGHT, WIDTH, write_small
 

@@ -25,7 +25,7 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import SeqRecordError
-from seqrecord.tools.cli.terminal import Commands
+from seqrecord.cli.terminal import Commands
 from tests.command_line import COMMAND, fail, run
 from tests.datasets import write_small
 from tests.trees import make_frames, write_v1, write_v2

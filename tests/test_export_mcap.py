@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert, open_source
+from seqrecord.cli import main
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export import to_mcap
-from seqrecord.tools.cli import main
 
 rosbag2 = pytest.importorskip("rosbags.rosbag2", reason="pip install rosbags")
 typesys = pytest.importorskip("rosbags.typesys", reason="pip install rosbags")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seqrecord.errors import SourceError
-from seqrecord.sources import originals
+from seqrecord.sources.common import originals
 
 
 def is_h5(path: Path) -> bool:

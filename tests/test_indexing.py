@@ -28,8 +28,8 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.sources import Videos
-from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_tables import read_table
+from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.tables import read_table
 from tests.command_line import main
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.places import CLOUDS, Place

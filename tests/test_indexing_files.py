@@ -32,7 +32,7 @@ from seqrecord.indexing.originals import index_source
 from seqrecord.reading.dataset import open_packed
 from seqrecord.reading.externals import ExternalFiles, trust
 from seqrecord.schema import EncodedImage
-from seqrecord.sources.references import external_files
+from seqrecord.sources.common.references import external_files
 from seqrecord.storage import LocalStorage
 from tests.command_line import main
 from tests.gcs_stub import GcsStub

@@ -94,8 +94,8 @@ def test_modules_import_each_other_in_one_direction() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-WRITING = "seqrecord.tools.cli.packing, seqrecord.writing.writer"
-INSPECTING = "seqrecord.tools.cli.commands, seqrecord.tools.cli.exporting"
+WRITING = "seqrecord.cli.packing, seqrecord.writing.writer"
+INSPECTING = "seqrecord.cli.commands, seqrecord.cli.exporting"
 VIDEO = "seqrecord.codecs.chain, seqrecord.format.video_pages"
 
 
@@ -128,7 +128,7 @@ with seqrecord.open(sys.argv[1]) as dataset:
     next(iter(seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=2)))
 print(len([name for name in {*sys.modules} - before if name.startswith("seqrecord")]))
 print(*{*sys.argv[2:]} & ({*sys.modules} - before))
-import seqrecord.tools.cli
+import seqrecord.cli
 """
 UNUSED = """PIL av dateutil fsspec platformdirs pyarrow.compute pyarrow.parquet torchdata urllib3
 seqrecord.reading.index_building seqrecord.reading.summary seqrecord.reading.verify"""

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.sources.images import pixels
-from seqrecord.sources.messages import (
+from seqrecord.sources.common.images import pixels
+from seqrecord.sources.mcap.messages import (
     FOXGLOVE_TYPES,
     ROS_TYPES,
     decode_foxglove,
     decode_ros,
     field_numbers,
 )
-from seqrecord.sources.protobuf import fields, read_varint, varints
+from seqrecord.sources.mcap.protobuf import fields, read_varint, varints
 from tests.bags import IMAGE, IMU, JOINTS, STORE, image, imu, joints
 
 GOOD = [

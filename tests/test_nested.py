@@ -11,7 +11,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source
-from seqrecord.sources.videos import Videos
+from seqrecord.sources.video.source import Videos
 from tests.command_line import fail
 from tests.lerobot_video_data import unpack
 from tests.source_writers import write_buffer

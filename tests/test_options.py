@@ -35,7 +35,7 @@ from seqrecord import (
 )
 from seqrecord.errors import ResourceError
 from seqrecord.pipes.options import ClipOptions, DatasetOptions
-from seqrecord.tools.bench import BenchOptions
+from seqrecord.profiler.bench import BenchOptions
 from tests.datasets import write_small
 
 STREAMING: list[Any] = [SeqRecordPipe, SeqRecordStream, SeqRecordNode]

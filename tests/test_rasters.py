@@ -20,7 +20,7 @@ from seqrecord import convert
 from seqrecord import open as open_records
 from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import Folders
-from seqrecord.sources.array_files import array_header, read_array
+from seqrecord.sources.common.array_files import array_header, read_array
 from tests.golden.make_rasters import FOLDER, values
 
 Array = npt.NDArray[Any]

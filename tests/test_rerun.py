@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
+from seqrecord.cli import main
 from seqrecord.errors import ClipError, DestinationError
-from seqrecord.tools.cli import main
-from seqrecord.tools.drawing import view_rerun
+from seqrecord.viewer import view_rerun
 
 pytest.importorskip("rerun", reason="pip install rerun-sdk")
 

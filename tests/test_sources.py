@@ -17,7 +17,7 @@ from PIL import ImageFile
 from seqrecord import EncodedImage, FeatureSpec, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import TartanAir
-from seqrecord.sources.images import decode_image
+from seqrecord.sources.common.images import decode_image
 from tests.source_faults import (
     check_fault,
     check_frames,

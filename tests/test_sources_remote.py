@@ -17,7 +17,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import AccessError, SourceError, StorageError
 from seqrecord.sources.base import blocks_of
-from seqrecord.sources.remote import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
+from seqrecord.sources.common.remote import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
 from seqrecord.storage import open_storage
 from seqrecord.writing.convert import convert
 from tests.bags import write_bag
@@ -92,7 +92,7 @@ def test_parts_of_zarr_values_and_values_that_are_not_there(
     sharded = group.create_array("x", shape=(128,), dtype="i4", chunks=(8,), shards=(32,))
     sharded[:32], sharded[96:] = array[:32], array[32:]
     files = RemoteFiles(open_storage(upload(tmp_path, memory_url)))
-    from seqrecord.sources.zarr_stores import RemoteStore
+    from seqrecord.sources.zarr.stores import RemoteStore
 
     store = RemoteStore(files, files.root / "a.zarr")
     found = zarr.open_group(store, mode="r")

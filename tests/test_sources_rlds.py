@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source
-from seqrecord.sources.tfrecord import parse_example
+from seqrecord.sources.rlds.tfrecord import parse_example
 from tests.bags import png
 from tests.lerobot_video_data import unpack as unpack_golden
 from tests.rlds_data import SPLITS, episodes

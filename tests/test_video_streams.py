@@ -15,8 +15,8 @@ from seqrecord.codecs.video.packages import packet_of
 from seqrecord.codecs.video.packets import Start, packet_format
 from seqrecord.errors import SourceError
 from seqrecord.sources import Videos
-from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_streams import read_gops, video_spec
+from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.streams import read_gops, video_spec
 from tests.video_file_data import (
     QUIET,
     decoded,

@@ -468,7 +468,7 @@ _WITHOUT = """
 import sys
 sys.modules["matplotlib"] = None
 import seqrecord
-from seqrecord.tools.cli import main
+from seqrecord.cli import main
 try:
     seqrecord.view("nothing")
 except seqrecord.errors.MissingPackageError as error:

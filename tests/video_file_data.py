@@ -17,8 +17,8 @@ from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_streams import read_gops, video_spec
+from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.streams import read_gops, video_spec
 
 __all__ = [
     "HAS_TABLES",

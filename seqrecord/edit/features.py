@@ -36,7 +36,7 @@ from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
 from seqrecord.schema import Block, FeatureSpec, Schema
-from seqrecord.sources.array_files import NPZ, NpyFile, npz_names
+from seqrecord.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.statistics.by_feature import Statistics, num_channels
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.writing.own_files import new_writer_id

@@ -6,7 +6,7 @@
     DESTINATION/KEY/FEATURE/000000.npy    anything else; the number is the frame's in the episode
     DESTINATION/KEY/FEATURE.npy           scalars and vectors, all frames in one array [T, …]
     DESTINATION/KEY/metadata.json
-    DESTINATION/KEY/seqrecord.json        the features, see `seqrecord.sources.exported`
+    DESTINATION/KEY/seqrecord.json        the features, see `seqrecord.sources.folders.exported`
 
 `seqrecord.sources.Folders` packs it again to the same episode. A vector goes to one file a frame
 where a frame lacks it. A feature whose name is another file's gets a number behind it: `FEATURE~1`.
@@ -36,7 +36,9 @@ from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import EncodedImage, FeatureSpec
-from seqrecord.sources.exported import (
+from seqrecord.sources.common.files import JUNK, is_junk
+from seqrecord.sources.common.originals import MAX_DEPTH
+from seqrecord.sources.folders.exported import (
     DESCRIPTION,
     ENDINGS,
     ExportedEpisode,
@@ -44,9 +46,7 @@ from seqrecord.sources.exported import (
     encode_description,
     frame_stem,
 )
-from seqrecord.sources.files import JUNK, is_junk
-from seqrecord.sources.folders_tree import MAX_METADATA_BYTES, METADATA
-from seqrecord.sources.originals import MAX_DEPTH
+from seqrecord.sources.folders.tree import MAX_METADATA_BYTES, METADATA
 from seqrecord.storage import local_path
 from seqrecord.writing.convert_jobs import Meter, Progress
 from seqrecord.writing.dataset_source import DatasetSource

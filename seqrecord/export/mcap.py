@@ -30,8 +30,8 @@ from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.mcap import LOG_TIME
-from seqrecord.sources.specs import feature_name
+from seqrecord.sources.common.specs import feature_name
+from seqrecord.sources.mcap.source import LOG_TIME
 from seqrecord.storage import local_path
 from seqrecord.writing.convert_jobs import Meter, Progress
 

@@ -14,8 +14,12 @@ from seqrecord.indexing.doctor_report import DoctorReport, Findings
 from seqrecord.indexing.doctor_rows import Rows
 from seqrecord.indexing.doctor_statistics import check_statistics
 from seqrecord.indexing.doctor_videos import Camera
-from seqrecord.sources.files import find_original, is_file, json_object, read_bytes, size_of
-from seqrecord.sources.lerobot_layout import (
+from seqrecord.sources.common.files import find_original, is_file, json_object, read_bytes, size_of
+from seqrecord.sources.common.nested import check_nested
+from seqrecord.sources.common.originals import find_files
+from seqrecord.sources.common.parquet_tables import ParquetTable
+from seqrecord.sources.common.remote import RemoteFiles, is_url
+from seqrecord.sources.lerobot.layout import (
     INFO,
     LeRobotEpisode,
     LeRobotInfo,
@@ -23,12 +27,8 @@ from seqrecord.sources.lerobot_layout import (
     listed_episodes,
     read_info,
 )
-from seqrecord.sources.lerobot_rows import number_column
-from seqrecord.sources.nested import check_nested
-from seqrecord.sources.originals import find_files
-from seqrecord.sources.parquet_tables import ParquetTable
-from seqrecord.sources.remote import RemoteFiles, is_url
-from seqrecord.sources.video_files import VIDEO_ENDINGS
+from seqrecord.sources.lerobot.rows import number_column
+from seqrecord.sources.video.files import VIDEO_ENDINGS
 from seqrecord.storage import StorageLike, open_storage
 
 _MAX_INFO_BYTES = 16 << 20

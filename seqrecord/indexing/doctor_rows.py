@@ -12,11 +12,11 @@ import pyarrow as pa
 from seqrecord.errors import SchemaError
 from seqrecord.indexing.doctor_report import Findings
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotInfo, number_columns, read_texts
-from seqrecord.sources.lerobot_rows import array_of, number_column
-from seqrecord.sources.lerobot_stats import add_moments
-from seqrecord.sources.parquet_tables import ParquetTable
-from seqrecord.sources.video_streams import TOLERANCE
+from seqrecord.sources.common.parquet_tables import ParquetTable
+from seqrecord.sources.lerobot.layout import LeRobotEpisode, LeRobotInfo, number_columns, read_texts
+from seqrecord.sources.lerobot.rows import array_of, number_column
+from seqrecord.sources.lerobot.stats import add_moments
+from seqrecord.sources.video.streams import TOLERANCE
 from seqrecord.statistics.moments import Moments, moments_of
 
 FloatArray = npt.NDArray[np.float64]

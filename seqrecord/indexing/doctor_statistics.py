@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from seqrecord.indexing.doctor_report import Findings
-from seqrecord.sources.lerobot_layout import LeRobotInfo, read_stats
-from seqrecord.sources.lerobot_stats import NAMES, add_moments, stored_moments
+from seqrecord.sources.lerobot.layout import LeRobotInfo, read_stats
+from seqrecord.sources.lerobot.stats import NAMES, add_moments, stored_moments
 from seqrecord.statistics.moments import Moments
 
 _EXTREMES, _MEANS = 1e-3, 0.05  # of the range, of the deviation: what may differ

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.indexing.doctor_report import CameraCount, Findings
-from seqrecord.sources.files import size_of
-from seqrecord.sources.lerobot_layout import LeRobotEpisode, LeRobotFeature
-from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_streams import TOLERANCE, read_frames
-from seqrecord.sources.video_tables import PacketTable, read_table
+from seqrecord.sources.common.files import size_of
+from seqrecord.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
+from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.streams import TOLERANCE, read_frames
+from seqrecord.sources.video.tables import PacketTable, read_table
 
 FloatArray = npt.NDArray[np.float64]
 

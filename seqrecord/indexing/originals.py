@@ -49,9 +49,9 @@ from seqrecord.reading.home import (
     make_private,
 )
 from seqrecord.sources import Source
-from seqrecord.sources.files import LinkLoopError
-from seqrecord.sources.nested import NestedError
-from seqrecord.sources.references import MOST_COPIED
+from seqrecord.sources.common.files import LinkLoopError
+from seqrecord.sources.common.nested import NestedError
+from seqrecord.sources.common.references import MOST_COPIED
 from seqrecord.sources.registry import OptionError
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit

@@ -8,8 +8,8 @@ from typing import Any
 
 from seqrecord.errors import SourceError
 from seqrecord.sources.base import Source
+from seqrecord.sources.common.remote import is_url
 from seqrecord.sources.registry import DATASET, OptionError, open_original
-from seqrecord.sources.remote import is_url
 from seqrecord.storage import StorageLike
 
 

@@ -26,13 +26,13 @@ from seqrecord.pipes.loaders import SeqRecordDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.resizing import Sizes
-from seqrecord.sources.lerobot_layout import (
+from seqrecord.sources.lerobot.layout import (
     number_columns,
     read_episodes,
     read_info,
     read_texts,
 )
-from seqrecord.sources.video_streams import TOLERANCE
+from seqrecord.sources.video.streams import TOLERANCE
 from seqrecord.text import counted, shown_place
 
 _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"

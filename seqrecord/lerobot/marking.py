@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.lerobot_layout import INFO, read_info
+from seqrecord.sources.lerobot.layout import INFO, read_info
 
 STORAGE_FORMAT = "seqrecord"
 

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from seqrecord.sources.base import Source as Source
     from seqrecord.sources.base import SourceFormat as SourceFormat
     from seqrecord.sources.euroc import Euroc as Euroc
-    from seqrecord.sources.folders import Folders as Folders
-    from seqrecord.sources.hdf5 import Hdf5 as Hdf5
+    from seqrecord.sources.folders.source import Folders as Folders
+    from seqrecord.sources.hdf5.source import Hdf5 as Hdf5
     from seqrecord.sources.inventory import Account as Account
     from seqrecord.sources.inventory import Inventory as Inventory
     from seqrecord.sources.inventory import LeftOut as LeftOut
     from seqrecord.sources.inventory import inventory_of as inventory_of
     from seqrecord.sources.inventory import unread_files as unread_files
     from seqrecord.sources.kitti import Kitti as Kitti
-    from seqrecord.sources.lerobot import LeRobot as LeRobot
-    from seqrecord.sources.lerobot_videos import DepthScale as DepthScale
-    from seqrecord.sources.mcap import Mcap as Mcap
+    from seqrecord.sources.lerobot.source import LeRobot as LeRobot
+    from seqrecord.sources.lerobot.videos import DepthScale as DepthScale
+    from seqrecord.sources.mcap.source import Mcap as Mcap
     from seqrecord.sources.registry import format_names as format_names
-    from seqrecord.sources.rlds import Rlds as Rlds
-    from seqrecord.sources.tartanair import TartanAir as TartanAir
+    from seqrecord.sources.rlds.source import Rlds as Rlds
+    from seqrecord.sources.tartanair.source import TartanAir as TartanAir
     from seqrecord.sources.tum import Tum as Tum
-    from seqrecord.sources.videos import Videos as Videos
-    from seqrecord.sources.webdataset import WebDataset as WebDataset
-    from seqrecord.sources.zarr_buffers import ZarrBuffers as ZarrBuffers
+    from seqrecord.sources.video.source import Videos as Videos
+    from seqrecord.sources.webdataset.source import WebDataset as WebDataset
+    from seqrecord.sources.zarr.source import ZarrBuffers as ZarrBuffers
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(
@@ -39,21 +39,21 @@ if not TYPE_CHECKING:
         {
             "base": ["EpisodeInfo", "FoundSource", "Source", "SourceFormat"],
             "euroc": ["Euroc"],
-            "folders": ["Folders"],
-            "hdf5": ["Hdf5"],
+            "folders.source": ["Folders"],
+            "hdf5.source": ["Hdf5"],
             "inventory": ["Account", "Inventory", "inventory_of", "LeftOut", "unread_files"],
             "kitti": ["Kitti"],
-            "lerobot": ["LeRobot"],
-            "lerobot_videos": ["DepthScale"],
-            "mcap": ["Mcap"],
+            "lerobot.source": ["LeRobot"],
+            "lerobot.videos": ["DepthScale"],
+            "mcap.source": ["Mcap"],
             "registry": ["format_names"],
-            "rlds": ["Rlds"],
+            "rlds.source": ["Rlds"],
             "seqrecord.codecs.video.decoding": ["describe_video"],
             "seqrecord.codecs.video.gops": ["Gop"],
-            "tartanair": ["TartanAir"],
+            "tartanair.source": ["TartanAir"],
             "tum": ["Tum"],
-            "videos": ["Videos"],
-            "webdataset": ["WebDataset"],
-            "zarr_buffers": ["ZarrBuffers"],
+            "video.source": ["Videos"],
+            "webdataset.source": ["WebDataset"],
+            "zarr.source": ["ZarrBuffers"],
         },
     )

@@ -148,8 +148,7 @@ class SourceFormat:
         options: names of the arguments that only some formats take.
         takes_files: whether the path can be a single file.
         is_fallback: whether it is tried only where no other format fits.
-        takes_urls: whether it reads files by `seqrecord.sources.files` alone, so that the path may
-            be one that stands for a URL.
+        takes_urls: whether it reads files only through the functions that open URLs, too.
     """
 
     name: str

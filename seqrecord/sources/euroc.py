@@ -25,11 +25,17 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.sources.aligning import NONE, align, sample_bounds
 from seqrecord.sources.base import SourceFormat
-from seqrecord.sources.files import is_directory, is_file, list_folder, read_bytes
-from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
-from seqrecord.sources.text_tables import check_matches, timed_files, timed_values
+from seqrecord.sources.common.aligning import NONE, align, sample_bounds
+from seqrecord.sources.common.files import is_directory, is_file, list_folder, read_bytes
+from seqrecord.sources.common.sequences import (
+    Column,
+    Images,
+    SequenceFrames,
+    SequenceSource,
+    Values,
+)
+from seqrecord.sources.common.text_tables import check_matches, timed_files, timed_values
 
 _WITHIN = 10_000_000  # nanoseconds between a frame and its pose: what the tool evo allows
 _TRUTHS = ("state_groundtruth_estimate0", "mocap0")

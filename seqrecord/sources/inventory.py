@@ -22,12 +22,12 @@ from pathlib import Path
 from seqrecord.errors import SourceError
 from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
 from seqrecord.sources.base import Source
-from seqrecord.sources.file_types import known_type
-from seqrecord.sources.files import is_file
-from seqrecord.sources.images import IMAGE_ENDINGS
-from seqrecord.sources.originals import walk
+from seqrecord.sources.common.file_types import known_type
+from seqrecord.sources.common.files import is_file
+from seqrecord.sources.common.images import IMAGE_ENDINGS
+from seqrecord.sources.common.originals import walk
+from seqrecord.sources.common.remote import RemoteSource
 from seqrecord.sources.registry import BUILT_IN
-from seqrecord.sources.remote import RemoteSource
 from seqrecord.text import counted
 
 __all__ = [

@@ -23,10 +23,16 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.base import SourceFormat
-from seqrecord.sources.files import is_file, list_folder, read_bytes
-from seqrecord.sources.images import IMAGE_ENDINGS, image_header
-from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
-from seqrecord.sources.text_tables import rows_of, table, timed_values
+from seqrecord.sources.common.files import is_file, list_folder, read_bytes
+from seqrecord.sources.common.images import IMAGE_ENDINGS, image_header
+from seqrecord.sources.common.sequences import (
+    Column,
+    Images,
+    SequenceFrames,
+    SequenceSource,
+    Values,
+)
+from seqrecord.sources.common.text_tables import rows_of, table, timed_values
 
 _IMAGES = ("image_0", "image_1", "image_2", "image_3")
 _SCANS = "velodyne"

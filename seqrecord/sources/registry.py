@@ -12,11 +12,11 @@ from typing import Any
 
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.sources.base import FoundSource, Source, SourceFormat
-from seqrecord.sources.file_types import file_type
-from seqrecord.sources.files import find_original, is_file, list_folder
-from seqrecord.sources.nested import check_nested
-from seqrecord.sources.originals import first_files
-from seqrecord.sources.remote import is_url, open_remote, remote_files
+from seqrecord.sources.common.file_types import file_type
+from seqrecord.sources.common.files import find_original, is_file, list_folder
+from seqrecord.sources.common.nested import check_nested
+from seqrecord.sources.common.originals import first_files
+from seqrecord.sources.common.remote import is_url, open_remote, remote_files
 from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
 
@@ -25,21 +25,21 @@ DATASET = "seqrecord"
 
 
 BUILT_IN: Mapping[str, str] = {
-    "tartanair": "tartanair",
-    "lerobot": "lerobot",
-    "mcap": "mcap",
-    "rlds": "rlds",
-    "hdf5": "hdf5",
-    "zarr": "zarr_buffers",
+    "tartanair": "tartanair.source",
+    "lerobot": "lerobot.source",
+    "mcap": "mcap.source",
+    "rlds": "rlds.source",
+    "hdf5": "hdf5.source",
+    "zarr": "zarr.source",
     "tum": "tum",
     "euroc": "euroc",
     "kitti": "kitti",
-    "videos": "videos",
-    "webdataset": "webdataset",
-    "folders": "folders",  # the last one: errors list formats in this order
+    "videos": "video.source",
+    "webdataset": "webdataset.source",
+    "folders": "folders.source",  # the last one: errors list formats in this order
 }
-"""The formats of this package by name: the modules beside this one that have them, imported when
-they are used."""
+"""The formats of this package by name: the modules below `seqrecord.sources` that read them,
+imported at first use."""
 
 ENTRY_POINTS = "seqrecord.sources"
 """The group of entry points by which other packages add formats."""

@@ -17,11 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.sources.aligning import associate, sample_bounds
 from seqrecord.sources.base import SourceFormat
-from seqrecord.sources.files import is_file, opened
-from seqrecord.sources.sequences import Column, Images, SequenceFrames, SequenceSource, Values
-from seqrecord.sources.text_tables import check_matches, timed_files, timed_values
+from seqrecord.sources.common.aligning import associate, sample_bounds
+from seqrecord.sources.common.files import is_file, opened
+from seqrecord.sources.common.sequences import (
+    Column,
+    Images,
+    SequenceFrames,
+    SequenceSource,
+    Values,
+)
+from seqrecord.sources.common.text_tables import check_matches, timed_files, timed_values
 
 _WITHIN = 0.02  # seconds: what associate.py allows
 _NEAR = "within 20 ms"

@@ -31,7 +31,7 @@ from seqrecord.reading.metadata import DamagedFile
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import StoredSource
-from seqrecord.sources.file_types import explained
+from seqrecord.sources.common.file_types import explained
 from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage

@@ -31,9 +31,9 @@ from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
 from seqrecord.sources.base import blocks_of
-from seqrecord.sources.file_types import explained
+from seqrecord.sources.common.file_types import explained
+from seqrecord.sources.common.limits import check_frames
 from seqrecord.sources.inventory import format_of
-from seqrecord.sources.limits import check_frames
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage

@@ -18,7 +18,7 @@ from seqrecord.format.references import (
     list_path,
 )
 from seqrecord.reading.home import trust
-from seqrecord.sources.references import copied_files, samples_of
+from seqrecord.sources.common.references import copied_files, samples_of
 from seqrecord.storage import Storage
 from seqrecord.storage.url import without_commit
 from seqrecord.writing.destination import Destination

@@ -19,7 +19,7 @@ from seqrecord.format.references import ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_refer
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
-from seqrecord.sources.references import checksum_of
+from seqrecord.sources.common.references import checksum_of
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk

@@ -12,7 +12,7 @@ from seqrecord.errors import FrameError, SourceError
 from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.format.references import MAX_NAMES, Reference, ReferencedFile
 from seqrecord.schema import Schema
-from seqrecord.sources.references import checksum_of_files, parts_of, place_of
+from seqrecord.sources.common.references import checksum_of_files, parts_of, place_of
 from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, StoredChunk
 
 _Placed = tuple["ReferencedFile | Blob", str, str]

@@ -40,8 +40,8 @@ from seqrecord.format.pages import PageCodec, slice_table
 from seqrecord.format.references import ExternalFile, ExternalList, ReferencedFile, list_path
 from seqrecord.format.rows import chunk_row, gap_rows
 from seqrecord.schema import Block, CodecConfig, EncodedImage, FeatureSpec, Schema
-from seqrecord.sources.video_files import VideoFile
-from seqrecord.sources.video_tables import read_references, read_table
+from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.tables import read_references, read_table
 from seqrecord.storage import LocalStorage
 from seqrecord.writing.commits import reindex
 from seqrecord.writing.own_files import new_writer_id

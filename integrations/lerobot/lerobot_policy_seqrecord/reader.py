@@ -38,7 +38,7 @@ from seqrecord.lerobot import LeRobotDataset
 from seqrecord.lerobot.dataset import has_all_files, index_tolerance
 from seqrecord.lerobot.marking import STORAGE_FORMAT
 from seqrecord.reading.home import folder_of_home
-from seqrecord.sources.video_streams import TOLERANCE
+from seqrecord.sources.video.streams import TOLERANCE
 from seqrecord.storage import Storage, entries_of, open_storage, parse_location
 
 __all__ = ["DATASET_READER", "SeqRecordReader", "address", "localize_root"]

@@ -1,0 +1,91 @@
+"""`seqrecord view`: a clip as a picture, or episodes in the Rerun viewer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from seqrecord.cli.arguments import AT_LEAST_1, common, feature_names, is_given
+from seqrecord.cli.terminal import ProgressBar
+from seqrecord.errors import LocationError
+from seqrecord.storage import local_path
+from seqrecord.text import counted
+from seqrecord.viewer import DEFAULT_CLIP_LEN, view_rerun
+from seqrecord.viewer import view as draw_view
+
+_FORMATS = (".png", ".jpg", ".webp", ".svg", ".pdf")
+_OF_RERUN = ("save", "quiet")
+_OF_PICTURES = ("start", "clip_len", "dilation", "output")
+
+
+@click.command()
+@click.argument("path")
+@click.argument("key", required=False)
+@click.option(
+    "--start",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="FRAME",
+    help="First frame of the clip.",
+)
+@click.option(
+    "--clip-len",
+    type=AT_LEAST_1,
+    help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or as many as there are]",
+)
+@click.option("--dilation", type=AT_LEAST_1, default=1, help="Frames from one to the next.")
+@feature_names("Names of the features, in this order.")
+@click.option(
+    "--rerun",
+    is_flag=True,
+    help="Show whole episodes in the Rerun viewer instead: all, or that of KEY, which may be a "
+    "glob. Needs rerun-sdk.",
+)
+@click.option("--save", metavar="FILE.rrd", help="With --rerun: write a file, without a screen.")
+@click.option("--quiet", is_flag=True, help="With --rerun: show no progress.")
+@click.option(
+    "-o",
+    "--output",
+    default="clip.png",
+    metavar="FILE",
+    help=f"The picture: {', '.join(_FORMATS)}.",
+)
+@common
+@click.pass_context
+def view(
+    context: click.Context,
+    /,
+    path: str,
+    key: str | None,
+    rerun: bool,
+    save: str | None,
+    quiet: bool,
+    output: str,
+    **options: Any,
+) -> None:
+    """Draw a clip of an episode, by default the first, as one picture. Needs matplotlib."""
+    for name in _OF_PICTURES if rerun else _OF_RERUN:
+        if is_given(context, name):
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} {'excludes' if rerun else 'needs'} --rerun")
+    if rerun:
+        shared = {name: options[name] for name in ("features", "storage_options")}
+        with ProgressBar("frames", quiet=quiet) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.show(done, total, "")
+
+            frames = view_rerun(path, key, save=save, progress=show, **shared)
+        click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
+        return
+    target = local_path(output, "the picture")
+    if (ending := target.suffix.lower() or ".png") not in _FORMATS:
+        raise LocationError(
+            "a picture of an unknown format",
+            file=str(target),
+            expected=" or ".join(_FORMATS),
+            got=ending,
+        )
+    draw_view(path, key, **options).savefig(target, dpi=150, format=ending[1:])
+    click.echo(str(target))

@@ -1,0 +1,143 @@
+"""`seqrecord bench`: where the time goes. `seqrecord plan`: what a training will read and cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from time import perf_counter
+from typing import Any
+
+import click
+
+from seqrecord.cli.arguments import (
+    AT_LEAST_1,
+    BYTE_SIZE,
+    common,
+    feature_names,
+)
+from seqrecord.cli.terminal import ProgressBar
+from seqrecord.indexing.opening import open as open_dataset
+from seqrecord.pipes.options import EngineOptions
+from seqrecord.profiler.bench import bench as run_bench
+from seqrecord.profiler.plan import plan as make_plan
+
+_CLIPS = (
+    click.argument("path"),
+    click.option("--clip-len", type=AT_LEAST_1, help="Frames of a clip. [16]"),
+    click.option(
+        "--stride",
+        type=AT_LEAST_1,
+        default=1,
+        help="Frames from one clip's start to the next.",
+    ),
+    click.option("--split", metavar="NAME", help="Of the episodes of this split alone."),
+    click.option("--episodes", metavar="GLOB", help="Of the episodes whose keys match."),
+    feature_names("Names of the features to read."),
+    click.option("--batch-size", type=AT_LEAST_1, default=4, help="Clips of a batch."),
+    click.option(
+        "--memory-limit",
+        type=BYTE_SIZE,
+        help="For frames, batches and reads in flight. [2 GiB, or what mixes batches well]",
+    ),
+    click.option("--no-shuffle", is_flag=True, help="Read episodes front to back."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the order."),
+    click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [one for each core]"),
+    click.option(
+        "--cache-dir", metavar="DIR", help="Keep what is read from a remote dataset in DIR."
+    ),
+    click.option(
+        "--cache-limit", type=BYTE_SIZE, help="The most that DIR may hold, such as 200GiB."
+    ),
+    common,
+)
+
+
+def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a loader."""
+    return reduce(lambda made, option: option(made), reversed(_CLIPS), function)
+
+
+@click.command()
+@_of_clips
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option(
+    "--consumer-ms",
+    type=click.FloatRange(min=0, max=1e6),
+    default=0.0,
+    help="How long a training step takes; bench sleeps for it.",
+)
+@click.option("--max-batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
+@click.option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: seconds and bytes.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+def bench(
+    path: str,
+    batch_size: int,
+    no_shuffle: bool,
+    num_threads: int | None,
+    device: str,
+    consumer_ms: float,
+    trace: str | None,
+    cache_dir: str | None,
+    cache_limit: int | None,
+    as_json: bool,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
+    **options: Any,
+) -> None:
+    """Stream an epoch, print what each step waits for, and what to change first."""
+    with ProgressBar("batches", quiet=quiet) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.show(done, total, f"{done * batch_size / max(bar.seconds, 1e-3):.0f} clips/s")
+
+        begin = perf_counter()
+        dataset = open_dataset(
+            path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
+        )
+        opened = perf_counter() - begin
+        report = run_bench(
+            dataset,
+            batch_size=batch_size,
+            shuffle=not no_shuffle,
+            device=None if device == "cpu" else device,
+            consumer_seconds=consumer_ms / 1e3,
+            progress=show,
+            engine=EngineOptions(num_threads=num_threads, trace=trace),
+            **options,
+        )
+    report = replace(report, open_seconds=opened + report.open_seconds)
+    click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))
+
+
+@click.command()
+@_of_clips
+@click.option("--epochs", type=AT_LEAST_1, default=1, help="Epochs of the training.")
+@click.option("--ranks", type=AT_LEAST_1, default=1, help="Processes that train.")
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Of each rank's DataLoader.")
+@click.option("--persistent-workers", is_flag=True, help="Workers live for all epochs.")
+@click.option(
+    "--bandwidth", type=BYTE_SIZE, help="Bytes a second of all ranks together, such as 1GB."
+)
+@click.option("--price-per-gb", type=click.FloatRange(min=0), default=0.0, help="Of 10^9 bytes.")
+@click.option("--price-per-request", type=click.FloatRange(min=0), default=0.0)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: seconds, hours and bytes.")
+def plan(
+    path: str,
+    no_shuffle: bool,
+    num_threads: int | None,
+    cache_dir: str | None,
+    cache_limit: int | None,
+    as_json: bool,
+    storage_options: dict[str, Any] | None,
+    **options: Any,
+) -> None:
+    """Print what a training will read, hold in memory and cost. No page of frames is read."""
+    with open_dataset(
+        path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
+    ) as dataset:
+        engine = EngineOptions(num_threads=num_threads)
+        report = make_plan(dataset, shuffle=not no_shuffle, engine=engine, **options)
+    click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))

@@ -1,0 +1,1 @@
+"""Timing of loaders: `bench` runs one, `plan` predicts requests, bytes and memory."""

@@ -1,0 +1,449 @@
+"""bench: how fast a dataset streams on this machine, and what limits it.
+
+An epoch runs as a training would, and each part of each step is timed.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from seqrecord.engine.stats import STAGES, Stage, bottleneck
+from seqrecord.pipes.arguments import takes_arguments
+from seqrecord.processes.machine import usable_cores
+from seqrecord.profiler.options import ToolOptions
+from seqrecord.reading.dataset import DatasetLike
+from seqrecord.text import counted, percent, shown_place
+from seqrecord.units import check_amount, check_integer, format_size
+
+if TYPE_CHECKING:
+    from seqrecord.pipes.loaders import SeqRecordStream
+
+_FEW_BATCHES = 10
+_ALONE = 20  # steps with one batch
+_BURSTS = 3  # times the median wait that the mean wait is
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(ToolOptions):
+    """What `bench` is told beside the dataset: how to stream it, and how long.
+
+    Args:
+        consumer_seconds: how long the consumer takes for a batch; it sleeps, as a process does
+            that waits for its GPU.
+        step: one step of a training, which is called with each batch, instead of the sleep.
+        max_batches: end after so many; by default with the epoch.
+        progress: called after each batch with the number done and the number there are.
+    """
+
+    consumer_seconds: float = 0.0
+    step: Callable[[Any], object] | None = None
+    max_batches: int | None = None
+    progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_batches is not None:
+            check_integer("max_batches", self.max_batches, least=1)
+        check_amount("consumer_seconds", self.consumer_seconds)
+
+
+@takes_arguments(BenchOptions)
+def bench(dataset: DatasetLike, options: BenchOptions) -> BenchReport:
+    """Stream an epoch of a dataset, and say how fast that was and what to change first.
+
+    By default batches have 4 clips, and clips 16 frames where neither `windows` nor lists of frames
+    say which.
+
+    Raises `ClipError` for a device that is not there, and whatever the loader raises.
+
+    Args:
+        dataset: local path or URL, or an open dataset, which is used as it was opened.
+    """
+    import torch  # takes seconds, and most commands do without
+
+    from seqrecord.pipes.loaders import SeqRecordStream
+
+    begin = perf_counter()
+    stream = SeqRecordStream.from_options(dataset, options)
+    open_seconds = perf_counter() - begin
+    synchronize = None
+    if options.device is not None and torch.device(options.device).type == "cuda":
+        synchronize = torch.cuda.current_stream(options.device).synchronize
+    return measure(stream, options, synchronize=synchronize, open_seconds=open_seconds)
+
+
+def measure(
+    stream: SeqRecordStream,
+    options: BenchOptions,
+    *,
+    synchronize: Callable[[], None] | None = None,
+    open_seconds: float = 0.0,
+) -> BenchReport:
+    """Time an epoch of a stream; `synchronize` waits until a batch is on its device."""
+    steps = _Steps(synchronize, options)
+    num_batches = min(len(stream), options.max_batches or len(stream))
+    steps.run(stream, num_batches, options.progress)
+    settings = options.settings("consumer_seconds")
+    settings["device"] = options.device and str(options.device)
+    settings["num_threads"] = options.tuning.num_threads
+    return _report(stream, steps, settings, open_seconds)
+
+
+class _Steps:
+    """Training steps, and how long their parts take: one item of each list for each step."""
+
+    def __init__(self, synchronize: Callable[[], None] | None, options: BenchOptions) -> None:
+        self._synchronize = synchronize
+        self._options = options
+        self._step = options.step
+        if self._step is None and options.consumer_seconds:
+            self._step = lambda _: time.sleep(options.consumer_seconds)
+        self.alone: list[float] = []  # seconds of steps with one batch, beside no loader
+        self.alone_clips = 0  # of that batch, the last one that has the most
+        self.waiting: list[float] = []
+        self.copying: list[float] = []
+        self.consuming: list[float] = []
+        self.clips: list[int] = []
+        self.num_frames = 0
+        self.clip_bytes = 0
+        self.seconds = 0.0
+
+    def run(
+        self, stream: SeqRecordStream, num_batches: int, progress: Callable[[int, int], None] | None
+    ) -> None:
+        batches, full = iter(stream), None
+        asked = first = perf_counter()
+        for batch in islice(batches, num_batches):
+            there = perf_counter()
+            if self._synchronize is not None:
+                self._synchronize()
+            moved = perf_counter()
+            done = self._consume(batch)
+            self.waiting.append(there - asked)
+            self.copying.append(moved - there)
+            self.consuming.append(done - moved)
+            self.seconds = done - first
+            clips = 1 if isinstance(batch["start"], int) else len(batch["start"])
+            self.clips.append(clips)
+            self.num_frames += _frames(batch, clips, self._options)
+            if clips >= self.alone_clips:
+                self.alone_clips, full = clips, batch
+            self.clip_bytes += _nbytes(list(batch.values()))
+            if progress is not None:
+                progress(len(self.clips), num_batches)
+            asked = perf_counter()
+        if isinstance(batches, Generator):
+            batches.close()  # whose threads would read on
+        if self._step is not None:
+            for _ in range(min(num_batches, _ALONE)):
+                begin = perf_counter()
+                self.alone.append(self._consume(full) - begin)
+
+    def _consume(self, batch: Any) -> float:
+        """When it is done."""
+        if self._step is not None:
+            self._step(batch)
+            if self._synchronize is not None:
+                self._synchronize()
+        return perf_counter()
+
+
+def _report(
+    stream: SeqRecordStream, steps: _Steps, settings: Mapping[str, Any], open_seconds: float
+) -> BenchReport:
+    cores = usable_cores()
+    steady = slice(1 if len(steps.clips) > 1 else 0, None)
+    parts = (steps.waiting[steady], steps.copying[steady], steps.consuming[steady])
+    waiting, copying, consuming = map(StepTimes.of, parts)
+    stats = stream.stats()
+    stage = bottleneck(stats, waiting=waiting.mean, copying=copying.mean, consuming=consuming.mean)
+    stats["bottleneck"] = STAGES[stage]  # of who has watched the consumer, too
+    advice = advise(
+        stats,
+        waiting=waiting.mean,
+        median_wait=waiting.p50,
+        copying=copying.mean,
+        consuming=consuming.mean,
+        seconds=steps.seconds,
+        threads=settings["num_threads"] or cores,
+        cores=cores,
+        is_local=stream.dataset.contents.chunks.is_local,
+    )
+    return BenchReport(
+        url=stream.dataset.url,
+        settings=settings,
+        num_batches=len(steps.clips),
+        num_clips=sum(steps.clips),
+        num_frames=steps.num_frames,
+        clip_bytes=steps.clip_bytes,
+        seconds=steps.seconds,
+        open_seconds=open_seconds,
+        first_batch_seconds=steps.waiting[0],
+        steady_seconds=sum(map(sum, parts)),
+        steady_clips=sum(steps.clips[steady]),
+        waiting=waiting,
+        copying=copying,
+        consuming=consuming,
+        alone=StepTimes.of(steps.alone) if steps.alone else None,
+        alone_clips=steps.alone_clips,
+        peak_memory=_peak_memory(),
+        stats=stats,
+        advice=advice,
+    )
+
+
+def _frames(batch: Mapping[str, Any], clips: int, options: BenchOptions) -> int:
+    """Frames of a batch's clips: those of the longest window, or of the lists."""
+    if options.lists_frames:
+        return int(batch["frames"].shape[-1]) * clips
+    lengths = [options.clip_len or 1]
+    for name in options.own_windows.keys() & batch.keys():
+        value = batch[name]
+        if getattr(value, "is_nested", False):  # [clips * frames, …]
+            lengths.append(len(value) // clips)
+        else:
+            lengths.append(len(value if isinstance(batch["start"], int) else value[0]))
+    return max(lengths) * clips
+
+
+def _nbytes(values: Sequence[Any]) -> int:
+    """Bytes of tensors, and of those in lists; keys of episodes don't count."""
+    return sum(
+        _nbytes(value) if isinstance(value, list) else getattr(value, "nbytes", 0)
+        for value in values
+    )
+
+
+def _peak_memory() -> int:
+    """Bytes. Linux gives a process the `ru_maxrss` of the one that started it, so that is last."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds that one part of a training step takes."""
+
+    mean: float
+    p50: float
+    p95: float
+    max: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> StepTimes:
+        """Of at least one step."""
+        p50, p95 = np.percentile(seconds, [50, 95])
+        return cls(float(np.mean(seconds)), float(p50), float(p95), float(np.max(seconds)))
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What `bench` has measured.
+
+    The first batch fills the memory that the others are taken from: unless it is the only one,
+    step times and rates are those of the batches after it.
+    """
+
+    url: str
+    settings: Mapping[str, Any]
+    num_batches: int
+    num_clips: int
+    num_frames: int  # of the clips, in that of their features with the most
+    clip_bytes: int  # delivered
+    seconds: float  # from asking for the first batch to the end of the last step
+    open_seconds: float
+    first_batch_seconds: float
+    steady_seconds: float  # those of the steps below
+    steady_clips: int
+    waiting: StepTimes
+    copying: StepTimes  # to the device, as far as the consumer has to wait for it
+    consuming: StepTimes
+    alone: StepTimes | None  # a step with a full batch again and again, beside no loader
+    alone_clips: int  # of that batch
+    peak_memory: int  # bytes; the most that the process has had at a time, before `bench` too
+    stats: Mapping[str, Any]  # see `SeqRecordPipe.stats`
+    advice: tuple[str, ...]
+
+    @property
+    def clips_per_second(self) -> float:
+        return self.steady_clips / self.steady_seconds
+
+    @property
+    def frames_per_second(self) -> float:
+        return self.clips_per_second * self.num_frames / self.num_clips
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of clips delivered."""
+        return self.clips_per_second * self.clip_bytes / self.num_clips
+
+    @property
+    def most_clips_per_second(self) -> float | None:
+        """What this training could reach with a loader that takes no time: that of its steps
+        `alone`. `None` without a training."""
+        if self.alone is None or not self.alone.mean:
+            return None
+        return self.alone_clips / self.alone.mean
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, with the rates; times are in seconds and sizes in bytes."""
+        rates = (
+            *("clips_per_second", "frames_per_second", "bytes_per_second"),
+            "most_clips_per_second",
+        )
+        return {**asdict(self), **{name: getattr(self, name) for name in rates}}
+
+    def __str__(self) -> str:
+        batches = f"{self.num_batches:,} batch{'' if self.num_batches == 1 else 'es'}"
+        clips = counted(self.num_clips, "clip")
+        read, frames = self.stats["bytes_read"], self.stats["frames_decoded"]
+        rates = (
+            f"{self.clips_per_second:,.1f}/s",
+            f"{self.frames_per_second:,.0f} frames/s",
+            f"{self.bytes_per_second / 1e9:.2f} GB/s",
+        )
+        reading = f"{format_size(read)}, {read / self.seconds / 1e6:,.0f} MB/s"
+        first, opened = f"{self.first_batch_seconds:.2f} s", f"{self.open_seconds:.2f} s"
+        lines = [
+            f"{shown_place(self.url)}: {batches}, {clips} in {self.seconds:.1f} s",
+            "",
+            *self._steps(),
+            "",
+            f"  clips         {', '.join(rates)}",
+            *self._headspace(),
+            f"  read          {reading}; {counted(frames, 'frame')} decoded",
+            f"  mixed from    {counted(self.stats['mixed_from'], 'place')} at a time",
+            f"  first batch   after {first}, and {opened} before it to open the dataset",
+            f"  peak memory   {format_size(self.peak_memory)}",
+            "",
+            *self.advice,
+        ]
+        return "\n".join(lines)
+
+    def _headspace(self) -> list[str]:
+        if (most := self.most_clips_per_second) is None or self.alone is None:
+            return []
+        line = f"  at most       {most:,.1f}/s, with a full batch again and again: "
+        line += f"{percent(self.clips_per_second / most)} of that is reached; a step takes "
+        slower = self.consuming.mean / self.alone.mean
+        return [f"{line}{slower:.2f} times as long beside the loader"]
+
+    def _steps(self) -> list[str]:
+        parts = [("waiting for data", self.waiting), ("consumer", self.consuming)]
+        if self.settings.get("device") is not None:
+            parts.insert(1, ("copy to device", self.copying))
+        whole = sum(times.mean for _, times in parts) or 1.0
+        lines = [f"  {'ms a step':<18}{'mean':>9}{'p50':>9}{'p95':>9}{'max':>9}"]
+        for name, times in parts:
+            cells = "".join(
+                f"{1e3 * value:9.2f}" for value in (times.mean, times.p50, times.p95, times.max)
+            )
+            lines.append(f"  {name:<18}{cells}{100 * times.mean / whole:7.0f} %")
+        return lines
+
+
+def advise(
+    stats: Mapping[str, Any],
+    *,
+    waiting: float,
+    median_wait: float,
+    copying: float,
+    consuming: float,
+    seconds: float,
+    threads: int,
+    cores: int,
+    is_local: bool,
+) -> tuple[str, ...]:
+    """One line for the bottleneck, and one for whatever else is worth knowing.
+
+    Args:
+        stats: of the pipe, see `SeqRecordPipe.stats`.
+        waiting, copying, consuming: seconds of a mean step that the consumer waits for data, that
+            it waits for the copy to the device, and that it works.
+        median_wait: as `waiting`, of the median step.
+        seconds: of the iteration.
+        threads: that the pipe may use.
+        cores: that the process may use.
+        is_local: whether the dataset is on a disk of this machine.
+    """
+    step = waiting + copying + consuming or 1.0
+    lines = []
+    stage = bottleneck(stats, waiting=waiting, copying=copying, consuming=consuming)
+    if stage == "consumer":
+        lines.append(
+            f"the consumer is the bottleneck: it works {percent(consuming / step)} of the time, "
+            "and the loader waits for it. Nothing to change here."
+        )
+    elif stage == "device":
+        lines.append(
+            "copying to the device is the bottleneck: the consumer waits for it, or for data, "
+            f"{percent((waiting + copying) / step)} of the time. Move fewer bytes: fewer "
+            "features, smaller frames, integers that become floats on the device."
+        )
+    else:
+        lines.append(
+            f"the consumer waits for data {percent(waiting / step)} of the time. "
+            + _what_helps(stage, stats, seconds, threads, cores, is_local)
+        )
+        if waiting > _BURSTS * median_wait and stats.get("loads_held_back"):
+            lines.append(
+                "most steps wait little and a few wait long: a larger `memory_limit` lets the "
+                "loader run further ahead."
+            )
+    if stats.get("batches", 0) < _FEW_BATCHES:
+        lines.append("too few batches for a reliable figure: run more of them.")
+    return tuple(lines)
+
+
+def _what_helps(
+    stage: Stage,
+    stats: Mapping[str, Any],
+    seconds: float,
+    threads: int,
+    cores: int,
+    is_local: bool,
+) -> str:
+    fetching, decoding = stats.get("fetch_seconds", 0.0), stats.get("decode_seconds", 0.0)
+    if stage == "gather":
+        gathering = stats.get("gather_seconds", 0.0)
+        return (
+            f"Copying clips into batches is the bottleneck: {percent(gathering / seconds)} of the "
+            "time, at the speed of memory. Copy less: fewer features, smaller frames "
+            "(`frame_transform`), a larger stride, shorter clips."
+        )
+    working = fetching + decoding or 1.0
+    if stage == "decode":
+        more = f"more threads (there are {cores} cores and {threads} in use)"
+        less = "fewer features"
+        found = stats.get("decode_seconds_by_feature", {"": 0.0})
+        name = max(found, key=found.__getitem__)
+        most, codec = "", "fast"
+        if total := sum(found.values()):
+            codec = f"{name}=fast"  # a codec for all leaves images and video as they are
+            most = f", {percent(found[name] / total)} of that for {name}" if len(found) > 1 else ""
+        return (
+            f"Decoding is the bottleneck: {percent(decoding / working)} of the loading threads' "
+            f"time{most}. Pack with a faster codec (`seqrecord write --codec {codec}`) or smaller "
+            f"frames, or use {more if threads < cores else less}."
+        )
+    nearer = "Pack it" if is_local else "Put the dataset on a local disk, pack it"
+    rate = stats.get("bytes_read", 0) / max(seconds, 1e-9) / 1e6
+    return (
+        f"Reading is the bottleneck: {percent(fetching / working)} of the loading threads' time, "
+        f"{rate:,.0f} MB/s. {nearer} with larger chunks "
+        "(`--chunk-frames`) or a stronger codec (`--codec small`), or ask for fewer features."
+    )

@@ -1,0 +1,246 @@
+"""plan: what a training will read, hold and cost, before it runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from seqrecord.errors import ClipError
+from seqrecord.indexing.opening import opened
+from seqrecord.pipes.arguments import takes_arguments
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.profiler.options import ToolOptions
+from seqrecord.reading.amount import Amount
+from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.storage import CachedStorage
+from seqrecord.storage.parallel import layers, parallel_of
+from seqrecord.text import counted, shown_place, table_lines
+from seqrecord.units import check_amount, check_integer, format_size, parse_size
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(ToolOptions):
+    """The arguments of `plan` beside the dataset: those of a loader, and of the run.
+
+    Args:
+        epochs: number of epochs.
+        ranks: processes that train, each with its part of every epoch.
+        workers: of the DataLoader of each rank; 0: the loader runs in the rank's process.
+        persistent_workers: whether workers live for all epochs; else each epoch starts them anew.
+        bandwidth: bytes a second that all ranks together can read, or text such as "1GB".
+        price_per_gb: of 10^9 bytes that are read, in any currency.
+        price_per_request: in the same currency.
+    """
+
+    epochs: int = 1
+    ranks: int = 1
+    workers: int = 0
+    persistent_workers: bool = False
+    bandwidth: int | str | None = None
+    price_per_gb: float = 0.0
+    price_per_request: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("epochs", 1), ("ranks", 1), ("workers", 0)):
+            check_integer(name, getattr(self, name), least=least)
+        for name in ("price_per_gb", "price_per_request"):
+            check_amount(name, getattr(self, name))
+        if self.bandwidth is not None and _rate(self.bandwidth) < 1:
+            raise ClipError("bandwidth is no rate", expected="1 or more", got=self.bandwidth)
+        given = {"rank": self.rank, "world_size": self.world_size, "device": self.device}
+        for name, value in given.items():
+            if value is not None:
+                expected = "ranks=, for all of them" if name != "device" else "no device"
+                raise ClipError(f"plan takes no {name}", expected=expected, got=value)
+
+
+def _rate(bandwidth: int | str) -> int:
+    try:
+        return parse_size(bandwidth)
+    except ValueError as error:
+        raise ClipError(f"bandwidth: {error}") from None
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """The result of `plan`, for all ranks and workers together except `peak_memory`.
+
+    `first_epoch` is exact. `later_epoch` is nothing where all frames stay in memory, has no bytes
+    where a cache has room for the first epoch, and else equals it: other cuts, phases or weights
+    change that by a few percent, and frames that stay only lower it. Workers that live for one
+    epoch keep no frames, and open the dataset again if they do not fork.
+
+    `peak_memory` is the most bytes of frames, batches and reads in flight of one rank's loaders, in
+    its own process or in its workers. Python, torch, the training and batches that a DataLoader
+    holds ready come on top. `first_batch` is what is read before every rank and worker has a batch,
+    with `opening`. Times are those of reading at the `bandwidth`; `None` without one.
+    """
+
+    url: str
+    settings: Mapping[str, Any]
+    clips: int  # of the first epoch
+    batches: int
+    opening: Amount  # by all processes
+    first_epoch: Amount
+    later_epoch: Amount
+    total: Amount
+    first_batch: Amount
+    peak_memory: int
+    first_batch_seconds: float | None
+    hours: float | None
+    price: float
+    features_resident: list[str]  # whose frames stay in each process, if it lives on
+    features_redecoded: list[str]  # in every epoch
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything; times are in seconds or hours, and sizes in bytes."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        run, total, first = self.settings, self.total, self.first_batch
+        amounts = {"opening": self.opening, "first epoch": self.first_epoch}
+        if run["epochs"] > 1:
+            amounts |= {"each later epoch": self.later_epoch, "all": total}
+        rows = [("", "requests", "read", "frames decoded")]
+        for name, each in amounts.items():
+            numbers = f"{each.requests:,}", format_size(each.bytes), f"{each.frames_decoded:,}"
+            rows.append((name, *numbers))
+        after = f"{format_size(first.bytes)} and {counted(first.requests, 'request')}"
+        if self.first_batch_seconds is not None:
+            after += f": {self.first_batch_seconds:,.1f} s"
+        videos = total.video_frames_decoded
+        facts = {
+            "peak memory": f"at most {format_size(self.peak_memory)} of each rank's loaders",
+            "first batch": f"after {after}",
+            "video": f"at most {videos:,} frames decoded" if videos else "",
+            "stay": ", ".join(self.features_resident),
+            "decode again": ", ".join(self.features_redecoded),
+            "time": "" if self.hours is None else f"{self.hours:,.2f} h of reading",
+            "price": f"{self.price:,.2f}" if self.price else "",
+        }
+        shown = [fact for fact in facts.items() if fact[1]]
+        workers = counted(run["workers"], "worker")
+        if run["workers"]:
+            workers += " for all epochs" if run["persistent_workers"] else " anew in each epoch"
+        head = (
+            f"{shown_place(self.url)}: {counted(run['epochs'], 'epoch')} of "
+            f"{counted(self.clips, 'clip')} in {self.batches:,} batches, "
+            f"{counted(run['ranks'], 'rank')} with {workers}"
+        )
+        lines = ["", *table_lines(rows, left=1), "", *table_lines(shown, left=2)]
+        return "\n".join((head, *(f"  {line}".rstrip() for line in lines)))
+
+
+@takes_arguments(PlanOptions)
+def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
+    """Predict what a training reads, holds in memory and costs, from index and plan alone.
+
+    No page is read; with a `frame_transform` the first frame. By default batches have 4 clips, and
+    clips 16 frames unless `windows` or lists of frames define them.
+
+    Raises `ClipError` for wrong arguments, `MemoryLimitError` for a limit that is too small, and
+    the errors of opening the dataset.
+
+    Args:
+        dataset: local path or URL, or an open dataset of which nothing was read yet.
+    """
+    with opened(dataset) as found:
+        return _planned(found, options)
+
+
+def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
+    from seqrecord.engine.counting import LoadCounter  # torch takes seconds
+    from seqrecord.pipes.clip_loader import ClipLoader
+    from seqrecord.pipes.selecting import select
+    from seqrecord.sampling import Part
+
+    given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
+    given |= {"rank": 0, "world_size": options.ranks}
+    opening, anew = _opening(dataset, options)
+    before = _requests(dataset)
+    selection = select(dataset, LoaderOptions(**given))
+    opening += Amount(_requests(dataset) - before) * options.ranks  # such as a first frame
+    loader = ClipLoader(selection, LoaderOptions(**given))
+    workers = max(1, options.workers)
+    first, batch, clips, batches, peak, stays = Amount(), opening, 0, 0, 0, True
+    for index in range(parts := options.ranks * workers):
+        plan = loader.plan(0, Part(index, parts))
+        in_worker = options.workers > 0
+        _, nbytes, rows = loader.planner.settle(plan, on_device=False, in_worker=in_worker)
+        job = loader.job(plan)
+        first += LoadCounter(job, rows).epoch()
+        batch += LoadCounter(job, rows).first_batch()
+        clips, batches = clips + plan.num_clips, batches + plan.num_batches
+        peak, stays = max(peak, nbytes * workers), stays and bool(rows)
+    later = first
+    if not selection.clip_set.differs_by_epoch:
+        lives = options.persistent_workers or not options.workers
+        is_fixed = parts == 1 or not options.shuffle or loader.planner.fit(parts).settings.resident
+        cache = _cache_limit(dataset)
+        if stays and lives and is_fixed:
+            later = Amount()
+        elif cache is not None and first.bytes <= cache:
+            later = replace(first, requests=0, bytes=0)
+    later += anew
+    total = opening + first + later * (options.epochs - 1)
+    rate = None if options.bandwidth is None else _rate(options.bandwidth)
+    return PlanReport(
+        url=dataset.url,
+        settings=options.settings(*_OF_RUN),
+        clips=clips,
+        batches=batches,
+        opening=opening,
+        first_epoch=first,
+        later_epoch=later if options.epochs > 1 else Amount(),
+        total=total,
+        first_batch=batch,
+        peak_memory=peak,
+        first_batch_seconds=None if rate is None else batch.bytes / rate,
+        hours=None if rate is None else total.bytes / rate / 3600,
+        price=total.bytes / 1e9 * options.price_per_gb + total.requests * options.price_per_request,
+        **loader.residency(parts),
+    )
+
+
+_OF_RUN = (
+    *("epochs", "ranks", "workers", "persistent_workers"),
+    *("bandwidth", "price_per_gb", "price_per_request"),
+)
+
+
+def _requests(dataset: Dataset) -> int:
+    """What the dataset's storage was asked so far."""
+    storage = dataset.contents.storage
+    return 0 if parallel_of(storage) is None else storage.counters().get("requests", 0)
+
+
+def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
+    """What opening the dataset asks for: in all processes of the first epoch, and in those that a
+    later one starts."""
+    of, requests = dataset.contents, _requests(dataset)
+    is_disk = of.storage.local_path("any name") is not None
+    nbytes = 0 if is_disk else sum(file.size for file in of.manifest.index.values())
+    # To ask without `allow_none` would fix the method of this process.
+    method = multiprocessing.get_start_method(allow_none=True)
+    method = method or multiprocessing.get_all_start_methods()[0]
+    in_worker = Amount(max(0, requests - 1), nbytes)  # it is sent the manifest
+    workers = in_worker * (options.ranks * options.workers * (method != "fork"))
+    again = Amount() if options.persistent_workers else workers
+    return Amount(requests, nbytes) * options.ranks + workers, again
+
+
+def _cache_limit(dataset: Dataset) -> int | None:
+    """What is sure to fit into the caches of everything remote; `None` where one has no cache."""
+    of = dataset.contents
+    storages = [of.storage]
+    if of.externals is not None and any(group.external.any() for group in of.index.groups):
+        storages += of.externals.storages()
+    remote = [each for each in storages if each.local_path("any name") is None]
+    caches = [each for some in remote for each in layers(some) if isinstance(each, CachedStorage)]
+    return min((c.limit for c in caches), default=None) if len(caches) == len(remote) else None

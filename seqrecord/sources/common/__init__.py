@@ -1,0 +1,1 @@
+"""Shared by several sources: files, images, tables, timestamps."""

@@ -1,0 +1,349 @@
+"""Checked reading of `.npy`, `.npz`, `.flo`, `.dpt`, PFM and OpenEXR files: arrays as stored.
+
+Nothing is unpickled, and a header is not trusted: it is compared with the file's size before
+anything is allocated. npy is numpy's own format, and npz a ZIP file of them,
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html; `.flo` is Middlebury's flow,
+https://vision.middlebury.edu/flow/code/flow-code/README.txt; `.dpt` is Sintel's depth, the same
+with one channel; PFM is https://netpbm.sourceforge.net/doc/pfm.html. OpenEXR files are read by the
+library OpenEXR, an optional extra.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.npy import npy_header
+from seqrecord.errors import SourceError, StorageError, located
+from seqrecord.lazy import required
+from seqrecord.schema import MAX_FRAME_BYTES
+from seqrecord.sources.common.files import (
+    check_array,
+    first_line,
+    on_disk,
+    open_file,
+    opened,
+    read_values,
+    unreadable,
+)
+
+_FLO_MAGIC = b"PIEH"  # the float 202021.25
+_PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
+_PFM_HEADER = 128  # bytes that a PFM's header may take
+NPZ = ".npz"
+"""File name ending of ZIP files of npy files, in lower case."""
+
+_EXR = ".exr"
+_EXR_COLOURS = (("R", "G", "B"), ("R", "G", "B", "A"))
+
+
+@dataclass(frozen=True)
+class ArrayHeader:
+    """What a file declares of its array, and the byte `offset` at which its values start.
+
+    An image is [H, W] or [H, W, C]. A PFM's rows lie from the bottom up (`is_flipped`).
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int = 0
+    fortran_order: bool = False
+    is_flipped: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+def array_header(path: Path, member: str | None = None) -> ArrayHeader:
+    """The header, which agrees with the file's size; raises `SourceError` otherwise.
+
+    An OpenEXR file is decoded, for its library reports kinds of pixels of decoded files only. Of an
+    npz file it is the header of the array `member`, by default of its only one.
+    """
+    with opened(path) as stream:
+        if path.suffix.lower() == NPZ:
+            with _opened_member(stream, member) as (file, size):
+                return _header(file, path, size)
+        if path.suffix.lower() == _EXR:
+            array = _read_exr(path)
+            return ArrayHeader(array.dtype, array.shape)
+        return _header(stream, path)
+
+
+def read_array(
+    path: Path,
+    dtype: npt.DTypeLike | None = None,
+    shape: tuple[int, ...] | None = None,
+    member: str | None = None,
+) -> npt.NDArray[Any]:
+    """The whole array, little-endian and in C order, of at most `MAX_FRAME_BYTES`.
+
+    `dtype` and `shape` are demanded where given, before any value is read. Rows of images come from
+    the top down. `.flo`: float32 [H, W, 2], pixels to the right and down; unknown flow is above
+    1e9, as stored. `.dpt`: float32 [H, W]. PFM: float32 [H, W] or [H, W, 3], as stored: the
+    header's scale is not applied. OpenEXR: float16, float32 or uint32, [H, W] of one channel,
+    [H, W, 3] or [H, W, 4] of R, G, B and A. Of an npz file it is the array `member`, by default its
+    only one.
+
+    Raises `SourceError` for a file that cannot be read, is cut, or holds anything else.
+    `MissingPackageError` names what reads OpenEXR files where it is not installed.
+    """
+    with opened(path) as stream:
+        if path.suffix.lower() == _EXR:
+            return _read_exr(path)
+        if path.suffix.lower() == NPZ:
+            with _opened_member(stream, member) as (array, size):
+                return _read(array, path, dtype, shape, size)
+        return _read(stream, path, dtype, shape)
+
+
+def npz_names(path: Path) -> list[str]:
+    """The names of the arrays in an npz file; raises `SourceError` for one without any."""
+    with opened(path) as stream, _zip(stream) as file:
+        return [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
+
+
+def decode_array(data: bytes, path: Path) -> npt.NDArray[Any]:
+    """As `read_array`, of a file's bytes that were read from `path`; not OpenEXR."""
+    with located(SourceError, file=str(path)):
+        return _read(io.BytesIO(data), path)
+
+
+class NpyFile:
+    """An npy file of an array [T, …], of which `file[t]` reads item t, as stored.
+
+    An array in an npz file, its `member`, is read whole.
+
+    Nothing is mapped: a mapped file that is cut meanwhile ends the process with SIGBUS, and this
+    one is a `SourceError`. Of an array in Fortran order, whose items are scattered over the file,
+    all is read, so it may have at most `MAX_FRAME_BYTES`.
+    """
+
+    def __init__(self, path: Path, member: str | None = None) -> None:
+        header = array_header(path, member)
+        self.dtype, self.shape = header.dtype, header.shape
+        self._path, self._offset = path, header.offset
+        is_read = (header.fortran_order and len(self.shape) > 1) or path.suffix.lower() == NPZ
+        self._whole = read_array(path, member=member) if is_read else None
+        if self._whole is not None:
+            self.dtype = self._whole.dtype
+            return
+        try:
+            self._file = open_file(path, buffered=False)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def __del__(self) -> None:
+        if (file := getattr(self, "_file", None)) is not None:
+            file.close()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
+        if self._whole is not None:
+            item: npt.NDArray[Any] = self._whole[index]
+            return item
+        count = math.prod(self.shape[1:])
+        begin = self._offset + index * count * self.dtype.itemsize
+        try:
+            self._file.seek(begin)
+            values = read_values(self._file, self.dtype, count)
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+        if values.size != count:
+            raise SourceError(
+                "an npy file was cut while it was read",
+                file=str(self._path),
+                frame=index,
+                expected=f"{count * self.dtype.itemsize} bytes at {begin}",
+                got=f"{values.nbytes} bytes",
+            )
+        return values.reshape(self.shape[1:])
+
+
+def _read(
+    stream: BinaryIO,
+    path: Path,
+    dtype: npt.DTypeLike | None = None,
+    shape: tuple[int, ...] | None = None,
+    size: int | None = None,
+) -> npt.NDArray[Any]:
+    header = _header(stream, path, size)
+    want = header.dtype if dtype is None else np.dtype(dtype)
+    check_array(header.dtype, header.shape, want, shape or header.shape, path)
+    if header.nbytes > MAX_FRAME_BYTES:
+        raise SourceError(
+            "an array that is too large",
+            expected=f"at most {MAX_FRAME_BYTES} bytes",
+            got=f"{header.nbytes} bytes",
+        )
+    if size is None:
+        stream.seek(header.offset)
+    values = read_values(stream, header.dtype, math.prod(header.shape))
+    if values.nbytes != header.nbytes:  # cut since the header was checked
+        raise SourceError(
+            f"a truncated {_noun(path)}",
+            expected=f"{header.nbytes} bytes of values",
+            got=f"{values.nbytes} bytes",
+        )
+    array = values.reshape(header.shape, order="F" if header.fortran_order else "C")
+    rows = array[::-1] if header.is_flipped else array
+    return np.ascontiguousarray(rows, header.dtype.newbyteorder("<")).reshape(header.shape)
+
+
+def _header(stream: BinaryIO, path: Path, size: int | None = None) -> ArrayHeader:
+    """The header of a file of `size` bytes, by default of all that is in `stream`."""
+    parse = _RASTERS.get(path.suffix.lower())
+    header = (parse or _npy_header)(stream)
+    if parse:
+        _check_size(header.shape, header.dtype.itemsize)
+    declared = header.offset + header.nbytes
+    size = stream.seek(0, os.SEEK_END) if size is None else size
+    if declared != size or min(header.shape, default=0) < 0:
+        raise SourceError(
+            f"an {_noun(path)} whose size is not what its header declares",
+            expected=f"{declared} bytes for {header.dtype} {list(header.shape)}"[:200],
+            got=f"{size} bytes",
+        )
+    return header
+
+
+@contextmanager
+def _zip(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
+    """The ZIP file; its many errors become `SourceError`."""
+    try:
+        with zipfile.ZipFile(stream) as file:
+            if not any(name.endswith(".npy") for name in file.namelist()):
+                raise SourceError("an npz file without arrays", got=f"{len(file.namelist())} files")
+            yield file
+    except SourceError:
+        raise
+    except Exception as error:  # zipfile, zlib and struct raise about any kind
+        raise SourceError("an npz file that cannot be read", got=first_line(error)) from error
+
+
+@contextmanager
+def _opened_member(stream: BinaryIO, member: str | None) -> Iterator[tuple[BinaryIO, int]]:
+    """An array's npy file in an npz file, and its declared size, of which no more is read."""
+    with _zip(stream) as file:
+        names = [name for name in file.namelist() if name.endswith(".npy")]
+        name = names[0] if member is None and len(names) == 1 else f"{member}.npy"
+        if name not in names:
+            raise SourceError(
+                "other arrays in an npz file than in the first one",
+                expected=member or "one array",
+                got=", ".join(each.removesuffix(".npy") for each in names)[:200],
+            )
+        with file.open(name) as array:
+            yield cast("BinaryIO", array), file.getinfo(name).file_size
+
+
+def _check_size(shape: tuple[int, ...], itemsize: int) -> None:
+    """Raises `SourceError` for a shape that no image has."""
+    if min(shape) < 1 or itemsize * math.prod(shape) > MAX_FRAME_BYTES:
+        raise SourceError(
+            "an image of an impossible size",
+            expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
+            got=list(shape),
+        )
+
+
+def _noun(path: Path) -> str:
+    return "image" if path.suffix.lower() in _RASTERS else "npy file"
+
+
+def _npy_header(stream: BinaryIO) -> ArrayHeader:
+    try:
+        dtype, shape, fortran_order = npy_header(stream)
+    except ValueError as error:
+        raise SourceError(
+            "not an npy file that can be read",
+            expected="an npy header of version 1.0 or 2.0",
+            got=first_line(error),
+        ) from error
+    if dtype.hasobject:
+        raise SourceError(
+            "an npy file of pickled objects, which are never loaded",
+            expected="numbers",
+            got=str(dtype)[:200],
+        )
+    return ArrayHeader(dtype, shape, stream.tell(), fortran_order)
+
+
+def _flo_header(stream: BinaryIO, *channels: int) -> ArrayHeader:
+    head = stream.read(12)
+    if len(head) < 12 or head[:4] != _FLO_MAGIC:
+        raise SourceError("not a .flo file", expected="PIEH", got=repr(head[:4]))
+    width, height = (int.from_bytes(head[i : i + 4], "little", signed=True) for i in (4, 8))
+    return ArrayHeader(np.dtype("<f4"), (max(height, 0), max(width, 0), *channels), 12)
+
+
+def _pfm_header(stream: BinaryIO) -> ArrayHeader:
+    found = _PFM.match(stream.read(_PFM_HEADER))
+    scale = float(found[4]) if found and found[4].count(b".") < 2 else 0.0
+    if found is None or scale == 0 or not math.isfinite(scale):
+        raise SourceError("not a PFM file", expected="PF or Pf, width, height, scale")
+    size = (int(found[3]), int(found[2]))
+    shape = (*size, 3) if found[1] == b"PF" else size
+    dtype: np.dtype[Any] = np.dtype("<f4" if scale < 0 else ">f4")
+    return ArrayHeader(dtype, shape, found.end(), is_flipped=True)
+
+
+def _read_exr(path: Path) -> npt.NDArray[Any]:
+    said = "OpenEXR images are read by OpenEXR, the extra `exr`: pip install OpenEXR"
+    exr = required("OpenEXR", said)
+    try:
+        with on_disk(path) as file:
+            parts = exr.File(str(file), header_only=True).parts
+            if len(parts) != 1 or parts[0].type() not in (exr.scanlineimage, exr.tiledimage):
+                raise SourceError(
+                    "not an OpenEXR file of one flat image",
+                    expected="neither deep nor of several parts",
+                )
+            (left, top), (right, bottom) = np.array(parts[0].header["dataWindow"]).tolist()
+            size = (bottom - top + 1, right - left + 1)
+            _check_size((*size, len(parts[0].header["channels"])), itemsize=4)
+            found = exr.File(str(file), separate_channels=True).channels()
+    except (SourceError, StorageError):
+        raise
+    except Exception as error:  # the library raises about any kind
+        raise SourceError(
+            "an OpenEXR file that cannot be decoded", got=first_line(error)
+        ) from error
+    names = next((c for c in _EXR_COLOURS if found.keys() == set(c)), tuple(found))
+    planes = [np.asarray(found[name].pixels) for name in names]
+    kinds = [f"{name} ({plane.dtype})" for name, plane in zip(names, planes, strict=True)]
+    alike = {(plane.dtype.kind in "fu", plane.dtype, plane.shape) for plane in planes}
+    if alike != {(True, planes[0].dtype, size)} or (len(names) > 1 and names not in _EXR_COLOURS):
+        raise SourceError(
+            "OpenEXR channels that are not one image",
+            expected="one channel, or R, G, B and perhaps A, of one kind and not subsampled",
+            got=", ".join(kinds)[:200],
+        )
+    return np.stack(planes, axis=-1) if len(planes) > 1 else planes[0]
+
+
+_RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {
+    ".flo": lambda stream: _flo_header(stream, 2),
+    ".dpt": _flo_header,
+    ".pfm": _pfm_header,
+}
+
+RASTER_ENDINGS = frozenset([*_RASTERS, _EXR])
+"""File name endings, lower case."""

@@ -1,0 +1,101 @@
+"""What lies inside another file: images in bags, tables and records, arrays in HDF5 and Zarr."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.meanings import pixel_kind
+from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
+from seqrecord.sources.common.files import first_line
+from seqrecord.sources.common.images import (
+    decode_image,
+    encoded_header,
+    image_format,
+    passthrough_codec,
+)
+from seqrecord.sources.common.orientation import Orientation, shape_of
+from seqrecord.sources.common.specs import check_like_first, feature_spec
+
+_BLOCK_BYTES = 8 << 20  # read at once, unless a chunk of the file is larger
+_CHUNK_BYTES = 64 << 20  # a chunk that is larger is read piece by piece
+
+
+def embedded_spec(
+    name: str,
+    data: bytes,
+    path: Path,
+    *,
+    keep_encoded: bool,
+    endings: Collection[str] = (),
+    exif: str | None = None,
+) -> FeatureSpec:
+    """The feature of images like this one: its dtype and shape, [H, W] or [H, W, C].
+
+    With `keep_encoded` RGB images of 8 bits get the codec that keeps them and those of other files
+    with these `endings`. Raises `SourceError` that names `path` for what is neither a PNG nor a
+    JPEG.
+    """
+    header = encoded_header(data, path)
+    codec = passthrough_codec(header, endings, exif=exif) if keep_encoded else ()
+    shape = shape_of(header, exif, is_kept=bool(codec))
+    kind = pixel_kind(name, header.dtype, shape) or "image"
+    return feature_spec(name, header.dtype, shape, path, codec=codec, kind=kind)
+
+
+def embedded_value(
+    data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation
+) -> npt.NDArray[Any] | EncodedImage:
+    """An image as a frame of `spec`, decoded to be checked even where it stays encoded."""
+    array = decode_image(data, path, turn=lambda header: orientation.of(header, spec, path))
+    check_like_first("an image", array.dtype.newbyteorder("<"), array.shape, spec, path)
+    if not spec.codec:
+        return array
+    kept = spec.codec[0]["format"]
+    if (found := image_format(data, path)) != kept != "any":
+        raise SourceError(
+            "an image of another format than the one kept",
+            file=str(path),
+            feature=spec.name,
+            expected=kept,
+            got=found,
+        )
+    return EncodedImage(bytes(data))
+
+
+def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
+    """Rows `start` up to `stop` of an array of h5py or zarr, each chunk decompressed once.
+
+    It has `shape`, `dtype`, `name` and `chunks`, which is `None` where its values lie as one run.
+    Raises `SourceError` for what cannot be read or decompressed.
+    """
+    row_bytes = max(1, array.dtype.itemsize * math.prod(array.shape[1:]))
+    if row_bytes > MAX_FRAME_BYTES:  # whatever a file claims is not allocated
+        raise SourceError(
+            f"rows of {array.name} that are too large",
+            file=str(path),
+            expected=f"at most {MAX_FRAME_BYTES} bytes",
+            got=f"{row_bytes} bytes",
+        )
+    block = max(1, _BLOCK_BYTES // row_bytes)
+    if array.chunks is not None:
+        chunk = int(array.chunks[0])
+        block = block - block % chunk or min(chunk, max(1, _CHUNK_BYTES // row_bytes))
+    first = start
+    while first < stop:
+        last = min(first - first % block + block, stop)
+        try:
+            rows = array[first:last]
+        except Exception as error:  # the libraries, and each codec, raise about any kind
+            raise SourceError(
+                f"{array.name}[{first}:{last}] cannot be read",
+                file=str(path),
+                got=first_line(error),
+            ) from error
+        yield from rows
+        first = last

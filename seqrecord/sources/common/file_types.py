@@ -1,0 +1,87 @@
+"""Files that no reader takes as they are: their type, from their first bytes, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.common.files import is_file, open_file, size_of
+
+_HEAD = 512
+
+_TYPES: tuple[tuple[bytes, str], ...] = (
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "a Git LFS pointer, not the file itself: run `git lfs pull`",
+    ),
+    (b"\x1f\x8b", "compressed by gzip: unpack it (`tar -xzf FILE`, or `gunzip FILE`)"),
+    (b"\x28\xb5\x2f\xfd", "compressed by Zstandard: unpack it (`zstd -d FILE`)"),
+    (b"BZh", "compressed by bzip2: unpack it (`bunzip2 FILE`)"),
+    (b"\xfd7zXZ\0", "compressed by xz: unpack it (`xz -d FILE`)"),
+    (b"\x04\x22\x4d\x18", "compressed by LZ4: unpack it (`lz4 -d FILE`)"),
+    (b"#ROSBAG V", "a ROS 1 bag: convert it to ROS 2 (`rosbags-convert --src FILE --dst FOLDER`)"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive: unpack it (`7z x FILE`)"),
+    (b"Rar!", "a RAR archive: unpack it (`unrar x FILE`)"),
+    (b"<!DOCTYPE html", "an HTML page, not data: download the file again"),
+    (b"<!doctype html", "an HTML page, not data: download the file again"),
+    (b"<html", "an HTML page, not data: download the file again"),
+)
+_NAMES = {
+    ".zip": (b"PK\x03\x04", "a ZIP archive: unpack it (`unzip FILE`)"),
+    ".pkl": (b"", "a Python pickle, which is never loaded: save its arrays as npy files"),
+    ".pickle": (b"", "a Python pickle, which is never loaded: save its arrays as npy files"),
+    ".mat": (b"", "a MATLAB file: save its arrays as npy files"),
+    ".rosbag": (b"", "a ROS bag of an unknown version"),
+    ".svo": (b"", "a ZED recording: export it as images or video by the ZED SDK"),
+    ".svo2": (b"", "a ZED recording: export it as images or video by the ZED SDK"),
+}
+
+
+def file_type(path: Path) -> str | None:
+    """The type of a file that must be unpacked, fetched or converted first, with the remedy.
+
+    `None` for any other file, and for one that cannot be read. Looks at the first bytes.
+    """
+    try:
+        if not is_file(path):
+            return None
+        if not size_of(path):
+            return "empty"
+        with open_file(path) as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return None
+    if (found := type_of(head, path.name)) is not None:
+        return found
+    magic, text = _NAMES.get(path.suffix.lower(), (b"", ""))
+    if text and head.startswith(magic):
+        return text.replace("FILE", path.name)
+    return None
+
+
+def type_of(head: bytes, name: str) -> str | None:
+    """As `file_type`, by the first bytes alone; `name` is that of the file."""
+    for magic, text in _TYPES:
+        if head.startswith(magic):
+            return text.replace("FILE", name)
+    return None
+
+
+def known_type(path: Path) -> str | None:
+    """As `file_type`, but nothing for empty files."""
+    kind = file_type(path)
+    return None if kind == "empty" else kind
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Adds the file's type to a `SourceError` of the block whose file no reader takes as it is."""
+    try:
+        yield
+    except SourceError as error:
+        kind = file_type(Path(error.file)) if error.file else None
+        if kind is not None and kind not in error.message:
+            error.message = f"{error.message}; the file is {kind}"
+        raise

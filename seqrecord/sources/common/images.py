@@ -1,0 +1,439 @@
+"""Images: checked reading of image files, and raw pixels in messages.
+
+Files are read whole, of the right kind, and at their full depth. Pillow decodes them. It would turn
+16-bit colour PNGs and TIFFs into 8 bits and say nothing, so imagecodecs, an optional extra, decodes
+those. Only files with the ending of their format are anything but PNG and JPEG.
+Encodings of uncompressed images have the names of ROS, `sensor_msgs/image_encodings.hpp`, which
+Foxglove's schemas share.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import threading
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.exif import (
+    OPPOSITE,
+    check_single,
+    check_upright,
+    orientation_of,
+    turned,
+    turned_shape,
+)
+from seqrecord.codecs.images import IMAGE, ImageHeader, probe
+from seqrecord.codecs.images import image_format as format_of
+from seqrecord.errors import SourceError, located
+from seqrecord.processes.forks import PerProcess
+from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
+from seqrecord.sources.common.file_types import type_of
+from seqrecord.sources.common.files import first_line, opened
+from seqrecord.sources.common.netpbm import (
+    NETPBM,
+    NETPBM_HEADER_BYTES,
+    NETPBM_MAGIC,
+    decode_netpbm,
+    netpbm_header,
+)
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
+"""Format of images that can stay encoded, by file name ending in lower case."""
+
+DECODED_FORMATS = {
+    **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), NETPBM),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    ".webp": "webp",
+    ".bmp": "bmp",
+}
+"""Format of images that are always decoded, by file name ending in lower case."""
+
+IMAGE_ENDINGS = frozenset((*IMAGE_FORMATS, *DECODED_FORMATS))
+"""File name endings of all image files, in lower case."""
+
+SMALL_ARRAY = 4096
+"""Bytes of an array that is referred to, at least: a smaller one is better copied."""
+
+_SIGNATURES: dict[str, tuple[bytes, ...]] = {
+    NETPBM: NETPBM_MAGIC,
+    "tiff": (b"II*\0", b"MM\0*"),
+    "webp": (b"RIFF",),
+    "bmp": (b"BM",),
+}
+_PNG_SIGNATURE_BYTES = 8
+_TIFF_COLUMNS, _TIFF_ROWS, _TIFF_BITS, _TIFF_SAMPLES = 256, 257, 258, 339  # tags of TIFF
+_TIFF_KINDS = {1: "u", 2: "i", 3: "f"}
+_PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
+_CHANNELS: dict[str, tuple[int, ...]] = {
+    "1": (),
+    "L": (),
+    "P": (),
+    "I": (),
+    "I;16": (),
+    "I;16B": (),
+    "F": (),
+    "LA": (2,),
+    "RGB": (3,),
+    "RGBA": (4,),
+}
+
+_NAMED = {
+    "rgb8": ("u1", 3),
+    "bgr8": ("u1", 3),
+    "rgba8": ("u1", 4),
+    "bgra8": ("u1", 4),
+    "rgb16": ("u2", 3),
+    "bgr16": ("u2", 3),
+    "mono8": ("u1", 1),
+    "mono16": ("u2", 1),
+}
+_BAYER = re.compile(r"bayer_(?:rggb|bggr|gbrg|grbg)(8|16)")
+_PLAIN = re.compile(r"(8|16|32|64)([USF])C([1-4])")
+_KINDS = {"U": "u", "S": "i", "F": "f"}
+
+
+def image_header(path: Path) -> ImageHeader:
+    """The header alone: the pixels are neither read nor checked."""
+    with opened(path) as stream:
+        return _header(stream, path)[0]
+
+
+def referable_codec(
+    data: bytes, endings: Collection[str], path: Path, exif: str | None
+) -> tuple[CodecConfig, ...]:
+    """The codec of files that stay where they are: like this one, with these endings; empty where
+    none decodes them, and for arrays so small that they are better copied.
+
+    What each file is, is checked when it is read. Raises `SourceError` for an image that EXIF
+    turns, unless `exif` is `ignore`.
+    """
+    try:
+        header = probe(data)
+        if exif != "ignore":
+            check_upright(header.orientation)
+    except ValueError as error:
+        if "EXIF" in str(error):
+            raise SourceError(str(error), file=str(path)) from error
+        return ()
+    found = header.format
+    if found == "npy" and len(data) < SMALL_ARRAY:
+        return ()
+    formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
+    if formats == {found}:
+        return (kept_config(found, exif),)
+    return (kept_config("any", exif),) if formats == {"png", "jpeg"} else ()
+
+
+def kept_config(format_: str, exif: str | None) -> CodecConfig:
+    """The codec of images that stay encoded."""
+    is_image = format_ != "npy" and exif == "ignore"
+    return {"id": IMAGE, "format": format_, **({"exif": "ignore"} if is_image else {})}
+
+
+def passthrough_codec(
+    header: ImageHeader, endings: Collection[str] = (), *, exif: str | None = None
+) -> tuple[CodecConfig, ...]:
+    """The codec that keeps images like this one encoded; empty if they cannot be kept.
+
+    `endings` are those of all files, where they are known: some may be images of the other format.
+    """
+    is_kept = header.format in IMAGE_FORMATS.values() and DECODED_FORMATS.keys().isdisjoint(endings)
+    if header.mode != "RGB" or header.dtype != np.uint8 or not is_kept:
+        return ()
+    others = {IMAGE_FORMATS[e] for e in endings if e in IMAGE_FORMATS} - {header.format}
+    return (kept_config("any" if others else header.format, exif),)
+
+
+def passthrough_of_both(
+    one: tuple[CodecConfig, ...], other: tuple[CodecConfig, ...]
+) -> tuple[CodecConfig, ...]:
+    """The codec of two features that become one: the first's, or that of images of both formats."""
+    if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
+        formats = {config["format"] for config in (*one, *other)}
+        return ({**one[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
+    return one
+
+
+def image_format(data: bytes, path: Path) -> str:
+    """`png`, `jpeg` or the format that the ending names, of an image's first bytes.
+
+    Raises `SourceError` that names `path` for anything else.
+    """
+    ending = path.suffix.lower()
+    named = IMAGE_FORMATS.get(ending) or DECODED_FORMATS.get(ending)
+    if data.startswith(_SIGNATURES.get(named or "", ())):
+        return str(named)
+    try:
+        found = format_of(data)
+    except ValueError as error:
+        message = f"not a {named} image" if named in _SIGNATURES else str(error)
+        if (kind := type_of(bytes(data[:64]), path.name) if data else "empty") is not None:
+            message += f"; the file is {kind}"
+        raise SourceError(message, file=str(path), got=repr(bytes(data[:8]))) from error
+    if named not in (None, found):
+        raise SourceError(
+            "an image of another format than its name says",
+            file=str(path),
+            expected=named,
+            got=found,
+        )
+    return found
+
+
+def encoded_header(data: bytes, path: Path) -> ImageHeader:
+    """As `image_header`, of bytes that were read from `path`."""
+    with located(SourceError, file=str(path)):
+        return _header(io.BytesIO(data), path)[0]
+
+
+def decode_image(
+    data: bytes,
+    path: Path,
+    mode: str | None = None,
+    size: tuple[int, int] | None = None,
+    *,
+    turn: Callable[[ImageHeader], int] | None = None,
+) -> npt.NDArray[Any]:
+    """The pixels of an image that was read from `path`, [H, W] or [H, W, C]: uint8, uint16, of
+    bilevel images bool, and of TIFF also int8, int16, int32, uint32 or float32.
+
+    A palette image gives its indices. `turn` is the EXIF orientation by which pixels are turned, 1
+    for none; see `Orientation.of`. Without it, an image that EXIF turns is refused.
+
+    `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
+    (H, W) are demanded where given. Raises `SourceError` for what is cut or damaged anywhere, or is
+    of another mode or size.
+    """
+    with located(SourceError, file=str(path)):
+        header, image = _header(io.BytesIO(data), path)
+        orientation = 1
+        if turn is not None:
+            orientation = turn(header)
+        elif header.orientation != 1:
+            raise SourceError("an image that EXIF turns", expected=1, got=header.orientation)
+        shape = turned_shape(header.shape, orientation)
+        if mode is not None and header.mode != mode:
+            raise SourceError("an image of the wrong kind", expected=mode, got=header.mode)
+        if size is not None and shape[:2] != size:
+            raise SourceError("wrong shape", expected=[*size, *shape[2:]], got=list(shape))
+        if header.format == "png":
+            _check_png(data)
+        try:
+            if image is None:
+                array = decode_netpbm(data)
+            elif header.dtype == np.uint16 and len(header.shape) == 3:
+                array = getattr(load_imagecodecs(), f"{header.format}_decode")(data)
+            else:
+                with _no_truncated_images():
+                    image.load()
+                array = np.asarray(image)
+                if header.format == "tiff":  # which Pillow has turned
+                    array = turned(array, OPPOSITE.get(header.orientation, header.orientation))
+                if header.dtype == np.bool_:  # of which Pillow's bytes are 0 and 255
+                    array = array.view(np.uint8) != 0
+        except SourceError:
+            raise
+        except Exception as error:  # Pillow and imagecodecs raise about any kind
+            raise _undecodable(error) from error
+        pixels = array.reshape(header.shape)
+        return np.ascontiguousarray(turned(pixels, orientation), header.dtype)
+
+
+def load_imagecodecs(path: Path | None = None) -> Any:
+    """The module imagecodecs; raises `SourceError` that says how to install it."""
+    try:
+        import imagecodecs
+    except ImportError as error:
+        raise SourceError(
+            "16-bit colour images (TartanAir V2's flow) need imagecodecs: pip install imagecodecs",
+            file=None if path is None else str(path),
+        ) from error
+    return imagecodecs
+
+
+def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | None]:
+    """The checked header, and Pillow's image, whose pixels are still in `stream`; `None` for an
+    image that Pillow does not decode."""
+    from PIL import Image  # here, since not all sources have images
+
+    head = stream.read(64)
+    stream.seek(0)
+    format_ = image_format(head, path)
+    if format_ == NETPBM:
+        header = netpbm_header(stream.read(NETPBM_HEADER_BYTES))[0]
+        _check_pixels(header.shape)
+        return header, None
+    try:
+        image = Image.open(stream, formats=(format_.upper(),))
+    except Exception as error:
+        raise _undecodable(error) from error
+    mode = image.mode
+    dtype: np.dtype[Any] = np.dtype(np.uint8)
+    if format_ == "png":  # signature, length and name of IHDR, width, height, bit depth, colour
+        if len(head) < 26 or head[25] not in _PNG_COLOURS:
+            raise SourceError("a PNG without a header")
+        mode = _PNG_COLOURS[head[25]]
+        if head[24] == 16:
+            dtype = np.dtype(np.uint16)
+        elif image.mode == "1":
+            mode, dtype = "1", np.dtype(np.bool_)
+    elif format_ == "tiff":
+        dtype = _tiff_dtype(image)
+    elif mode == "1":
+        dtype = np.dtype(np.bool_)
+    if mode not in _CHANNELS:
+        raise SourceError(
+            "an image of a kind that cannot be stored",
+            expected="bilevel, grayscale, palette, RGB or RGBA",
+            got=mode,
+        )
+    shape = (image.height, image.width, *_CHANNELS[mode])
+    if format_ == "tiff":  # Pillow gives the size of the turned image
+        tags: Any = getattr(image, "tag_v2", {})
+        shape = (tags[_TIFF_ROWS], tags[_TIFF_COLUMNS], *_CHANNELS[mode])
+    _check_pixels(shape)
+    try:
+        check_single(image)
+    except ValueError as error:
+        raise SourceError(str(error)) from error
+    except Exception as error:  # of pages that are broken
+        raise _undecodable(error) from error
+    return ImageHeader(format_, mode, dtype, shape, orientation_of(image, stream)), image
+
+
+def _tiff_dtype(image: Any) -> np.dtype[Any]:
+    """The dtype of the stored samples: Pillow's modes hide signs and 16-bit colour."""
+    bits, kinds = ({*image.tag_v2.get(tag, (1,))} for tag in (_TIFF_BITS, _TIFF_SAMPLES))
+    if image.mode == "1":
+        return np.dtype(np.bool_)
+    if image.mode == "P" and max(bits) <= 8:
+        return np.dtype(np.uint8)
+    kind, size = _TIFF_KINDS.get(min(kinds)), min(bits)
+    if len(bits) > 1 or len(kinds) > 1 or kind is None or size not in (8, 16, 32):
+        raise SourceError(
+            "a TIFF of samples that cannot be stored",
+            expected="8, 16 or 32 bits, all alike",
+            got=f"{sorted(bits)} bits",
+        )
+    return np.dtype(f"{kind}{size // 8}")
+
+
+def _check_pixels(shape: Sequence[int]) -> None:
+    if min(shape) < 1 or math.prod(shape[:2]) * 8 > MAX_FRAME_BYTES:
+        raise SourceError(
+            "an image of an impossible size",
+            expected=f"1 to {MAX_FRAME_BYTES // 8} pixels",
+            got=list(shape),
+        )
+
+
+def _check_png(data: bytes) -> None:
+    """Every chunk is there and matches its CRC-32: Pillow doesn't look at that of the pixels."""
+    position = _PNG_SIGNATURE_BYTES
+    view = memoryview(data)
+    while True:
+        length = int.from_bytes(view[position : position + 4], "big")
+        end = position + 12 + length
+        if end > len(data):
+            raise SourceError(
+                "a truncated PNG",
+                offset=position,
+                expected=f"a chunk up to byte {end}",
+                got=f"{len(data)} bytes",
+            )
+        if zlib.crc32(view[position + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
+            raise SourceError("a damaged PNG: a chunk does not match its checksum", offset=position)
+        if bytes(view[position + 4 : position + 8]) == b"IEND":
+            return
+        position = end
+
+
+_lenient_lock = PerProcess(threading.Lock)
+_strict_users = 0
+_lifted = False
+
+
+@contextmanager
+def _no_truncated_images() -> Iterator[None]:
+    """Decode strictly even where a program has told Pillow to let truncated images pass.
+
+    The switch is the whole process's: the first thread that decodes turns it off, and the last
+    one turns it on again.
+    """
+    from PIL import ImageFile
+
+    global _strict_users, _lifted
+    with _lenient_lock.get():
+        _strict_users += 1
+        if ImageFile.LOAD_TRUNCATED_IMAGES:
+            ImageFile.LOAD_TRUNCATED_IMAGES = False
+            _lifted = True
+    try:
+        yield
+    finally:
+        with _lenient_lock.get():
+            _strict_users -= 1
+            if _strict_users == 0 and _lifted:
+                ImageFile.LOAD_TRUNCATED_IMAGES = True
+                _lifted = False
+
+
+def _undecodable(error: Exception) -> SourceError:
+    return SourceError("an image that cannot be decoded", got=first_line(error))
+
+
+def pixels(
+    data: memoryview, *, height: int, width: int, encoding: str, step: int, big_endian: bool
+) -> npt.NDArray[Any]:
+    """[H, W] for one channel, else [H, W, C], in the order RGB or RGBA, little-endian.
+
+    Bayer images stay mosaics. `step` is the size of a row in bytes, padding included. Raises
+    `ValueError` for an encoding that is not known, and for sizes that do not fit `data`.
+    """
+    dtype, channels = _layout(encoding)
+    pixel = dtype.itemsize * channels
+    if height < 1 or width < 1 or step < width * pixel or height * step > MAX_FRAME_BYTES:
+        raise ValueError(f"an image of {height} rows of {step} bytes and {width} {encoding} pixels")
+    if len(data) < height * step:
+        raise ValueError(f"an image of {len(data)} bytes, expected {height} rows of {step}")
+    rows = np.frombuffer(data, np.uint8, height * step).reshape(height, step)
+    values: npt.NDArray[Any] = np.ascontiguousarray(rows[:, : width * pixel]).view(
+        dtype.newbyteorder(">" if big_endian else "<")
+    )
+    values = values.astype(dtype, copy=False)
+    if channels == 1:
+        return values
+    image: npt.NDArray[Any] = values.reshape(height, width, channels)
+    if not encoding.startswith("bgr"):
+        return image
+    turned = np.empty_like(image)
+    turned[..., :3] = image[..., 2::-1]
+    turned[..., 3:] = image[..., 3:]
+    return turned
+
+
+def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
+    """dtype and number of channels."""
+    if encoding in _NAMED:
+        name, channels = _NAMED[encoding]
+        return np.dtype(f"<{name}"), channels
+    if match := _BAYER.fullmatch(encoding):
+        return np.dtype(f"<u{int(match[1]) // 8}"), 1
+    match = _PLAIN.fullmatch(encoding)
+    plain = f"<{_KINDS[match[2]]}{int(match[1]) // 8}" if match else ""
+    if match is None or plain in ("<f1", "<u8", "<i8"):
+        known = ", ".join([*_NAMED, "bayer_rggb8, …", "8UC3, 16UC1, 32FC1, …"])
+        raise ValueError(f"an image encoding that is not known: {encoding[:50]!r}; known: {known}")
+    return np.dtype(plain), int(match[3])

@@ -1,0 +1,220 @@
+"""Text files of numbers: tables with a row a frame, and matrices of one frame.
+
+Separators (comma, semicolon, blanks) are determined per file, and every row has the same number of
+columns. Lines of comments begin with `#`, `%` or `//`; one line of column names may come first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.common.files import read_bytes
+
+TEXT_ENDINGS = frozenset((".txt", ".csv", ".tsv"))
+"""File name endings, in lower case."""
+
+MAX_BYTES = 64 << 20
+"""Maximum size of a file."""
+
+_SAMPLES = 4
+_MANY = 1 << 30
+_BLANK = (0,)  # the shape of a file without characters
+_POSES = frozenset(((3, 4), (4, 4)))
+_COMMENTS = ("#", "%", "//")
+_SEPARATORS = (",", ";", None)
+_LARGEST = 1 << 53  # integers below are exact in float64
+_INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class NumberTable:
+    """A file's rows as float64 [T, columns], and the columns' names where it has some.
+
+    `exact` are the integers of columns that float64 cannot represent, such as times in nanoseconds.
+    """
+
+    path: Path
+    names: Sequence[str]
+    values: npt.NDArray[np.float64]
+    exact: Mapping[int, npt.NDArray[np.int64]]
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Values by the name of a part: float64 [T] or [T, columns], whose part is "".
+
+        Exact columns are a part of their own each: int64 [T]. If the file has one column, its part
+        is "".
+        """
+        width = self.values.shape[1]
+        parts: dict[str, npt.NDArray[Any]] = {}
+        for place, values in self.exact.items():
+            name = self.names[place] if self.names else "timestamp" if place == 0 else f"c{place}"
+            parts["" if width == 1 else name] = values
+        others = [place for place in range(width) if place not in self.exact]
+        if others:
+            parts[""] = self.values[:, 0] if width == 1 else self.values[:, others]
+        return parts
+
+    def matrix(self) -> npt.NDArray[np.float64]:
+        """All numbers: float64 [R, C], [C] of one row, and a scalar of one number."""
+        if self.exact:
+            raise SourceError("integers that float64 cannot represent", file=str(self.path))
+        values = self.values
+        found: npt.NDArray[np.float64] = values if len(values) > 1 else values.squeeze()
+        return found
+
+
+def read_numbers(path: Path) -> NumberTable:
+    """The file's rows; raises `SourceError` for text that is no table of numbers."""
+    try:
+        lines = _lines(read_bytes(path, MAX_BYTES).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise _no_numbers(path, f"byte {error.start} is no UTF-8") from error
+    problems: list[tuple[int, str]] = []  # and how many words are numbers
+    for separator in _SEPARATORS:
+        first = [_split(line, separator) for line in lines[:2]]
+        has_names = len(first) > 1 and _are_names(first[0]) and len({*map(len, first)}) == 1
+        rows = lines[has_names:]
+        bad = next((line for line in rows if not _are_numbers(_split(line, separator))), None)
+        if bad is not None:
+            words = [word for line in lines[:_SAMPLES] for word in _split(line, separator)]
+            problems.append((sum(_are_numbers([word]) for word in words), repr(bad[:80])))
+        elif len(widths := {len(_split(line, separator)) for line in rows}) == 1:
+            numbers = (float(word) for line in rows for word in _split(line, separator))
+            values = np.fromiter(numbers, np.float64).reshape(len(rows), widths.pop())
+            exact = _exact_columns(rows, separator, values, path)
+            return NumberTable(path, first[0] if has_names else (), values, exact)
+        elif rows:
+            problems.append((_MANY, "rows of different numbers of columns"))
+    problem = max(problems, key=lambda each: each[0])[1] if problems else "no rows"
+    raise _no_numbers(path, problem)
+
+
+def _exact_columns(
+    rows: Sequence[str], separator: str | None, values: npt.NDArray[np.float64], path: Path
+) -> dict[int, npt.NDArray[np.int64]]:
+    """The integers of columns with some that float64 cannot represent."""
+    exact: dict[int, npt.NDArray[np.int64]] = {}
+    for place in np.flatnonzero((np.abs(values) >= _LARGEST).any(axis=0)).tolist():
+        words = [_split(line, separator)[place] for line in rows]
+        if all(map(_INTEGER.fullmatch, words)):
+            try:
+                exact[place] = np.array([int(word) for word in words], np.int64)
+            except OverflowError as error:
+                raise SourceError("a number that is too large", file=str(path)) from error
+    return exact
+
+
+def table_lines(path: Path, limit: int = MAX_BYTES) -> list[str]:
+    """Lines of a file of at most `limit` bytes without comments and empty ones.
+
+    A line of column names is among them.
+    """
+    return _lines(read_bytes(path, limit).decode("utf-8-sig", "replace"))
+
+
+def count_rows(path: Path) -> int:
+    """The number of `table_lines`; raises `SourceError` unless the last one has numbers only."""
+    lines = table_lines(path)
+    if not lines or not any(_are_numbers(_split(lines[-1], each)) for each in _SEPARATORS):
+        raise _no_numbers(path, repr(lines[-1][:80]) if lines else "no rows")
+    return len(lines)
+
+
+def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
+    """The shape of the numbers in text files of one frame each, from some of them.
+
+    [R, C], [C] of one row, or [] of one number; [None, C] if the number of rows varies, which may
+    be 0; but matrices of poses have one shape. Raises `SourceError` for files that are no numbers,
+    or of different numbers of columns.
+    """
+    found = {files[place]: _frame_shape(files[place]) for place in _sampled(files)}
+    shapes = {*found.values()}
+    filled = shapes - {_BLANK}
+    if len(filled) == 1 and (len(shapes) == 1 or filled <= _POSES):
+        return filled.pop()
+    columns = {path: shape[-1] if shape else 1 for path, shape in found.items() if shape != _BLANK}
+    counts = Counter(columns.values())
+    if not counts:
+        raise _no_numbers(files[0], "no rows")
+    most = max(counts, key=lambda width: counts[width])
+    if odd := [path for path, width in columns.items() if width != most]:
+        like = next(path for path, width in columns.items() if width == most)
+        raise SourceError(
+            "a file with another number of columns",
+            file=str(odd[0]),
+            expected=f"{most} columns, as in {like.name}",
+            got=columns[odd[0]],
+        )
+    return None, most
+
+
+def is_numeric(files: Sequence[Path]) -> bool:
+    """Whether files of one frame each are numbers, to judge by most of some of them."""
+    found = [_shape_or_none(files[place]) for place in _sampled(files)]
+    filled = [shape for shape in found if shape != _BLANK]
+    return 2 * sum(shape is not None for shape in filled) > len(filled)
+
+
+def _shape_or_none(path: Path) -> tuple[int, ...] | None:
+    try:
+        return _frame_shape(path)
+    except SourceError:
+        return None
+
+
+def _sampled(files: Sequence[Path]) -> list[int]:
+    return [*dict.fromkeys(i * (len(files) - 1) // _SAMPLES for i in range(_SAMPLES + 1))]
+
+
+def _frame_shape(path: Path) -> tuple[int, ...]:
+    return _BLANK if is_blank(path) else read_numbers(path).matrix().shape
+
+
+def is_blank(path: Path) -> bool:
+    """Whether the file has no characters but blanks; raises `SourceError`."""
+    return not read_bytes(path, MAX_BYTES).strip()
+
+
+def _lines(text: str) -> list[str]:
+    stripped = (line.strip() for line in text.splitlines())
+    return [line for line in stripped if line and not line.startswith(_COMMENTS)]
+
+
+def _split(line: str, separator: str | None) -> list[str]:
+    words = [word.strip().strip('"') for word in line.split(separator)]
+    return words[:-1] if len(words) > 1 and not words[-1] else words
+
+
+def _are_numbers(words: Sequence[str]) -> bool:
+    try:
+        for word in words:
+            float(word)
+    except ValueError:
+        return False
+    return not any("_" in word for word in words)
+
+
+def _are_names(words: Sequence[str]) -> bool:
+    """Whether these are names of columns: none is a number, or all but the first are 0, 1, …"""
+    numbers = [word for word in words if _are_numbers([word])]
+    return not numbers or (
+        numbers == [str(n) for n in range(len(words) - 1)] and numbers == list(words[1:])
+    )
+
+
+def _no_numbers(path: Path, got: str) -> SourceError:
+    return SourceError(
+        "not a table of numbers",
+        file=str(path),
+        expected="rows of numbers, all of one length, separated by comma, semicolon or blanks",
+        got=got,
+    )

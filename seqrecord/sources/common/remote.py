@@ -1,0 +1,369 @@
+"""Sources of data that lies on a URL: listings, files that are read in blocks, and errors.
+
+Nothing is put on a disk, but for what a library reads there alone: see `RemoteFiles.local_copy`.
+
+Sources name originals by paths. That of `az://container/set/…` is `az:HASH/container/set/…`, which
+no disk has, with a hash of account and endpoint. A process knows to whom such a path belongs while
+there is a `RemoteFiles` of it, and `sources.common.files` asks that one. So all sources read URLs
+alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from seqrecord.checksum import Buffer
+from seqrecord.errors import LocationError, NotFoundError, SeqRecordError, SourceError, StorageError
+from seqrecord.processes.forks import PerProcess
+from seqrecord.schema import Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, Source
+from seqrecord.storage import ByteRange, Entry, Storage, StorageLike, entries_of, open_storage
+
+BLOCK_BYTES = 4 << 20
+MAX_BLOCKS = 8
+"""Blocks of a file that are kept while it is open: 32 MiB. As many are of the last files that were
+closed, where files are never replaced."""
+
+_READ_AT_ONCE = 4  # blocks, where a file is read front to back
+_MAX_LISTINGS = 64  # folders whose names are kept
+
+_known: dict[Path, list[weakref.ref[RemoteFiles]]] = {}
+_lock = PerProcess(threading.Lock)
+
+
+class RemoteFiles:
+    """The files below a URL. Pickles hold the storage, with its credential.
+
+    `root` is the path by which sources name the URL itself.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        scheme, _, rest = storage.url.partition("://")
+        place = hashlib.sha256(storage.place.encode()).hexdigest()[:12]
+        self.root = Path(f"{scheme}:{place}", rest.strip("/"))
+        self.failure: StorageError | None = None  # of a request: not of what lies there
+        self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
+        self._copy: LocalCopy | None = None
+        self._blocks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()  # of closed files
+        with _lock.get():
+            for root in [*_known]:
+                _known[root] = [each for each in _known[root] if each() is not None]
+                if not _known[root]:
+                    del _known[root]
+            _known.setdefault(self.root, []).append(weakref.ref(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFiles, (self.storage,)
+
+    def entry(self, path: Path) -> Entry | None:
+        """What lies at a path; `None` if nothing does."""
+        name = self.name_of(path)
+        if not name:
+            return Entry("", is_folder=True) if self.listing(path) else None
+        try:
+            return self.listing(path.parent).get(path.name)
+        except LocationError:  # nothing can be listed; a file may be there
+            try:
+                return Entry(path.name, False, self.asked(lambda: self.storage.size(name)))
+            except NotFoundError:
+                return None
+
+    def listing(self, folder: Path) -> dict[str, Entry]:
+        """Names in a folder; empty if there is none."""
+        name = self.name_of(folder)
+        if name not in self._listings:
+            found = self.asked(lambda: entries_of(self.storage, name))
+            self._listings[name] = {entry.name: entry for entry in found}
+            if len(self._listings) > _MAX_LISTINGS:
+                self._listings.popitem(last=False)
+        self._listings.move_to_end(name)
+        return self._listings[name]
+
+    def open(self, path: Path) -> RemoteFile:
+        """Raises `FileNotFoundError` where no file is."""
+        entry = self.entry(path)
+        if entry is None or entry.is_folder:
+            raise FileNotFoundError(2, "no such file", str(path))
+        return RemoteFile(self, self.name_of(path), entry.size)
+
+    def local_copy(self, path: Path) -> LocalCopy:
+        """A file as a temporary one on this machine's disk; the last one is kept until another is
+        wanted, so that there is one at a time.
+
+        Raises `FileNotFoundError` where no file is, `StorageError` where the disk has no room.
+        """
+        if self._copy is None or self._copy.original != path:
+            self._copy = None  # first, so that its room is free
+            with self.open(path) as file:
+                self._copy = LocalCopy(path, file)
+        return self._copy
+
+    def read(self, name: str, ranges: list[ByteRange], views: list[memoryview]) -> None:
+        """As `Storage.read_ranges`."""
+        self.asked(lambda: self.storage.read_ranges(name, ranges, views))
+
+    def keep(self, name: str, blocks: Mapping[int, memoryview]) -> None:
+        """Blocks of a file that was closed: headers are read again soon."""
+        if getattr(self.storage, "fixed_url", None) is not None:
+            with _lock.get():
+                self._blocks.update({(name, number): data for number, data in blocks.items()})
+                while len(self._blocks) > MAX_BLOCKS:
+                    self._blocks.popitem(last=False)
+
+    def kept(self, name: str, number: int) -> memoryview | None:
+        """A block of a file that was closed."""
+        return self._blocks.get((name, number))
+
+    def asked(self, request: Callable[[], Any]) -> Any:
+        """What a request gives. Its failure is kept, for libraries make errors of their own of it.
+
+        That a file is not there is no failure.
+        """
+        try:
+            return request()
+        except (NotFoundError, LocationError):
+            raise
+        except StorageError as error:
+            self.failure = error
+            raise
+
+    def name_of(self, path: Path) -> str:
+        """The path below the URL, as `storage` takes it; empty for the URL itself."""
+        name = path.relative_to(self.root).as_posix()
+        return "" if name == "." else name
+
+
+class RemoteFile(io.RawIOBase):
+    """A file read by blocks, of which the last ones stay in memory, 32 MiB at most.
+
+    Where a file is read front to back, four blocks come at once. For one thread at a time.
+    """
+
+    def __init__(self, files: RemoteFiles, name: str, size: int) -> None:
+        super().__init__()
+        self._files, self._name, self._size = files, name, size
+        self._at, self._next = 0, 0  # where reading is; the block after the last that came
+        self._blocks: OrderedDict[int, memoryview] = OrderedDict()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise OSError(22, "a place before the file's beginning")
+        self._at = start + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view) and self._at < self._size:
+            number, inside = divmod(self._at, BLOCK_BYTES)
+            part = self._block(number)[inside : inside + len(view) - done]
+            view[done : done + len(part)] = part
+            done += len(part)
+            self._at += len(part)
+        return done
+
+    def readall(self) -> bytes:
+        data = bytearray(max(self._size - self._at, 0))
+        return bytes(memoryview(data)[: self.readinto(data)])
+
+    def close(self) -> None:
+        self._files.keep(self._name, self._blocks)
+        self._blocks = OrderedDict()
+        super().close()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of it that are in memory."""
+        return sum(map(len, self._blocks.values()))
+
+    def _block(self, number: int) -> Buffer:
+        if number not in self._blocks and (kept := self._files.kept(self._name, number)):
+            self._blocks[number] = kept
+        if number not in self._blocks:
+            count = _READ_AT_ONCE if number == self._next and number else 1
+            count = min(count, -(-self._size // BLOCK_BYTES) - number)
+            starts = [(number + i) * BLOCK_BYTES for i in range(count)]
+            ranges = [ByteRange(at, min(at + BLOCK_BYTES, self._size)) for at in starts]
+            blocks = [memoryview(bytearray(each.length)) for each in ranges]
+            self._files.read(self._name, ranges, blocks)
+            self._blocks.update(zip(range(number, number + count), blocks, strict=True))
+            self._next = number + count
+            while len(self._blocks) > MAX_BLOCKS:
+                self._blocks.popitem(last=False)
+        return self._blocks[number]
+
+
+def remote_files(path: Path) -> RemoteFiles | None:
+    """Those to which a path belongs; `None` for a path of this machine."""
+    if path.is_absolute() or not _known:
+        return None
+    with _lock.get():
+        for root, references in _known.items():
+            if path.is_relative_to(root):
+                for reference in reversed(references):
+                    if (files := reference()) is not None:
+                        return files
+    return None
+
+
+class LocalCopy:
+    """A temporary file with what `file` holds, removed when nobody holds this object.
+
+    Raises `StorageError` where the folder for temporary files has no room: that is no matter of
+    the original.
+    """
+
+    def __init__(self, original: Path, file: io.RawIOBase) -> None:
+        self.original = original
+        folder, size = tempfile.gettempdir(), file.seek(0, io.SEEK_END)
+        file.seek(0)
+        try:
+            if (free := shutil.disk_usage(folder).free) < size:
+                raise OSError(f"{free} bytes free")
+            copy = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed with this object
+                prefix="seqrecord-", suffix=original.suffix, buffering=0
+            )
+            self.path = Path(copy.name)
+            weakref.finalize(self, copy.close)
+            shutil.copyfileobj(file, copy, BLOCK_BYTES)
+        except SeqRecordError:  # of the original
+            raise
+        except OSError as error:
+            raise StorageError(
+                "an original on a URL cannot be copied to the folder for temporary files (TMPDIR)",
+                file=folder,
+                expected=f"room for {size} bytes",
+                got=error.strerror or str(error),
+            ) from error
+
+
+def is_url(path: StorageLike) -> TypeGuard[str]:
+    """Whether this is the text of a URL that is no local path."""
+    return isinstance(path, str) and "://" in path and not path.lower().startswith("file://")
+
+
+def open_remote(
+    url: str | Storage, storage_options: Mapping[str, Any] | None, find: Callable[[Path], Source]
+) -> Source:
+    """The source that `find` finds at the path that stands for a URL, or for an open storage.
+
+    Raises `LocationError` for a URL that is unclear, `SourceError` where nothing lies there.
+    """
+    files = RemoteFiles(open_storage(url, storage_options))
+    path = files.root
+    try:
+        is_folder = bool(files.listing(path))
+    except LocationError:  # nothing can be listed
+        is_folder = False
+    if not is_folder and isinstance(url, str):
+        files, path = _beside(url, storage_options)
+    with _urls_in_errors(files):
+        if files.entry(path) is None:
+            raise SourceError("nothing at this URL", file=str(path), expected="a folder or a file")
+        source = find(path)
+    return RemoteSource(files, source)
+
+
+def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, Path]:
+    """The files of the folder in which a URL's file lies, and its path."""
+    place, mark, query = url.partition("?")
+    above, _, name = place.rstrip("/").rpartition("/")
+    if not name or above.endswith((":/", ":")):
+        raise SourceError("nothing at this URL", file=place.rpartition("@")[2])
+    files = RemoteFiles(open_storage(above + mark + query, options))
+    return files, files.root / name
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """A source that reads `files`, which it keeps known to this process, or to any that gets it.
+
+    A request that fails for good ends the conversion: it says nothing of an episode. Errors name
+    files by their URLs, without credentials. Of what not all sources have, it has those of its
+    source that `_PASSED_ON` names.
+    """
+
+    files: RemoteFiles  # pickled first: the source's paths mean nothing without it
+    source: Source
+
+    def schema(self) -> Schema:
+        with _urls_in_errors(self.files):
+            return self.source.schema()
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        with _urls_in_errors(self.files):
+            return self.source.episodes()
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with _urls_in_errors(self.files):
+            yield from self.source.frames(info)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PASSED_ON:
+            raise AttributeError(name)
+        with _urls_in_errors(self.files):
+            method = getattr(self.source, name)
+        if name in ("features", "statistics"):  # values
+            return method
+
+        def passed_on(*args: Any) -> Any:
+            with _urls_in_errors(self.files):
+                found = method(*args)
+            if name == "blocks":
+                return self._each(found)
+            if name == "videos":
+                return {feature: self._each(gops) for feature, gops in found.items()}
+            return replace(self, source=found) if name == "referring" else found
+
+        return passed_on
+
+    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
+        with _urls_in_errors(self.files):
+            yield from items
+
+
+_PASSED_ON = (
+    *("account", "blocks", "content", "copied_files", "external_files", "features", "identity"),
+    *("is_whole", "referring", "statistics", "timestamps", "videos"),
+)
+
+
+@contextmanager
+def _urls_in_errors(files: RemoteFiles) -> Iterator[None]:
+    """Errors with URLs in place of paths and types of files, or the failure of a request."""
+    from seqrecord.sources.common.file_types import explained  # which reads files by this module
+
+    try:
+        with explained():
+            yield
+    except SeqRecordError as error:
+        failure, files.failure = files.failure, None
+        if failure is not None and error is not failure:
+            raise failure from None
+        path, url = str(files.root), files.storage.url.rstrip("/")
+        for name in ("message", "file", "expected", "got"):
+            if isinstance(value := getattr(error, name), str):
+                setattr(error, name, value.replace(path, url))
+        raise

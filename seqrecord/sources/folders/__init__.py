@@ -1,0 +1,1 @@
+"""Folders of images, arrays and tables."""

@@ -1,0 +1,161 @@
+"""The inventory of a tree of episode folders: places of features, and files that are none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from seqrecord.schema import Schema
+from seqrecord.sources.common.frame_names import FRAME_NAME, FRAME_NUMBER, number_of
+from seqrecord.sources.common.images import IMAGE_ENDINGS
+from seqrecord.sources.folders.encodings import encoding_note
+from seqrecord.sources.folders.rows import RowFiles
+from seqrecord.sources.folders.tree import (
+    METADATA,
+    EpisodeFolder,
+    FeatureFolder,
+    is_frame,
+    is_text_name,
+)
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
+from seqrecord.text import counted
+
+_SHOWN = 5  # episodes with gaps
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """An episode, its row files, and reasons against its camera files."""
+
+    episode: EpisodeFolder
+    rows: RowFiles
+    cameras: Mapping[str, str]
+
+    @property
+    def features(self) -> set[str]:
+        return {*self.episode.folders, *self.episode.arrays, *self.rows.features}
+
+
+def account_of(
+    root: Path,
+    found: Sequence[LookedAt],
+    features: Collection[str],
+    notes: Iterable[str],
+    *,
+    are_chosen: bool,
+) -> Account:
+    """The account of a tree, of which `features` are packed; the caller may have chosen them."""
+    first = found[0].episode
+    places: dict[str, str] = {FRAME_NUMBER: "file names"}
+    places[FRAME_NAME] = "file names"
+    for each in found:
+        for name in each.features:
+            places.setdefault(name, _place(root, each, name))
+    example = next((places[name] for name in sorted(found[0].features)), METADATA)
+    episodes = counted(len(found), "episode folder")
+    reason = f"{episodes}, such as {_key(root, first)} with {example}"
+    offered = sorted({name for each in found for name in each.features} - {*features})
+    of_rows = _reasons(root, [(each.episode, each.rows.reasons) for each in found])
+    left_out = [
+        *(replace(each, is_data=not are_chosen) for each in of_rows),
+        *_reasons(root, [(each.episode, each.cameras) for each in found]),
+        *unread_files(root, _Taken(found)),
+        *(not_selected(f"feature {name}") for name in offered),
+    ]
+    packed = {name: place for name, place in places.items() if name in features}
+    return Account(reason, packed, tuple(left_out), tuple(notes))
+
+
+def gap_notes(gaps: Mapping[str, str | None]) -> list[str]:
+    """Gaps between the times of frames, by episode, of some episodes."""
+    found = {key: text for key, text in gaps.items() if text}
+    notes = [f"{key}: {text}" for key, text in islice(found.items(), _SHOWN)]
+    if len(found) > _SHOWN:
+        notes.append(f"gaps in the times of {len(found) - _SHOWN} more episodes")
+    return notes
+
+
+def encoding_notes(schema: Schema, episodes: Sequence[EpisodeFolder]) -> Iterator[str]:
+    """Images whose values may be codes of something else, by feature."""
+    for name, spec in schema.items():
+        places = (each.folders.get(name) for each in episodes)
+        first = next((place.first for place in places if place is not None), "")
+        if Path(first).suffix.lower() not in IMAGE_ENDINGS or spec.unit:
+            continue
+        if text := encoding_note(f"{name} {first}", spec.dtype, spec.shape):
+            yield f"feature {name}: {text}"
+
+
+def _key(root: Path, episode: EpisodeFolder) -> str:
+    return episode.path.relative_to(root).as_posix() if episode.path != root else root.name
+
+
+def _place(root: Path, each: LookedAt, name: str) -> str:
+    """The pattern of a feature's files below the root."""
+    above = "" if each.episode.path == root else "*/"
+    if (folder := each.episode.folders.get(name)) is not None:
+        stem, ending = Path(folder.first).stem, Path(folder.first).suffix
+        file = f"{_DIGITS.sub('*', stem) if any(map(str.isdigit, stem)) else '*'}{ending}"
+        inside = f"{folder.folder}/{file}".lstrip("/")
+        return f"{above}{inside}" + (f": {folder.member}" if folder.member else "")
+    if (rows := each.rows.features.get(name)) is not None:
+        return f"{above}{rows.file}" + (f": {rows.member}" if rows.member else "")
+    return f"{above}{each.episode.arrays.get(name, name)}"
+
+
+def _reasons(root: Path, found: Iterable[tuple[EpisodeFolder, Mapping[str, str]]]) -> list[LeftOut]:
+    """Files that are left out for a reason, by pattern; of several reasons the first one."""
+    grouped: dict[str, LeftOut] = {}
+    for episode, reasons in found:
+        above = "" if episode.path == root else "*/"
+        for file, reason in reasons.items():
+            pattern = above + _DIGITS.sub("*", file)
+            known = grouped.setdefault(pattern, LeftOut(pattern, 0, reason))
+            more = known.reason if known.reason.startswith(reason) else f"{known.reason}, …"
+            grouped[pattern] = replace(
+                known, count=known.count + 1, reason=more.replace(", …, …", ", …")
+            )
+    return list(grouped.values())
+
+
+class _Taken:
+    """Whether a file belongs to a feature, or is left out for a reason of its own."""
+
+    def __init__(self, found: Sequence[LookedAt]) -> None:
+        self._files: set[Path] = set()
+        self._folders: dict[Path, list[FeatureFolder]] = {}
+        self._exported: set[Path] = set()
+        for each in found:
+            path = each.episode.path
+            if each.episode.is_exported:
+                self._exported.add(path)
+                continue
+            rows = (feature.file for feature in each.rows.features.values())
+            reasons = (file.partition(": ")[0] for file in each.rows.reasons)
+            arrays = each.episode.arrays.values()
+            files = (METADATA, *arrays, *each.episode.cameras, *rows, *reasons)
+            self._files.update(path / file for file in files)
+            for folder in each.episode.folders.values():
+                self._folders.setdefault(path / folder.folder, []).append(folder)
+
+    def __call__(self, path: Path) -> bool:
+        if path in self._files or not self._exported.isdisjoint((path.parent, path.parent.parent)):
+            return True
+        return any(_is_of(each, path.name) for each in self._folders.get(path.parent, ()))
+
+
+def _is_of(folder: FeatureFolder, name: str) -> bool:
+    """Whether a file's name is that of a frame of the feature."""
+    path = Path(name)
+    if path.suffix.lower() not in folder.endings or not (is_frame(name) or is_text_name(name)):
+        return False
+    if folder.pattern is None:
+        return True
+    try:
+        return folder.pattern.format(number_of(folder.pattern, path.stem)) == path.stem
+    except ValueError:
+        return False

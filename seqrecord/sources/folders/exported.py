@@ -1,0 +1,126 @@
+"""`seqrecord.json`: what the folder of an exported episode holds.
+
+Files alone do not tell which dimensions vary, which frames lack a feature and what a feature is
+called whose name is that of another file. `export.to_files` writes it, `Folders` reads it::
+
+    {"version": 1,
+     "fps": 10.0,
+     "frames": [0, 1, 2],
+     "features": [
+       {"name": "points", "dtype": "<f4", "shape": [null, 3],
+        "kind": "points", "unit": "m", "value": "array",
+        "layout": "frames", "path": "points", "num_frames": 2},
+       {"name": "pose", "dtype": "<f8", "shape": [7],
+        "kind": "pose", "unit": "m", "value": "array",
+        "layout": "array", "path": "pose.npy", "num_frames": 3}]}
+
+`frames` are the numbers of the frames in the episode that was exported, and `fps` how many it has a
+second, or null. A feature of layout `frames` is a folder of one file for each frame that has it,
+`000002.npy`, or `.txt` for text and `.bin` for bytes; one of layout `array` is a file of all
+frames. Codecs and groups are not kept: who packs the files chooses them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import FormatError, SeqRecordError, SourceError
+from seqrecord.json_object import JsonObject
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources.common.files import read_bytes
+
+DESCRIPTION = "seqrecord.json"
+ENDINGS = {"text": ".txt", "bytes": ".bin"}
+"""Of the files of frames that are no arrays, by `FeatureSpec.value`."""
+
+_VERSION = 1
+_MAX_BYTES = 1 << 26  # of some eight million frame numbers
+_SPEC_KEYS = ("name", "dtype", "shape", "kind", "unit", "value")
+_LAYOUT = re.compile("array|frames")
+_FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[^/\0\ud800-\udfff]+")  # half a surrogate pair names no file
+
+
+@dataclass(frozen=True)
+class ExportedFeature:
+    """A feature and its place in the episode's folder; `num_frames` of the frames have it."""
+
+    spec: FeatureSpec  # without codec and group
+    path: str
+    is_array: bool
+    num_frames: int
+
+
+@dataclass(frozen=True)
+class ExportedEpisode:
+    """`frames` are numbers in ascending order; names and paths of features are unique."""
+
+    frames: tuple[int, ...]
+    features: tuple[ExportedFeature, ...]
+    fps: float | None = None
+
+
+def frame_stem(number: int) -> str:
+    """The name, without its ending, of the files of a frame."""
+    return f"{number:06d}"
+
+
+def encode_description(episode: ExportedEpisode) -> str:
+    """The text of `seqrecord.json`."""
+    features = []
+    for feature in episode.features:
+        spec = feature.spec.to_json()
+        layout = "array" if feature.is_array else "frames"
+        place = {"layout": layout, "path": feature.path, "num_frames": feature.num_frames}
+        features.append({**{key: spec[key] for key in _SPEC_KEYS}, **place})
+    value = {
+        "version": _VERSION,
+        "fps": episode.fps,
+        "frames": list(episode.frames),
+        "features": features,
+    }
+    return f"{json.dumps(value)}\n"
+
+
+def read_description(folder: Path) -> ExportedEpisode:
+    """The description of an episode's folder; raises `SourceError` for one that is not sound."""
+    path = folder / DESCRIPTION
+    try:
+        return _parse(json.loads(read_bytes(path, _MAX_BYTES)))
+    except (ValueError, RecursionError, FormatError) as error:  # `SchemaError` is a `ValueError`
+        raise SourceError(
+            "not the description of an exported episode",
+            file=str(path),
+            got=(error.message if isinstance(error, SeqRecordError) else str(error))[:200],
+        ) from error
+
+
+def _parse(value: Any) -> ExportedEpisode:
+    keys = ("version", "frames", "features")
+    found = JsonObject(value, keys, "a description", optional=("fps",))
+    found.integer("version", _VERSION, _VERSION)
+    frames, fps = found.list("frames", most=_MAX_BYTES), value.get("fps")
+    if not all(type(number) is int for number in frames):
+        raise ValueError("frames are not a list of numbers")
+    if any(one >= other for one, other in pairwise([-1, *frames])):
+        raise ValueError("frames are not in ascending order")
+    features = tuple(_feature(feature, len(frames)) for feature in found.list("features"))
+    if len({feature.spec.name for feature in features}) < len(features):
+        raise ValueError("a feature stands there twice")
+    if fps is not None and not (type(fps) in (int, float) and 0 < fps < 1e300):
+        raise ValueError("fps is not a number above 0")
+    return ExportedEpisode(tuple(frames), features, None if fps is None else float(fps))
+
+
+def _feature(value: Any, num_frames: int) -> ExportedFeature:
+    found = JsonObject(value, (*_SPEC_KEYS, "layout", "path", "num_frames"), "a feature")
+    spec = FeatureSpec.from_json(
+        {**{key: value[key] for key in _SPEC_KEYS}, "codec": [], "group": 0}
+    )
+    is_array = found.text("layout", _LAYOUT) == "array"
+    count = found.integer("num_frames", num_frames if is_array else 0, num_frames)
+    return ExportedFeature(spec, found.text("path", _FILE_NAME), is_array, count)

@@ -1,0 +1,299 @@
+"""Reading the frames of one episode folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ReferencedFile
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.common.array_files import NpyFile, read_array
+from seqrecord.sources.common.embedded import embedded_value
+from seqrecord.sources.common.files import list_folder, read_bytes
+from seqrecord.sources.common.frame_names import (
+    FRAME_NAME,
+    FRAME_NUMBER,
+    FrameFiles,
+    check_numbers,
+    frame_files,
+)
+from seqrecord.sources.common.images import IMAGE_ENDINGS
+from seqrecord.sources.common.number_files import TEXT_ENDINGS, is_blank, read_numbers
+from seqrecord.sources.common.orientation import Orientation
+from seqrecord.sources.common.specs import check_spec
+from seqrecord.sources.folders.exported import (
+    DESCRIPTION,
+    ENDINGS,
+    ExportedEpisode,
+    read_description,
+)
+from seqrecord.sources.folders.rows import find_rows
+from seqrecord.sources.folders.tree import (
+    METADATA,
+    Listing,
+    is_frame,
+    look,
+    look_inside,
+    name_features,
+    read_metadata,
+)
+
+
+def read_frames(
+    path: Path,
+    schema: Schema,
+    *,
+    sparse: Collection[str],
+    allow_gaps: bool,
+    reference: bool = False,
+    orientation: Orientation,
+) -> Iterator[Frame]:
+    """The features of `schema` frame by frame, of which a frame may lack those that are `sparse`.
+
+    With `reference`, images that are kept are a `ReferencedFile`.
+
+    Raises `SourceError` before the first frame if the features' lengths or frame names disagree,
+    and for a gap in the frames' numbers.
+    """
+    own = look(path)
+    if METADATA in own.names:
+        read_metadata(path / METADATA)
+    if DESCRIPTION in own.names:
+        found = _find_exported(path, schema, read_description(path))
+    else:
+        found = _find(path, own, schema, sparse)
+        if not allow_gaps:
+            check_numbers(list(found.order), path)
+    for index, (key, file) in enumerate(found.order.items()):
+        told: dict[str, Any] = {
+            FRAME_NUMBER: np.array(key if isinstance(key, int) else index, np.int64),
+            FRAME_NAME: Path(file or str(key)).stem,
+        }
+        frame: dict[str, Any] = {}
+        for name, spec in schema.items():
+            if name in found.arrays:
+                frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
+            elif name in found.files:
+                folder, files, member = found.files[name]
+                if key not in files.names:
+                    continue
+                if reference and spec.may_be_referred_to:
+                    frame[name] = ReferencedFile(str(folder / files.names[key]))
+                else:
+                    with located(SourceError, feature=name, frame=index):
+                        path_of = folder / files.names[key]
+                        frame[name] = _read_frame(path_of, spec, orientation, member)
+            elif spec.kind in told:
+                frame[name] = told[spec.kind]
+        yield frame
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where an episode's frames are: `order` holds their numbers or names, and for each a file.
+
+    By feature: the arrays of all frames, or a folder with the files in it.
+    """
+
+    order: Mapping[int | str, str]
+    arrays: Mapping[str, NpyFile | npt.NDArray[Any]]
+    files: Mapping[str, _Files]
+
+
+class _Files(NamedTuple):
+    """Files of a feature, their folder, and the array in npz files."""
+
+    folder: Path
+    files: FrameFiles
+    member: str | None = None
+
+
+def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collection[str]) -> _Found:
+    """The features of an episode that are called as their files and folders."""
+    arrays = {
+        name: _open_array(path / file, schema[name])
+        for name, file in own.arrays.items()
+        if name in schema
+    }
+    inside = look_inside(path, own.subfolders)
+    named, row_files = name_features(path, own, inside, sparse)
+    every = {n: _Files(path / each.folder, each.files, each.member) for n, each in named.items()}
+    files = {name: found for name, found in every.items() if name in schema}
+    dense = [name for name in files if name not in sparse]
+    if not dense:  # an episode has the same frames with any choice
+        dense = [name for name in every if name not in sparse][:1]
+    for name in {**dict.fromkeys(dense), **files}:
+        every[name].files.check(every[name].folder, name)
+    _check_lengths(path, arrays, {name: every[name] for name in (*dense, *files)}, dense)
+    order: Mapping[int | str, str] = {}
+    if dense:
+        order = every[dense[0]].files.names
+    elif own.arrays:
+        one = next(iter(arrays.values()), None) or NpyFile(path / next(iter(own.arrays.values())))
+        check_time_axis(one.shape, path)
+        order = dict.fromkeys(range(len(one)), "")
+    is_known = bool(dense or own.arrays)
+    taken = {*every, *own.arrays}
+    rows = find_rows(path, row_files, taken, len(order) if is_known else None)
+    chosen = {name: each for name, each in rows.features.items() if name in schema}
+    for name, each in chosen.items():
+        check_spec(each.dtype, each.shape, schema[name], path / each.file)
+    loaded = {name: each.load(path) for name, each in chosen.items()}
+    order = order or dict.fromkeys(range(rows.num_frames), "")
+    if not order or not (arrays or files or loaded):
+        raise SourceError(
+            "an episode without frames of the features",
+            file=str(path),
+            expected=f"files of {', '.join(schema)}",
+            got="; ".join(f"{file}: {reason}" for file, reason in rows.reasons.items()) or None,
+        )
+    return _Found(order, {**arrays, **loaded}, files)
+
+
+def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Iterator[Path]:
+    """The files of these features, of one file a frame, in an episode's folder."""
+    own = look(path)
+    inside = {name: look(path / name) for name in own.subfolders}
+    named, _ = name_features(path, own, inside, sparse)
+    for name in named.keys() & names:
+        yield from (path / named[name].folder / file for file in named[name].files.names.values())
+
+
+def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Found:
+    """The features of an episode that says what it holds."""
+    order: dict[int | str, str] = dict.fromkeys(episode.frames, "")
+    arrays: dict[str, NpyFile] = {}
+    files: dict[str, _Files] = {}
+    chosen = [feature for feature in episode.features if feature.spec.name in schema]
+    if not chosen:
+        raise SourceError("an episode without frames of the features", file=str(path))
+    for feature in chosen:
+        name, place = feature.spec.name, path / feature.path
+        if feature.is_array:
+            arrays[name] = _open_array(place, schema[name])
+            if len(arrays[name]) != len(order):
+                wanted = f"{len(order)} frames, as in {DESCRIPTION}"
+                raise _disagrees(place, name, wanted, f"{len(arrays[name])} frames")
+        elif feature.num_frames:
+            there = _exported_frames(place, schema[name])
+            files[name] = _Files(place, there)
+            if len(there.names) != feature.num_frames or not there.names.keys() <= order.keys():
+                raise SourceError(
+                    "files of frames that are missing, or that were not exported",
+                    file=str(place),
+                    feature=name,
+                    expected=f"{feature.num_frames} of the frames in {DESCRIPTION}",
+                    got=f"{len(there.names)} files",
+                )
+    return _Found(order, arrays, files)
+
+
+def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
+    """Raises `SourceError` unless `shape` is [T, ...]."""
+    if not shape:
+        raise SourceError(
+            "an array without a time axis", file=str(path), expected="[T, ...]", got="a scalar"
+        )
+
+
+def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
+    array = NpyFile(path)
+    check_time_axis(array.shape, path)
+    check_spec(array.dtype, array.shape[1:], spec, path)
+    return array
+
+
+def _check_lengths(
+    path: Path, arrays: Mapping[str, NpyFile], files: Mapping[str, _Files], dense: Collection[str]
+) -> None:
+    """Raises `SourceError` unless all features have the same number of frames, and files the same
+    frames, but for those that are not `dense`: they may have fewer."""
+    both = arrays.keys() & files.keys()
+    if both:
+        name = min(both)
+        raise SourceError(
+            "a feature that is there twice",
+            file=str(path),
+            feature=name,
+            got=f"{name}/ and {name}.npy",
+        )
+    places = {name: path / f"{name}.npy" for name in arrays}
+    places |= {name: one.folder for name, one in files.items()}
+    lengths = {name: len(files[name].files.names) for name in dense}
+    lengths |= {name: len(array) for name, array in arrays.items()}
+    if not any(lengths.values()):
+        return
+    first, num_frames = next(iter(lengths.items()))
+    origin = f"as in {first}{'/' if dense else '.npy'}"
+    for name, length in lengths.items():
+        if length != num_frames:
+            wanted = f"{num_frames} frames, {origin}"
+            fewer = name if length < num_frames else first
+            if {first, name} <= files.keys() and places[first] == places[name]:
+                shown = " and ".join(files[each].files.first for each in (first, name))
+                wanted += f"; if {shown} are of two recordings, move one to another folder"
+            raise _disagrees(places[name], name, wanted, f"{length} frames", fewer)
+    frames = {*(files[first].files.names if dense else range(num_frames))}
+    for name, one in files.items():
+        if more := one.files.names.keys() - frames:
+            wanted = f"{_least(frames - one.files.names.keys())}, {origin}"
+            raise _disagrees(one.folder, name, wanted, _least(more))
+
+
+def _disagrees(path: Path, feature: str, expected: str, got: str, fewer: str = "") -> SourceError:
+    hint = f"; frames may lack {fewer} with sparse={fewer} (--source-option)" if fewer else ""
+    return SourceError(
+        "a frame list that disagrees with the others",
+        file=str(path),
+        feature=feature,
+        expected=expected + hint,
+        got=got,
+    )
+
+
+def _least(frames: Collection[int | str]) -> str:
+    return str(min(frames, key=str, default="none"))
+
+
+def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
+    ending = ENDINGS.get(spec.value)
+    return frame_files(
+        name
+        for name, is_folder in list_folder(folder)
+        if not is_folder and (is_frame(name) if ending is None else name.endswith(ending))
+    )
+
+
+def _read_frame(
+    path: Path, spec: FeatureSpec, orientation: Orientation, member: str | None = None
+) -> Any:
+    if spec.value != "array":
+        data = read_bytes(path)
+        if spec.value == "bytes":
+            return data
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                "text that is not UTF-8", file=str(path), got=str(error)[:200]
+            ) from error
+    ending = path.suffix.lower()
+    if ending not in IMAGE_ENDINGS:
+        if spec.codec:
+            raise SourceError(f"a {ending} file among kept images", file=str(path))
+        if ending not in TEXT_ENDINGS:
+            array = read_array(path, member=member)
+        elif spec.shape[:1] != (None,):
+            array = np.asarray(read_numbers(path).matrix())
+        else:
+            values = np.empty(0) if is_blank(path) else read_numbers(path).matrix()
+            array = np.atleast_2d(values) if values.size else values.reshape(0, *spec.shape[1:])
+        check_spec(array.dtype, array.shape, spec, path)
+        return array
+    return embedded_value(read_bytes(path), spec, path, orientation)

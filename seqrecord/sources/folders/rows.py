@@ -1,0 +1,232 @@
+"""Files of an episode folder that have a row for each frame: text tables and arrays in npz files.
+
+A file with any other number of rows is no feature: then there is a reason for the inventory.
+
+Files of camera parameters are found by their names alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.common.array_files import NPZ, array_header, npz_names, read_array
+from seqrecord.sources.common.file_types import file_type, known_type
+from seqrecord.sources.common.files import read_bytes
+from seqrecord.sources.common.number_files import NumberTable, count_rows, read_numbers
+from seqrecord.sources.common.specs import feature_name
+
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*(,\d*)?([eE][+-]?\d*)?")
+_MATRIX_ROWS = 4
+"""Rows that a camera's matrix has, at most."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A feature of an episode with a row for each frame: dtype and shape of a frame.
+
+    `values` are those of a text table; an array in an npz file is read by `load`.
+    """
+
+    file: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    member: str | None = None
+    values: npt.NDArray[Any] | None = None
+
+    def load(self, folder: Path) -> npt.NDArray[Any]:
+        """All rows [T, …]; raises `SourceError`."""
+        if self.values is not None:
+            return self.values
+        return read_array(folder / self.file, member=self.member)
+
+
+@dataclass
+class RowFiles:
+    """What the row files of an episode are: features, reasons against files, columns of tables."""
+
+    num_frames: int
+    features: dict[str, Rows] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+
+
+def find_rows(
+    folder: Path, files: Sequence[str], taken: Collection[str], num_frames: int | None
+) -> RowFiles:
+    """The features of row files, which get another name if theirs is `taken`.
+
+    Without `num_frames` it is the commonest length of the arrays in npz files.
+    """
+    arrays = [(file, *each) for file in files for each in _arrays(folder, file)]
+    if num_frames is None:
+        lengths = Counter(length for *_, length, _ in arrays if length is not None)
+        num_frames = max(lengths, key=lambda n: (lengths[n], n), default=0)
+    found = RowFiles(num_frames)
+    for file in files:
+        if file.lower().endswith(NPZ):
+            members = [each for each in arrays if each[0] == file]
+            for _, member, dtype, shape, length, problem in members:
+                if dtype is None or length != num_frames:
+                    where = f"{file}: {member}" if len(members) > 1 else file
+                    found.reasons[where] = problem or _rows_for(length, num_frames)
+                    continue
+                stem = member if len(members) > 1 else Path(file).with_suffix("").as_posix()
+                _add(found, taken, stem, file, Rows(file, dtype, shape, member))
+        elif (is_camera := is_camera_name(Path(file).name)) and num_frames <= _MATRIX_ROWS:
+            continue
+        elif isinstance(table := _table(folder / file, num_frames), NumberTable):
+            _add_table(found, taken, file, table)
+        elif table and not is_camera:
+            found.reasons[file] = table
+    return found
+
+
+def _add_table(found: RowFiles, taken: Collection[str], file: str, table: NumberTable) -> None:
+    parts = table.columns()
+    stem = Path(file).with_suffix("").as_posix()
+    for part, values in parts.items():
+        rows = Rows(file, values.dtype, values.shape[1:], None, values)
+        name = _add(found, taken, f"{stem}/{part}".rstrip("/"), file, rows)
+        if not part and table.names:
+            found.columns[name] = [each for each in table.names if each not in parts]
+
+
+def _add(found: RowFiles, taken: Collection[str], stem: str, file: str, rows: Rows) -> str:
+    name = feature_name(stem)
+    if name in taken or name in found.features:
+        name = feature_name(f"{file}/{rows.member}" if rows.member else file)
+    found.features[name] = rows
+    return name
+
+
+def _arrays(
+    folder: Path, file: str
+) -> list[tuple[str, np.dtype[Any] | None, tuple[int, ...], int | None, str]]:
+    """Name, dtype, shape of a row, length, and problem of each array in an npz file."""
+    if not file.lower().endswith(NPZ):
+        return []
+    try:
+        names = npz_names(folder / file)
+    except SourceError as error:
+        kind = file_type(folder / file)
+        return [("", None, (), None, error.message + (f"; the file is {kind}" if kind else ""))]
+    found: list[tuple[str, np.dtype[Any] | None, tuple[int, ...], int | None, str]] = []
+    for name in names:
+        try:
+            header = array_header(folder / file, name)
+        except SourceError as error:
+            found.append((name, None, (), None, error.message))
+            continue
+        if header.dtype.kind not in "biuf" or not header.shape:
+            problem = "no time axis" if not header.shape else f"dtype {header.dtype}"
+            found.append((name, None, (), None, problem))
+        else:
+            dtype = header.dtype.newbyteorder("<")
+            found.append((name, dtype, header.shape[1:], header.shape[0], ""))
+    return found
+
+
+def _table(path: Path, num_frames: int) -> NumberTable | str:
+    """The table of a text file with a row for each frame, or a reason against it, which is empty
+    for other text."""
+    try:
+        rows = count_rows(path)
+    except SourceError as error:
+        words = re.split(r"[; ]|\\t", str(error.got).strip("'"))
+        if len(words) > 1 and all(map(_DECIMAL_COMMA.fullmatch, words)) and "," in str(error.got):
+            return f"numbers with decimal commas, write points: {error.got}"
+        is_table = path.suffix.lower() in (".csv", ".tsv") and known_type(path) is None
+        return f"{error.message}: {error.got}" if is_table else ""
+    try:
+        if rows not in (num_frames, num_frames + 1):  # the first one may be names of columns
+            return _rows_for(rows, num_frames)
+        table = read_numbers(path)
+    except SourceError as error:
+        return f"{error.message}: {error.got}" if error.got else error.message
+    if len(table.values) != num_frames:
+        return _rows_for(len(table.values), num_frames)
+    return table
+
+
+def _rows_for(rows: int | None, num_frames: int) -> str:
+    return f"{rows:,} rows for {num_frames:,} frames"
+
+
+def find_camera(
+    folder: Path, files: Sequence[str], sizes: Collection[tuple[int, int]]
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """The `camera` of an episode's metadata, and by file reasons against those that are not.
+
+    `sizes` are heights and widths of the images. One file must be a camera that fits all of them.
+    """
+    found = {file: pinhole(folder / file) for file in files}
+    reasons = dict.fromkeys(files, "camera file: not fx, fy, cx, cy or a matrix of them")
+    known = [file for file in files if found[file] is not None]
+    for file in known:
+        reasons[file] = "camera file: several cameras, or images of several sizes or none"
+    if len(known) != 1 or len({*sizes}) != 1:
+        return None, reasons
+    fx, fy, cx, cy = found[known[0]] or (0, 0, 0, 0)
+    [(height, width)] = {*sizes}
+    if not (0 < cx < width and 0 < cy < height):
+        reasons[known[0]] = f"camera file: its centre is outside of the {width}x{height} images"
+        return None, reasons
+    del reasons[known[0]]
+    camera = {"fx": fx, "fy": fy, "cx": cx, "cy": cy, "width": width, "height": height}
+    return camera, reasons
+
+
+_NAME = re.compile(
+    r"(?:(?:.*[_.\- ])?(?:K|intrinsics?|extrinsics?|calib\w*|cameras?)(?:[_.\- ].*|\d*))"
+    r"\.(?:txt|csv|json|ya?ml|xml|ini)",
+    re.IGNORECASE,
+)
+_MAX_BYTES = 1 << 20
+_FIELDS = ("fx", "fy", "cx", "cy")
+
+
+def is_camera_name(name: str) -> bool:
+    """Whether a file's name is that of camera parameters: `K.txt`, `intrinsics.json`, …"""
+    return bool(_NAME.fullmatch(name))
+
+
+def pinhole(path: Path) -> tuple[float, float, float, float] | None:
+    """fx, fy, cx, cy of a file of one camera; `None` if the file is anything else.
+
+    Text: fx, fy, cx and cy as four numbers, or a 3x3 or 4x4 matrix of them, in rows or in one row.
+    JSON: an object of `fx`, `fy`, `cx` and `cy`.
+    """
+    if "extrinsic" in path.name.lower():
+        return None
+    try:
+        if path.suffix.lower() == ".json":
+            found: Any = json.loads(read_bytes(path, _MAX_BYTES))
+            values = [found[name] for name in _FIELDS] if isinstance(found, dict) else []
+            numbers = np.array(values, np.float64)
+        else:
+            numbers = np.asarray(read_numbers(path).matrix())
+    except (SourceError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if numbers.size in (9, 16):
+        side = int(numbers.size**0.5)
+        matrix = numbers.reshape(side, side)
+        wanted = np.eye(side)
+        for row, column in ((0, 0), (1, 1), (0, 2), (1, 2)):
+            wanted[row, column] = matrix[row, column]
+        if not np.array_equal(matrix, wanted):  # skewed, or no camera
+            return None
+        numbers = matrix[[0, 1, 0, 1], [0, 1, 2, 2]]
+    if numbers.shape != (4,) or not np.isfinite(numbers).all() or numbers[:2].min() <= 0:
+        return None
+    fx, fy, cx, cy = numbers.tolist()
+    return fx, fy, cx, cy

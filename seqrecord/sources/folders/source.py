@@ -1,0 +1,430 @@
+"""Any folder of per-episode folders of images and npy files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ExternalFile
+from seqrecord.processes.forks import cached_property
+from seqrecord.schema import CodecConfig, FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.common.array_files import array_header
+from seqrecord.sources.common.files import is_directory, is_file, list_folder, read_bytes
+from seqrecord.sources.common.frame_names import name_specs
+from seqrecord.sources.common.images import (
+    IMAGE_ENDINGS,
+    image_header,
+    load_imagecodecs,
+    passthrough_codec,
+    passthrough_of_both,
+    referable_codec,
+)
+from seqrecord.sources.common.number_files import frames_shape
+from seqrecord.sources.common.orientation import Orientation, is_alone, shape_of
+from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
+from seqrecord.sources.common.references import external_files, external_folders, referring_schema
+from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
+from seqrecord.sources.folders.account import LookedAt, account_of, encoding_notes, gap_notes
+from seqrecord.sources.folders.encodings import kind_of_values, known_meaning
+from seqrecord.sources.folders.exported import ExportedFeature, read_description
+from seqrecord.sources.folders.frames import check_time_axis, files_of, read_frames
+from seqrecord.sources.folders.rows import RowFiles, find_camera, find_rows
+from seqrecord.sources.folders.tree import (
+    METADATA,
+    EpisodeFolder,
+    FeatureFolder,
+    ending_of,
+    files_like,
+    find_episodes,
+    is_text_name,
+    read_metadata,
+)
+from seqrecord.sources.inventory import Account, is_document
+
+_logger = logging.getLogger("seqrecord")
+
+
+@dataclass(frozen=True)
+class Folders(NumberedFrames):
+    """A tree of episode folders as a source.
+
+    ::
+
+        ROOT/…/EPISODE/FEATURE/000000.png     one file a frame: images, npy, npz, flo, exr, txt, …
+        ROOT/…/EPISODE/FEATURE.npy            the whole episode, time first: float32 [T, 32]
+        ROOT/…/EPISODE/FEATURE.txt            a row a frame: numbers in txt, csv or tsv
+        ROOT/…/EPISODE/K.txt                  the camera, for the metadata
+        ROOT/…/EPISODE/metadata.json          a JSON object, if there is one
+
+    ROOT/…/EPISODE/000000_rgb.png, 000000_depth.npy       features `rgb` and `depth` in one folder
+
+    Episodes lie at any depth and are named by their path below `root`. Frames are in the order of
+    the numbers in their names, and all features of an episode have the same frames: those that are
+    `sparse` (a list of names, or a text with commas) may lack some. A gap in the numbers is refused
+    unless `allow_gaps`; numbers that all rise by the same step are none, nor are times. An npy file
+    beside the feature folders is a whole episode unless its name has a number of its own; so
+    does an npz file, whose arrays are features. Files whose names differ by more than numbers are
+    refused where they would be one feature.
+
+    Text tables are float64 [columns], and columns of integers that float64 cannot represent int64;
+    text files of one frame are float64 [R, C]. Tables and arrays in npz files with another number
+    of rows than frames are left out, and `account()` lists them. `camera` in the metadata comes
+    from `K.txt`, `intrinsics.txt` or the like (fx, fy, cx, cy or a matrix of them) if there is one
+    such file and all images have one size.
+
+    The feature `frame_number` is that of each frame's files, or its place where names have none,
+    and `files` in the metadata has by feature what makes their paths of it, below the episode's
+    folder: `files["rgb"].format(number)`. Where numbers are not enough, there is `frame_name`, too.
+
+    Images give uint8 or uint16 [H, W] (grayscale, or the indices of a palette), [H, W, 3] RGB or
+    [H, W, 4] RGBA; `.flo`, `.dpt`, PFM and OpenEXR files floating-point numbers, see
+    docs/reference/sources.md. dtype comes from the first episode that has the feature; a dimension
+    in which the first frames of two episodes differ is variable. `features` are the names to read,
+    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG, and with
+    `reference` where they are; so do grayscale and RGBA images, and npy files of one frame.
+
+    An episode that `export.to_files` has written says what it holds in `seqrecord.json`: its
+    features may vary from frame to frame, be text or bytes and have a kind and unit, frames may
+    lack some, and it may say how many frames it has a second.
+
+    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    """
+
+    unpickled = ("_found", "_rows")
+
+    def schema(self) -> Schema:
+        return referring_schema(self._schema) if self.reference else self._schema
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The folders of files that its frames may refer to, see `external_folders`."""
+        kept = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
+        folders = {
+            episode.path / each.folder
+            for episode in self._episodes
+            for name, each in episode.folders.items()
+            if name in kept
+        }
+        return external_folders(self.path, sorted(folders))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """All files but those that frames refer to: an index copies values from them."""
+        kept = [name for name, spec in self.schema().items() if spec.may_be_referred_to]
+        referred = {
+            path for each in self._episodes for path in files_of(each.path, kept, self.sparse)
+        }
+        paths = (path for each in self._episodes for path in find_files(each.path, is_file))
+        copied = (p for p in paths if p not in referred and not is_document(p.name))
+        return external_files(self.path, copied)
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return [self._info(episode) for episode in self._episodes]
+
+    def account(self) -> Account:
+        """Places of features, files that are none with reasons, and what is assumed."""
+        found = [
+            LookedAt(episode, self._rows_of(episode), self._camera(episode)[1])
+            for episode in self._episodes
+        ]
+        names, notes = self.schema().keys(), self._notes(self._schema)
+        return account_of(self.path, found, names, notes, are_chosen=self.features is not None)
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with located(SourceError, episode=info.key):
+            yield from read_frames(
+                *(self._folder(info.key), self.schema()),
+                sparse=self.sparse,
+                allow_gaps=self.allow_gaps,
+                reference=self.reference,
+                orientation=self._orientation(info.key),
+            )
+
+    def _orientation(self, key: str) -> Orientation:
+        """Of an episode's images; cameras may be files beside it."""
+        folder = self._folder(key)
+        folders = {folder, folder.parent} if folder != self.path else {folder}
+        names = (name for each in folders for name, _ in list_folder(each))
+        return Orientation(self.exif, lambda: is_alone(self.schema(), names))
+
+    def exists(self) -> bool:
+        """Whether there is an episode below `root`."""
+        return bool(self._found)
+
+    @cached_property
+    def _found(self) -> list[EpisodeFolder]:
+        return find_episodes(self.path, self.sparse)
+
+    @cached_property
+    def _rows(self) -> dict[Path, RowFiles]:
+        """What the row files of each episode are, without their values."""
+        return {}
+
+    def _rows_of(self, episode: EpisodeFolder) -> RowFiles:
+        """None of an exported episode, and of a broken one, for which `frames` raises."""
+        if episode.path not in self._rows:
+            found = RowFiles(0)
+            if not episode.is_exported:
+                with suppress(SourceError):
+                    num_frames = self._num_frames(episode)
+                    taken = {*episode.folders, *episode.arrays}
+                    found = find_rows(episode.path, episode.rows, taken, num_frames)
+            for name, rows in found.features.items():
+                found.features[name] = replace(rows, values=None)
+            self._rows[episode.path] = found
+        return self._rows[episode.path]
+
+    @property
+    def _episodes(self) -> list[EpisodeFolder]:
+        if not self.exists():
+            raise SourceError(
+                "no episode found",
+                file=str(self.root),
+                expected="folders with FEATURE/000000.png (or another image, npy, npz, flo, exr), "
+                "or with FEATURE.npy",
+            )
+        return self._found
+
+    @cached_property
+    def _schema(self) -> Schema:
+        schema = self._make_schema()
+        for note in self._notes(schema):
+            _logger.warning("%s: %s", self.path, note)
+        return schema
+
+    def _make_schema(self) -> Schema:
+        """The features of the episodes: those asked for in that order, by default all.
+
+        dtype comes from the first episode that has the feature; a dimension in which two episodes
+        differ is variable. Exported features come first, in their order, then others by name.
+        Raises `SourceError` for a feature that no episode has, or of which no first file is sound.
+        """
+        specs: dict[str, FeatureSpec] = {}
+        codecs: dict[str, _Codec] = {}
+        errors: dict[str, SourceError] = {}  # of features, and of whole episodes by no name
+        exported: dict[str, None] = {}
+        offered: set[str] = set()
+        for episode in self._episodes:
+            key = self._key(episode.path)
+            described: dict[str, ExportedFeature] = {}
+            try:
+                if episode.is_exported:
+                    features = read_description(episode.path).features
+                    described = {feature.spec.name: feature for feature in features}
+            except SourceError as error:
+                error.located(episode=key)
+                errors.setdefault("", error)
+                continue
+            exported |= dict.fromkeys(described)
+            rows = self._rows_of(episode).features
+            own = {*episode.folders, *episode.arrays, *rows}
+            here = {*described} if episode.is_exported else own
+            offered |= here
+            for name in here if self.features is None else here & set(self.features):
+                try:
+                    spec, codec = (
+                        self._as_exported(episode, described[name])
+                        if episode.is_exported
+                        else self._from_first_file(episode, name)
+                    )
+                except SourceError as error:
+                    error.located(episode=key, feature=name)
+                    errors.setdefault(name, error)
+                    continue
+                specs[name] = widened(specs.get(name, spec), spec)
+                if codec is not None:
+                    known = codecs.get(name, codec)
+                    codecs[name] = passthrough_of_both(known, codec) if codec else ()
+        for name in sorted(errors.keys() - specs.keys()):
+            if name or not specs:
+                raise errors[name]
+        for spec in self._told():
+            if spec.name not in offered and (self.features is None or spec.name in self.features):
+                specs[spec.name] = spec
+            offered.add(spec.name)
+        for name in {*(self.features or ())} - offered:
+            self._check_rows(name)
+        every = [*exported, *sorted(offered - {*exported})]
+        names = chosen_names(every, self.features, self.path, "no such feature in this tree")
+        if not self.keep_encoded:
+            return Schema([specs[name] for name in names])
+        if self.reference:
+            codecs = {name: codec for name, codec in codecs.items() if specs[name].is_fixed}
+        return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
+
+    def _check_rows(self, name: str) -> None:
+        """Raises `SourceError` if a row file of this name is no feature."""
+        for episode in self._episodes:
+            for place, reason in self._rows_of(episode).reasons.items():
+                file, _, member = place.partition(": ")
+                if name in (member, feature_name(Path(file).with_suffix("").as_posix())):
+                    raise SourceError(
+                        "a feature without a row for each frame",
+                        file=str(episode.path / file),
+                        episode=self._key(episode.path),
+                        feature=name,
+                        got=reason,
+                    )
+
+    def _notes(self, schema: Schema) -> list[str]:
+        plain = [episode for episode in self._episodes if not episode.is_exported]
+        dense = {self._key(each.path): self._dense(each)[:1] for each in plain}
+        gaps = {key: folders[0].gaps for key, folders in dense.items() if folders}
+        return [*gap_notes(gaps), *encoding_notes(schema, plain)]
+
+    def _as_exported(
+        self, episode: EpisodeFolder, feature: ExportedFeature
+    ) -> tuple[FeatureSpec, _Codec | None]:
+        """The feature as it is described; no codec where the episode has none of its images."""
+        folder = episode.folders.get(feature.path)
+        if folder is None or not self.keep_encoded:
+            return feature.spec, None
+        path = episode.path / feature.path / folder.first
+        if self.reference:
+            return feature.spec, self._referable(path, folder)
+        if not folder.all_images:
+            return feature.spec, ()
+        header = image_header(path)
+        return feature.spec, passthrough_codec(header, folder.endings, exif=self.exif)
+
+    def _from_first_file(self, episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
+        """The feature as the header of this episode's first file declares it."""
+        codec: _Codec = ()
+        told: Mapping[str, str] = {}
+        shape: Sequence[int | None]
+        if (rows := self._rows_of(episode).features.get(name)) is not None:
+            path, dtype, shape = episode.path / rows.file, rows.dtype, rows.shape
+        elif (folder := episode.folders.get(name)) is None:
+            path = episode.path / episode.arrays[name]
+            header = array_header(path)
+            check_time_axis(header.shape, path)
+            dtype, shape = header.dtype, header.shape[1:]
+        else:
+            path = episode.path / folder.folder / folder.first
+            told = known_meaning(folder.pattern, folder.first)
+            if ending_of(path.name) in IMAGE_ENDINGS:
+                image = image_header(path)
+                if image.dtype == np.uint16 and len(image.shape) == 3:
+                    load_imagecodecs(path)
+                dtype = image.dtype
+                codec = passthrough_codec(image, folder.endings, exif=self.exif)
+                is_kept = self.keep_encoded and bool(codec)
+                shape = shape_of(image, self.exif, is_kept=is_kept)
+            elif is_text_name(path.name):
+                dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
+            else:
+                header = array_header(path, folder.member)
+                dtype, shape = header.dtype, header.shape
+            if self.reference:
+                codec = self._referable(path, folder)
+        meaning = {"kind": kind_of_values(name, dtype, shape), **told}
+        return feature_spec(name, dtype, shape, path, **meaning), codec
+
+    def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
+        return referable_codec(read_bytes(path), folder.endings, path, self.exif)
+
+    def _told(self) -> list[FeatureSpec]:
+        """What frames have of their files' names, but for those of exported episodes."""
+        plain = [episode for episode in self._episodes if not episode.is_exported]
+        firsts = (each for episode in plain for each in self._dense(episode)[:1])
+        are_named = any(each.pattern is None for each in firsts)
+        return name_specs(self.path, are_named=are_named) if plain else []
+
+    def _dense(self, episode: EpisodeFolder) -> list[FeatureFolder]:
+        """The feature folders that have all of an episode's frames, those to read first."""
+        names = [name for name in episode.folders if name not in self.sparse]
+        names.sort(key=lambda name: self.features is not None and name not in self.features)
+        return [episode.folders[name] for name in names]
+
+    def _key(self, path: Path) -> str:
+        return key_of(path, self.path, ending=True)
+
+    def _folder(self, key: str) -> Path:
+        root = self.path
+        if not {"", "..", "/"}.intersection((key, *Path(key).parts)):
+            for path in (root / key, root):
+                if is_directory(path) and self._key(path) == key:
+                    return path
+        raise SourceError("no such episode", file=str(root))
+
+    def _info(self, episode: EpisodeFolder) -> EpisodeInfo:
+        metadata: dict[str, Any] = {}
+        num_frames, fps = 0, None
+        try:
+            num_frames, fps = self._length(episode)
+            if not episode.is_exported:
+                metadata = {**self._files(episode, num_frames), **self._told_by_text(episode)}
+            if episode.has_metadata:
+                metadata |= read_metadata(episode.path / METADATA)
+        except SourceError:
+            pass  # `frames` raises it
+        return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps)
+
+    def _files(self, episode: EpisodeFolder, num_frames: int) -> dict[str, Any]:
+        """What the metadata says of files."""
+        names = self.schema().keys() & episode.folders.keys()
+        chosen = {name: episode.folders[name] for name in sorted(names)}
+        files = {name: each.path_of_number for name, each in chosen.items() if each.pattern}
+        lacking = {
+            f"frames_without_{name}": num_frames - chosen[name].num_frames
+            for name in self.sparse
+            if name in chosen
+        }
+        return {"files": files, **lacking} if files else lacking
+
+    def _told_by_text(self, episode: EpisodeFolder) -> dict[str, Any]:
+        """The camera, and names of columns of tables."""
+        camera, _ = self._camera(episode)
+        told: dict[str, Any] = {} if camera is None else {"camera": camera}
+        columns = self._rows_of(episode).columns
+        chosen = {name: columns[name] for name in sorted(columns.keys() & self.schema().keys())}
+        return {**told, "columns": chosen} if chosen else told
+
+    def _camera(self, episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        if not episode.cameras:
+            return None, {}
+        sizes = set()
+        for folder in episode.folders.values():
+            path = episode.path / folder.folder / folder.first
+            if path.suffix.lower() in IMAGE_ENDINGS:
+                with suppress(SourceError):  # `frames` raises it
+                    height, width = image_header(path).shape[:2]
+                    sizes.add((height, width))
+        return find_camera(episode.path, episode.cameras, sizes)
+
+    def _length(self, episode: EpisodeFolder) -> tuple[int, float | None]:
+        """Frames, and how many a second. From one feature: `frames` checks the others."""
+        if episode.is_exported:
+            described = read_description(episode.path)
+            return len(described.frames), described.fps
+        return self._num_frames(episode) or self._rows_of(episode).num_frames, None
+
+    def _num_frames(self, episode: EpisodeFolder) -> int | None:
+        """From files or an npy array; `None` if there are neither."""
+        for folder in self._dense(episode):
+            return folder.num_frames
+        for file in episode.arrays.values():
+            shape = array_header(episode.path / file).shape
+            check_time_axis(shape, episode.path / file)
+            return shape[0]
+        return None
+
+
+FORMAT = SourceFormat(
+    "folders",
+    "any EPISODE/FEATURE/000000.png (or another image, npy, npz, flo, exr), or EPISODE/FEATURE.npy",
+    Folders,
+    options=("sparse", "allow_gaps", "exif"),
+    is_fallback=True,
+    takes_urls=True,
+)
+
+
+_Codec: TypeAlias = tuple[CodecConfig, ...]
+"""The codec that keeps a feature's images encoded; empty if they cannot be kept."""

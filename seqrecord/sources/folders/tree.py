@@ -1,0 +1,366 @@
+"""Finding episodes in a tree of folders: which folder is an episode and which a feature."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from seqrecord.errors import SourceError, located
+from seqrecord.sources.common.array_files import NPZ, RASTER_ENDINGS, npz_names
+from seqrecord.sources.common.files import json_object, list_folder, read_bytes
+from seqrecord.sources.common.frame_names import FrameFiles, escaped, files_by_feature, time_gaps
+from seqrecord.sources.common.images import IMAGE_ENDINGS, IMAGE_FORMATS
+from seqrecord.sources.common.number_files import TEXT_ENDINGS, is_numeric
+from seqrecord.sources.common.originals import check_depth
+from seqrecord.sources.common.specs import feature_name
+from seqrecord.sources.folders.exported import DESCRIPTION
+from seqrecord.sources.folders.rows import is_camera_name
+
+METADATA = "metadata.json"
+
+MAX_METADATA_BYTES = 1 << 22
+_TIMES = "timestamps.txt"
+_NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class FeatureFolder:
+    """A feature of one file a frame.
+
+    `folder` is that of its files, below the episode's, or empty if they lie in it; `first` is the
+    first file's name. `endings` are those of the files, in lower case. See `FrameFiles.pattern`.
+    `member` is the array in each npz file, and `gaps` are those of times, see `time_gaps`.
+    """
+
+    folder: str
+    num_frames: int
+    first: str
+    endings: frozenset[str]
+    pattern: str | None
+    member: str | None = None
+    gaps: str | None = None
+
+    @property
+    def all_images(self) -> bool:
+        """Whether all files are PNG or JPEG images."""
+        return self.endings <= IMAGE_FORMATS.keys()
+
+    @property
+    def path_of_number(self) -> str:
+        """Makes of a number, by `str.format`, the path of its file below the episode's folder."""
+        folder = f"{self.folder}/" if self.folder else ""
+        return f"{escaped(folder)}{self.pattern}{escaped(Path(self.first).suffix)}"
+
+
+@dataclass(frozen=True)
+class EpisodeFolder:
+    """An episode: feature folders and per-episode arrays by the names of their places.
+
+    These are the features' names, unless the episode is exported: then its description tells.
+    `rows` are files below `path` that may have a row for each frame: npz and text.
+    """
+
+    path: Path
+    folders: dict[str, FeatureFolder] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+    rows: tuple[str, ...] = ()
+    cameras: tuple[str, ...] = ()
+    has_metadata: bool = False
+    is_exported: bool = False
+
+
+_Files = TypeVar("_Files", FeatureFolder, FrameFiles)
+
+
+@dataclass(frozen=True)
+class Listing(Generic[_Files]):
+    """The entries of one folder, by name.
+
+    `groups` are features of one file a frame, by the words of the files' names: images, arrays, and
+    text beside them; `texts` are those of text with the words of a group, or without any group.
+    """
+
+    groups: Mapping[str, _Files]
+    texts: Mapping[str, _Files]
+    arrays: Mapping[str, str]
+    rows: Sequence[str]
+    cameras: Sequence[str]
+    subfolders: Sequence[str]
+    names: frozenset[str]
+    inner: str = ""  # the folder in which the files are, if it is named by the one above
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether its files can be those of the episode above."""
+        return not self.subfolders and not self.arrays and DESCRIPTION not in self.names
+
+    @property
+    def wrapped(self) -> str | None:
+        """The only folder in it, if it has times beside it: a sensor of KITTI raw.
+
+        `image_02/data/0000000000.png` and `image_02/timestamps.txt`.
+        """
+        is_sensor = self.rows == [_TIMES] and len(self.subfolders) == 1
+        return self.subfolders[0] if is_sensor and not (self.groups or self.arrays) else None
+
+    def row_files(self, folder: str) -> list[str]:
+        """Paths of files with rows, of which text may be named like a camera's."""
+        files = (*self.rows, *filter(is_text_name, self.cameras))
+        return [f"{folder}/{file}".lstrip("/") for file in files]
+
+
+def look(folder: Path) -> Listing[FrameFiles]:
+    """Lists a folder. Of text files with a number in their names the first one is read."""
+    frames: list[str] = []
+    texts: list[str] = []
+    subfolders: list[str] = []
+    arrays: dict[str, str] = {}
+    rows: list[str] = []
+    cameras: list[str] = []
+    names: set[str] = set()
+    for name, is_folder in list_folder(folder):
+        if is_folder:
+            subfolders.append(name)
+        elif is_frame(name):
+            frames.append(name)
+        elif (ending := ending_of(name)) == ".npy":
+            arrays[Path(name).stem] = name
+        elif name in (METADATA, DESCRIPTION):
+            names.add(name)
+        elif is_camera_name(name):
+            cameras.append(name)
+        elif is_text_name(name) and _NUMBERED.fullmatch(Path(name).stem):
+            texts.append(name)
+        elif is_text_name(name) or ending == NPZ:
+            rows.append(name)
+    groups = files_by_feature(frames)
+    numeric: dict[str, FrameFiles] = {}
+    for words, files in files_by_feature(texts).items():
+        if files.num_frames == 1 and all(each.num_frames > 1 for each in groups.values()):
+            rows.append(files.first)
+        elif is_numeric([folder / name for name in files.names.values()]):
+            (numeric if words in groups or not groups else groups)[words] = files
+    return Listing(
+        *(groups, numeric, dict(sorted(arrays.items())), sorted(rows), sorted(cameras)),
+        *(sorted(subfolders), frozenset(names)),
+    )
+
+
+@dataclass(frozen=True)
+class Feature(Generic[_Files]):
+    """A feature of one file a frame: its folder below the episode's, files, array in npz files."""
+
+    folder: str
+    files: _Files
+    member: str | None = None
+
+
+def look_inside(path: Path, folders: Sequence[str]) -> dict[str, Listing[FrameFiles]]:
+    """Listings of an episode's folders, by their paths below it."""
+    found = {}
+    for name in folders:
+        listed = look(path / name)
+        if listed.wrapped and (inner := look(path / name / listed.wrapped)).is_leaf:
+            name, listed = f"{name}/{listed.wrapped}", inner
+        found[name] = listed
+    return found
+
+
+def name_features(
+    path: Path,
+    own: Listing[_Files],
+    inside: Mapping[str, Listing[_Files]],
+    sparse: Collection[str] = (),
+) -> tuple[dict[str, Feature[_Files]], list[str]]:
+    """The features of an episode by name, and files below it that may have a row for each frame.
+
+    `own` are the entries of the episode's folder at `path`, and `inside` those of its subfolders.
+    Text files of fewer than half of the frames are among the latter unless they are `sparse`.
+    """
+    listed: dict[str, Listing[_Files]] = {n: part for n, part in inside.items() if part.groups}
+    if are_features(own.groups, listed):
+        listed = {"": own, **listed}
+    found: dict[str, Feature[_Files]] = {}
+    for folder, part in listed.items():
+        for words, files in part.groups.items():
+            name = feature_of(folder, words, is_alone=len(part.groups) == 1)
+            members = _members(path / folder / files.first)
+            for member in members if len(members) > 1 else (None,):
+                place = name if member is None else feature_name(member)
+                if place in found:
+                    place = f"{name}.{place}"
+                found[place] = Feature(folder, files, member)
+    rows: list[str] = []
+    for folder, leaf in {"": own, **inside}.items():
+        if leaf is not own and not leaf.is_leaf:
+            continue
+        for words, files in leaf.texts.items():
+            name = feature_of(folder, words, is_alone=len(leaf.texts) == 1 and not leaf.groups)
+            found[f"{name}.txt" if name in found else name] = Feature(folder, files)
+        rows += leaf.row_files(folder)
+    is_text = {name: is_text_name(each.files.first) for name, each in found.items()}
+    counts = [each.files.num_frames for name, each in found.items() if not is_text[name]]
+    for name in [name for name in found if is_text[name] and name not in sparse]:
+        if 2 * found[name].files.num_frames < max(counts, default=0):
+            feature = found.pop(name)
+            every = files_like(path / feature.folder / feature.files.first)
+            rows += [file.relative_to(path).as_posix() for file in every]
+    return found, rows
+
+
+def files_like(first: Path) -> list[Path]:
+    """The text files of the feature whose first frame's file is this one."""
+    listed = look(first.parent)
+    groups = (*listed.groups.values(), *listed.texts.values())
+    names = next((each.names.values() for each in groups if each.first == first.name), ())
+    return [first.parent / name for name in names] or [first]
+
+
+def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolder]:
+    """All episodes below `root`, which may be one itself, in the order of their paths.
+
+    See `name_features` for `sparse`.
+    """
+    found: list[EpisodeFolder] = []
+    spare: list[EpisodeFolder] = []
+    part = _visit(root, 0, sparse, found, spare)
+    if part is not None and len(part.groups) + bool(part.rows or part.texts) > 1:
+        found.append(_whole(root, part, {}, sparse))
+    return sorted(found or spare, key=lambda episode: episode.path.parts)
+
+
+def are_features(
+    own: Mapping[str, FeatureFolder] | Mapping[str, FrameFiles], folders: Collection[str]
+) -> bool:
+    """Whether frames' files beside the arrays and folders of an episode are features of it: several
+    are, and one with numbers is if there are only arrays. Others are some picture."""
+    return len(own) > 1 or (not folders and all(each.pattern for each in own.values()))
+
+
+def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
+    """What a feature is called: its folder, with the words in the names of its files where the
+    folder has several."""
+    folder = folder.partition("/")[0]
+    if not folder:
+        return words or "frame"
+    return folder if is_alone or not words else f"{folder}.{words}"
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """The episode's metadata; raises `SourceError` unless it is a JSON object."""
+    with located(SourceError, file=str(path)):
+        return json_object(read_bytes(path, MAX_METADATA_BYTES), parse_constant=_no_constant)
+
+
+def _visit(
+    path: Path,
+    depth: int,
+    sparse: Collection[str],
+    found: list[EpisodeFolder],
+    spare: list[EpisodeFolder],
+) -> Listing[FeatureFolder] | None:
+    """The content of `path` for the folder above; `None` if it is an episode.
+
+    Episodes go to `found`, and to `spare` folders of npz files, which are episodes if there are no
+    others.
+
+    Each folder is listed once, and no names of frames' files are kept. A folder of one feature is
+    a feature of the folder above, and one of several is an episode; unless there are others beside
+    it, of which one is a feature with other words.
+    """
+    check_depth(path, depth)
+    listed = look(path)
+    here = Listing(
+        {words: _summary(files) for words, files in listed.groups.items()},
+        {words: _summary(files) for words, files in listed.texts.items()},
+        *(listed.arrays, listed.rows, listed.cameras, listed.subfolders, listed.names),
+    )
+    del listed
+    visited = {
+        name: _visit(path / name, depth + 1, sparse, found, spare) for name in here.subfolders
+    }
+    inside = {
+        f"{name}/{part.inner}".rstrip("/"): part
+        for name, part in visited.items()
+        if part is not None
+    }
+    if depth and here.wrapped and (part := inside.get(here.wrapped)) and part.is_leaf:
+        return replace(part, inner=here.wrapped)
+    parts = {name: part for name, part in inside.items() if part.groups}
+    several = (part.groups for part in parts.values() if len(part.groups) > 1)
+    shared = {words for groups in several for words in groups if words}
+    alone = (part.groups.keys() for part in parts.values() if len(part.groups) == 1)
+    if here.arrays or DESCRIPTION in here.names or any(not words & shared for words in alone):
+        found.append(_whole(path, here, inside, sparse))
+        return None
+    found.extend(_whole(path / name, part, {}, sparse) for name, part in parts.items())
+    if any(name.lower().endswith(NPZ) for name in here.rows):
+        spare.append(_whole(path, here, inside, sparse))
+    return here
+
+
+def _whole(
+    path: Path,
+    here: Listing[FeatureFolder],
+    inside: Mapping[str, Listing[FeatureFolder]],
+    sparse: Collection[str],
+) -> EpisodeFolder:
+    """The episode with the features of folders in it, by their names."""
+    found, rows = name_features(path, here, inside, sparse)
+    folders = {
+        name: replace(each.files, folder=each.folder, member=each.member)
+        for name, each in found.items()
+    }
+    leaves = {name: part for name, part in inside.items() if part.is_leaf}
+    cameras = [f"{name}/{file}" for name, part in leaves.items() for file in part.cameras]
+    return EpisodeFolder(
+        path,
+        folders,
+        dict(here.arrays),
+        tuple(rows),
+        (*here.cameras, *cameras),
+        METADATA in here.names,
+        DESCRIPTION in here.names,
+    )
+
+
+def _summary(files: FrameFiles) -> FeatureFolder:
+    names = list(files.names.values())
+    endings = frozenset(map(ending_of, names))
+    gaps = time_gaps(files.names)
+    return FeatureFolder("", len(names), names[0], endings, files.pattern, gaps=gaps)
+
+
+def _members(first: Path) -> list[str]:
+    """The arrays in npz files like the first one; none if it is another file, or broken."""
+    if first.suffix.lower() != NPZ:
+        return []
+    try:
+        return npz_names(first)
+    except SourceError:
+        return []
+
+
+def is_frame(name: str) -> bool:
+    """Images, and npy and npz files with a number in their name: others hold a whole episode."""
+    ending = ending_of(name)
+    if ending in IMAGE_ENDINGS or ending in RASTER_ENDINGS:
+        return True
+    return ending in (".npy", NPZ) and bool(_NUMBERED.fullmatch(Path(name).stem))
+
+
+def is_text_name(name: str) -> bool:
+    return ending_of(name) in TEXT_ENDINGS
+
+
+def ending_of(name: str) -> str:
+    """The ending of a file's name, in lower case: `.png`."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{dot}{ending.lower()}" if stem else ""
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

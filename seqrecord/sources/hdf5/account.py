@@ -1,0 +1,229 @@
+"""Counts of HDF5 files: declared numbers of rows, rows never written, and datasets left out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SourceError
+from seqrecord.sources.common.files import first_line
+from seqrecord.sources.hdf5.files import datasets, is_hdf5_name, load_h5py, text_of
+from seqrecord.sources.hdf5.layouts import (
+    AUXILIARY,
+    Hdf5Episode,
+    declared_rows,
+    group_of,
+    mask_lists,
+    whole_number,
+)
+from seqrecord.sources.inventory import (
+    NOT_SELECTED,
+    LeftOut,
+    check_is_written,
+    left_out_by_pattern,
+)
+from seqrecord.text import counted
+
+_SHOWN = 3
+
+
+@dataclass
+class Hdf5Account:
+    """Collects the counts of all files while they are scanned."""
+
+    is_chosen: bool = False  # by features=
+    layouts: Counter[str] = field(default_factory=Counter)
+    places: dict[str, str] = field(default_factory=dict)
+    unwritten: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+    fills: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    files: int = 0
+    _videos: set[Path] = field(default_factory=set)
+    _left_out: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+
+    def add_episode(self, one: Hdf5Episode, group: str, selected: Container[str]) -> None:
+        """Counts the datasets of an episode; `selected` are the names of its features."""
+        self.layouts[one.layout] += 1
+        feature_of = {item.name: name for name, item in one.stored.items()}
+        for place, item in one.datasets.items():
+            pattern = _pattern(group, place)
+            feature = feature_of.get(item.name)
+            if feature in selected:
+                assert feature is not None
+                self.places.setdefault(feature, f"/{pattern}")
+                self._add_rows(feature, item)
+            elif feature in one.optional:
+                reason = f"observations of the next frames, {NOT_SELECTED}"
+                is_data = not self.is_chosen
+                self._leave_out(_shortened(pattern, "next_obs"), reason, is_data=is_data)
+            elif feature is not None:
+                self._leave_out(pattern, NOT_SELECTED)
+            elif place in one.left_out:
+                self._leave_out(pattern, "not one value or text for each frame", is_data=True)
+            elif one.is_mapped:
+                self._leave_out(pattern, "not named by map=")
+            elif place in AUXILIARY:
+                self._leave_out(pattern, "lengths of encoded images")
+        self._videos |= {*one.videos.values()}
+        for feature in one.videos:
+            if feature in selected:
+                self.places.setdefault(feature, "*/recordings/MP4/*.mp4")
+            else:
+                reason = f"{NOT_SELECTED} or without_video="
+                self._leave_out(f"feature {feature}", reason)
+
+    def add_file(self, file: Any, name: str, demos: Sequence[str]) -> None:
+        """Counts the data beside robomimic's demonstrations, and compares the masks with them."""
+        self.files += 1
+        if [*demos] == ["/"]:
+            return
+        taken = {*demos, "/mask", "/data"}
+        for parent in ("/", "/data"):
+            for child in file[parent]:
+                place = f"{parent.rstrip('/')}/{child}"
+                if place not in taken:
+                    self._add_beside(file, parent, child, name)
+        known = {demo.rpartition("/")[2] for demo in demos}
+        for mask, named in mask_lists(file).items():
+            if missing := sorted({*named} - known):
+                shown = ", ".join(missing[:_SHOWN])
+                self.notes.append(
+                    f"{name}: {len(missing)} of {counted(len(named), 'demonstration')} of "
+                    f"mask/{mask} missing: {shown}"
+                )
+
+    def reason(self) -> str:
+        """`2 files, 12 episodes of robomimic`."""
+        episodes = [f"{counted(n, 'episode')} of {name}" for name, n in self.layouts.most_common()]
+        return ", ".join([counted(self.files, "HDF5 file"), *episodes])
+
+    def is_taken(self, path: Path) -> bool:
+        """Whether a file was read."""
+        is_about = path.name.startswith("metadata_") and path.suffix == ".json"  # DROID's
+        return (
+            is_hdf5_name(path) or path in self._videos or (is_about and self.layouts["DROID"] > 0)
+        )
+
+    def left_out(self) -> list[LeftOut]:
+        """The datasets that are not packed, by pattern."""
+        return left_out_by_pattern(self._left_out, "datasets")
+
+    def unwritten_notes(self) -> list[str]:
+        """A note for each feature with rows that were never written."""
+        return [
+            f"{count:,} of {counted(self.rows[name], 'row')} of {name} were never written: "
+            f"filled with {self.fills[name]}"
+            for name, count in self.unwritten.items()
+            if count
+        ]
+
+    def check_requested(self, features: Sequence[str], file: str) -> None:
+        """Raises `SourceError` for a feature of which no row was written."""
+        for name in features:
+            check_is_written(name, file, self.unwritten[name], self.rows[name], "row")
+
+    def _add_rows(self, feature: str, item: Any) -> None:
+        if not item.shape:
+            return
+        self.rows[feature] += item.shape[0]
+        if count := unwritten_rows(item):
+            self.unwritten[feature] += count
+            self.fills.setdefault(feature, _fill(item))
+
+    def _add_beside(self, file: Any, parent: str, child: str, name: str) -> None:
+        """Datasets outside of demonstrations."""
+        group = group_of(file[parent], child)
+        try:
+            found = [*datasets(group)] if group is not None else [""]
+        except SourceError as error:
+            self.notes.append(f"{name}: /{child} cannot be listed: {first_line(error)}")
+            return
+        reason = "a group without actions" if parent == "/data" else "in no demonstration"
+        for each in found:
+            self._leave_out(_pattern(f"{parent}/{child}", each), reason, is_data=True)
+
+    def _leave_out(self, pattern: str, reason: str, *, is_data: bool = False) -> None:
+        self._left_out[(pattern, reason, is_data)] += 1
+
+
+def check_total(file: Any, demos: Sequence[str]) -> None:
+    """Compares `total` and `num_demos` of robomimic's `/data` with its demonstrations.
+
+    Raises `SourceError`.
+    """
+    if [*demos] == ["/"]:
+        return
+    data = file["data"]
+    every = [group for name in data if (group := group_of(data, name)) is not None]
+    rows = sum(map(_rows, every))
+    _check(data, "num_demos", [len(every)], "demonstration")
+    if whole_number(data, "total") != rows:
+        # A demonstration whose rows differ from its own attribute is refused by itself.
+        _check(data, "total", [rows, sum(declared_rows(each) or 0 for each in every)], "frame")
+
+
+def _check(data: Any, name: str, found: Sequence[int], noun: str) -> None:
+    declared = whole_number(data, name)
+    if declared is not None and declared not in found:
+        raise SourceError(
+            f"data.attrs[{name!r}] disagrees with the demonstrations; correct the attribute, or "
+            "ignore it (--skip-bad-episodes)",
+            expected=counted(declared, noun),
+            got=f"{counted(found[0], noun)} in the groups of /data",
+        )
+
+
+def _rows(demo: Any) -> int:
+    """The rows of a demonstration's actions; of those in another file, the declared number."""
+    if "actions" in demo and not isinstance(
+        demo.get("actions", getlink=True), load_h5py().ExternalLink
+    ):
+        return len(demo["actions"])
+    return declared_rows(demo) or 0
+
+
+def unwritten_rows(dataset: Any) -> int:
+    """Rows of a dataset with values in chunks, or a contiguous block, that were never allocated."""
+    from h5py import h5d
+
+    count = int(dataset.shape[0])
+    if not dataset.size:
+        return 0
+    if dataset.chunks is None:
+        is_contiguous = dataset.id.get_create_plist().get_layout() == h5d.CONTIGUOUS
+        return count if is_contiguous and not dataset.id.get_storage_size() else 0
+    grid = [-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)]
+    if dataset.id.get_num_chunks() == math.prod(grid):
+        return 0
+    found: Counter[int] = Counter()
+    dataset.id.chunk_iter(lambda chunk: found.update([chunk.chunk_offset[0]]))
+    length, others = dataset.chunks[0], math.prod(grid[1:])
+    written = (min(length, count - start) for start, n in found.items() if n == others)
+    return int(count - sum(rows for rows in written if rows > 0))
+
+
+def _fill(dataset: Any) -> str:
+    value = dataset.fillvalue
+    text = text_of(value)
+    if text is not None:
+        return repr(text)
+    return str(value.item() if isinstance(value, np.generic) else value)[:50]
+
+
+def _pattern(group: str, place: str) -> str:
+    """`data/demo_*/obs/x`: the path in the file, with `*` for the number of the episode."""
+    above = re.sub(r"[0-9]+$", "*", group.strip("/"))
+    return "/".join(filter(None, (above, place)))
+
+
+def _shortened(pattern: str, group: str) -> str:
+    head, found, _ = pattern.partition(f"{group}/")
+    return f"{head}{found}*" if found else pattern

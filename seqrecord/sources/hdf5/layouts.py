@@ -1,0 +1,360 @@
+"""How HDF5 files of robot recordings are laid out, and which episodes and features they hold.
+
+::
+
+    ALOHA       one file an episode    /action [T, 14], /observations/qpos [T, 14], …,
+                                       /observations/images/CAMERA [T, H, W, 3], or [T, L]: JPEG
+    robomimic   many in one file       /data/demo_0/actions [T, 7], /data/demo_0/obs/… [T, …],
+                                       /data/demo_0/next_obs/…, /mask/train
+    DROID       one folder an episode  trajectory.h5: /action/…, /observation/… [T, …];
+                                       metadata_*.json, recordings/MP4/SERIAL.mp4
+
+Sources: https://github.com/tonyzhaozh/aloha (record_episodes.py),
+https://robomimic.github.io/docs/datasets/overview.html,
+https://github.com/droid-dataset/droid (trajectory_writer.py) and its page of the dataset.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError, located
+from seqrecord.sources.common.files import is_directory, json_object, list_folder, read_bytes
+from seqrecord.sources.common.originals import natural_order
+from seqrecord.sources.common.specs import frame_rate
+from seqrecord.sources.hdf5.files import (
+    attributes,
+    datasets,
+    encoded_row,
+    first_image,
+    is_text,
+    load_h5py,
+    text_of,
+)
+from seqrecord.text import repr_of
+
+AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
+"""ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
+
+_LENGTHS = ("num_samples", "num_frames", "num_timesteps")
+"""Attributes that declare the number of an episode's rows."""
+
+_CAMERAS = ("wrist", "ext1", "ext2")
+_VIDEOS = "recordings/MP4"
+_MAX_JSON = 1 << 20
+_MAX_TEXT = 4096
+_SHOWN = 12  # datasets of a file that an error names
+
+
+@dataclass(frozen=True)
+class Hdf5Episode:
+    """An episode in an open file.
+
+    `stored` are its datasets by feature name; those in `optional` are read only where they are
+    asked for by name. `num_frames` is what the file says it has, `None` where it does not say.
+    `left_out` names the datasets that are no numbers, so that no feature can hold them. `videos`
+    are files by feature name, each with a frame for each row. `datasets` are all of the episode's
+    group, by path.
+    """
+
+    layout: str
+    stored: Mapping[str, Any]
+    left_out: Sequence[str] = ()
+    optional: frozenset[str] = frozenset()
+    num_frames: int | None = None
+    fps: float | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    videos: Mapping[str, Path] = field(default_factory=dict)
+    datasets: Mapping[str, Any] = field(default_factory=dict)
+    is_mapped: bool = False
+
+    @property
+    def declared_by(self) -> str:
+        """Names the attribute, in errors, if the file declares the number of frames."""
+        return "" if self.num_frames is None else ", as the episode's attributes declare"
+
+
+def groups(file: Any) -> list[str]:
+    """The groups that hold an episode each, in the order of names and numbers: `/`, if it is one.
+
+    robomimic's are demonstrations, `/data/demo_0`.
+    """
+    data = group_of(file, "data")
+    names = [] if data is None else [name for name in data if group_of(data, name) is not None]
+    demos = [f"/data/{name}" for name in sorted(names, key=natural_order)]
+    return [demo for demo in demos if "actions" in file[demo]] or ["/"]
+
+
+def read_episode(
+    file: Any, path: Path, group: str, places: Mapping[str, str] | None
+) -> Hdf5Episode:
+    """The episode of a group.
+
+    `places` are paths by feature name, in the file or, of robomimic, in each demonstration; only
+    these are features then. Raises `SourceError` for a layout that is not known, with what the
+    file holds.
+    """
+    if group != "/" and group_of(file, group) is None:
+        raise SourceError(f"no group {group}")
+    found = datasets(file[group])
+    return replace(_laid_out(file, path, group, places, found), datasets=found)
+
+
+def _laid_out(
+    file: Any,
+    path: Path,
+    group: str,
+    places: Mapping[str, str] | None,
+    found: Mapping[str, Any],
+) -> Hdf5Episode:
+    if places:
+        stored = _mapped(found, places)
+        if group == "/":
+            count = declared_rows(file)
+            said = attributes(file)
+            return Hdf5Episode("mapped", stored, num_frames=count, metadata=said, is_mapped=True)
+        return replace(_robomimic(file, path, group, {}), stored=stored, is_mapped=True)
+    if group != "/":
+        return _robomimic(file, path, group, found)
+    if group_of(file, "action") is not None and group_of(file, "observation") is not None:
+        return _droid(file, found, path)
+    if "action" in found and any(name.startswith("observations/") for name in found):
+        return _aloha(file, found, path)
+    shown = [f"/{name} {list(found[name].shape)}" for name in found]
+    raise SourceError(
+        "an HDF5 file of a layout that is not known",
+        expected="ALOHA (/action, /observations/…), robomimic (/data/demo_0/actions), DROID "
+        "(/action/…, /observation/…), or --map FEATURE=PATH for each feature",
+        got=", ".join(shown[:_SHOWN]) or "no datasets",
+    )
+
+
+def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
+    sorted_ = _sorted_out(found, path)
+    stored = {name: item for name, item in sorted_.frames.items() if name not in AUXILIARY}
+    return Hdf5Episode(
+        "ALOHA",
+        {_feature(name): item for name, item in stored.items()},
+        sorted_.left_out,
+        num_frames=declared_rows(file),
+        metadata={"layout": "ALOHA", **attributes(file), **sorted_.values},
+    )
+
+
+def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> Hdf5Episode:
+    name = group.rpartition("/")[2]
+    sorted_ = _sorted_out(found, path)
+    stored = {_feature(where): item for where, item in sorted_.frames.items()}
+    said = attributes(file[group], without=("model_file",))
+    metadata = {"layout": "robomimic", "demonstration": name, **said, **sorted_.values}
+    environment = _environment(file["data"])
+    if isinstance(environment.get("env_name"), str):
+        metadata["env_name"] = environment["env_name"]
+    if masks := _masks(file, name):
+        metadata["masks"] = masks
+    return Hdf5Episode(
+        "robomimic",
+        stored,
+        sorted_.left_out,
+        # Each is the observation of the next frame; only the last one is not among `obs`.
+        frozenset(feature for feature in stored if feature.startswith("next_obs.")),
+        num_frames=declared_rows(file[group]),
+        fps=_control_rate(environment),
+        metadata=metadata,
+    )
+
+
+def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
+    """Serial numbers of cameras become what the cameras are: wrist, ext1, ext2."""
+    said = _droid_metadata(path.parent)
+    serials = {
+        str(said[f"{camera}_cam_serial"]): camera
+        for camera in _CAMERAS
+        if said.get(f"{camera}_cam_serial")
+    }
+    stored: dict[str, Any] = {}
+    sorted_ = _sorted_out(found, path)
+    left_out = list(sorted_.left_out)
+    for name, item in sorted_.frames.items():
+        *above, last = name.split("/")
+        if "controller_info" in above or "videos" in above:
+            left_out.append(name)  # DROID's own reader does not count their rows either
+            continue
+        head, _, tail = last.partition("_")
+        last = "_".join(filter(None, (serials.get(head, head), tail)))
+        stored[".".join([*above, last])] = item
+    metadata = {"layout": "DROID", **attributes(file), **sorted_.values, **said}
+    videos = _droid_videos(path.parent, serials)
+    return Hdf5Episode("DROID", stored, left_out, metadata=metadata, videos=videos)
+
+
+def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
+    """The cameras' videos, `SERIAL.mp4`; those of both lenses (`SERIAL-stereo.mp4`) are no frames
+    of one camera.
+    """
+    place = folder / _VIDEOS
+    if not is_directory(place):
+        return {}
+    names = sorted(name for name, is_folder in list_folder(place) if not is_folder)
+    found = {
+        serials.get(stem, stem): place / name
+        for name in names
+        if (stem := name.removesuffix(".mp4")) != name and "-" not in stem
+    }
+    order = [each for each in (*_CAMERAS, *found) if each in found]
+    return {f"observation.image.{camera}": found[camera] for camera in dict.fromkeys(order)}
+
+
+def is_droid_metadata(name: str) -> bool:
+    """Whether a file beside `trajectory.h5` has DROID's metadata."""
+    return name.startswith("metadata_") and name.endswith(".json")
+
+
+def _droid_metadata(folder: Path) -> dict[str, Any]:
+    """The JSON object beside `trajectory.h5`, numbers and text of it; empty if there is none."""
+    for name, is_folder in sorted(list_folder(folder)):
+        if is_droid_metadata(name) and not is_folder:
+            with located(SourceError, file=str(folder / name)):
+                value = json_object(read_bytes(folder / name, _MAX_JSON))
+            return {k: v for k, v in value.items() if _is_json_scalar(k) and _is_json_scalar(v)}
+    return {}
+
+
+def _is_json_scalar(value: object) -> bool:
+    if isinstance(value, str):
+        return text_of(value) == value
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _mapped(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    stored = {}
+    for feature, place in places.items():
+        if place.strip("/") not in found:
+            raise SourceError(
+                f"no dataset {place}",
+                feature=feature,
+                expected="one of " + ", ".join(f"/{name}" for name in list(found)[:_SHOWN]),
+            )
+        stored[feature] = found[place.strip("/")]
+    return stored
+
+
+@dataclass(frozen=True)
+class _SortedOut:
+    """Datasets of numbers, images or a text a frame; single values; and names of all others."""
+
+    frames: Mapping[str, Any]
+    values: Mapping[str, Any]
+    left_out: Sequence[str]
+
+
+def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
+    frames: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    left_out: list[str] = []
+    for name, item in found.items():
+        if item.shape == () and item.dtype.kind in "biuf":
+            if np.isfinite(item[()]):
+                values[name] = item[()].item()
+        elif item.size == 1 and (text := _only_text(item)) is not None:
+            values[name] = text[:_MAX_TEXT]
+        elif item.shape and (item.dtype.kind in "biufc" or first_image(item, path) is not None):
+            frames[name] = item
+        elif is_text(item):
+            texts[name] = item
+        else:
+            left_out.append(name)
+    rows = [frames[name].shape[:1] for name in ("action", "actions", *frames) if name in frames]
+    for name, item in texts.items():  # some lists of texts have nothing to do with frames
+        if rows[:1] == [item.shape]:
+            frames[name] = item
+        else:
+            left_out.append(name)
+    return _SortedOut(frames, values, left_out)
+
+
+def _only_text(item: Any) -> str | None:
+    """A dataset's one value, if it is text."""
+    if not is_text(item) or item.dtype.itemsize > _MAX_JSON:
+        return None
+    value = item[(0,) * item.ndim]
+    return None if encoded_row(value) is not None else text_of(value)
+
+
+def _feature(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def group_of(parent: Any, name: str) -> Any | None:
+    """The group of this name, if there is one that lies in this file."""
+    h5py = load_h5py()
+    if name not in parent or isinstance(parent.get(name, getlink=True), h5py.ExternalLink):
+        return None
+    return parent[name] if parent.get(name, getclass=True) is h5py.Group else None
+
+
+def _environment(data: Any) -> dict[str, Any]:
+    text = text_of(data.attrs.get("env_args"))
+    try:
+        value = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _control_rate(environment: Mapping[str, Any]) -> float | None:
+    """robosuite's control frequency in Hz, which is the rate of frames."""
+    arguments = environment.get("env_kwargs")
+    return frame_rate(arguments.get("control_freq")) if isinstance(arguments, dict) else None
+
+
+def _masks(file: Any, demo: str) -> list[str]:
+    """The filter keys, such as `train`, in whose lists the demonstration stands."""
+    return [name for name, demos in mask_lists(file).items() if demo in demos]
+
+
+def mask_lists(file: Any) -> dict[str, list[str]]:
+    """The demonstrations that each filter key of robomimic names."""
+    masks = group_of(file, "mask")
+    if masks is None:
+        return {}
+    found = {name: masks[name] for name in masks if isinstance(masks[name], load_h5py().Dataset)}
+    return {
+        name: [text for each in demos[()] if (text := text_of(each)) is not None]
+        for name, demos in found.items()
+        if demos.ndim == 1 and demos.nbytes <= _MAX_JSON
+    }
+
+
+def declared_rows(group: Any) -> int | None:
+    """The number of rows that the attributes of an episode declare."""
+    return next(filter(lambda n: n is not None, (whole_number(group, n) for n in _LENGTHS)), None)
+
+
+def whole_number(item: Any, name: str) -> int | None:
+    """An attribute that is one whole number, of any type.
+
+    Raises `SourceError` for a `num_samples` that is none.
+    """
+    if name not in item.attrs:
+        return None
+    value: npt.NDArray[Any] = np.asarray(item.attrs[name])
+    is_number = value.size == 1 and value.dtype.kind in "iuf" and bool(np.isfinite(value).all())
+    if is_number and value.item() == int(value.item()):
+        return int(value.item())
+    if name == "num_samples":
+        raise SourceError(
+            "num_samples of the wrong kind",
+            expected="a whole number",
+            got=repr_of(item.attrs[name]),
+        )
+    return None

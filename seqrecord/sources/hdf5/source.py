@@ -1,0 +1,366 @@
+"""HDF5 files of robot recordings: ALOHA, robomimic, DROID, and any other by a map of features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.schema import EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.common.embedded import embedded_spec, embedded_value, read_rows
+from seqrecord.sources.common.files import is_file
+from seqrecord.sources.common.images import image_format
+from seqrecord.sources.common.limits import check_decoded, check_frames
+from seqrecord.sources.common.orientation import Orientation, is_alone
+from seqrecord.sources.common.originals import Scan, ScannedSource, find_files, has_file, key_of
+from seqrecord.sources.common.references import external_files, referring_schema
+from seqrecord.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
+from seqrecord.sources.common.stored_rows import check_stored_alike, hdf5_rows, hdf5_spec
+from seqrecord.sources.hdf5.account import Hdf5Account, check_total
+from seqrecord.sources.hdf5.files import (
+    encoded_row,
+    first_image,
+    is_hdf5_name,
+    is_text,
+    open_hdf5,
+    reading_hdf5,
+    text_of,
+)
+from seqrecord.sources.hdf5.layouts import Hdf5Episode, groups, is_droid_metadata, read_episode
+from seqrecord.sources.inventory import Account, LeftOut, unread_files
+from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile
+from seqrecord.sources.video.streams import check_file, read_gops, video_spec
+from seqrecord.sources.video.tables import read_references, read_table
+
+_ORDERS = ("rgb", "bgr")
+
+
+@dataclass(frozen=True)
+class Hdf5(ScannedSource):
+    """HDF5 files as a source: a folder of them, at any depth, or one file.
+
+    The layout of each file is found in it: ALOHA's, robomimic's or DROID's (`hdf5.layouts`). With
+    `map`, paths in the file by feature name, it can be any other; a file is one episode then, or
+    each of robomimic's demonstrations, in which the paths lie.
+
+    Features are named by their place, with dots: `observations.images.cam_high`, `action`,
+    `obs.agentview_image`. robomimic's `next_obs` are left out unless `features` names them. DROID's
+    cameras are called `wrist`, `ext1` and `ext2` instead of their serial numbers where its metadata
+    names these. Its videos, `recordings/MP4/SERIAL.mp4`, are `observation.image.wrist` and so on,
+    kept as they are; frame i of each is of row i, so one of
+    another number of frames is refused. `without_video` leaves them out.
+
+    `features` are the names to read, in that order, by default all. A feature that an episode lacks
+    is left out of its frames; all others must have as many rows as the episode has frames.
+
+    Images that lie in a dataset as JPEG or PNG, a row each, are decoded. `jpeg_order` says what
+    the JPEGs' channels are: `rgb`, as JPEG defines it, or `bgr`. ALOHA's recorder gives RGB to
+    OpenCV, which takes it for BGR, so for ALOHA `bgr` is the default, by which the frames are what
+    ALOHA's own reader gives. With `keep_encoded` RGB images stay encoded, unless they are `bgr`.
+
+    With `reference` arrays of at least 4 KiB a frame stay where they are, if no filter was applied
+    to them and each chunk holds whole frames; and so do the packets of DROID's videos.
+    """
+
+    map: Mapping[str, str] | None = None
+    jpeg_order: str | None = None
+    without_video: bool = False
+    reference: bool = False
+
+    takes_files = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.jpeg_order not in (None, *_ORDERS):
+            raise SourceError("no such jpeg_order", expected="rgb or bgr", got=self.jpeg_order)
+
+    def exists(self) -> bool:
+        """Whether there is a file with the ending `.hdf5` or `.h5`."""
+        return has_file(self.path, is_hdf5_name)
+
+    def schema(self) -> Schema:
+        return referring_schema(super().schema()) if self.reference else super().schema()
+
+    def referring(self) -> Hdf5:
+        """The same source, whose large arrays and videos stay where they are."""
+        return replace(self, keep_encoded=False, reference=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The files that its frames and GOPs may refer to, by the names that these have for
+        them."""
+        return external_files(self.path, find_files(self.path, _is_referred_to))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files of its values and metadata."""
+        return external_files(self.path, find_files(self.path, _is_copied))
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with self._opened(info) as (one, path):
+            yield from self._read(one, path)
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
+        """The GOPs of one episode's cameras, of DROID; its frames lack these features."""
+        schema = self.schema()
+        if not any(spec.is_video for spec in schema.values()):
+            return {}
+        with self._opened(info) as (one, _):
+            return {
+                name: _gops(info, schema[name], video, reference=self.reference)
+                for name, video in one.videos.items()
+                if name in schema and schema[name].is_video
+            }
+
+    @contextmanager
+    def _opened(self, info: EpisodeInfo) -> Iterator[tuple[Hdf5Episode, Path]]:
+        """The episode, and the file that holds it, while that is open."""
+        path = self._folder / str(info.metadata.get("file", ""))
+        if ".." in path.parts or not is_hdf5_name(path):
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
+        with located(SourceError, episode=info.key), open_hdf5(path) as file:
+            group = str(info.metadata.get("group", "/"))
+            if group == "/":
+                check_total(file, groups(file))
+            yield read_episode(file, path, group, self.map), path
+
+    @property
+    def _folder(self) -> Path:
+        root = self.path
+        return root.parent if is_file(root) else root
+
+    def scan(self, found: Scan) -> None:
+        paths = find_files(self.path, is_hdf5_name)
+        if not paths:
+            raise SourceError("no HDF5 file found", file=str(self.root), expected="*.hdf5 or *.h5")
+        counts = found.details = Hdf5Account(bool(self.features))
+        for path in paths:
+            with found.unless_broken(self._place(path, "/")), open_hdf5(path) as file:
+                demos = groups(file)
+                for group in demos:
+                    place = self._place(path, group)
+                    with found.unless_broken(place), reading_hdf5(path):
+                        one = read_episode(file, path, group, self.map)
+                        found.offered |= dict.fromkeys([*one.stored, *one.videos])
+                        specs = list(self._specs(one, path))
+                        if one.videos:
+                            known = {spec.name for spec in [*found.specs, *specs]}
+                            specs += self._video_specs(one, known)
+                        metadata = {**one.metadata, **place.metadata}
+                        if one.left_out:
+                            metadata["left_out"] = [text_of(name) for name in one.left_out]
+                        info = EpisodeInfo(place.key, _num_frames(one), metadata, one.fps)
+                        found.episodes.append(info)
+                        found.specs += specs
+                        wanted = {spec.name for spec in specs}
+                        wanted |= {name for name in one.videos if self._is_wanted_video(name)}
+                        counts.add_episode(one, group, wanted)
+                counts.add_file(file, path.name, demos)
+                check_total(file, demos)
+
+    def account(self) -> Account:
+        found, counts = self.scan_result, self.scan_result.details
+        counts.check_requested([*(self.features or ()), *(self.map or ())], str(self.root))
+        left_out: list[LeftOut] = counts.left_out()
+        for each in unread_files(self.path, counts.is_taken):
+            is_stereo = each.pattern.endswith("-stereo.mp4")
+            left_out.append(
+                replace(each, reason="both lenses in one picture") if is_stereo else each
+            )
+        notes = (*found.notes, *counts.notes, *counts.unwritten_notes())
+        return Account(counts.reason(), counts.places, tuple(left_out), notes)
+
+    def _place(self, path: Path, group: str) -> EpisodeInfo:
+        """An episode's key, and in its metadata what `frames` finds it by."""
+        file = path.relative_to(self._folder).as_posix()
+        key = key_of(path, self.path)
+        if path.name == "trajectory.h5" and path.parent != self._folder:
+            key = key_of(path.parent, self._folder, ending=True)  # DROID: the folder is the episode
+        if group == "/":
+            return EpisodeInfo(key, 0, {"file": file})
+        name = group.rpartition("/")[2]
+        return EpisodeInfo(f"{key}/{name}", 0, {"file": file, "group": group})
+
+    def _specs(self, one: Hdf5Episode, path: Path) -> Iterator[FeatureSpec]:
+        for name, dataset in one.stored.items():
+            if name in self.features if self.features else name not in one.optional:
+                yield self._spec(name, dataset, one, path)
+
+    def _video_specs(self, one: Hdf5Episode, known: Container[str]) -> list[FeatureSpec]:
+        """Those of videos that no episode before has."""
+        specs = []
+        for name, path in one.videos.items():
+            if self._is_wanted_video(name) and name not in known:
+                with VideoFile(path) as video:
+                    specs.append(video_spec(name, video))
+        return specs
+
+    def _is_wanted_video(self, name: str) -> bool:
+        return name in self.features if self.features else not self.without_video
+
+    def _spec(self, name: str, dataset: Any, one: Hdf5Episode, path: Path) -> FeatureSpec:
+        if dataset.shape == ():
+            raise SourceError("a dataset without a time axis", feature=name, expected="[T, …]")
+        data = first_image(dataset, path)
+        if data is not None:
+            keep = self.keep_encoded and not self._is_bgr(data, one, path)
+            return embedded_spec(name, data, path, keep_encoded=keep, exif=self.exif)
+        if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
+            raise SourceError(
+                "a first row that is no image, in a file whose images are compressed",
+                feature=name,
+                frame=0,
+                expected="a JPEG or a PNG",
+            )
+        if is_text(dataset) and dataset.ndim == 1:
+            return text_spec(name, path)
+        dtype, shape = dataset.dtype, dataset.shape[1:]
+        spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
+        return hdf5_spec(spec, dataset, path) if self.reference and not one.videos else spec
+
+    def _is_bgr(self, data: bytes, one: Hdf5Episode, path: Path) -> bool:
+        order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
+        return order == "bgr" and image_format(data, path) == "jpeg"
+
+    def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
+        num_frames, declared, stored = _num_frames(one), 0, 0
+        readers: dict[str, Iterator[Any]] = {}
+        there = {spec.name: spec for spec in self._specs(one, path)}  # raises as for the schema
+        beside = [*one.stored, *one.videos, *map(str, one.left_out)]
+        orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
+        for name, spec in self.schema().items():
+            if name in there:
+                dataset = one.stored[name]
+                if dataset.shape[0] != num_frames:
+                    raise SourceError(
+                        "a feature whose rows disagree with the episode's frames",
+                        feature=name,
+                        expected=f"{num_frames} rows{one.declared_by}",
+                        got=f"{dataset.shape[0]} rows",
+                    )
+                declared += dataset.dtype.itemsize * math.prod(dataset.shape)
+                stored += dataset.id.get_storage_size()
+                if self.reference and spec.may_be_referred_to:
+                    readers[name] = _referred(dataset, there[name], spec, path)
+                else:
+                    readers[name] = self._values(dataset, spec, one, path, num_frames, orientation)
+        check_frames(num_frames)
+        check_decoded(declared, stored)
+        if not (readers or one.videos) or not num_frames:
+            raise SourceError("an episode without frames of the features")
+        for _ in range(num_frames):
+            yield {name: next(values) for name, values in readers.items()}
+
+    def _values(
+        self,
+        dataset: Any,
+        spec: FeatureSpec,
+        one: Hdf5Episode,
+        path: Path,
+        num_frames: int,
+        orientation: Orientation,
+    ) -> Iterator[Any]:
+        """The feature's values, checked."""
+        number: int | None = None
+        try:
+            is_image = first_image(dataset, path) is not None
+            is_array = not is_image and not is_text(dataset)
+            if is_array:
+                check_spec(dataset.dtype, dataset.shape[1:], spec, path)
+            if is_image + is_array != (spec.value == "array"):
+                raise SourceError("text and numbers of one name")
+            for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
+                if is_array:
+                    yield np.asarray(row, spec.dtype)
+                else:
+                    yield (
+                        self._image(row, spec, one, path, orientation) if is_image else _text(row)
+                    )
+                number = None  # the next rows may be those that cannot be read
+        except SourceError as error:
+            error.located(feature=spec.name)
+            if number is not None:
+                error.located(frame=number)
+            raise
+
+    def _image(
+        self, row: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path, orientation: Orientation
+    ) -> npt.NDArray[Any] | EncodedImage:
+        data = encoded_row(row)
+        if data is None:
+            raise SourceError("a row that is no image", expected="a JPEG or a PNG")
+        value = embedded_value(data, spec, path, orientation)
+        if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
+            return np.ascontiguousarray(value[..., ::-1])
+        return value
+
+
+FORMAT = SourceFormat(
+    "hdf5",
+    "*.hdf5 or *.h5 as ALOHA, robomimic or DROID lay it out, or any with --map FEATURE=PATH",
+    Hdf5,
+    options=("map", "jpeg_order", "without_video", "exif"),
+    takes_files=True,
+    takes_urls=True,
+)
+
+
+def _is_copied(path: Path) -> bool:
+    return _is_referred_to(path) or is_droid_metadata(path.name)
+
+
+def _is_referred_to(path: Path) -> bool:
+    return is_hdf5_name(path) or path.suffix.lower() in VIDEO_ENDINGS
+
+
+def _referred(dataset: Any, found: FeatureSpec, spec: FeatureSpec, path: Path) -> Iterator[Any]:
+    """Where the feature's values lie, or those that were never written."""
+    with located(SourceError, feature=spec.name):
+        check_spec(dataset.dtype, dataset.shape[1:], spec, path)
+        check_stored_alike(found, spec)
+        yield from hdf5_rows(dataset, path, spec)
+
+
+def _gops(
+    info: EpisodeInfo, spec: FeatureSpec, path: Path, *, reference: bool
+) -> Iterator[Gop | ReferencedGops]:
+    with located(SourceError, episode=info.key, feature=spec.name):
+        with VideoFile(path) as video:
+            check_file(video, spec)
+            count = 0
+            kept = [read_references(video, read_table(video))] if reference else read_gops(video)
+            for gop in kept:
+                count += int(np.sum(gop.num_frames))
+                yield gop
+        if count != info.num_frames:
+            raise SourceError(
+                "a video of another number of frames than the trajectory has rows",
+                file=str(path),
+                expected=info.num_frames,
+                got=count,
+            )
+
+
+def _num_frames(one: Hdf5Episode) -> int:
+    """What the file says, or the rows of the actions, or of the first dataset."""
+    if one.num_frames is not None:
+        return one.num_frames
+    for name in ("action", "actions", *one.stored):
+        if name in one.stored and one.stored[name].shape:
+            return int(one.stored[name].shape[0])
+    raise SourceError("an episode without frames")
+
+
+def _text(row: Any) -> str:
+    try:
+        return row if isinstance(row, str) else bytes(row).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError("text that is not UTF-8", got=repr(bytes(row)[:80])) from error

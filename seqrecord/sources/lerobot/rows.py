@@ -1,0 +1,314 @@
+"""Rows of LeRobot's parquet files as frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seqrecord.errors import SourceError, located
+from seqrecord.meanings import PIXEL_KINDS
+from seqrecord.schema import Block, FeatureSpec
+from seqrecord.sources.common.embedded import embedded_value
+from seqrecord.sources.common.orientation import UPRIGHT, Orientation
+from seqrecord.sources.common.parquet_tables import ParquetTable, python_values
+from seqrecord.sources.lerobot.layout import LeRobotEpisode
+from seqrecord.text import repr_of
+
+_ORDER = ("episode_index", "frame_index", "timestamp")
+# In memory at a time, by default; more of them where they are small.
+_ROWS, _ROWS_OF_IMAGES, _MOST_ROWS, _BYTES = 512, 32, 8192, 1 << 20
+
+
+class NumberedTexts(NamedTuple):
+    """Texts that a column has by their numbers."""
+
+    column: str
+    texts: Mapping[int, str]
+
+
+class EpisodeRows:
+    """Reads the rows of episodes, from files that hold one or many of them.
+
+    Consecutive episodes of one file are read in one pass: a row group may be the whole file, and
+    nothing in it can be reached without decoding what comes before.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        schema: Mapping[str, FeatureSpec],
+        texts: Mapping[str, NumberedTexts],
+        *,
+        num_rows: Mapping[str, int] | None = None,
+        orientation: Orientation = UPRIGHT,
+    ) -> None:
+        self._orientation = orientation
+        self._root, self._schema, self._numbered = root, schema, texts
+        self._num_rows = num_rows or {}  # by file, as `meta` has it
+        has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
+        self._batch_rows = _ROWS_OF_IMAGES if has_images else _ROWS
+        if all(spec.is_fixed or name in texts for name, spec in schema.items()):
+            fitting = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
+            self._batch_rows = max(self._batch_rows, min(fitting, _MOST_ROWS))
+        self._episodes: dict[str, _Episodes] = {}  # of the file that was looked at last
+        self._file: _Episodes | None = None  # the open file
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
+        self._row = 0  # the first of them, or the next one to be read
+
+    def blocks(self, episode: LeRobotEpisode) -> Iterator[Block]:
+        """All frames, with images one by one.
+
+        Raises `SourceError` for rows that are missing, twice or out of order.
+        """
+        file = self._in_file(episode)
+        with located(SourceError, file=str(file.path)):
+            begin, times = file.rows_of(episode)
+            count = 0
+            for batch in self._rows(file, begin, begin + len(times)):
+                yield from self._blocks(batch, file.path, count)
+                count += batch.num_rows
+
+    def times(self, episode: LeRobotEpisode) -> npt.NDArray[np.float64]:
+        """The timestamps of an episode's rows: seconds [rows]; raises as `blocks` does."""
+        file = self._in_file(episode)
+        with located(SourceError, file=str(file.path)):
+            return file.rows_of(episode)[1]
+
+    def _in_file(self, episode: LeRobotEpisode) -> _Episodes:
+        if episode.file not in self._episodes:
+            path = self._root / episode.file
+            with located(SourceError, file=str(path)):
+                self._episodes = {episode.file: _Episodes(path, self._num_rows.get(episode.file))}
+        return self._episodes[episode.file]
+
+    def _blocks(self, batch: pa.RecordBatch, path: Path, first: int) -> Iterator[Block]:
+        columns: dict[str, Any] = {}
+        images: dict[str, pa.Array] = {}
+        for name, spec in self._schema.items():
+            if name in self._numbered:
+                columns[name] = _numbered_texts(batch, name, self._numbered[name])
+            elif spec.value == "text":
+                columns[name] = _texts(batch.column(name), spec)
+            elif spec.kind in PIXEL_KINDS:
+                images[name] = batch.column(name)
+            else:
+                columns[name] = array_of(batch.column(name), spec)
+        block = Block(batch.num_rows, columns)
+        if not images:
+            yield block
+            return
+        for row, others in enumerate(block.frames()):
+            frame: dict[str, Any] = {}
+            for name, spec in self._schema.items():
+                if name not in images:
+                    frame[name] = others[name]
+                    continue
+                with located(SourceError, feature=name, frame=first + row):
+                    frame[name] = embedded_value(
+                        _image(images[name], row), spec, path, self._orientation
+                    )
+            yield Block.of(frame)
+
+    def _rows(self, file: _Episodes, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a file from `begin` up to `end`, batch by batch."""
+        if file is not self._file or begin < self._row:
+            self._batches, self._rest, self._row = self._opened(file, begin), None, begin
+        while begin < end:
+            batch, self._rest = self._rest, None
+            if batch is None:
+                self._file = None  # unless more can be read
+                batch = next(self._batches, None)
+                if batch is None:
+                    raise SourceError("columns of several lengths", expected=f"{end} rows or more")
+                self._file = file
+            skipped = min(begin - self._row, batch.num_rows)
+            mine = batch.slice(skipped, end - begin)
+            used = skipped + mine.num_rows
+            self._rest = batch.slice(used) if used < batch.num_rows else None
+            self._row += used
+            begin += mine.num_rows
+            yield mine
+
+    def _opened(self, file: _Episodes, first: int) -> Iterator[pa.RecordBatch]:
+        stands_for = {name: each.column for name, each in self._numbered.items()}
+        features = [stands_for.get(name, name) for name in self._schema]
+        columns = [*dict.fromkeys(features)] or [*_ORDER[:1]]
+        numbers = {
+            name: math.prod(n or 0 for n in spec.shape)
+            for name, spec in self._schema.items()
+            if spec.value == "array" and spec.kind != "image" and spec.is_fixed
+        }
+        return file.table.batches(
+            *(columns,),
+            features=self._schema,
+            rows=self._batch_rows,
+            first=first,
+            numbers=numbers,
+        )
+
+
+class _Episodes:
+    """Which rows of a file are of which episode, and their times."""
+
+    def __init__(self, path: Path, listed: int | None) -> None:
+        self.path, self.table = path, ParquetTable(path)
+        _check_rows(self.table, listed)
+        batches = list(self.table.batches(_ORDER))
+        self._columns = [
+            np.concatenate([np.empty(0), *(number_column(batch, name) for batch in batches)])
+            for name in _ORDER
+        ]
+        # A column that is searched once for each episode would be read each time.
+        found, *places = np.unique(self._columns[0], return_index=True, return_counts=True)
+        pairs = zip(*(each.tolist() for each in places), strict=True)
+        self._places = dict(zip(found.tolist(), pairs, strict=True))
+
+    def rows_of(self, episode: LeRobotEpisode) -> tuple[int, npt.NDArray[np.float64]]:
+        """The first row of an episode, and the timestamps of all of them: seconds [rows].
+
+        Raises `SourceError` for rows that are missing or out of order.
+        """
+        begin, count = self._places.get(episode.index, (0, 0))
+        episodes, numbers, times = (column[begin : begin + count] for column in self._columns)
+        if (episodes != episode.index).any():
+            raise SourceError("rows of other episodes among those of this one")
+        for frame in np.flatnonzero(numbers != np.arange(count))[:1].tolist():
+            raise SourceError(
+                "rows that are missing or out of order",
+                frame=frame,
+                expected=f"frame_index {frame}",
+                got=int(numbers[frame]),
+            )
+        before = np.concatenate([[-np.inf], times])[:-1]
+        for frame in np.flatnonzero(~(times > before))[:1].tolist():
+            raise SourceError(
+                "timestamps that go back",
+                frame=frame,
+                expected=f"more than {before[frame]} s",
+                got=f"{times[frame]} s",
+            )
+        if count != episode.length:
+            raise SourceError(
+                "another number of rows than the episode's length",
+                expected=episode.length,
+                got=count,
+            )
+        return begin, times
+
+
+def _check_rows(table: ParquetTable, listed: int | None) -> None:
+    """Raise `SourceError` for more rows than `meta` lists, before any is read; for fewer the
+    episode that lacks them is refused."""
+    if listed is not None and table.num_rows > listed:
+        raise SourceError(
+            "more rows than meta/episodes lists for this file",
+            expected=f"{listed} rows",
+            got=f"{table.num_rows} rows",
+        )
+
+
+def image_bytes(path: Path, name: str) -> bytes:
+    """The first image of a column."""
+    with located(SourceError, file=str(path)):
+        for batch in ParquetTable(path).batches([name], rows=1):
+            return _image(batch.column(0), 0)
+        raise SourceError("a parquet file without rows")
+
+
+def _image(column: pa.Array, row: int) -> bytes:
+    """The encoded image of one row, whatever its name is."""
+    is_struct = pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
+    [data] = python_values((column.field("bytes") if is_struct else column).slice(row, 1))
+    if not isinstance(data, bytes):
+        raise SourceError(
+            "an image that is not in the parquet file",
+            expected="the bytes of a PNG or JPEG",
+            got=repr_of(python_values(column.slice(row, 1)), 100),
+        )
+    return data
+
+
+def number_column(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
+    """A column of one number a row, without gaps."""
+    column = batch.column(name)
+    if column.null_count or not (
+        pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    ):
+        raise SourceError(
+            f"a column {name} that is not one number a row",
+            expected="numbers",
+            got=f"{column.type}, {column.null_count} of them missing",
+        )
+    values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    return values
+
+
+def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
+    """[rows, *shape] of the feature's dtype, from numbers or from lists nested to its shape."""
+    values, rows = column, len(column)
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    sizes: list[int] = []
+    while isinstance(values, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
+        # Not by `flatten`, which imports pyarrow.compute: that takes 0.1 s.
+        if values.null_count:
+            raise _misshapen(spec, "lists of several lengths, or missing ones")
+        if isinstance(values, pa.FixedSizeListArray):
+            size = values.type.list_size
+            begin = values.offset * size
+        else:
+            offsets = values.offsets.to_numpy()
+            begin, size = (int(offsets[0]), int(offsets[1] - offsets[0])) if len(values) else (0, 0)
+            if (offsets[1:] - offsets[:-1] != size).any():
+                raise _misshapen(spec, "lists of several lengths, or missing ones")
+        sizes.append(size)
+        values = values.values.slice(begin, len(values) * size)
+    if tuple(sizes) != spec.shape and (spec.shape or sizes != [1]):
+        raise _misshapen(spec, f"{values.type} {sizes}")
+    if values.null_count or not (
+        pa.types.is_integer(values.type)
+        or pa.types.is_floating(values.type)
+        or pa.types.is_boolean(values.type)
+    ):
+        raise _misshapen(spec, f"{values.type}, {values.null_count} of them missing")
+    array = values.to_numpy(zero_copy_only=False)
+    if array.dtype != spec.dtype:
+        raise _misshapen(spec, array.dtype.name)
+    return np.ascontiguousarray(array).reshape(rows, *(n or 1 for n in spec.shape))
+
+
+def _numbered_texts(batch: pa.RecordBatch, feature: str, numbered: NumberedTexts) -> list[str]:
+    column, texts = numbered
+    numbers = number_column(batch, column).tolist()
+    for number in numbers:
+        if number not in texts:
+            raise SourceError(
+                f"a {feature} without a name",
+                feature=feature,
+                expected=f"one of {len(texts)} texts",
+                got=f"{column} {number}",
+            )
+    return [texts[number] for number in numbers]
+
+
+def _texts(column: pa.Array, spec: FeatureSpec) -> list[str]:
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if column.null_count or not is_text:
+        raise _misshapen(spec, f"{column.type}, {column.null_count} of them missing")
+    return python_values(column)
+
+
+def _misshapen(spec: FeatureSpec, got: str) -> SourceError:
+    return SourceError(
+        "a column that is not as info.json declares it",
+        feature=spec.name,
+        expected=str(spec),
+        got=got[:200],
+    )

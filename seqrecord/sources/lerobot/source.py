@@ -1,0 +1,349 @@
+"""LeRobot datasets: rows and images of parquet files, videos, which are kept, and depth."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import SchemaError, SourceError, located
+from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.processes.forks import cached_property
+from seqrecord.schema import Block, FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.common.embedded import embedded_spec
+from seqrecord.sources.common.files import is_file
+from seqrecord.sources.common.orientation import Orientation, is_alone
+from seqrecord.sources.common.originals import FirstError, Originals, find_files
+from seqrecord.sources.common.references import external_files, identity_of_files
+from seqrecord.sources.common.specs import chosen_names, text_spec
+from seqrecord.sources.inventory import Account
+from seqrecord.sources.lerobot.account import account_of
+from seqrecord.sources.lerobot.counts import (
+    check_tasks,
+    check_totals,
+    frames_in_files,
+    limits_in_videos,
+)
+from seqrecord.sources.lerobot.layout import (
+    INFO,
+    LeRobotEpisode,
+    LeRobotFeature,
+    LeRobotInfo,
+    number_columns,
+    read_episodes,
+    read_info,
+    read_texts,
+)
+from seqrecord.sources.lerobot.rows import EpisodeRows, NumberedTexts, image_bytes
+from seqrecord.sources.lerobot.stats import own_statistics
+from seqrecord.sources.lerobot.videos import LeRobotVideos, depth_scale, read_spec
+from seqrecord.sources.video.streams import TOLERANCE
+from seqrecord.statistics.by_feature import Statistics
+
+_DERIVED = ("frame_index", "episode_index", "index", "task_index")
+"""Columns that say where a row lies, which the dataset knows itself, or a task by its number."""
+
+_AXES = {"height", "width", "channel", "channels"}
+
+
+@dataclass(frozen=True)
+class LeRobot(Originals):
+    """A LeRobot dataset of version 2.0, 2.1 or 3.0 as a source.
+
+    ::
+
+        ROOT/meta/info.json                                 features, fps, names
+        ROOT/data/chunk-000/file-000.parquet                v3.0: rows of many episodes
+        ROOT/videos/KEY/chunk-000/file-000.mp4              v3.0: frames of many episodes
+        ROOT/data/chunk-000/episode_000000.parquet          v2.x: rows of one
+        ROOT/videos/chunk-000/KEY/episode_000000.mp4        v2.x: frames of one
+
+    Episodes are called `episode_000000` by their numbers. Features have their LeRobot names; one
+    of shape [1] is a scalar, as LeRobot delivers it, images are uint8 [H, W, 3], and `timestamp`
+    is in seconds from the episode's start. `frame_index`, `episode_index` and `index` are left out.
+    Numbers of texts, which mean another text in another dataset, become the texts: `task_index` is
+    the feature `task`, `subtask_index` is `subtask` where there is `meta/subtasks.parquet`, and so
+    are GR00T's `annotation.…` where there is `meta/modality.json`. The metadata of an episode has
+    `episode_index`, its number in this dataset, `tasks`, `robot_type`, `split`, and `names` of what
+    has names.
+
+    Packets of H.264, HEVC, AV1 and VP9 are kept as they are.
+    The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
+    lerobot has it. Videos of depth (lerobot 0.6) hold codes, which are decoded to metres, float32
+    [H, W], by a `DepthScale`. `without_video` leaves both out. With
+    `keep_encoded` RGB images stay PNG or JPEG. With `reference` packets stay where they are.
+    """
+
+    without_video: bool = False
+    tolerance: float = TOLERANCE
+    reference: bool = False
+
+    unpickled = ("_episodes", "_rows", "_videos")
+
+    def exists(self) -> bool:
+        """Whether `root` has `meta/info.json`."""
+        return is_file(self.path / INFO)
+
+    def schema(self) -> Schema:
+        return self._schema
+
+    @property
+    def statistics(self) -> Statistics:
+        """Those that the dataset has itself, without quantiles; `SourceError` where it has none."""
+        num_frames = sum(info.num_frames for info in self.episodes())
+        return own_statistics(self.path, self._info, self.schema(), num_frames)
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        if not self._episodes:
+            raise SourceError("a LeRobot dataset without episodes", file=str(self.root))
+        return [self._info_of(episode) for episode in self._episodes.values()]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        for block in self.blocks(info):
+            yield from block.frames()
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        """The same, as many frames at a time as a batch of rows has; with images one by one."""
+        episode = self._episode(info)
+        with located(SourceError, episode=info.key):
+            depths = {
+                name: video.depths(episode, self._rows.times(episode))
+                for name, video in self._videos.items()
+                if video.is_depth
+            }
+            for block in self._rows.blocks(episode):
+                for frame in block.frames() if depths else ():
+                    yield Block.of({**frame, **{name: next(each) for name, each in depths.items()}})
+                if not depths:
+                    yield block
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """Those of the rows, in seconds."""
+        with located(SourceError, episode=info.key):
+            return self._rows.times(self._episode(info))
+
+    def account(self) -> Account:
+        return account_of(
+            *(self.path, self._info, self._episodes.values(), self.schema()),
+            derived=_DERIVED,
+            numbered=self._numbered,
+        )
+
+    def referring(self) -> LeRobot:
+        """The same source, whose packets stay where they are."""
+        return self if self.reference else replace(self, reference=True)
+
+    def is_whole(self) -> bool:
+        """Whether nothing else lies here."""
+        return True
+
+    def identity(self) -> str:
+        """Text that changes when a file of `meta` or a table of rows does, or comes or goes."""
+        return identity_of_files(self.path, self._copied())
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files from which an index copies values: all but video."""
+        return external_files(self.path, self._copied())
+
+    def _copied(self) -> Iterator[Path]:
+        for folder in ("meta", "data"):
+            yield from find_files(self.path / folder, is_file)
+
+    def content(self, before: str = "") -> str:
+        """A number of episodes, by default all or as many as `before` says, and text that changes
+        when anything of the first so many does but the files of their video."""
+        count = int(before.partition(" ")[0] or len(self._episodes))
+        episodes = [*self._episodes.values()][:count]
+        tables = dict.fromkeys(each.file for each in episodes if each.error is None)
+        paths = (self.path / table for table in tables)
+        files = external_files(self.path, filter(is_file, paths)).values()
+        facts = (
+            *(self.schema().to_json(), [self._info_of(each) for each in episodes], episodes),
+            [self._texts(column) for column in self._numbered.values()],
+            [(file.path, file.size, file.identity) for file in files],
+        )
+        return f"{count} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The files that its GOPs may refer to, by the names that these have for them."""
+        names = [name for name, video in self._videos.items() if not video.is_depth]
+        good = [each for each in self._episodes.values() if each.error is None]
+        files = dict.fromkeys(each.videos[name].file for each in good for name in names)
+        return external_files(self.path, [self.path / file for file in files])
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
+        """The GOPs of one episode's video features; its frames lack these features."""
+        episode = self._episode(info)
+        with located(SourceError, episode=info.key):
+            return {
+                name: video.gops(episode, self._rows.times(episode))
+                for name, video in self._videos.items()
+                if not video.is_depth
+            }
+
+    def _episode(self, info: EpisodeInfo) -> LeRobotEpisode:
+        episode = self._episodes.get(info.key)
+        if episode is None:
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
+        if episode.error is not None:
+            facts = {**episode.error.facts(), "episode": info.key}
+            raise SourceError(episode.error.message, **facts) from episode.error
+        if not episode.length:
+            file = str(self.path / episode.file)
+            raise SourceError("an episode without frames", file=file, episode=info.key)
+        return episode
+
+    @cached_property
+    def _info(self) -> LeRobotInfo:
+        return read_info(self.path)
+
+    @cached_property
+    def _episodes(self) -> dict[str, LeRobotEpisode]:
+        episodes = read_episodes(self.path, self._info)
+        check_totals(self.path, self._info, episodes)
+        return {each.key: each for each in episodes}
+
+    @cached_property
+    def _rows(self) -> EpisodeRows:
+        schema = self.schema()
+        texts = {
+            name: NumberedTexts(column, self._texts(column))
+            for name, column in self._numbered.items()
+            if name in schema
+        }
+        columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
+        num_rows = frames_in_files(self._episodes.values(), lambda each: each.file)
+        names = self._info.features
+        orientation = Orientation(self.exif, lambda: is_alone(schema, names))
+        return EpisodeRows(*(self.path, columns, texts), num_rows=num_rows, orientation=orientation)
+
+    def _texts(self, column: str) -> dict[int, str]:
+        texts = read_texts(self.path, self._info, column)
+        if column == "task_index":
+            check_tasks(self.path, self._info, len(texts))
+        return texts
+
+    @cached_property
+    def _numbered(self) -> dict[str, str]:
+        """The features of text that are columns of numbers, and these columns."""
+        return number_columns(self.path, self._info)
+
+    @cached_property
+    def _videos(self) -> dict[str, LeRobotVideos]:
+        known, schema, episodes = self._info.features, self.schema(), self._episodes.values()
+        return {
+            name: LeRobotVideos(
+                *(self.path, known[name], schema[name], self.tolerance),
+                limits=limits_in_videos(episodes, self._info, name),
+                reference=self.reference,
+            )
+            for name in schema
+            if name in self._info.videos
+        }
+
+    @cached_property
+    def _schema(self) -> Schema:
+        replaced = {*_DERIVED, *self._numbered.values()}
+        offered = {n: each for n, each in self._info.features.items() if n not in replaced}
+        # Texts that are numbers in the rows.
+        offered |= {n: LeRobotFeature(n, "string", (1,), None) for n in self._numbered}
+        chosen = self.features
+        if chosen is None and self.without_video:
+            chosen = [name for name in offered if name not in self._info.videos]
+        names = chosen_names(offered, chosen, self.path / INFO, "no such feature")
+        return Schema([self._spec(offered[name]) for name in names])
+
+    def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
+        path = self.path / INFO
+        try:
+            if feature.dtype == "video" and feature.depth is not None:
+                depth_scale(feature, path)
+            if feature.dtype in ("image", "video"):
+                return self._first_spec(feature)
+            if feature.dtype == "string":
+                return text_spec(feature.name, path)
+            shape = () if feature.shape == (1,) else feature.shape
+            kind, unit = _meaning(feature.name)
+            return FeatureSpec(feature.name, np.dtype(feature.dtype), shape, kind=kind, unit=unit)
+        except (SchemaError, TypeError, ValueError, SyntaxError) as error:
+            raise SourceError(
+                f"a feature that cannot be stored; select others (--features): {error}"[:300],
+                file=str(path),
+                feature=feature.name[:100],
+                got=f"{feature.dtype} {list(feature.shape)}"[:100],
+            ) from error
+
+    def _first_spec(self, feature: LeRobotFeature) -> FeatureSpec:
+        """From the first episode that can be read: the declared shape may be [C, H, W]."""
+        is_video = feature.dtype == "video"
+        errors, tried = FirstError(), set()
+        for episode in self._episodes.values():
+            if episode.error is not None:  # it has no files
+                continue
+            file = episode.videos[feature.name].file if is_video else episode.file
+            if file in tried:
+                continue
+            tried.add(file)
+            path, spec = self.path / file, None
+            with errors.skipped(episode=episode.key, feature=feature.name):
+                if is_video:
+                    spec = read_spec(feature, path)
+                else:
+                    data = image_bytes(path, feature.name)
+                    keep = self.keep_encoded
+                    spec = embedded_spec(
+                        feature.name, data, path, keep_encoded=keep, exif=self.exif
+                    )
+            if spec is not None:
+                feature.check_size(spec, path)
+                return spec
+        raise errors.first or SourceError("a LeRobot dataset without episodes", file=str(self.root))
+
+    def _info_of(self, episode: LeRobotEpisode) -> EpisodeInfo:
+        metadata: dict[str, Any] = {"episode_index": episode.index, "tasks": list(episode.tasks)}
+        if self._info.robot_type is not None:
+            metadata["robot_type"] = self._info.robot_type
+        for name, numbers in self._info.splits.items():
+            if episode.index in numbers:
+                metadata["split"] = name
+        if names := self._names:
+            metadata["names"] = names
+        return EpisodeInfo(episode.key, max(episode.length, 1), metadata, fps=self._info.fps)
+
+    @cached_property
+    def _names(self) -> dict[str, Any]:
+        """The names of the features' elements, but for those of images' axes."""
+        known = self._info.features
+        found = {name: known[name].names for name in self.schema() if name in known}
+        return {
+            name: names
+            for name, names in found.items()
+            if names and not (isinstance(names, list) and _AXES.issuperset(map(str, names)))
+        }
+
+
+def _meaning(name: str) -> tuple[str | None, str | None]:
+    """Kind and unit that LeRobot's names of features stand for."""
+    if name == "timestamp":
+        return "timestamp", "s"
+    if name == "action" or name.startswith("action."):
+        return "action", None
+    if name.startswith(("observation.state", "observation.environment_state")):
+        return "state", None
+    return None, None
+
+
+FORMAT = SourceFormat(
+    "lerobot",
+    "meta/info.json and data/chunk-000/*.parquet",
+    LeRobot,
+    options=("without_video", "tolerance", "exif"),
+    takes_urls=True,
+)

@@ -1,0 +1,239 @@
+"""The video features of LeRobot datasets: colours, which are kept, and codes of depth in metres.
+
+lerobot 0.6 quantises depth to 12 bits, encodes the codes as video of the pixel format gray12le, and
+keeps the scale in the feature's `info`. Formulas are those of its `datasets/depth_utils.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ReferencedGops
+from seqrecord.schema import FeatureSpec
+from seqrecord.sources.common.specs import feature_spec
+from seqrecord.sources.lerobot.layout import INFO, LeRobotEpisode, LeRobotFeature
+from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.streams import (
+    check_file,
+    read_frames,
+    read_gops,
+    video_spec,
+)
+from seqrecord.sources.video.tables import PacketTable, read_references, read_table
+
+NUM_CODES = 4096
+
+_PIXELS = "gray12le"
+_NUMBERS = ("depth_min", "depth_max", "shift")
+
+
+class LeRobotVideos:
+    """One feature's videos.
+
+    The file that was opened last stays open: the next episode is mostly in it too. `limits` are
+    the seconds in its file before which an episode ends, by its key.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        feature: LeRobotFeature,
+        spec: FeatureSpec,
+        tolerance: float,
+        *,
+        limits: Mapping[str, float],
+        reference: bool = False,
+    ) -> None:
+        self._root, self._spec, self._tolerance = root, spec, tolerance
+        self._limits, self._reference = limits, reference
+        self.is_depth = not spec.is_video
+        self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
+        self._file: VideoFile | None = None
+        self._opened_last = ""
+        self._table: PacketTable | None = None
+
+    def gops(
+        self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
+    ) -> Iterator[Gop | ReferencedGops]:
+        """The frames of an episode's rows, of which `times` are the timestamps."""
+        with located(SourceError, episode=episode.key, feature=self._spec.name):
+            file, begin = self._opened(episode, times)
+            if self._table is None:
+                yield from read_gops(file, times + begin, tolerance=self._tolerance)
+            else:
+                yield read_references(file, self._table, times + begin, tolerance=self._tolerance)
+
+    def depths(
+        self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
+    ) -> Iterator[npt.NDArray[np.float32]]:
+        """The same frames in metres, float32 [H, W], of a feature of depth."""
+        assert self._metres is not None
+        with located(SourceError, episode=episode.key, feature=self._spec.name):
+            file, begin = self._opened(episode, times)
+            for frame in read_frames(file, times + begin, tolerance=self._tolerance):
+                yield self._metres[_codes(frame, file)]
+
+    def _opened(
+        self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
+    ) -> tuple[VideoFile, float]:
+        """The open file of an episode, and the time in it of the first frame."""
+        place = episode.videos[self._spec.name]
+        end, limit = place.begin + times[-1], self._limits.get(episode.key, math.inf)
+        if end >= limit:
+            raise SourceError(
+                "an episode that shares frames of its video with the next one",
+                file=str(self._root / place.file),
+                expected=f"rows from {place.begin:.3f} s to less than {limit:.3f} s",
+                got=f"{len(times)} rows to {end:.3f} s",
+            )
+        if self._file is None or self._opened_last != place.file:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._file, self._opened_last = VideoFile(self._root / place.file), place.file
+            self._table = read_table(self._file) if self._reference else None
+        self._check(self._file)
+        return self._file, place.begin
+
+    def _check(self, file: VideoFile) -> None:
+        if self._spec.is_video:
+            check_file(file, self._spec)
+            return
+        _check_pixels(file)
+        if file.size != self._spec.shape:
+            raise SourceError(
+                "a video that differs from the first one",
+                file=str(file.path),
+                feature=self._spec.name,
+                expected=list(self._spec.shape),
+                got=list(file.size),
+            )
+
+
+def read_spec(feature: LeRobotFeature, path: Path) -> FeatureSpec:
+    """The feature, as one of its videos says, for depth float32 [H, W]; raises `SourceError`."""
+    with VideoFile(path) as file:
+        if feature.depth is None:
+            return video_spec(feature.name, file)
+        _check_pixels(file)
+        dtype = np.dtype(np.float32)
+        return feature_spec(feature.name, dtype, file.size, path, kind="depth", unit="m")
+
+
+@dataclass(frozen=True)
+class DepthScale:
+    """What the codes from 0 to 4095 stand for.
+
+    ``depth_min`` and ``depth_max`` are the metres of the first and of the last code. Between them
+    the metres, or with ``use_log`` the logarithms of metres plus ``shift``, are evenly spaced.
+    """
+
+    depth_min: float
+    depth_max: float
+    shift: float
+    use_log: bool
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> DepthScale:
+        """From a feature's `info`; raises `ValueError` that says what is missing or wrong."""
+        numbers = []
+        for name in _NUMBERS:
+            value = info.get(f"video.{name}")
+            if isinstance(value, bool) or not (
+                isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+            ):
+                raise ValueError(f"video.{name}: a finite number is expected, got {value!r:.40}")
+            numbers.append(float(value))
+        use_log = info.get("video.use_log")
+        if not isinstance(use_log, bool):
+            raise ValueError(f"video.use_log: true or false is expected, got {use_log!r:.40}")
+        low, high, shift = numbers
+        if not low < high:
+            raise ValueError(f"video.depth_max: more than {low} m is expected, got {high}")
+        if use_log and not low + shift > 0:
+            raise ValueError(f"video.shift: more than {-low} m is expected, got {shift}")
+        scale = cls(low, high, shift, use_log)
+        if not np.isfinite(scale.metres()).all():
+            raise ValueError("video.depth_max: metres of float32 are expected")
+        return scale
+
+    def metres(self) -> npt.NDArray[np.float32]:
+        """The metres of each code: float32 [4096].
+
+        In the steps of float32 in which lerobot computes them, so that a linear scale gives its
+        very numbers. Of a logarithmic one some differ in the last bits: exponentials are rounded
+        correctly here, and as torch's library rounds them there.
+        """
+        if self.use_log:
+            first, last = (
+                math.log(self.depth_min + self.shift),
+                math.log(self.depth_max + self.shift),
+            )
+        else:
+            first, last = self.depth_min, self.depth_max
+        with np.errstate(over="ignore", invalid="ignore"):
+            step = np.float32((last - first) / (NUM_CODES - 1))
+            values = np.arange(NUM_CODES, dtype=np.float32) * step + np.float32(first)
+            if self.use_log:
+                values = np.exp(values.astype(np.float64)).astype(np.float32)
+                values -= np.float32(self.shift)
+            limits = np.float32(self.depth_min), np.float32(self.depth_max)
+            return np.asarray(np.clip(values, *limits), np.float32)
+
+
+def depth_scale(feature: LeRobotFeature, info: Path) -> DepthScale:
+    """What the codes of a feature of depth stand for, as the file `info` declares it.
+
+    Raises `SourceError` for a scale that is missing or means nothing.
+    """
+    try:
+        return DepthScale.of(feature.depth or {})
+    except ValueError as error:
+        raise SourceError(
+            f"a video of depth without a scale that can be used: {error}; to pack the others name "
+            "them (--features), or set without_video (--source-option without_video=true)",
+            file=str(info),
+            feature=feature.name,
+        ) from error
+
+
+def _check_pixels(file: VideoFile) -> None:
+    if file.pixel_format != _PIXELS:
+        raise SourceError(
+            "a video of depth in pixels that are no codes of 12 bits",
+            file=str(file.path),
+            expected=_PIXELS,
+            got=file.pixel_format,
+        )
+
+
+def _codes(frame: Any, file: VideoFile) -> npt.NDArray[np.uint16]:
+    """The codes of a decoded frame: uint16 [H, W]."""
+    if frame.format.name != _PIXELS or (frame.height, frame.width) != file.size:
+        raise SourceError(
+            "a frame that differs from its video",
+            file=str(file.path),
+            expected=f"{_PIXELS} {list(file.size)}",
+            got=f"{frame.format.name} {[frame.height, frame.width]}",
+        )
+    plane = frame.planes[0]
+    rows = np.frombuffer(plane, "<u2").reshape(-1, plane.line_size // 2)
+    codes: npt.NDArray[np.uint16] = rows[: frame.height, : frame.width]
+    if codes.max() >= NUM_CODES:
+        raise SourceError(
+            "a damaged video",
+            file=str(file.path),
+            expected=f"codes below {NUM_CODES}",
+            got=int(codes.max()),
+        )
+    return codes

@@ -1,0 +1,1 @@
+"""MCAP files and rosbag2 folders."""

@@ -1,0 +1,453 @@
+"""Recordings of messages: MCAP files, and the SQLite files that rosbag2 wrote before it.
+
+https://mcap.dev/spec and https://github.com/ros2/rosbag2. A file gives the times of all messages
+first, which the index of an MCAP file holds, and then the messages of some topics. A recording is
+one file, or several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.lazy import required
+from seqrecord.processes.forks import cached_property
+from seqrecord.sources.common.file_types import file_type
+from seqrecord.sources.common.files import (
+    first_line,
+    is_file,
+    on_disk,
+    open_file,
+    read_bytes,
+    size_of,
+)
+from seqrecord.sources.common.originals import by_key, find_files, key_of, natural_order
+from seqrecord.sources.mcap.bag_metadata import METADATA, read_metadata
+
+if TYPE_CHECKING:
+    import sqlite3
+
+BAG_ENDINGS = (".mcap", ".db3")
+_MAX_CHUNK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as a file describes it: `encoding` is that of messages, as `cdr`.
+
+    `definition` is the type's own one, in the language that `definition_encoding` names; empty
+    where the file has none.
+    """
+
+    name: str
+    type: str
+    encoding: str
+    definition: bytes = b""
+    definition_encoding: str = ""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recording: `paths` follow each other in time. A rosbag2 folder may have several.
+
+    `metadata` is the path of its `metadata.yaml`, if it has one; `unlisted` are files beside it
+    that it does not name.
+    """
+
+    key: str
+    paths: tuple[Path, ...]
+    metadata: Path | None = None
+    unlisted: tuple[Path, ...] = ()
+
+    @cached_property
+    def topics(self) -> dict[str, Topic]:
+        """All topics, in the order of names; `SourceError` where two files disagree about one."""
+        found: dict[str, Topic] = {}
+        for path in self.paths:
+            for name, topic in self._topics_of[path].items():
+                known = found.setdefault(name, topic)
+                if (known.type, known.encoding) != (topic.type, topic.encoding):
+                    raise SourceError(
+                        "a topic of two types",
+                        file=str(path),
+                        expected=f"{name}: {known.type}",
+                        got=topic.type,
+                    )
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def _topics_of(self) -> dict[Path, dict[str, Topic]]:
+        found = {}
+        for path in self.paths:
+            with _opened(path) as file:
+                found[path] = file.topics()
+        return found
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        """By topic when its messages were recorded, in ns, in ascending order.
+
+        Raises `SourceError` where a later file has a message of an earlier time, and for another
+        number of messages than the metadata declares.
+        """
+        declared = None if self.metadata is None else read_metadata(self.metadata)
+        found: dict[str, list[npt.NDArray[np.int64]]] = {}
+        for path in self.paths:
+            with _opened(path) as file:
+                times_of = file.times()
+            if declared is not None:
+                declared.check_file(path, sum(map(len, times_of.values())))
+            for topic, times in times_of.items():
+                runs = found.setdefault(topic, [])
+                if runs and len(runs[-1]) and len(times) and times[0] < runs[-1][-1]:
+                    raise SourceError(
+                        "timestamps that go back from one file to the next",
+                        file=str(path),
+                        expected=f"{topic} at {runs[-1][-1]} ns or later",
+                        got=f"{times[0]} ns",
+                    )
+                runs.append(times)
+        joined = {topic: np.concatenate(runs) for topic, runs in found.items()}
+        if declared is not None:
+            declared.check({topic: len(each) for topic, each in joined.items()})
+        return joined
+
+    def extras(self) -> dict[str, int]:
+        """Numbers of attachments and metadata records, which are no messages."""
+        found: dict[str, int] = {}
+        for path in self.paths:
+            with _opened(path) as file:
+                for name, count in file.extras().items():
+                    found[name] = found.get(name, 0) + count
+        return found
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
+        """Topic, bytes and file of all messages of these topics."""
+        for path in self.paths:
+            if present := [topic for topic in topics if topic in self._topics_of[path]]:
+                with _opened(path) as file:
+                    for topic, data in file.messages(present):
+                        yield topic, data, path
+
+
+def find_recordings(root: Path) -> list[Recording]:
+    """All recordings below `root`, or in it if it is a file, by their paths.
+
+    A folder with `metadata.yaml` is one recording, of the files that this lists, or of all in the
+    order of the numbers in their names where it lists none; nothing below it is one. Any other file
+    is one by itself.
+    """
+    paths = find_files(root, lambda path: path.suffix in BAG_ENDINGS)
+    if is_file(root):
+        return [Recording(path.stem, (path,)) for path in paths]
+    parents = {path.parent for path in paths}
+    marks = find_files(root, lambda path: path.name == METADATA)
+    folders = {mark.parent for mark in marks if mark.parent in parents or _is_bag(mark)}
+    found: dict[Path, list[Path]] = {folder: [] for folder in sorted(folders)}
+    for path in paths:
+        outermost = next((each for each in reversed(path.parents) if each in folders), None)
+        if outermost in (None, path.parent):
+            found.setdefault(outermost or path, []).append(path)
+    recordings = [
+        _listed(key_of(place, root, ending=True), place, files)
+        if place in folders
+        else Recording(key_of(place, root), tuple(files))
+        for place, files in found.items()
+        if files or not any(above in folders for above in place.parents)
+    ]
+    by_key((each.key, each.metadata or each.paths[0]) for each in recordings)  # no two of one
+    return sorted(recordings, key=lambda recording: natural_order(recording.key))
+
+
+def _is_bag(path: Path) -> bool:
+    """Whether a `metadata.yaml` is that of rosbag2."""
+    try:
+        return b"rosbag2_bagfile_information" in read_bytes(path)
+    except SourceError:
+        return False
+
+
+def _listed(key: str, folder: Path, files: Sequence[Path]) -> Recording:
+    """The recording of a folder: the files that its metadata lists, in that order.
+
+    A listed file that is not there is found when the recording is read.
+    """
+    mark, unlisted = folder / METADATA, list[Path]()
+    paths = tuple(files)
+    with suppress(SourceError):  # `times` raises it again
+        if names := read_metadata(mark).files:
+            paths = tuple(folder / name for name in names)
+            unlisted = [path for path in files if path not in paths]
+    return Recording(key, paths, mark, tuple(unlisted))
+
+
+class _Mcap:
+    """An MCAP file, read by the mcap package, with its checksums verified.
+
+    `summary` is `None` for a file without an index of its chunks, which is read front to back.
+    """
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        said = "MCAP files are read by mcap, the extra `mcap`: pip install mcap"
+        self._library, self._stream = required("mcap.reader", said, str(path)), stream
+        self._size = size_of(path)
+        self._limits: dict[str, Any] = {"validate_crcs": True, "record_size_limit": self._size}
+        self._seeking = self._library.SeekingReader(stream, **self._limits)
+        summary = self._seeking.get_summary()
+        self.summary = summary if summary is not None and summary.chunk_indexes else None
+        self.statistics = None if summary is None else summary.statistics
+        self.channels = {} if summary is None else summary.channels
+        if self.summary is not None:
+            largest = max(chunk.uncompressed_size for chunk in self.summary.chunk_indexes)
+            if largest > _MAX_CHUNK_BYTES:
+                raise SourceError(
+                    "a chunk that is too large",
+                    expected=f"at most {_MAX_CHUNK_BYTES} bytes",
+                    got=largest,
+                )
+
+    def extras(self) -> dict[str, int]:
+        """See `Recording.extras`; as the statistics count them."""
+        if (statistics := self.statistics) is None:
+            return {}
+        counts = {
+            "attachments": statistics.attachment_count,
+            "metadata records": statistics.metadata_count,
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    def topics(self) -> dict[str, Topic]:
+        """A file without a summary is read whole for it."""
+        if self.summary is None:
+            channels = {channel.id: (schema, channel) for schema, channel, _ in self._messages()}
+        else:
+            schemas = {0: None, **self.summary.schemas}
+            channels = {n: (schemas[c.schema_id], c) for n, c in self.summary.channels.items()}
+        found: dict[str, Topic] = {}
+        for schema, channel in channels.values():
+            name, type_ = channel.topic, "" if schema is None else schema.name
+            definition = (b"", "") if schema is None else (schema.data, schema.encoding)
+            topic = Topic(name, type_, channel.message_encoding, *definition)
+            if found.setdefault(name, topic) != topic:
+                two = f"{name}: {found[name].type}, {type_}"
+                raise SourceError("a topic of two types", got=two)
+        return found
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        """By topic when its messages were recorded, in ns, in ascending order."""
+        times = {}
+        for topic, runs in self._times().items():
+            joined = np.concatenate([*runs, np.empty(0, np.uint64)])
+            if len(joined) and joined.max() >= 1 << 63:
+                raise SourceError("a time beyond the year 2262")
+            ordered = joined.astype(np.int64)
+            if self.summary is not None:
+                ordered.sort()
+            elif np.any(np.diff(ordered) < 0):
+                raise SourceError(
+                    "timestamps that go back, in a file without an index",
+                    expected="a file that `mcap recover` or `mcap sort` has written",
+                    got=topic,
+                )
+            times[topic] = ordered
+        self._check_statistics({topic: len(each) for topic, each in times.items()})
+        return times
+
+    def _check_statistics(self, found: Mapping[str, int]) -> None:
+        """Raise `SourceError` unless the numbers of messages are those of the file's statistics."""
+        if (statistics := self.statistics) is None:
+            return
+        declared: dict[str, int] = {}
+        for number, count in statistics.channel_message_counts.items():
+            channel = self.channels.get(number)
+            topic = f"channel {number}" if channel is None else channel.topic
+            declared[topic] = declared.get(topic, 0) + count
+        if not declared:
+            declared, found = (
+                {"all topics": statistics.message_count},
+                {"all topics": sum(found.values())},
+            )
+        elif sum(declared.values()) != statistics.message_count:
+            declared = {"all topics": statistics.message_count}
+            found = {"all topics": sum(found.values())}
+        for topic in sorted({*declared, *found}):
+            if declared.get(topic, 0) != found.get(topic, 0):
+                raise SourceError(
+                    "another number of messages than the file's statistics declare; `mcap recover` "
+                    "writes a file of the messages that are there",
+                    expected=f"{declared.get(topic, 0)} messages of {topic}",
+                    got=found.get(topic, 0),
+                )
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Topic and bytes of each message of these topics; those of a topic in order of time."""
+        for _, channel, message in self._messages(topics):
+            yield channel.topic, message.data
+
+    def _messages(self, topics: Sequence[str] | None = None) -> Iterator[tuple[Any, Any, Any]]:
+        """Schema, channel and message, in order of time from the chunks that have them; without a
+        summary in the order of the file, which is read whole."""
+        if self.summary is not None:
+            yield from self._seeking.iter_messages(topics)
+            return
+        self._stream.seek(0)
+        whole = self._library.NonSeekingReader(self._stream, **self._limits)
+        yield from whole.iter_messages(topics, log_time_order=False)
+
+    def _times(self) -> dict[str, list[npt.NDArray[np.uint64]]]:
+        """What the message indexes hold, or, where not all chunks have one, the messages."""
+        chunks = [] if self.summary is None else self.summary.chunk_indexes
+        if self.summary is not None and all(each.message_index_offsets for each in chunks):
+            channels = self.summary.channels
+            runs: dict[str, list[npt.NDArray[np.uint64]]]
+            runs = {channel.topic: [] for channel in channels.values()}
+            for chunk in chunks:
+                for channel_id, offset in chunk.message_index_offsets.items():
+                    entries = self._message_index(offset, channel_id)
+                    runs[channels[channel_id].topic].append(entries)
+            return runs
+        scanned: dict[str, list[int]] = {}
+        for _, channel, message in self._messages():
+            scanned.setdefault(channel.topic, []).append(message.log_time)
+        return {topic: [np.array(each, np.uint64)] for topic, each in scanned.items()}
+
+    def _message_index(self, offset: int, channel_id: int) -> npt.NDArray[np.uint64]:
+        """The times in the MessageIndex record at `offset`."""
+        self._stream.seek(offset)
+        head = self._stream.read(15)  # opcode, record's length, channel, length of the entries
+        size = int.from_bytes(head[11:15], "little")
+        if head[:1] != b"\x07" or int.from_bytes(head[9:11], "little") != channel_id or size % 16:
+            raise ValueError(f"no message index of channel {channel_id} at byte {offset}")
+        if size > self._size:
+            raise ValueError(f"a message index of {size} bytes at byte {offset}")
+        entries = np.frombuffer(self._stream.read(size), "<u8").reshape(-1, 2)
+        if len(entries) != size // 16:
+            raise ValueError(f"a truncated message index at byte {offset}")
+        return entries[:, 0].astype(np.uint64)
+
+
+class _Sqlite:
+    """The same of rosbag2's storage `sqlite3`: a table of topics, and one of messages."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def extras(self) -> dict[str, int]:
+        return {}
+
+    def topics(self) -> dict[str, Topic]:
+        rows = self._database.execute("SELECT name, type, serialization_format FROM topics")
+        return {str(name): Topic(str(name), str(t), str(s)) for name, t, s in rows}
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        times = {}
+        for number, name in self._names():
+            rows = self._database.execute(
+                "SELECT timestamp FROM messages WHERE topic_id = ? ORDER BY timestamp", (number,)
+            )
+            times[str(name)] = np.fromiter((row[0] for row in rows), np.int64)
+        return times
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        names = {number: name for number, name in self._names() if name in topics}
+        marks = ", ".join("?" * len(names))
+        rows = self._database.execute(
+            f"SELECT topic_id, data FROM messages WHERE topic_id IN ({marks}) "  # noqa: S608
+            "ORDER BY timestamp, id",
+            [*names],
+        )
+        for number, data in rows:
+            if not isinstance(data, bytes):
+                raise ValueError("a message that is no bytes")
+            yield names[number], data
+
+    def _names(self) -> list[tuple[int, str]]:
+        return self._database.execute("SELECT id, name FROM topics").fetchall()
+
+
+def _check_database(path: Path) -> None:
+    """Raise `SourceError` for a database that is cut, or whose last messages are not in it yet.
+
+    To open it with its log would write beside the original. The header is that of
+    https://www.sqlite.org/fileformat.html: the page size at byte 16, and pages at byte 28.
+    """
+    with open_file(path) as file:
+        head = file.read(32)
+    page = int.from_bytes(head[16:18], "big")
+    declared = int.from_bytes(head[28:32], "big") * (1 << 16 if page == 1 else page)
+    if len(head) == 32 and size_of(path) < declared:
+        raise SourceError(
+            "a database that is cut short; fetch it again",
+            expected=f"{declared} bytes, as its header declares",
+            got=f"{size_of(path)} bytes",
+        )
+    for ending, remedy in (
+        ("-wal", f"sqlite3 {path.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"),
+        ("-journal", f"sqlite3 {path.name} 'PRAGMA quick_check'"),
+    ):
+        log = path.with_name(path.name + ending)
+        if is_file(log) and (size := size_of(log)):
+            raise SourceError(
+                f"a database with messages that are still in {log.name}; on a copy, or where "
+                f"nothing writes to it, run `{remedy}`",
+                expected=f"no {log.name}, or an empty one",
+                got=f"{size} bytes",
+            )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
+    """A file of messages; raises `SourceError` that names it, for a damaged one too.
+
+    One of SQLite on a URL is copied to the folder for temporary files while it is read.
+    """
+    is_mcap = path.suffix == ".mcap"
+    metadata = path.with_name(METADATA)
+    if not is_file(path) and not path.exists() and is_file(metadata):
+        raise SourceError(
+            f"a file that {METADATA} lists is missing; `ros2 bag reindex` writes metadata of the "
+            "files that are there",
+            file=str(metadata),
+            expected=path.name,
+            got="no such file",
+        )
+    if path.suffix not in BAG_ENDINGS:
+        raise SourceError(
+            f"a file that {METADATA} lists cannot be read: {file_type(path) or 'unknown type'}",
+            file=str(path),
+            expected=" or ".join(BAG_ENDINGS),
+            got=path.name,
+        )
+    try:
+        if is_mcap:
+            with open_file(path) as stream:
+                yield _Mcap(stream, path)
+            return
+        import sqlite3  # a Python may be built without it
+
+        if not is_file(path):
+            raise FileNotFoundError(path)
+        _check_database(path)
+        with on_disk(path) as local:
+            url = f"file:{quote(str(local))}?mode=ro&immutable=1"
+            with closing(sqlite3.connect(url, uri=True)) as database:
+                yield _Sqlite(database)
+    except SeqRecordError as error:
+        error.located(file=str(path))
+        raise
+    except Exception as error:
+        raise SourceError(
+            "a file of messages that is damaged, or was not finished",
+            file=str(path),
+            expected="a whole file; `mcap recover` saves what is in one that was cut"
+            if is_mcap
+            else None,
+            got=first_line(error),
+        ) from error

@@ -1,0 +1,327 @@
+"""Messages of recordings as values: of ROS 2 in CDR, and images of Foxglove's schemas.
+
+Those of ROS are decoded by the package rosbags; their fields are those of
+https://github.com/ros2/common_interfaces. Foxglove's are protocol buffers or JSON, in which bytes
+are base64: https://docs.foxglove.dev/docs/sdk/schemas.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.lazy import required
+from seqrecord.sources.common.images import pixels
+from seqrecord.sources.mcap.bags import Topic
+from seqrecord.sources.mcap.protobuf import fields
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The bytes of a PNG or JPEG."""
+
+    data: bytes
+
+
+Value: TypeAlias = "npt.NDArray[Any] | Encoded | str"
+
+
+@dataclass(frozen=True)
+class Message:
+    """What of a message becomes features: by the end of the feature's name, which may be empty.
+
+    `kind` says what they are, and `units` are those of the ones that have one. `names` are those of
+    the elements of 1-dimensional arrays, where the message names them.
+    """
+
+    values: dict[str, Value]
+    kind: str | None = None
+    units: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+
+def can_read(topic: Topic) -> bool:
+    """Whether messages of this topic become features."""
+    if topic.encoding == "cdr":
+        return topic.type in ROS_TYPES
+    return topic.encoding in ("protobuf", "json") and topic.type in FOXGLOVE_TYPES
+
+
+def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
+    """What decodes messages of a topic for which `can_read`, each with the file that it is from.
+
+    Both raise `SourceError`; this function where the file defines the type otherwise.
+    """
+    numbers = None
+    try:
+        if topic.encoding == "protobuf":
+            numbers = field_numbers(topic.definition, topic.type)
+        elif topic.definition and topic.definition_encoding == "ros2msg":
+            check_definition(topic.type, topic.definition.decode(errors="replace"))
+    except ValueError as error:
+        raise SourceError(str(error)[:500], file=str(path), got=topic.name[:200]) from error
+
+    def decode(data: bytes, file: Path) -> Message:
+        try:
+            if topic.encoding == "cdr":
+                return decode_ros(topic.type, data)
+            return decode_foxglove(topic.type, data, numbers)
+        except ValueError as error:
+            raise SourceError(
+                "a message that cannot be read",
+                file=str(file),
+                expected=topic.name,
+                got=str(error)[:500],
+            ) from error
+
+    return decode
+
+
+# --- ROS ---------------------------------------------------------------------------------------
+
+
+def decode_ros(type_name: str, data: bytes | memoryview) -> Message:
+    """A message of one of `ROS_TYPES`; raises `ValueError` for bytes that are none."""
+    store = _store()
+    if bytes(data[:4]) == b"\x28\xb5\x2f\xfd":
+        raise ValueError("a message compressed by itself; `ros2 bag convert` undoes that")
+    try:
+        message = store.deserialize_cdr(memoryview(data), type_name)
+    except Exception as error:  # of any kind, for bytes that are none
+        raise ValueError(f"not a {type_name}: {error}") from error
+    return ROS_TYPES[type_name](message)
+
+
+def check_definition(type_name: str, definition: str) -> None:
+    """Raise `ValueError` unless the message's own definition has the fields that are decoded.
+
+    Only the message itself is compared: what lies behind `====` defines the types in it.
+    """
+    want = _fields(_store().generate_msgdef(type_name, ros_version=2)[0])
+    if (got := _fields(definition)) != want:
+        raise ValueError(
+            f"another definition of {type_name} than ROS's: {got[:200]}, expected {want}"
+        )
+
+
+def _fields(definition: str) -> str:
+    """`Header header; uint32 height`"""
+    found = []
+    for raw in definition.split("=" * 20)[0].splitlines():
+        line = raw.partition("#")[0]
+        words = line.split()
+        if len(words) >= 2 and "=" not in line:  # else a constant
+            found.append(f"{words[0].split('/')[-1]} {words[1]}")
+    return "; ".join(found)
+
+
+@cache
+def _store() -> Any:
+    said = "messages of ROS are read by rosbags, the extra `mcap`: pip install rosbags"
+    types = required("rosbags.typesys", said)
+    return types.get_typestore(types.Stores.ROS2_HUMBLE)
+
+
+def _image(message: Any) -> Message:
+    image = pixels(
+        memoryview(message.data),
+        height=message.height,
+        width=message.width,
+        encoding=message.encoding,
+        step=message.step,
+        big_endian=bool(message.is_bigendian),
+    )
+    return Message({"": image}, "image", _depth_units(message.encoding))
+
+
+def _depth_units(encoding: str) -> dict[str, str]:
+    """The unit of a depth image of this encoding, by REP 118."""
+    unit = {"16UC1": "mm", "32FC1": "m"}.get(encoding)
+    return {} if unit is None else {"": unit}
+
+
+def _compressed_image(message: Any) -> Message:
+    data = message.data.tobytes()
+    if "compressedDepth" in message.format:
+        if not message.format.startswith("16UC1"):
+            raise ValueError(f"quantized depth, which is not decoded: {message.format[:80]}")
+        data = data[12:]  # a header of numbers that only quantized depth uses
+        return Message({"": Encoded(data)}, "depth", {"": "mm"})
+    return Message({"": Encoded(data)}, "image")
+
+
+def _imu(message: Any) -> Message:
+    values: dict[str, Value] = {
+        name: _numbers(getattr(message, name))
+        for name in ("orientation", "angular_velocity", "linear_acceleration")
+        if getattr(message, f"{name}_covariance")[0] != -1  # which says that it is not measured
+    }
+    units = {"angular_velocity": "rad/s", "linear_acceleration": "m/s^2"}
+    return Message(values, "imu", units)
+
+
+def _joint_state(message: Any) -> Message:
+    names = tuple(message.name)
+    values: dict[str, Value] = {}
+    for name in ("position", "velocity", "effort"):
+        value = getattr(message, name)
+        if len(value):
+            values[name] = value.astype("<f8")
+            if len(value) != len(names):
+                raise ValueError(f"{len(value)} of {name} for {len(names)} joints")
+    return Message(values, "state", names=names)
+
+
+def _pose(message: Any) -> Message:
+    pose = message.pose
+    return Message({"": _numbers(pose.position, pose.orientation)}, "pose", {"": "m"})
+
+
+def _twist(message: Any) -> Message:
+    return Message({"": _numbers(message.linear, message.angular)})
+
+
+def _odometry(message: Any) -> Message:
+    pose = _pose(message.pose).values[""]
+    twist = _twist(message.twist.twist).values[""]
+    return Message({"pose": pose, "twist": twist}, "pose", {"pose": "m"})
+
+
+def _text(message: Any) -> Message:
+    return Message({"": message.data}, "text")
+
+
+def _numbers(*parts: Any) -> npt.NDArray[np.float64]:
+    """Vectors and quaternions, one behind the other: x, y, z and w."""
+    return np.array([getattr(part, c) for part in parts for c in "xyzw" if hasattr(part, c)], "<f8")
+
+
+def _scalar(dtype: str) -> Callable[[Any], Message]:
+    return lambda message: Message({"": np.array(message.data, dtype)})
+
+
+def _multi_array(message: Any) -> Message:
+    """An array of the shape that its layout says; one without dimensions is [N]."""
+    values = message.data
+    shape = [each.size for each in message.layout.dim]
+    if message.layout.data_offset:
+        raise ValueError("an array with an offset")
+    if shape and math.prod(shape) != len(values):
+        raise ValueError(f"{len(values)} numbers in an array of {shape}")
+    return Message({"": values.astype(values.dtype.newbyteorder("<")).reshape(shape or -1)})
+
+
+_NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".split()  # noqa: SIM905
+"""The numbers of std_msgs, which are called as their dtypes are."""
+
+ROS_TYPES: dict[str, Callable[[Any], Message]] = {
+    "sensor_msgs/msg/Image": _image,
+    "sensor_msgs/msg/CompressedImage": _compressed_image,
+    "sensor_msgs/msg/Imu": _imu,
+    "sensor_msgs/msg/JointState": _joint_state,
+    "geometry_msgs/msg/PoseStamped": _pose,
+    "geometry_msgs/msg/Twist": _twist,
+    "geometry_msgs/msg/TwistStamped": lambda message: _twist(message.twist),
+    "nav_msgs/msg/Odometry": _odometry,
+    "std_msgs/msg/String": _text,
+    "std_msgs/msg/Bool": _scalar("?"),
+    **{f"std_msgs/msg/{name}": _scalar(name.lower()) for name in _NUMBERS},
+    **{f"std_msgs/msg/{name}MultiArray": _multi_array for name in _NUMBERS},
+}
+"""By name: what makes values of a message that rosbags has decoded."""
+
+
+# --- Foxglove ----------------------------------------------------------------------------------
+
+FOXGLOVE_TYPES = {
+    "foxglove.RawImage": ("width", "height", "encoding", "step", "data"),
+    "foxglove.CompressedImage": ("data", "format"),
+}
+"""By name: the fields that are read."""
+
+
+def decode_foxglove(
+    type_name: str, data: bytes | memoryview, numbers: dict[int, str] | None
+) -> Message:
+    """A message of one of `FOXGLOVE_TYPES`; raises `ValueError` for bytes that are none.
+
+    `numbers` are the fields of the protocol buffer by number; `None` for JSON.
+    """
+    found = _json(data) if numbers is None else _protobuf(memoryview(data), numbers)
+    image = found.get("data", b"")
+    if type_name == "foxglove.CompressedImage":
+        return Message({"": Encoded(bytes(image))}, "image")
+    sizes = {name: found.get(name, 0) for name in ("width", "height", "step")}
+    if not all(isinstance(size, int) for size in sizes.values()):
+        raise ValueError(f"sizes that are no numbers: {sizes}"[:200])
+    encoding = str(found.get("encoding", ""))
+    array = pixels(memoryview(image), encoding=encoding, big_endian=False, **sizes)
+    return Message({"": array}, "image", _depth_units(encoding))
+
+
+def field_numbers(descriptors: bytes, type_name: str) -> dict[int, str]:
+    """The fields of a message by number, from a `FileDescriptorSet`.
+
+    https://github.com/protocolbuffers/protobuf/blob/main/src/google/protobuf/descriptor.proto.
+    Raises `ValueError` where the message, or a field that is needed, is not in it.
+    """
+    package, _, name = type_name.rpartition(".")
+    for file in _children(memoryview(descriptors), 1):
+        if _string(file, 2) != package:
+            continue
+        for message in _children(file, 4):
+            if _string(message, 1) == name:
+                found = {}
+                for each in _children(message, 2):
+                    number = next((v for n, _, v in fields(each) if n == 3), None)
+                    if isinstance(number, int):
+                        found[number] = _string(each, 1)
+                if set(FOXGLOVE_TYPES[type_name]) <= {*found.values()}:
+                    return found
+    raise ValueError(f"no definition of {type_name} with {', '.join(FOXGLOVE_TYPES[type_name])}")
+
+
+def _protobuf(data: memoryview, numbers: dict[int, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for number, _, value in fields(data):
+        name = numbers.get(number)
+        if name in ("encoding", "format"):
+            value = bytes(value).decode() if isinstance(value, memoryview) else ""  # type: ignore[assignment]
+        if name is not None:
+            found[name] = value
+    if not isinstance(found.get("data", b""), (bytes, memoryview)):
+        raise ValueError("data that is no bytes")
+    return found
+
+
+def _json(data: bytes | memoryview) -> dict[str, Any]:
+    try:
+        found = json.loads(bytes(data))
+        if not isinstance(found, dict):
+            raise ValueError("not an object")
+        return {**found, "data": base64.b64decode(found.get("data", ""), validate=True)}
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"not a message in JSON: {error}") from error
+
+
+def _children(message: memoryview, number: int) -> list[memoryview]:
+    return [v for n, _, v in fields(message) if n == number and isinstance(v, memoryview)]
+
+
+def _string(message: memoryview, number: int) -> str:
+    found = _children(message, number)
+    return bytes(found[-1]).decode() if found else ""
+
+
+READABLE = f"{', '.join(ROS_TYPES)} (cdr), {', '.join(FOXGLOVE_TYPES)} (protobuf, json)"
+"""The types of messages that become features, in words."""

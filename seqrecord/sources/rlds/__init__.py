@@ -1,0 +1,1 @@
+"""RLDS datasets of TensorFlow Datasets."""

@@ -1,0 +1,365 @@
+"""What a TFDS dataset of episodes (RLDS) says of itself: features of steps, and files.
+
+https://github.com/google-research/rlds#dataset-format and
+https://github.com/tensorflow/datasets/blob/master/tensorflow_datasets/core/proto/feature.proto.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.schema import MAX_FRAME_BYTES
+from seqrecord.sources.common.files import is_file, list_folder, read_bytes
+from seqrecord.sources.common.specs import feature_name
+from seqrecord.sources.rlds.tfrecord import Values
+from seqrecord.text import counted, repr_of
+
+FEATURES = "features.json"
+INFO = "dataset_info.json"
+_MAX_BYTES = 16 << 20
+_MAXINFO_BYTES = 64 << 20
+_MAX_DEPTH = 16  # features in features
+_MAX_FOLDERS = 2  # NAME/VERSION/, or NAME/CONFIG/VERSION/
+_STEPS = "steps"
+_SHARD = re.compile(r"(?:.+-)?([A-Za-z0-9_]+)\.tfrecord-(\d{5,9})-of-(\d{5,9})")
+
+
+@dataclass(frozen=True)
+class RldsFeature:
+    """A feature of one step, or of the episode.
+
+    `key` is its name in the Example: `steps/observation/image`. `kind` is `tensor`, `image`,
+    `text`, `label`, or what cannot be read. `encoding` is how a tensor is put into bytes: `none`,
+    `bytes` or `zlib`. A label is a number in the Example, of one of the texts in `labels`.
+    """
+
+    key: str
+    name: str
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    encoding: str = "none"
+    labels: tuple[str, ...] = ()
+
+    @property
+    def can_be_read(self) -> bool:
+        return self.kind in ("tensor", "image", "text", "label") and min(self.shape, default=1) > 0
+
+    @property
+    def labels_file(self) -> str:
+        """The name of the file of a label's names."""
+        return f"{self.key.replace('/', '-')}.labels.txt"
+
+    @property
+    def per_step(self) -> int:
+        """Values of one step in the Example."""
+        one_by_one = self.kind == "tensor" and self.encoding == "none"
+        return max(math.prod(self.shape), 1) if one_by_one else 1
+
+    def count(self, values: Values) -> int:
+        """How many steps these values are of; raises `ValueError` for a part of one."""
+        steps, rest = divmod(len(values), self.per_step)
+        if rest:
+            raise ValueError(
+                f"{len(values)} values of {self.key}, which has {self.per_step} a step"
+            )
+        return steps
+
+    def column(self, values: Values) -> Any:
+        """What the steps hold: an array [T, ...], texts, or encoded images; raises `ValueError`."""
+        if self.kind == "tensor":
+            return self.array(values)
+        if self.kind != "image":
+            return self.texts(values)
+        if not isinstance(values, list):
+            raise ValueError(f"numbers for {self.key}, which holds images")
+        return values
+
+    def texts(self, values: Values) -> list[str]:
+        """The texts of the steps; raises `ValueError` for what is no UTF-8, or no label.
+
+        A step without a label, which has the number -1, has an empty text.
+        """
+        if self.kind == "label":
+            if isinstance(values, list) or values.dtype.kind != "i":
+                raise ValueError(f"no numbers of labels for {self.key}")
+            if len(wrong := values[(values < -1) | (values >= len(self.labels))]):
+                raise ValueError(f"label {wrong[0]} of {self.key}, which has {len(self.labels)}")
+            return [self.labels[number] if number >= 0 else "" for number in values.tolist()]
+        if not isinstance(values, list):
+            raise ValueError(f"numbers for {self.key}, which holds texts")
+        return [str(value, "utf-8") for value in values]
+
+    def array(self, values: Values) -> npt.NDArray[Any]:
+        """[steps, *shape] of a tensor; raises `ValueError` for values that it cannot hold."""
+        dtype = np.dtype(self.dtype)
+        if self.encoding != "none":
+            if not isinstance(values, list):
+                raise ValueError(f"numbers for {self.key}, which is encoded")
+            size = math.prod(self.shape) * dtype.itemsize
+            rows = [_decoded(value, self.encoding, size) for value in values]
+            return np.frombuffer(b"".join(rows), dtype.newbyteorder("<")).reshape(-1, *self.shape)
+        if not isinstance(values, np.ndarray):
+            raise ValueError(f"bytes for {self.key}, which holds {self.dtype}")
+        if (dtype.kind == "f") != (values.dtype.kind == "f"):
+            raise ValueError(f"{values.dtype.name} for {self.key}, which holds {self.dtype}")
+        array = values.astype(dtype)
+        if dtype.kind in "iub" and not np.array_equal(array.astype(np.int64), values):
+            raise ValueError(f"a value of {self.key} that {self.dtype} cannot hold")
+        return array.reshape(-1, *self.shape)
+
+
+@dataclass(frozen=True)
+class RldsFeatures:
+    """The features of a step and, beside the steps, those of an episode."""
+
+    steps: tuple[RldsFeature, ...]
+    episode: tuple[RldsFeature, ...]
+
+
+def read_features(path: Path) -> RldsFeatures:
+    """Raises `SourceError` for what is no features.json, or has no steps."""
+    try:
+        tree = json.loads(read_bytes(path, _MAX_BYTES))
+        found = [_labelled(feature, path.parent) for feature in _walk(tree, "", 0)]
+    except (ValueError, RecursionError) as error:
+        raise SourceError("not a features.json", file=str(path), got=str(error)[:200]) from error
+    steps = tuple(f for f in found if f.key.startswith(f"{_STEPS}/"))
+    if not steps:
+        raise SourceError(
+            "a TFDS dataset that is not of episodes (RLDS)",
+            file=str(path),
+            expected="a feature `steps`, which is a Dataset of features",
+            got=", ".join(f.key for f in found)[:200],
+        )
+    names = [feature.name for feature in steps]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SourceError("two features of one name", file=str(path), got=", ".join(twice))
+    return RldsFeatures(steps, tuple(f for f in found if not f.key.startswith(f"{_STEPS}/")))
+
+
+def _labelled(feature: RldsFeature, folder: Path) -> RldsFeature:
+    """A label is a number alone where TFDS was told how many there are, and not their names."""
+    place = folder / feature.labels_file
+    if feature.kind != "label":
+        return feature
+    if not is_file(place):
+        return replace(feature, kind="tensor")
+    lines = read_bytes(place, _MAX_BYTES).decode().split("\n")
+    return replace(feature, labels=tuple(line.strip() for line in lines if line.strip()))
+
+
+def _walk(node: Any, key: str, depth: int) -> Iterator[RldsFeature]:
+    if not isinstance(node, dict) or depth > _MAX_DEPTH:
+        raise ValueError(f"{key or 'the file'} is not an object of a feature")
+    if "featuresDict" in node:
+        for name, child in _object(_object(node, "featuresDict", key), "features", key).items():
+            yield from _walk(child, f"{key}/{name}" if key else name, depth + 1)
+    elif "sequence" in node and key == _STEPS:
+        yield from _walk(_object(node, "sequence", key).get("feature"), key, depth + 1)
+    else:
+        yield _leaf(node, key)
+
+
+def _leaf(node: dict[str, Any], key: str) -> RldsFeature:
+    name = feature_name(key.removeprefix(f"{_STEPS}/"))
+    if "image" in node:
+        image = _object(node, "image", key)
+        if image.get("dtype") in ("uint8", "uint16"):
+            return RldsFeature(key, name, "image", str(image["dtype"]))
+        return RldsFeature(key, name, f"image of {image.get('dtype')}"[:50])
+    if "text" in node:
+        return RldsFeature(key, name, "text", "string")
+    if "classLabel" in node:
+        return RldsFeature(key, name, "label", "int64")
+    for content in ("tensor", "boundingBox"):
+        if content in node:
+            return _tensor(_object(node, content, key), key, name)
+    kinds = [k for k in node if k not in ("pythonClassName", "description")]
+    return RldsFeature(key, name, (kinds or ["unknown"])[0][:50])
+
+
+def _tensor(tensor: dict[str, Any], key: str, name: str) -> RldsFeature:
+    dtype, encoding = str(tensor.get("dtype")), str(tensor.get("encoding", "none")) or "none"
+    shape = tensor.get("shape") or {}
+    sizes = shape.get("dimensions", []) if isinstance(shape, dict) else None
+    if not isinstance(sizes, list):
+        raise ValueError(f"a shape of {key} that is none: {shape!r}"[:200])
+    dimensions = tuple(int(size) for size in sizes)  # TFDS writes them as text
+    if dtype in ("string", "object"):
+        return RldsFeature(key, name, "text" if not dimensions else "tensor of texts", "string")
+    try:
+        itemsize = np.dtype(dtype).itemsize
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise ValueError(f"a dtype of {key} that is none: {dtype[:50]}") from error
+    if np.dtype(dtype).kind not in "iufb" or encoding not in ("none", "bytes", "zlib"):
+        return RldsFeature(key, name, f"tensor of {dtype}, encoded as {encoding}"[:80])
+    if math.prod(max(n, 1) for n in dimensions) * itemsize > MAX_FRAME_BYTES:
+        raise ValueError(f"{key} is too large: {list(dimensions)}"[:200])
+    return RldsFeature(key, name, "tensor", dtype, dimensions, encoding)
+
+
+def _decoded(value: memoryview, encoding: str, size: int) -> bytes:
+    data = bytes(value)
+    if encoding == "zlib":
+        stream = zlib.decompressobj()
+        try:
+            data = stream.decompress(data, size + 1)
+        except zlib.error as error:
+            raise ValueError(f"a tensor that is not zlib's: {error}") from error
+    if len(data) != size:
+        raise ValueError(f"a tensor of {len(data)} bytes or more, expected {size}")
+    return data
+
+
+def _object(node: dict[str, Any], name: str, key: str) -> dict[str, Any]:
+    value = node.get(name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} of {key or 'the file'} is not an object")
+    return value
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of records; `num_records` is what dataset_info.json says, if it does."""
+
+    split: str
+    file: str
+    num_records: int | None
+
+
+def find_dataset(root: Path) -> Path | None:
+    """The folder of `features.json`: `root`, or the only such folder below it."""
+    found = _find(root, _MAX_FOLDERS)
+    if len(found) > 1:
+        raise SourceError(
+            "more than one TFDS dataset: name one of them",
+            file=str(root),
+            expected=f"one {FEATURES}",
+            got=", ".join(str(path.relative_to(root)) for path in found)[:200],
+        )
+    return found[0] if found else None
+
+
+def _find(folder: Path, depth: int) -> list[Path]:
+    if is_file(folder / FEATURES):
+        return [folder]
+    if not depth:
+        return []
+    names = sorted(name for name, is_folder in list_folder(folder) if is_folder)
+    return [path for name in names for path in _find(folder / name, depth - 1)]
+
+
+def find_shards(folder: Path) -> list[Shard]:
+    """All shards by split and number.
+
+    Raises `SourceError` for one that is missing or that `dataset_info.json` does not declare.
+    """
+    declared = read_splits(folder)
+    found: dict[str, dict[int, str]] = {}
+    totals: dict[str, int] = {}
+    for name, is_folder in sorted(list_folder(folder)):
+        match = None if is_folder else _SHARD.fullmatch(name)
+        if match is None:
+            continue
+        split, number, total = match[1], int(match[2]), int(match[3])
+        if totals.setdefault(split, total) != total or number in found.get(split, {}):
+            raise SourceError(
+                "shards that are not of one dataset",
+                file=str(folder / name),
+                expected=f"one file for each of {totals[split]} shards of {split}",
+                got=f"shard {number} of {total}",
+            )
+        found.setdefault(split, {})[number] = name
+    if not found:
+        raise SourceError("no TFRecord file", file=str(folder), expected="NAME-SPLIT.tfrecord-…")
+    shards = []
+    for split in sorted({*found, *declared}, key=lambda name: (name != "train", name)):
+        said = declared.get(split)
+        known = said.lengths if said else []
+        total = totals.get(split, 0)
+        if said and total and said.num_shards != total:
+            raise SourceError(
+                "another number of shards than dataset_info.json says",
+                file=str(folder),
+                expected=f"{said.num_shards} of {split}",
+                got=total,
+            )
+        for number in range(total):
+            if number not in found[split]:
+                raise SourceError(
+                    "a shard is missing",
+                    file=str(folder),
+                    expected=f"{split}, {number} of {total}",
+                    got=f"{counted(len(found[split]), 'file')} of {split}",
+                )
+            shards.append(Shard(split, found[split][number], known[number] if known else None))
+        if said and not total and (sum(known) if known else said.num_shards):
+            raise SourceError(
+                "the shards of a split are missing",
+                file=str(folder),
+                expected=f"{split}: {counted(said.num_shards, 'file')}"
+                + (f", {counted(sum(known), 'record')}" if known else ""),
+                got="no file",
+            )
+    if declared and (undeclared := {*found} - {*declared}):
+        raise SourceError(
+            f"splits that {INFO} does not declare; move their files to another folder, or "
+            "declare them",
+            file=str(folder),
+            expected=", ".join(declared),
+            got=", ".join(
+                f"{name} ({counted(totals[name], 'shard')})" for name in sorted(undeclared)
+            ),
+        )
+    return shards
+
+
+@dataclass(frozen=True)
+class DeclaredSplit:
+    """A split in `dataset_info.json`: its shards, records of each, and bytes of all records."""
+
+    num_shards: int
+    lengths: list[int]
+    num_bytes: int | None
+
+
+def read_splits(folder: Path) -> Mapping[str, DeclaredSplit]:
+    """The declared splits by name; none without `dataset_info.json`."""
+    path = folder / INFO
+    if not is_file(path):
+        return {}
+    try:
+        info = json.loads(read_bytes(path, _MAXINFO_BYTES))
+        kind = info.get("fileFormat", "tfrecord")
+        splits = {str(each["name"]): _declared(each) for each in info.get("splits", [])}
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise SourceError(f"not a {INFO}", file=str(path), got=str(error)[:200]) from error
+    if kind not in ("tfrecord", ""):
+        raise SourceError(
+            "a TFDS dataset of another file format",
+            file=str(path),
+            expected="tfrecord",
+            got=repr_of(kind, 50),
+        )
+    return splits
+
+
+def _declared(split: dict[str, Any]) -> DeclaredSplit:
+    lengths = [int(length) for length in split.get("shardLengths", [])]
+    if min(lengths, default=0) < 0:
+        raise ValueError(f"a shard of {min(lengths)} records")
+    num_bytes = split.get("numBytes")
+    num_shards = len(lengths) or int(split.get("numShards", 0))  # which older versions wrote
+    return DeclaredSplit(num_shards, lengths, None if num_bytes is None else int(num_bytes))

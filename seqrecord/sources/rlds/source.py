@@ -1,0 +1,334 @@
+"""RLDS datasets, as TFDS writes them to TFRecord files, without TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SourceError, located
+from seqrecord.processes.forks import cached_property
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.common.embedded import embedded_spec, embedded_value
+from seqrecord.sources.common.files import list_folder, size_of
+from seqrecord.sources.common.orientation import Orientation, is_alone
+from seqrecord.sources.common.originals import FirstError, Originals, has_file
+from seqrecord.sources.common.specs import chosen_names, feature_spec, kind_of, text_spec
+from seqrecord.sources.inventory import Account
+from seqrecord.sources.rlds.account import account_of
+from seqrecord.sources.rlds.layout import (
+    FEATURES,
+    RldsFeature,
+    RldsFeatures,
+    Shard,
+    find_dataset,
+    find_shards,
+    read_features,
+)
+from seqrecord.sources.rlds.tfrecord import (
+    RECORD_HEAD,
+    TfRecord,
+    TfRecordFile,
+    Values,
+    parse_example,
+)
+from seqrecord.text import counted
+
+_DECLARED = "dataset_info.json"  # in the metadata of episodes: declared and found records
+_MAX_VALUES = 64
+_MAX_TEXT = 4096  # bytes: what is longer does not go to the metadata
+
+
+@dataclass(frozen=True)
+class Rlds(Originals):
+    """A TFDS dataset of episodes (RLDS) in TFRecord files as a source.
+
+    ::
+
+        ROOT/features.json, ROOT/dataset_info.json
+        ROOT/NAME-train.tfrecord-00000-of-00042             one record an episode
+
+    `ROOT` may also be a folder above, with one such folder below it. Episodes are called
+    `train/000000`, by their split and their place in it. Features are those of a step:
+    `observation/image` is `observation.image`; images are uint8 or uint16 [H, W] or [H, W, C].
+    Texts, as `language_instruction`, are features of texts, and so are labels that have names
+    (`ClassLabel`), for their numbers mean another name in another dataset. TFRecord has no float64,
+    so these have the values of float32. What an episode has beside its steps goes to its metadata,
+    where it is short: texts, numbers and up to 64 of them.
+
+    The numbers of records in `dataset_info.json` must be those of the files.
+
+    Each record's checksums are verified when it is read; it is held in memory while its frames
+    are. With `keep_encoded` RGB images stay PNG or JPEG.
+    """
+
+    unpickled = ("_seen",)
+
+    def exists(self) -> bool:
+        """Whether there is a `features.json` with TFRecord files beside it."""
+        return has_file(self.path, _is_dataset)
+
+    def schema(self) -> Schema:
+        return self._schema
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        found: list[EpisodeInfo] = []
+        ordinal, split = 0, None
+        for shard in find_shards(self._folder):
+            if shard.split != split:
+                ordinal, split = 0, shard.split
+            infos = self._infos(shard, ordinal)
+            ordinal += len(infos)
+            found += infos
+        if not found:
+            raise SourceError("a TFDS dataset without episodes", file=str(self._folder))
+        self._seen[:] = found
+        return found
+
+    def account(self) -> Account:
+        infos = self._seen or self.episodes()
+        return account_of(
+            self.path, self._folder, self._features, [each.name for each in self._chosen], infos
+        )
+
+    @cached_property
+    def _seen(self) -> list[EpisodeInfo]:
+        """The last episodes that were listed, for the inventory."""
+        return []
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with located(SourceError, episode=info.key):
+            name, offset = info.metadata.get("file"), info.metadata.get("offset")
+            if not isinstance(name, str) or Path(name).name != name or not isinstance(offset, int):
+                raise SourceError("no such episode", file=str(self._folder))
+            path = self._folder / name
+            _check_declared(info, path)
+            with TfRecordFile(path) as file:
+                data = file.read(file.record_at(offset))
+            with _examples(path, offset):
+                columns = self._columns(parse_example(data))
+            yield from self._frames(columns, path)
+
+    @cached_property
+    def _folder(self) -> Path:
+        folder = find_dataset(self.path)
+        if folder is None:
+            raise SourceError("no TFDS dataset", file=str(self.root), expected=FEATURES)
+        return folder
+
+    @cached_property
+    def _features(self) -> RldsFeatures:
+        return read_features(self._folder / FEATURES)
+
+    @cached_property
+    def _chosen(self) -> tuple[RldsFeature, ...]:
+        path, offered = self._folder / FEATURES, {each.name: each for each in self._features.steps}
+        names = chosen_names(offered, self.features, path, "no such feature")
+        chosen = tuple(offered[name] for name in names)
+        if refused := [each for each in chosen if not each.can_be_read]:
+            readable = ", ".join(name for name, each in offered.items() if each.can_be_read)
+            raise SourceError(
+                "features of kinds that cannot be read; name the others (--features)",
+                file=str(path),
+                expected=f"some of {readable}",
+                got=", ".join(f"{each.name} ({each.kind})" for each in refused)[:300],
+            )
+        return chosen
+
+    @cached_property
+    def _schema(self) -> Schema:
+        return Schema([self._spec(feature) for feature in self._chosen])
+
+    def _spec(self, feature: RldsFeature) -> FeatureSpec:
+        path = self._folder / FEATURES
+        if feature.kind == "tensor":
+            dtype = np.dtype(feature.dtype)
+            kind = kind_of(feature.name, dtype, feature.shape)
+            return feature_spec(feature.name, dtype, feature.shape, path, kind=kind)
+        return (
+            self._image_spec(feature) if feature.kind == "image" else text_spec(feature.name, path)
+        )
+
+    def _image_spec(self, feature: RldsFeature) -> FeatureSpec:
+        """From the first image that can be read."""
+        errors = FirstError()
+        for shard in find_shards(self._folder):
+            path = self._folder / shard.file
+            with errors.skipped(), TfRecordFile(path) as file:
+                for record in file.records():
+                    with _examples(path, record.offset):
+                        values = parse_example(file.read(record)).get(feature.key)
+                    if isinstance(values, list) and values:
+                        data, keep = bytes(values[0]), self.keep_encoded
+                        return embedded_spec(
+                            feature.name, data, path, keep_encoded=keep, exif=self.exif
+                        )
+        raise errors.first or SourceError("no image", file=str(self._folder), feature=feature.name)
+
+    # --- episodes: as little as possible is read of a record --------------------------------
+
+    def _infos(self, shard: Shard, ordinal: int) -> list[EpisodeInfo]:
+        """All episodes of a shard; those that cannot be read too, so that `frames` names them.
+
+        These are records behind damage, and the difference from the declared number of records.
+        """
+        path = self._folder / shard.file
+        infos: list[EpisodeInfo] = []
+
+        def add(offset: int, steps: int, said: dict[str, Any]) -> None:
+            key = f"{shard.split}/{ordinal + len(infos):06d}"
+            place = {"split": shard.split, "file": shard.file, "offset": offset}
+            infos.append(EpisodeInfo(key, max(steps, 1), {**said, **place}))
+
+        damage: SourceError | None = None
+        try:
+            with TfRecordFile(path) as file:
+                for record in file.records():
+                    add(record.offset, *self._look(file, record))
+        except SourceError as error:
+            damage = error
+        found = len(infos)
+        declared = found if shard.num_records is None else shard.num_records
+        if damage:
+            # The rest of the file is lost: as many as there should be, one if nobody knows.
+            for _ in range(max(declared - found, 1)):
+                add((damage.offset or 0) + RECORD_HEAD, 1, {})
+        else:
+            for _ in range(declared - found):
+                add(size_of(path) + RECORD_HEAD, 1, {})
+        for number in range(min(declared, found), found if damage else len(infos)):
+            numbers = {_DECLARED: [declared, found]}
+            infos[number] = replace(infos[number], metadata={**infos[number].metadata, **numbers})
+        return infos
+
+    def _look(self, file: TfRecordFile, record: TfRecord) -> tuple[int, dict[str, Any]]:
+        """The number of steps of a record, 0 if it cannot be told, and the episode's metadata."""
+        about = {
+            each.key: each
+            for each in self._features.episode
+            if each.kind in ("text", "label") or (each.kind == "tensor" and each.can_be_read)
+        }
+        counted = min(self._features.steps, key=_bytes_per_step)
+        try:
+            values = parse_example(file.unread(record), {*about, counted.key})
+        except ValueError:
+            return 0, {}
+        try:
+            steps = counted.count(values.get(counted.key, []))
+        except ValueError:
+            steps = 0
+        return steps, _metadata({key: values[key] for key in about if key in values}, about)
+
+    # --- frames -----------------------------------------------------------------------------
+
+    def _columns(self, values: Mapping[str, Values]) -> dict[str, Any]:
+        """By feature what its steps hold, which must be as many of each."""
+        columns: dict[str, Any] = {}
+        steps: dict[str, int] = {}
+        for feature in self._chosen:
+            if feature.key not in values:
+                raise ValueError(f"the record lacks {feature.key}")
+            steps[feature.key] = feature.count(values[feature.key])
+            columns[feature.name] = feature.column(values[feature.key])
+        if len({*steps.values()}) > 1:
+            raise ValueError(f"other numbers of steps: {steps}")
+        return columns
+
+    def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
+        images = {each.name for each in self._chosen if each.kind == "image"}
+        beside = [each.name for each in (*self._features.steps, *self._features.episode)]
+        orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
+        for number in range(len(next(iter(columns.values())))):
+            frame: dict[str, Any] = {}
+            for name, column in columns.items():
+                frame[name] = column[number]
+                if name in images:
+                    with located(SourceError, feature=name, frame=number):
+                        frame[name] = embedded_value(
+                            bytes(column[number]), self.schema()[name], path, orientation
+                        )
+            yield frame
+
+
+FORMAT = SourceFormat(
+    "rlds", "features.json and NAME-train.tfrecord-00000-of-00042", Rlds, ("exif",), takes_urls=True
+)
+
+
+def _is_dataset(path: Path) -> bool:
+    return path.name == FEATURES and any(
+        ".tfrecord-" in name for name, _ in list_folder(path.parent)
+    )
+
+
+def _check_declared(info: EpisodeInfo, path: Path) -> None:
+    """Raises `SourceError` for a record beyond those declared, or one that is missing."""
+    numbers = info.metadata.get(_DECLARED)
+    if not isinstance(numbers, (list, tuple)) or len(numbers) != 2:
+        return
+    declared, found = numbers
+    raise SourceError(
+        "more records than dataset_info.json declares"
+        if found > declared
+        else "a truncated TFRecord file: fewer records than dataset_info.json declares",
+        file=str(path),
+        offset=info.metadata["offset"],
+        expected=counted(declared, "record"),
+        got=counted(found, "record"),
+    )
+
+
+def _bytes_per_step(feature: RldsFeature) -> tuple[bool, bool, float]:
+    """Sorts what is cheapest to count first: single numbers, then tensors, texts, images."""
+    is_tensor = feature.kind == "tensor" and feature.encoding == "none"
+    size = math.prod(feature.shape) if feature.can_be_read else math.inf
+    return (not is_tensor, feature.kind == "image", size)
+
+
+def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature]) -> dict[str, Any]:
+    """Texts and numbers of the episode, nested as their names are: JSON."""
+    result: dict[str, Any] = {}
+    for key, found in values.items():
+        feature = features[key]
+        if len(found) != feature.per_step or len(found) > _MAX_VALUES:
+            continue
+        value: Any
+        if isinstance(found, list):
+            if feature.kind != "text" or len(found[0]) > _MAX_TEXT:
+                continue
+            value = bytes(found[0]).decode(errors="replace")
+        else:
+            is_label = feature.kind == "label"
+            try:
+                value = feature.texts(found)[0] if is_label else feature.array(found)[0].tolist()
+            except ValueError:  # not what was declared
+                continue
+            if not is_label and not np.all(np.isfinite(np.asarray(value, float))):
+                continue
+        *outer, last = key.split("/")
+        place = result
+        for name in outer:
+            inner = place.setdefault(name, {})
+            place = inner if isinstance(inner, dict) else {}  # of names with a `/` in them
+        place.setdefault(last, value)
+    return result
+
+
+@contextmanager
+def _examples(path: Path, offset: int) -> Iterator[None]:
+    """What is wrong with a record as `SourceError`."""
+    try:
+        yield
+    except ValueError as error:
+        raise SourceError(
+            "a record that is not the episode that features.json declares",
+            file=str(path),
+            offset=offset,
+            got=str(error)[:300],
+        ) from error

@@ -1,0 +1,1 @@
+"""TartanAir, versions 1 and 2."""

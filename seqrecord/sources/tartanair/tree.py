@@ -1,0 +1,140 @@
+"""Finding TartanAir's trajectories: by the names of folders and files in them, at any depth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from seqrecord.sources.common.files import list_folder
+from seqrecord.sources.common.originals import by_key, check_depth, has_file, key_of
+from seqrecord.sources.folders.exported import DESCRIPTION
+from seqrecord.sources.tartanair.layout import LAYOUTS, PixelFiles, TartanAirLayout
+
+DIFFICULTIES = {"Easy": "Easy", "Hard": "Hard", "Data_easy": "Easy", "Data_hard": "Hard"}
+"""Difficulty by the name of its folder."""
+
+_TRAJECTORY = re.compile(r"P\d+", re.ASCII)
+_POSES = frozenset(file for layout in LAYOUTS for *_, file in layout.poses)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One trajectory's folder. `entries` are the names in it, of which some are `folders`; `layout`
+    is `None` if none fits."""
+
+    path: Path
+    layout: TartanAirLayout | None
+    entries: frozenset[str]
+    folders: frozenset[str]
+    key: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def difficulty(self) -> str | None:
+        return DIFFICULTIES.get(self.path.parent.name)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its folder is called as TartanAir's are."""
+        return self.difficulty is not None or bool(_TRAJECTORY.fullmatch(self.name))
+
+    @property
+    def environment(self) -> str | None:
+        parent = self.path.parent
+        return (
+            (parent.parent if self.difficulty else parent).name or None if self.is_named else None
+        )
+
+    @property
+    def pixels(self) -> list[PixelFiles]:
+        """The kinds of files whose folder is there, of both cameras."""
+        pixels = self.layout.pixels if self.layout else ()
+        return [files for files in pixels if files.folder in self.entries]
+
+    @property
+    def has_files(self) -> bool:
+        """Whether files are named as those of the layout: names of folders may be anyone's.
+
+        Files of poses are not enough beside folders of another layout.
+        """
+        if self.layout is None:
+            return False
+        if any(has_frames(self, files) for files in self.pixels):
+            return True
+        return bool(_POSES & self.entries) and self.folders <= {*self.layout.names, "imu"}
+
+
+def is_tartanair(root: Path) -> bool:
+    """Whether a file of a trajectory is among the first entries of the tree."""
+    return has_file(root, _is_of_trajectory)
+
+
+def find_trajectories(root: Path) -> dict[str, Trajectory]:
+    """All trajectories by key, in order.
+
+    They may be at any depth. Below a folder of a difficulty, or if `root` is or contains it, a
+    folder named P000 is one even without files: a broken one. The key is `ENV/Easy/P000`, wherever
+    `root` is, of a folder that is called so; `ENV/P000` if it is `root` or in it; and otherwise the
+    path below `root`. Raises `SourceError` if two folders have one key.
+    """
+    found = [replace(trajectory, key=_key(trajectory, root)) for trajectory in _walk(root, root)]
+    found.sort(key=lambda trajectory: trajectory.key)
+    by_key((each.key, each.path) for each in found)
+    return {trajectory.key: trajectory for trajectory in found}
+
+
+def open_trajectory(path: Path) -> Trajectory:
+    """A folder as a trajectory, whatever its content."""
+    listed = dict(list_folder(path))
+    entries = frozenset(listed)
+    folders = frozenset(name for name, is_folder in listed.items() if is_folder)
+    fits = [layout for layout in LAYOUTS if not entries.isdisjoint(layout.names)]
+    if DESCRIPTION in entries:  # an exported episode, whatever its features are called
+        fits = []
+    every = [Trajectory(path, layout, entries, folders) for layout in fits]
+    sound = [each for each in every if each.has_files] if len(every) > 1 else []
+    return (*sound, *every, Trajectory(path, None, entries, folders))[0]
+
+
+def has_frames(trajectory: Trajectory, files: PixelFiles) -> bool:
+    """Whether there is any file of this kind."""
+    if files.folder not in trajectory.folders:
+        return False
+    names = (name for name, _ in list_folder(trajectory.path / files.folder))
+    return any(map(files.pattern.fullmatch, names))
+
+
+def _walk(path: Path, root: Path, depth: int = 0) -> list[Trajectory]:
+    check_depth(path, depth)
+    here = open_trajectory(path)
+    if here.layout and (here.is_named or here.has_files):
+        return [here]
+    below = (_walk(path / name, root, depth + 1) for name in sorted(here.folders))
+    found = [trajectory for each in below for trajectory in each]
+    is_placed = here.difficulty is not None or root in (path, path.parent)
+    if not found and is_placed and _TRAJECTORY.fullmatch(here.name):
+        return [here]  # half downloaded: a bad one, not none
+    return found
+
+
+def _key(trajectory: Trajectory, root: Path) -> str:
+    path = trajectory.path
+    if trajectory.difficulty is not None:
+        return "/".join(path.parts[1:][-3:])
+    if trajectory.is_named and root in (path, path.parent):
+        return "/".join(path.parts[1:][-2:])
+    return key_of(path, root, ending=True)
+
+
+def _is_of_trajectory(path: Path) -> bool:
+    """Whether a file is one of a trajectory, from names alone, but for poses."""
+    folder = path.parent.name
+    for layout in LAYOUTS:
+        for files in layout.pixels:
+            if files.folder == folder and files.pattern.fullmatch(path.name):
+                return not any(name == DESCRIPTION for name, _ in list_folder(path.parent.parent))
+    return path.name in _POSES and open_trajectory(path.parent).has_files

@@ -1,0 +1,1 @@
+"""Video files, and video streams of other sources."""

@@ -1,0 +1,232 @@
+"""Folders of video files."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.gops import Gop
+from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.processes.forks import cached_property
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.common.files import is_file
+from seqrecord.sources.common.originals import FirstError, Originals, find_files, has_file, key_of
+from seqrecord.sources.common.references import external_files, identity_of_files
+from seqrecord.sources.common.specs import chosen_names, feature_spec
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
+from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile
+from seqrecord.sources.video.streams import check_file, read_gops, video_spec
+from seqrecord.sources.video.tables import read_references, read_table
+from seqrecord.text import counted
+
+_logger = logging.getLogger("seqrecord")
+
+_IMAGE = "image"
+_TIME = "timestamp"
+
+
+@dataclass(frozen=True)
+class Videos(Originals):
+    """Video files as a source: MP4, MOV, Matroska, WebM and AVI.
+
+    ::
+
+        ROOT/…/NAME.mp4              an episode `…/NAME` with the feature `image`
+        ROOT/…/EPISODE/CAMERA.mp4    with `by_folder`: an episode `…/EPISODE`, a feature a file
+
+    Packets of H.264, HEVC, AV1 and VP9 are kept as they are.
+    `timestamp` is when a frame is shown, float64 in seconds from the first one, of the first camera
+    where there are several, which must have as many frames. Video that players turn, as portrait
+    video of phones, is turned and re-encoded, with a warning. All videos of a feature have one
+    codec, pixel format and size. With `reference` packets stay where they are.
+
+    Of a file with several streams of video one is read: the first, with a warning, or `stream`, a
+    number among them, from 0, or a title.
+    """
+
+    by_folder: bool = False
+    reference: bool = False
+    stream: int | str | None = None
+
+    takes_files = True
+    unpickled = ("_files",)
+
+    def exists(self) -> bool:
+        """Whether a video is among the first files."""
+        return has_file(self.path, _is_video)
+
+    def schema(self) -> Schema:
+        return self._schema
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return [self._info(key, files) for key, files in self._files.items()]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        files = self._named(info.key)
+        first = next(iter(files.values()))
+        with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
+            ticks, tick = file.ticks(), file.tick
+        for each in ticks:
+            yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """When the frames of the first camera are shown, in seconds."""
+        first = next(iter(self._named(info.key).values()))
+        with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
+            return np.array(file.ticks()) * file.tick
+
+    def account(self) -> Account:
+        """Opens each file for the kinds of its streams."""
+        streams, endings, others = Counter[str](), Counter[str](), Counter[str]()
+        for path in self._paths():
+            endings[path.suffix] += 1
+            with suppress(SourceError), VideoFile(path, self.stream) as file:
+                streams.update(file.other_streams())
+                others.update(file.others)
+                if file.others and self.stream is None:
+                    _logger.warning(
+                        "%s: %d streams of video; the first is read, choose another by "
+                        "--source-option stream=: %s",
+                        *(path, len(file.others) + 1, "; ".join(file.others)),
+                    )
+        names = ", ".join(f"*{ending}" for ending in sorted(endings))
+        cameras = {name for files in self._files.values() for name in files}
+        places = {
+            name: names if name in (_IMAGE, _TIME) else f"*/{name}.*" for name in self.schema()
+        }
+        left_out = [
+            LeftOut(f"{kind} in {names}", n, "no reader", "streams")
+            for kind, n in sorted(streams.items())
+        ]
+        left_out += [
+            LeftOut(f"video {which}", n, "another stream is read", "streams", self.stream is None)
+            for which, n in sorted(others.items())
+        ]
+        left_out += unread_files(self.path, _is_video)
+        left_out += [
+            not_selected(f"{name}.*", sum(name in f for f in self._files.values()), "files")
+            for name in sorted(cameras - {*self.schema()})
+        ]
+        count = counted(sum(endings.values()), "file")
+        return Account(f"{count} {names}", places, tuple(left_out))
+
+    def referring(self) -> Videos:
+        """The same source, whose packets stay where they are."""
+        return replace(self, reference=True)
+
+    def is_whole(self) -> bool:
+        """Whether nothing but video lies here."""
+        return all(_is_video(path) for path in find_files(self.path, is_file))
+
+    def identity(self) -> str:
+        """Text that changes when a video does, or comes or goes."""
+        return identity_of_files(self.path, self._paths())
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The files that its GOPs may refer to, by the names that these have for them."""
+        return external_files(self.path, self._paths())
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
+        """The GOPs of one episode's cameras; its frames lack these features."""
+        files = self._named(info.key)
+        return {
+            name: self._gops(info.key, spec, files)
+            for name, spec in self.schema().items()
+            if name != _TIME
+        }
+
+    def _gops(
+        self, key: str, spec: FeatureSpec, files: dict[str, Path]
+    ) -> Iterator[Gop | ReferencedGops]:
+        with located(SourceError, episode=key, feature=spec.name):
+            if spec.name not in files:
+                folder = next(iter(files.values())).parent
+                raise SourceError("a folder that lacks a camera", file=str(folder))
+            with VideoFile(files[spec.name], self.stream) as file:
+                check_file(file, spec)
+                if self.reference:
+                    yield read_references(file, read_table(file))
+                else:
+                    yield from read_gops(file)
+
+    def _paths(self) -> Iterator[Path]:
+        return (path for files in self._files.values() for path in files.values())
+
+    @cached_property
+    def _files(self) -> dict[str, dict[str, Path]]:
+        """Episodes, each with its cameras' files."""
+        root = self.path
+        found: dict[str, dict[str, Path]] = {}
+        for path in find_files(root, _is_video):
+            key = key_of(path.parent, root, ending=True) if self.by_folder else key_of(path, root)
+            key = root.name if key == "." else key
+            camera = path.stem if self.by_folder else _IMAGE
+            known = found.setdefault(key, {})
+            if camera in known:
+                raise SourceError(
+                    "two videos of one name", file=str(path), episode=key, got=str(known[camera])
+                )
+            known[camera] = path
+        if not found:
+            raise SourceError(
+                "no video found", file=str(root), expected=f"*{', *'.join(VIDEO_ENDINGS)}"
+            )
+        return found
+
+    def _named(self, key: str) -> dict[str, Path]:
+        if key not in self._files:
+            raise SourceError("no such episode", file=str(self.root), episode=key)
+        return self._files[key]
+
+    def _info(self, key: str, files: dict[str, Path]) -> EpisodeInfo:
+        try:
+            with VideoFile(next(iter(files.values())), self.stream) as file:
+                return EpisodeInfo(key, max(file.count(), 1), fps=file.fps)
+        except SourceError:
+            return EpisodeInfo(key, 1)  # refused when it is read
+
+    @cached_property
+    def _schema(self) -> Schema:
+        offered = dict.fromkeys([*(n for files in self._files.values() for n in files), _TIME])
+        names = chosen_names(offered, self.features or None, self.path, "no such feature")
+        return Schema([self._spec(name) for name in names])
+
+    def _spec(self, name: str) -> FeatureSpec:
+        """From the first episode whose video can be read."""
+        if name == _TIME:
+            path = self.path
+            return feature_spec(name, np.dtype("f8"), (), path, kind="timestamp", unit="s")
+        errors = FirstError()
+        for key, files in self._files.items():
+            if name in files:
+                with (
+                    errors.skipped(episode=key, feature=name),
+                    VideoFile(files[name], self.stream) as file,
+                ):
+                    return video_spec(name, file)
+        assert errors.first is not None
+        raise errors.first
+
+
+def _is_video(path: Path) -> bool:
+    return path.suffix.lower() in VIDEO_ENDINGS
+
+
+FORMAT = SourceFormat(
+    "videos",
+    "NAME.mp4, .mov, .mkv, .webm or .avi",
+    Videos,
+    options=("by_folder", "stream"),
+    takes_files=True,
+    is_fallback=True,
+    takes_urls=True,
+)

@@ -1,0 +1,183 @@
+"""Where the packets of a video lie, and the groups of pictures that stay there.
+
+Everything is whole arrays: of a file with a million packets, an episode is a few slices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
+from seqrecord.codecs.video.packets import PASSTHROUGH
+from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ReferencedGops
+from seqrecord.processes.forks import cached_property
+from seqrecord.sources.common.remote import remote_files
+from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.frames import UPRIGHT
+from seqrecord.sources.video.streams import TOLERANCE
+
+IntArray = npt.NDArray[np.int64]
+
+_ENTRY: tuple[tuple[str, Any], ...] = (
+    *(("timestamp", np.int64), ("pos", np.int64), ("size", np.int64)),
+    *(("is_keyframe", bool), ("is_discard", bool)),
+)
+_CONVERT = "this video cannot be read in place; convert it with `seqrecord write`"
+_OPEN = "groups of pictures are open: frames refer to those before their keyframe"
+
+
+@dataclass(frozen=True, eq=False)
+class PacketTable:
+    """The packets of a file in decoding order, p of them.
+
+    `ticks` say when their frames are shown, `is_cut` whether a decoder can begin with them, and
+    `is_key` whether the container calls them keyframes. Packet i is the bytes `[starts[i],
+    starts[i] + sizes[i])`.
+    """
+
+    ticks: IntArray
+    is_shown: npt.NDArray[np.bool_]
+    is_key: npt.NDArray[np.bool_]
+    is_cut: npt.NDArray[np.bool_]
+    starts: IntArray
+    sizes: IntArray
+
+    @cached_property
+    def shown(self) -> IntArray:
+        """The packets whose frames are shown, in the order of these."""
+        found = np.flatnonzero(self.is_shown)
+        order: IntArray = found[np.argsort(self.ticks[found], kind="stable")]
+        return order
+
+    @cached_property
+    def shown_ticks(self) -> npt.NDArray[np.float64]:
+        """When the frames of `shown` are shown, ascending: searched by times, which are no
+        integers."""
+        return self.ticks[self.shown].astype(np.float64)
+
+    @cached_property
+    def cuts(self) -> IntArray:
+        """The packets with which a decoder can begin."""
+        return np.flatnonzero(self.is_cut)
+
+    @cached_property
+    def group(self) -> IntArray:
+        """The number of the cut from which on each packet is decoded; -1 for none: int64 [p]."""
+        group: IntArray = np.cumsum(self.is_cut) - 1
+        return group
+
+
+def read_table(file: VideoFile) -> PacketTable:
+    """From the file's own tables, where these suffice; else each packet is read once.
+
+    Raises `SourceError` for a file whose frames change; of one on a URL, readers notice it.
+    """
+    if entries := file.entries():
+        known = list(entries)  # each is made when it is asked for
+        ticks, starts, sizes, key, hidden = (
+            np.fromiter(map(attrgetter(name), known), kind, len(known)) for name, kind in _ENTRY
+        )
+        outside = (starts < 0) | (starts > file.nbytes - sizes)
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise SourceError(
+                "a truncated video, or one whose tables lie: packets outside of the file",
+                file=str(file.path),
+                offset=int(starts[at]),
+                expected=f"packets up to byte {file.nbytes}",
+                got=f"{int(sizes[at])} bytes",
+            )
+        if file.forms is not None and remote_files(file.path) is None:
+            where = (starts[key], sizes[key], ticks[key] * file.tick)
+            file.forms.check_keyframes(*(each.tolist() for each in where))
+        return PacketTable(ticks, ~hidden, key, key, starts, sizes)
+    packets = [(p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()]
+    ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
+    return PacketTable(ticks, shown > 0, key > 0, cut > 0, starts, sizes)
+
+
+def read_references(
+    file: VideoFile,
+    table: PacketTable,
+    times: npt.NDArray[np.float64] | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+) -> ReferencedGops:
+    """The frames of `read_gops`, as groups of pictures that stay where they are.
+
+    `table` is the file's.
+
+    Raises `SourceError` as that does, and for what would have to be encoded anew.
+    """
+    with located(SourceError, file=str(file.path)):
+        if file.codec not in PASSTHROUGH:
+            raise SourceError(f"{_CONVERT}: packets of {file.codec} are not kept")
+        if file.turn != UPRIGHT:
+            raise SourceError(f"{_CONVERT}: players turn it, so it must be re-encoded")
+        wanted = table.shown if times is None else _of_rows(file, table, times, tolerance)
+        ticks = table.ticks[wanted]
+        if len(back := np.flatnonzero(ticks[1:] <= ticks[:-1])):
+            raise SourceError("frames whose times go back", frame=int(back[0]) + 1)
+        return _groups(file, table, wanted)
+
+
+def _of_rows(
+    file: VideoFile, table: PacketTable, times: npt.NDArray[np.float64], tolerance: float
+) -> IntArray:
+    """The packet of each row's frame: the frame nearest to its time, within the tolerance."""
+    if not (times[1:] > times[:-1]).all() or not np.isfinite(times).all():
+        raise SourceError("timestamps that go back")
+    ticks = table.shown_ticks
+    after = np.searchsorted(ticks, times / file.tick).clip(0, max(0, len(ticks) - 1))
+    before = (after - 1).clip(0)
+    seconds = ticks[[before, after]] * file.tick if len(ticks) else np.full((2, len(times)), np.inf)
+    away = np.abs(times - seconds)
+    frame: IntArray = np.where(away[0] <= away[1], before, after)
+    is_own = np.diff(frame, prepend=-1) > 0
+    if len(wrong := np.flatnonzero((away.min(0) >= tolerance) | ~is_own)):
+        first = int(wrong[0])
+        raise SourceError(
+            "a row without a frame of its own in the video",
+            frame=first,
+            expected=f"one within {tolerance} s of {times[first]:.6f} s",
+        )
+    packets: IntArray = table.shown[frame]
+    return packets
+
+
+def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> ReferencedGops:
+    """The groups of pictures that give the frames of these packets, in their order."""
+    group = table.group[wanted]
+    if len(group) and group.min() < 0:
+        what = "a video that does not begin with a keyframe"
+        unsure = f"{_CONVERT}: no decoder is sure to begin at its first keyframe"
+        raise SourceError(unsure if table.is_key[0] else what)
+    if (group[1:] < group[:-1]).any():
+        raise SourceError(f"{_CONVERT}: {_OPEN}")
+    is_first = np.ones(len(group), bool)
+    np.not_equal(group[1:], group[:-1], out=is_first[1:])
+    first_frame = np.flatnonzero(is_first)
+    begins = table.cuts[group[first_frame]]
+    last = np.maximum.reduceat(wanted, first_frame) if len(begins) else begins
+    counts = last + 1 - begins
+    frames = np.concatenate((first_frame[1:], [len(wanted)])) - first_frame
+    first = np.cumsum(counts) - counts
+    packets = np.arange(int(counts.sum())) + np.repeat(begins - first, counts)
+    if (counts > MAX_GOP_PACKETS).any() or (frames > MAX_GOP_FRAMES).any():
+        at = int(np.argmax((counts > MAX_GOP_PACKETS) | (frames > MAX_GOP_FRAMES)))
+        is_open = table.is_key[begins[at] + 1 : last[at] + 1].any()
+        far = f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
+        raise SourceError(f"{_CONVERT}: {_OPEN if is_open else far}")
+    order = np.full(len(packets), -1, np.int64)
+    inside = np.arange(len(wanted)) - np.repeat(first_frame, frames)
+    order[wanted + np.repeat(first - begins, frames)] = inside
+    starts, sizes = table.starts[packets], table.sizes[packets]
+    if (sizes < 1).any() or (starts[1:] < (starts + sizes)[:-1]).any():
+        raise SourceError(f"{_CONVERT}: packets lie out of order in the file")
+    return ReferencedGops(str(file.path), file.extradata, starts, sizes, order, first)

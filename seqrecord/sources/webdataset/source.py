@@ -1,0 +1,465 @@
+"""WebDataset: tar files of samples, `KEY.FIELD` each, of which those of one folder are an episode.
+
+https://github.com/webdataset/webdataset#the-webdataset-format
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from seqrecord.errors import SourceError, located
+from seqrecord.format.references import ExternalFile, ReferencedFile
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.common.array_files import decode_array
+from seqrecord.sources.common.embedded import embedded_spec, embedded_value
+from seqrecord.sources.common.files import is_file, is_junk, opened
+from seqrecord.sources.common.frame_names import (
+    FRAME_NAME,
+    FRAME_NUMBER,
+    check_numbers,
+    escaped,
+    frame_files,
+    name_specs,
+    number_of,
+)
+from seqrecord.sources.common.images import IMAGE_ENDINGS, referable_codec
+from seqrecord.sources.common.orientation import Orientation, is_alone
+from seqrecord.sources.common.originals import (
+    NumberedFrames,
+    Scan,
+    ScannedSource,
+    find_files,
+    has_file,
+    key_of,
+)
+from seqrecord.sources.common.references import external_files, referring_schema
+from seqrecord.sources.common.specs import (
+    check_spec,
+    feature_name,
+    feature_spec,
+    kind_of,
+    text_spec,
+)
+from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
+from seqrecord.sources.webdataset.tar_files import (
+    Member,
+    members,
+    missing_shards,
+    read_member,
+    seconds_of,
+    split_name,
+)
+from seqrecord.text import counted
+
+_logger = logging.getLogger("seqrecord")
+
+_MOST_NOTES = 5  # about keys
+_ARRAYS = (".npy", ".flo", ".pfm")
+_TEXTS = (".txt", ".text", ".transcript", ".json", ".jsn")
+_NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")
+_READ = frozenset((*IMAGE_ENDINGS, *_ARRAYS, *_TEXTS, *_NUMBERS))
+
+
+@dataclass(frozen=True)
+class WebDataset(NumberedFrames, ScannedSource):
+    """Tar files of WebDataset as a source: a folder of them, at any depth, or one file.
+
+    ::
+
+        ROOT/…/NAME.tar    000000.rgb.png, 000000.depth.npy, 000000.json, 000001.rgb.png, …
+        ROOT/…/NAME.tar    run_1/000000.jpg, run_1/000001.jpg, …, run_2/000000.jpg, …
+
+    A sample, files that follow each other and have one name up to its first dot, is a frame. The
+    dot of a time belongs to the name: `1305031102.175304.png` is the sample `1305031102.175304`. An
+    episode is a tar file, `NAME`, or a folder in one, `NAME/run_1`. Features are called as the
+    fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images and
+    arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
+    `cls`, `index`, `id` and their like are int64. Other fields are left out: the metadata names
+    them in `left_out`, and a warning does. Nothing is unpickled. A field that is a short number,
+    as in `000012.5.png`, may be a part of a time: it must be selected by `features` or `sparse`.
+
+    Frames come in the order of the samples, whose numbers rise without a gap, unless `allow_gaps`.
+    All samples of an episode have the same fields, but for those that are `sparse`. Both, and
+    `frame_number`, are as in `Folders`.
+
+    A tar file is read from front to back: once for names and places, once for the frames. With
+    `reference` images and npy files of one shape stay in it.
+    """
+
+    takes_files = True
+
+    def exists(self) -> bool:
+        """Whether there is a file with the ending `.tar`."""
+        return has_file(self.path, _is_tar)
+
+    def schema(self) -> Schema:
+        return referring_schema(super().schema()) if self.reference else super().schema()
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The tar files that its frames may refer to, by the names that these have for them."""
+        return external_files(self.path, find_files(self.path, _is_tar))
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with located(SourceError, episode=info.key):
+            file, offset = info.metadata.get("file"), info.metadata.get("offset")
+            path = self._folder / str(file)
+            if not isinstance(offset, int) or ".." in path.parts or not _is_tar(path):
+                raise SourceError("no such episode", file=str(self.root))
+            with opened(path) as stream:
+                yield from self._frames(stream, path, info)
+
+    def scan(self, found: Scan) -> None:
+        paths = find_files(self.path, _is_tar)
+        if not paths:
+            raise SourceError("no tar file found", file=str(self.root), expected="*.tar")
+        keys: set[str] = set()
+        are_named = False
+        for path in paths:
+            again, before = None, len(found.episodes)
+            with found.unless_broken(self._place(path, "", 0)), opened(path) as stream:
+                skipped = Counter[str]()
+                each = _samples(stream, path, skipped=skipped)
+                for folder, samples in groupby(each, lambda one: one.folder):
+                    first = next(samples)
+                    place = self._place(path, folder, first.offset)
+                    if place.key in keys:
+                        again = place
+                        break
+                    keys.add(place.key)
+                    with found.unless_broken(place):
+                        one = _Episode(stream, path)
+                        for sample in chain([first], samples):
+                            one.add(sample)
+                        self._check_fields(one, path)
+                        pattern = one.pattern()
+                        if (note := one.unlike()) and len(found.notes) < _MOST_NOTES:
+                            found.notes.append(f"{place.key}: {note}")
+                            _logger.warning("%s: %s: %s", self.path, place.key, note)
+                        specs = list(self._specs(one, path))
+                        found.episodes.append(self._info(place, one, pattern, skipped))
+                        found.specs += specs
+                        for name, values in one.fields.items():
+                            found.counts[name] += values.count
+                            found.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
+                        found.offered |= dict.fromkeys(one.fields)
+                        are_named |= pattern is None
+                    found.unread += skipped
+                    skipped.clear()
+                found.unread += skipped
+                if len(found.episodes) == before:
+                    found.notes.append(f"{path.name} has no samples")
+            if again is not None:
+                raise SourceError(
+                    "samples of one folder that do not follow each other; tar --sort=name brings "
+                    "them together",
+                    file=str(path),
+                    offset=again.metadata["offset"],
+                    episode=again.key,
+                )
+        if found.offered:
+            told = name_specs(self.path, are_named=are_named)
+            found.specs += [spec for spec in told if spec.name not in found.offered]
+        if found.unread:
+            _logger.warning(
+                "%s: fields that are not read; pickles never are: %s",
+                self.path,
+                ", ".join(_names(found.unread)),
+            )
+        for folder in dict.fromkeys(path.parent for path in paths):
+            names = [path.name for path in paths if path.parent == folder]
+            if missing := missing_shards(names):
+                note = f"{counted(len(missing), 'shard')} missing: {', '.join(missing[:5])}"
+                found.notes.append(note)
+                _logger.warning("%s: %s", folder, note)
+
+    def account(self) -> Account:
+        found, paths = self.scan_result, find_files(self.path, _is_tar)
+        left_out = [
+            LeftOut(f"*.tar/{pattern}", count, "no reader")
+            for pattern, count in found.unread.most_common()
+        ]
+        left_out += unread_files(self.path, _is_tar)
+        left_out += [
+            not_selected(f"field {name}", count, "files")
+            for name, count in found.counts.items()
+            if name not in self.schema()
+        ]
+        reason = counted(len(paths), "tar file") + " of samples KEY.FIELD"
+        return Account(reason, found.places, tuple(left_out), tuple(found.notes))
+
+    def _check_fields(self, one: _Episode, path: Path) -> None:
+        """Raises `SourceError` for fields that are numbers, unless they were selected."""
+        numbers = [name for name in one.fields if name.partition(".")[0].isdecimal()]
+        if self.features is None and not {*numbers} <= {*self.sparse}:
+            raise SourceError(
+                "fields that are numbers: parts of times, or features? Rename the files, or select "
+                f"the features (--features {','.join(numbers)})"[:300],
+                file=str(path / one.folder),
+                expected="KEY.FIELD.png, or times with 9 digits before or 4 behind the dot",
+                got=", ".join(one.fields[name].first.name for name in numbers[:3]),
+            )
+
+    @property
+    def _folder(self) -> Path:
+        return self.path.parent if is_file(self.path) else self.path
+
+    def _place(self, path: Path, folder: str, offset: int) -> EpisodeInfo:
+        """An episode's key, and in its metadata what `frames` finds it by."""
+        key = "/".join(filter(None, (key_of(path, self.path), folder)))
+        file = path.relative_to(self._folder).as_posix()
+        return EpisodeInfo(key, 0, {"file": file, "offset": offset})
+
+    def _info(
+        self, place: EpisodeInfo, one: _Episode, pattern: str | None, unread: Collection[str]
+    ) -> EpisodeInfo:
+        metadata = dict(place.metadata)
+        fields = one.fields if self.features is None else one.fields.keys() & {*self.features}
+        chosen = {name: one.fields[name] for name in sorted(fields)}
+        if pattern is not None:
+            metadata["files"] = {
+                name: pattern + escaped(f".{split_name(each.first.name)[2]}")
+                for name, each in (chosen or one.fields).items()
+            }
+        for name in self.sparse:
+            if name in chosen:
+                metadata[f"frames_without_{name}"] = len(one.keys) - chosen[name].count
+        if unread:
+            metadata["left_out"] = _names(unread)
+        return replace(place, num_frames=len(one.keys), metadata=metadata)
+
+    def _specs(self, one: _Episode, path: Path) -> Iterator[FeatureSpec]:
+        for name, each in one.fields.items():
+            if self.features is None or name in self.features:
+                yield self._spec(name, each, path / each.first.name)
+
+    def _spec(self, name: str, one: _Field, path: Path) -> FeatureSpec:
+        """The feature, from its first value."""
+        ending = _ending(path.name)
+        if ending in _TEXTS:
+            return text_spec(name, path)
+        if ending in _NUMBERS:
+            return feature_spec(name, np.dtype("<i8"), (), path)
+        codec = None
+        if self.reference:
+            codec = referable_codec(one.data, one.endings, path, self.exif)
+        if ending in _ARRAYS:
+            array = decode_array(one.data, path)
+            kind = kind_of(name, array.dtype, array.shape)
+            return feature_spec(name, array.dtype, array.shape, path, kind=kind, codec=codec or ())
+        spec = embedded_spec(
+            *(name, one.data, path),
+            keep_encoded=self.keep_encoded,
+            endings=one.endings,
+            exif=self.exif,
+        )
+        return spec if codec is None else replace(spec, codec=codec)
+
+    def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
+        schema, files = self.schema(), info.metadata.get("files", {})
+        beside = info.metadata.get("left_out", ())
+        orientation = Orientation(self.exif, lambda: is_alone(schema, beside))
+        pattern = next((split_name(each)[1] for each in files.values()), None)
+        numbers: list[int | str] = []
+        fields: set[str] = set()
+        folder: str | None = None
+        time: float | None = None
+        for index, sample in enumerate(_samples(stream, path, info.metadata["offset"])):
+            if folder is None and self._place(path, sample.folder, 0).key == info.key:
+                folder = sample.folder
+            if sample.folder != folder:
+                break
+            found = {name: member for name, member in sample.fields.items() if name in schema}
+            dense = found.keys() - {*self.sparse}
+            if dense != (fields := fields or dense):
+                name = min(dense ^ fields)
+                raise SourceError(
+                    "samples of different fields",
+                    file=str(path / folder / sample.key),
+                    frame=index,
+                    expected=f"{', '.join(sorted(fields))}; frames may lack {name} with "
+                    f"sparse={name} (--source-option)",
+                    got=", ".join(sorted(dense)),
+                )
+            try:
+                number = None if pattern is None else number_of(pattern, sample.key)
+            except ValueError as error:
+                raise SourceError(
+                    "a tar file that has changed",
+                    file=str(path),
+                    offset=sample.offset,
+                    expected=pattern,
+                    got=sample.key,
+                ) from error
+            numbers.append(sample.key if number is None else number)
+            if not self.allow_gaps:
+                check_numbers(numbers[-3:], path, num_frames=info.num_frames)
+                last, time = time, seconds_of(sample.key)
+                if last is not None and time is not None and time < last:
+                    raise SourceError(
+                        "timestamps that go back; with allow_gaps=true (--source-option) the order "
+                        "is not checked",
+                        file=str(path),
+                        frame=index,
+                        expected=f"{last} or later",
+                        got=sample.key,
+                    )
+            told = {
+                FRAME_NUMBER: np.array(index if number is None else number, np.int64),
+                FRAME_NAME: sample.key,
+            }
+            frame: dict[str, Any] = {}
+            for name, spec in schema.items():
+                if name in found and self.reference and spec.may_be_referred_to:
+                    start, size = found[name].start, found[name].size
+                    frame[name] = ReferencedFile(str(path), start, start + size)
+                elif name in found:
+                    with located(SourceError, feature=name, frame=index):
+                        data = read_member(stream, found[name], path)
+                        frame[name] = _value(data, spec, path / found[name].name, orientation)
+                elif spec.kind in told:
+                    frame[name] = told[spec.kind]
+            yield frame
+        if not numbers:
+            raise SourceError("no such episode", file=str(path))
+
+
+FORMAT = SourceFormat(
+    "webdataset",
+    "*.tar of samples KEY.FIELD, as 000000.png and 000000.json",
+    WebDataset,
+    options=("sparse", "allow_gaps", "exif"),
+    takes_files=True,
+    is_fallback=True,
+    takes_urls=True,
+)
+
+
+@dataclass
+class _Sample:
+    """Files that follow each other, of one name up to the first dot, by feature."""
+
+    folder: str
+    key: str
+    offset: int
+    fields: dict[str, Member] = field(default_factory=dict)
+
+
+@dataclass
+class _Field:
+    """A feature of an episode: its first file and what is in it, and how many there are."""
+
+    first: Member
+    data: bytes
+    endings: set[str] = field(default_factory=set)
+    count: int = 0
+
+
+@dataclass
+class _Episode:
+    """What is found of an episode as its samples come."""
+
+    stream: BinaryIO
+    path: Path
+    keys: list[str] = field(default_factory=list)
+    folder: str = ""
+    fields: dict[str, _Field] = field(default_factory=dict)
+
+    def add(self, sample: _Sample) -> None:
+        self.folder = sample.folder
+        self.keys.append(sample.key)
+        for name, member in sample.fields.items():
+            if (one := self.fields.get(name)) is None:
+                data = read_member(self.stream, member, self.path)
+                one = self.fields[name] = _Field(member, data)
+            one.endings.add(_ending(member.name))
+            one.count += 1
+
+    def pattern(self) -> str | None:
+        """Makes of a number, by `str.format`, the path of a sample without its field; `None` where
+        keys are times, or have no number."""
+        if any("." in key for key in self.keys):
+            return None
+        found = frame_files(self.keys).pattern
+        folder = escaped(f"{self.folder}/" if self.folder else "")
+        return None if found is None else folder + found
+
+    def unlike(self) -> str | None:
+        """A line about two recordings in one episode, by the texts around the keys' numbers."""
+        found = frame_files(self.keys).unlike
+        if found is None:
+            return None
+        return f"names differ by more than a number ({' and '.join(found)}): two recordings?"
+
+
+def _samples(
+    stream: BinaryIO, path: Path, offset: int = 0, *, skipped: Counter[str] | None = None
+) -> Iterator[_Sample]:
+    """The samples that have a field that is read; the names of others go to `skipped`."""
+    sample = None
+    for member in members(stream, path, offset):
+        folder, key, ending = split_name(member.name)
+        if any(map(is_junk, member.name.split("/"))):
+            continue
+        if _ending(ending) not in _READ:
+            if skipped is not None:
+                skipped[f"*.{ending}" if ending else key] += 1
+            continue
+        if sample is None or (folder, key) != (sample.folder, sample.key):
+            if sample is not None:
+                yield sample
+            sample = _Sample(folder, key, member.offset)
+        name = feature_name(ending.rpartition(".")[0] or ending)
+        if (other := sample.fields.setdefault(name, member)) is not member:
+            raise SourceError(
+                "two files of one frame",
+                file=str(path / member.name),
+                feature=name,
+                got=f"{other.name} too",
+            )
+    if sample is not None:
+        yield sample
+
+
+def _names(patterns: Iterable[str]) -> list[str]:
+    """The fields, and the files without one, of such patterns."""
+    return sorted(pattern.removeprefix("*.") for pattern in patterns)
+
+
+def _ending(name: str) -> str:
+    return f".{name.rpartition('.')[2].lower()}"
+
+
+def _is_tar(path: Path) -> bool:
+    return _ending(path.name) == ".tar"
+
+
+def _value(data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation) -> Any:
+    ending = _ending(path.name)
+    if (ending in _TEXTS) != (spec.value == "text"):
+        raise SourceError("a field that is text in some samples", file=str(path))
+    try:
+        if ending in _TEXTS:
+            return data.decode()
+        if ending in _NUMBERS:
+            return np.array(int(data), spec.dtype)
+    except (ValueError, OverflowError) as error:
+        wanted = "UTF-8" if ending in _TEXTS else "an integer of 64 bits"
+        raise SourceError(
+            "a field that cannot be read", file=str(path), expected=wanted, got=repr(data[:80])
+        ) from error
+    if ending in IMAGE_ENDINGS:
+        return embedded_value(data, spec, path, orientation)
+    if spec.codec:
+        raise SourceError(f"a {ending} file among kept images", file=str(path))
+    array = decode_array(data, path)
+    check_spec(array.dtype, array.shape, spec, path)
+    return array

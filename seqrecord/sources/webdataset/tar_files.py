@@ -1,0 +1,160 @@
+"""Members of tar files, one after the other, of a disk or of a URL; WebDataset's names for them."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.schema import MAX_FRAME_BYTES
+from seqrecord.sources.common.files import first_line
+
+_MAX_HEADER = 1 << 20  # bytes of what tells a name; a file may claim any number
+_MAX_NAME = 4096
+_BLOCK = 1 << 16
+
+
+class Member(NamedTuple):
+    """A regular file in a tar file: where its header begins, and where its bytes lie."""
+
+    name: str
+    offset: int
+    start: int
+    size: int
+
+
+def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
+    """The regular files from the header at `offset` on; folders are left out.
+
+    Raises `SourceError` for a tar file that is cut or damaged, for data behind its end, and for
+    links, devices and files with holes. No more than a header is in memory.
+    """
+    headers: Any = _Headers(file)
+    try:
+        file.seek(offset)
+        tar: Any
+        with tarfile.TarFile(fileobj=headers, mode="r") as tar:
+            while (found := tar.next()) is not None:
+                tar.members.clear()  # or all headers would stay in memory
+                if tar.offset <= found.offset:  # there is a header that would be read forever
+                    raise tarfile.ReadError("a size below 0")
+                if not found.isdir():
+                    yield _checked(found, path)
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise _broken(path, tar.offset, "no end of the archive here")
+            _check_rest(file, path)
+    except (SeqRecordError, OSError, GeneratorExit):
+        raise
+    except Exception as error:  # mostly tarfile.TarError, but it parses numbers and texts
+        raise _broken(path, headers.tell(), first_line(error)) from error
+
+
+def read_member(file: BinaryIO, member: Member, path: Path) -> bytes:
+    """A member's bytes."""
+    if member.size > MAX_FRAME_BYTES:
+        raise SourceError(
+            "a file in a tar file that is too large",
+            file=str(path / member.name),
+            expected=f"at most {MAX_FRAME_BYTES} bytes",
+            got=f"{member.size} bytes",
+        )
+    file.seek(member.start)
+    data = file.read(member.size)
+    if len(data) != member.size:
+        raise _broken(path, member.start, f"{len(data)} of {member.size} bytes of {member.name}")
+    return data
+
+
+class _Headers:
+    """What tarfile reads headers from, so that none is larger than headers are."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _MAX_HEADER:
+            raise tarfile.ReadError(f"a header of {size} bytes, at most {_MAX_HEADER} are allowed")
+        return self._file.read(size)
+
+
+def _check_rest(file: BinaryIO, path: Path) -> None:
+    """Raises `SourceError` unless the rest of a file is zeros, as behind the end of an archive."""
+    offset = file.tell()
+    while block := file.read(_BLOCK):
+        if block.count(0) != len(block):
+            raise SourceError(
+                "data behind the end of a tar file, as of concatenated ones: extract them with "
+                "`tar --ignore-zeros -xf FILE`, and pack the folder",
+                file=str(path),
+                offset=offset,
+                expected="zeros",
+            )
+        offset += len(block)
+
+
+def _checked(found: tarfile.TarInfo, path: Path) -> Member:
+    name = found.name.removeprefix("./")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise _broken(path, found.offset, "a name that is not UTF-8") from error
+    if len(name) > _MAX_NAME or name.startswith("/") or {"", "..", "."} & {*name.split("/")}:
+        raise _broken(path, found.offset, f"the name {name[:100]!r}")
+    if not found.isreg() or found.issparse() or found.size < 0:
+        raise SourceError(
+            "a link, a device or a file with holes in a tar file",
+            file=str(path),
+            offset=found.offset,
+            expected="regular files",
+            got=name,
+        )
+    return Member(name, found.offset, found.offset_data, found.size)
+
+
+def _broken(path: Path, offset: int, got: str) -> SourceError:
+    return SourceError("a tar file that is cut or damaged", file=str(path), offset=offset, got=got)
+
+
+_TIME = re.compile(r"([^.]*(?:\d{9}\.\d+|\d\.\d{4,}))\.(.+)", re.ASCII | re.DOTALL)
+"""The name of a file at a time, whose dot is no beginning of a field."""
+_SECONDS = re.compile(r"\d+\.\d+$", re.ASCII)
+_TOTAL = re.compile(r"-of-(\d{1,6})\b", re.ASCII)
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})((?:-of-\d{1,6})?\D*)", re.ASCII)
+
+
+def split_name(name: str) -> tuple[str, str, str]:
+    """The folder, the key and the field of a member: `run_1/0007.rgb.png`."""
+    folder, _, file = name.rpartition("/")
+    if time := _TIME.fullmatch(file):
+        return folder, time[1], time[2]
+    key, _, ending = file.partition(".")
+    return folder, key, ending
+
+
+def seconds_of(key: str) -> float | None:
+    """The seconds that a key ends with, if it is a time."""
+    found = _SECONDS.search(key)
+    return None if found is None else float(found[0])
+
+
+def missing_shards(names: Iterable[str]) -> list[str]:
+    """Names that are missing in series of numbered files: `shard-000001.tar` between others, and
+    those of `train-00000-of-00004.tar` up to its total."""
+    series: dict[tuple[str, str], dict[int, int]] = {}  # by text around: the numbers, their digits
+    for name in names:
+        if match := _NUMBERED.fullmatch(name):
+            series.setdefault((match[1], match[3]), {})[int(match[2])] = len(match[2])
+    missing: list[str] = []
+    for (before, after), found in series.items():
+        total = _TOTAL.match(after)
+        numbers = range(int(total[1])) if total else range(min(found), max(found))
+        # Numbers that are mostly missing are no series: dates, ids of recordings.
+        if total or len(numbers) <= 2 * len(found):
+            digits = min(found.values())
+            missing += [f"{before}{n:0{digits}d}{after}" for n in numbers if n not in found]
+    return missing

@@ -1,0 +1,156 @@
+"""Counts of Zarr buffers: missing chunks, rows after the last episode, and arrays left out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+from seqrecord.sources.common.files import first_line, is_file, open_file
+from seqrecord.sources.common.originals import walk
+from seqrecord.sources.common.remote import remote_files
+from seqrecord.sources.inventory import (
+    NOT_SELECTED,
+    LeftOut,
+    check_is_written,
+    left_out_by_pattern,
+)
+from seqrecord.text import counted
+
+_MOST_CHUNKS = 1_000_000  # of an array, whose names are listed
+_MOST_REMOTE = 1_000  # of a folder of a URL: each folder of chunks is a request
+
+
+@dataclass
+class ZarrAccount:
+    """Collects the counts of all buffers."""
+
+    notes: list[str] = field(default_factory=list)
+    _missing: Counter[str] = field(default_factory=Counter)
+    _chunks: Counter[str] = field(default_factory=Counter)
+    _fills: dict[str, str] = field(default_factory=dict)
+    _nouns: dict[str, str] = field(default_factory=dict)
+    _unused_rows: Counter[str] = field(default_factory=Counter)
+    _arrays: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
+
+    def add_data(
+        self, path: Path, arrays: Mapping[str, Any], selected: Container[str], stop: int
+    ) -> None:
+        """Counts the chunks of selected arrays and their rows from `stop` on."""
+        names = _names(path, "") if is_file(path) else set()
+        for name, array in arrays.items():
+            if name not in selected:
+                self._arrays[(f"data/{name}", NOT_SELECTED, False)] += 1
+                continue
+            self._unused_rows[name] += max(0, array.shape[0] - max(0, stop))
+            self._add_chunks(path, array, names)
+
+    def add_meta(self, path: Path, arrays: Iterable[Any]) -> None:
+        """Counts the chunks of the arrays of episodes."""
+        names = _names(path, "") if is_file(path) else set()
+        for array in arrays:
+            self._add_chunks(path, array, names)
+
+    def add_others(self, path: Path, group: Any, taken: Container[str]) -> None:
+        """Counts the arrays below a group that are not `taken`, by path."""
+        with self._listing(path):
+            for place in _array_places(group, ""):
+                if place not in taken:
+                    within = place.startswith("meta/")
+                    reason = "not a finite number for each episode" if within else "not in data/"
+                    if place.startswith("data/"):
+                        reason = "in a group below data/"
+                    self._arrays[(place, reason, True)] += 1
+
+    def left_out(self) -> list[LeftOut]:
+        """Rows and arrays that are not packed."""
+        rows = [
+            LeftOut(f"data/{name}", count, "after the end of the last episode", "rows")
+            for name, count in self._unused_rows.items()
+            if count
+        ]
+        return rows + left_out_by_pattern(self._arrays, "arrays")
+
+    def chunk_notes(self) -> list[str]:
+        """A note for each array with missing chunks."""
+        return [
+            f"{missing:,} of {counted(self._chunks[place], self._nouns[place])} of {place} "
+            f"missing: filled with {self._fills[place]}"
+            for place, missing in self._missing.items()
+        ]
+
+    def check_requested(self, features: Sequence[str], file: str) -> None:
+        """Raises `SourceError` for a feature without any chunk."""
+        for name in features:
+            place = f"data/{name}"
+            missing, total = self._missing[place], self._chunks[place]
+            check_is_written(name, file, missing, total, self._nouns.get(place, "chunk"))
+
+    def _add_chunks(self, path: Path, array: Any, names: set[str]) -> None:
+        grid, place = _grid(array), array.path
+        total = math.prod(grid)
+        most = _MOST_REMOTE if remote_files(path) and not is_file(path) else _MOST_CHUNKS
+        if total > most:
+            self.notes.append(f"missing chunks of {place} not counted: {total:,} chunks")
+            return
+        self._chunks[place] += total
+        self._nouns[place] = "chunk" if array.shards is None else "shard"
+        if missing := total - _present(names or _names(path, place), array, grid):
+            self._missing[place] += missing
+            self._fills.setdefault(place, _fill(array))
+
+    @contextmanager
+    def _listing(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of zarr: the other arrays of a store break no episode
+            self.notes.append(f"{path.name}: other arrays cannot be listed: {first_line(error)}")
+
+
+def _array_places(group: Any, prefix: str) -> Iterator[str]:
+    """The paths of all arrays below a group, with its current metadata."""
+    import zarr
+
+    for name in sorted(group.array_keys()):
+        yield f"{prefix}{name}"
+    for name in sorted(group.group_keys()):
+        place = f"{prefix}{name}"
+        below = zarr.open_group(group.store, path=place, mode="r", use_consolidated=False)
+        yield from _array_places(below, f"{place}/")
+
+
+def _grid(array: Any) -> list[int]:
+    """The number of files along each dimension: chunks, or shards."""
+    files = array.shards or array.chunks
+    return [-(-size // length) for size, length in zip(array.shape, files, strict=True)]
+
+
+def _present(names: Container[str], array: Any, grid: Sequence[int]) -> int:
+    """The number of chunks, or shards, that are there."""
+    encode = array.metadata.encode_chunk_key
+    return sum(f"{array.path}/{encode(at)}" in names for at in product(*map(range, grid)))
+
+
+def _names(path: Path, place: str) -> set[str]:
+    """The files of an array, by their paths in its store; all files of a ZIP file."""
+    if is_file(path):
+        with open_file(path) as stream, ZipFile(stream) as file:
+            return {*file.namelist()}
+    return {
+        f"{above}/{name}"
+        for folder, entries in walk(path / place)
+        for above in [folder.relative_to(path).as_posix()]
+        for name, is_folder in entries.items()
+        if not is_folder
+    }
+
+
+def _fill(array: Any) -> str:
+    value = array.metadata.fill_value
+    return "0" if value is None else repr(value.item() if hasattr(value, "item") else value)[:50]

@@ -1,0 +1,159 @@
+"""Zarr arrays whose chunks decode to no more than their array declares. Importing this imports
+zarr.
+
+Codecs of zarr allocate what the stored bytes say. So compressors are replaced by those of
+`seqrecord.codecs`, which are given a limit, and an array with any other codec is refused, but for
+those that are known not to grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import zlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from zarr import Array, AsyncArray
+from zarr import codecs as zarr_codecs
+from zarr.abc.codec import ArrayBytesCodec, BytesBytesCodec
+
+from seqrecord.codecs.base import Codec, Compressor
+from seqrecord.codecs.blosc import Blosc
+from seqrecord.codecs.compressors import Bz2, Lz4, Lzma, Zlib, Zstd
+from seqrecord.errors import SourceError
+from seqrecord.sources.common.limits import MAX_TEXT_CHUNK_BYTES
+
+_MOST_GROWTH, _EXTRA = 8, 64 << 10  # of values that filters have encoded, and what stands beside
+_IMAGES = "imagecodecs_"
+_GROW_LITTLE = (
+    *("adler32", "astype", "bitround", "bytes", "crc32", "crc32c", "delta", "fixedscaleoffset"),
+    *("fletcher32", "jenkins_lookup3", "json2", "msgpack2", "packbits", "quantize", "shuffle"),
+    "transpose",
+)
+
+
+class _Gzip(Zlib):
+    codec_id = "gzip"
+
+    def _decompressor(self) -> Any:
+        return zlib.decompressobj(wbits=31)
+
+
+_COMPRESSORS: dict[str, type[Compressor]] = {
+    each.codec_id: each for each in (Blosc, Bz2, _Gzip, Lz4, Lzma, Zlib, Zstd)
+}
+
+
+def bounded(array: Any) -> Any:
+    """The same array; raises `SourceError` for a codec whose output cannot be bounded."""
+    metadata, chunk = array.metadata, array.shards or array.chunks
+    if array.dtype.kind in "OT":
+        limit = MAX_TEXT_CHUNK_BYTES
+    else:
+        limit = _MOST_GROWTH * array.dtype.itemsize * math.prod(chunk) + _EXTRA
+    if metadata.zarr_format == 2:
+        filters = [_Numcodec(each, limit, array) for each in metadata.filters or ()]
+        compressor = metadata.compressor and _Numcodec(metadata.compressor, limit, array)
+        changed = replace(metadata, filters=filters or None, compressor=compressor)
+    else:
+        codecs = tuple(_codec(each, limit, chunk) for each in metadata.codecs)
+        changed = replace(metadata, codecs=codecs)
+    return Array(AsyncArray(metadata=changed, store_path=array.store_path))
+
+
+class _Numcodec(Codec):  # type: ignore[misc, unused-ignore]
+    """A codec of Zarr 2."""
+
+    codec_id = "bounded"
+
+    def __init__(self, codec: Any, limit: int, array: Any) -> None:
+        self._codec, self._limit, self._name = codec, limit, codec.codec_id
+        self._dtype, self._shape = array.dtype, array.chunks
+        self._compressor = _compressor(self._name)
+        if self._compressor is None and not self._name.startswith(("vlen-", _IMAGES)):
+            _check_known(self._name)
+
+    def decode(self, buf: Any, out: Any = None) -> Any:
+        if self._compressor is not None:
+            return self._compressor.decoded(_bytes(buf), self._limit)
+        if self._name.startswith("vlen-"):
+            _check_count(_bytes(buf), self._shape)
+        if self._name.startswith(_IMAGES):  # which checks that the image is of this shape
+            out = np.empty([size for size in self._shape if size > 1], self._dtype)
+        return self._codec.decode(buf, out)
+
+    def encode(self, buf: Any) -> Any:
+        return self._codec.encode(buf)
+
+
+@dataclass(frozen=True)
+class _Bytes(BytesBytesCodec):  # type: ignore[misc, unused-ignore]
+    """A compressor of Zarr 3."""
+
+    compressor: Compressor
+    limit: int
+    is_fixed_size = False
+
+    async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
+        data = _bytes(chunk_bytes.as_numpy_array())
+        found = await asyncio.to_thread(self.compressor.decoded, data, self.limit)
+        return chunk_spec.prototype.buffer.from_array_like(found)
+
+    def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class VLenUTF8Codec(zarr_codecs.VLenUTF8Codec):  # type: ignore[misc, unused-ignore]
+    """Texts of Zarr 3; zarr takes no class of another name."""
+
+    async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
+        _check_count(_bytes(chunk_bytes.as_numpy_array()), chunk_spec.shape)
+        return await super()._decode_single(chunk_bytes, chunk_spec)
+
+
+def _codec(codec: Any, limit: int, chunk: tuple[int, ...]) -> Any:
+    if isinstance(codec, zarr_codecs.ShardingCodec):
+        if math.prod(codec.chunk_shape) > math.prod(chunk):
+            raise SourceError("a shard smaller than its chunks")
+        inner, index = (
+            tuple(_codec(each, limit, chunk) for each in several)
+            for several in (codec.codecs, codec.index_codecs)
+        )
+        return replace(codec, codecs=inner, index_codecs=index)
+    if isinstance(codec, zarr_codecs.VLenUTF8Codec):
+        return VLenUTF8Codec()
+    name = str(codec.to_dict()["name"]).removeprefix("numcodecs.")
+    if (compressor := _compressor(name)) is not None:
+        return _Bytes(compressor, limit)
+    if isinstance(codec, ArrayBytesCodec) and name != "bytes":
+        name = f"{name} of whole arrays"
+    _check_known(name)
+    return codec
+
+
+def _compressor(name: str) -> Compressor | None:
+    return _COMPRESSORS[name]() if name in _COMPRESSORS else None
+
+
+def _bytes(data: Any) -> memoryview:
+    array: npt.NDArray[np.uint8] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return array.data
+
+
+def _check_known(name: str) -> None:
+    if name not in _GROW_LITTLE:
+        raise SourceError(
+            "a codec of which nobody knows how much it decodes to",
+            expected=f"one of {', '.join(sorted({*_COMPRESSORS, *_GROW_LITTLE}))}",
+            got=name,
+        )
+
+
+def _check_count(data: memoryview, shape: tuple[int, ...]) -> None:
+    """The number of texts, which stands before them, is that of the chunk."""
+    if (count := int.from_bytes(data[:4], "little")) != math.prod(shape):
+        raise SourceError("a chunk of texts", expected=math.prod(shape), got=count)

@@ -1,0 +1,419 @@
+"""Diffusion Policy's replay buffers: Zarr groups of arrays that hold all episodes end to end.
+
+::
+
+    NAME.zarr/data/ACTION, …        [N, …], all episodes, one after the other
+    NAME.zarr/meta/episode_ends     [E] int64: the row after each episode's last one
+
+Source: https://github.com/real-stanford/diffusion_policy (common/replay_buffer.py). UMI keeps the
+same as one file, `NAME.zarr.zip`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import MissingPackageError, SeqRecordError, SourceError, StorageError, located
+from seqrecord.format.references import ExternalFile
+from seqrecord.processes.forks import cached_property
+from seqrecord.schema import FeatureSpec, Frame, Schema
+from seqrecord.sources.base import EpisodeInfo, SourceFormat
+from seqrecord.sources.common.embedded import read_rows
+from seqrecord.sources.common.files import first_line, is_directory, is_file, list_folder
+from seqrecord.sources.common.limits import MAX_CHUNK_BYTES, check_frames
+from seqrecord.sources.common.originals import Scan, ScannedSource, find_files, natural_order
+from seqrecord.sources.common.references import external_files, referring_schema
+from seqrecord.sources.common.remote import remote_files
+from seqrecord.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
+from seqrecord.sources.common.stored_rows import (
+    check_stored_alike,
+    zarr_files,
+    zarr_rows,
+    zarr_spec,
+)
+from seqrecord.sources.inventory import Account, unread_files
+from seqrecord.sources.zarr.account import ZarrAccount
+from seqrecord.text import counted
+
+_ZIP = ".zarr.zip"
+_ENDS = "meta/episode_ends"
+
+
+_HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
+
+
+@dataclass(frozen=True)
+class ZarrBuffers(ScannedSource):
+    """Replay buffers as a source: one `NAME.zarr` or `NAME.zarr.zip`, or a folder of them.
+
+    Episodes are called `NAME/000000` and so on. Each array of `data` is a feature; those of `meta`
+    with a number for each episode go to its metadata. Rows after the last episode's end belong to
+    none, as in Diffusion Policy itself; `unused_rows` of the last episode counts them. A chunk that
+    is not there is a chunk of the array's fill value: so Zarr defines it.
+
+    Arrays [N] of strings are text. Any other kind of array refuses its buffer, unless `features`,
+    the names to read in that order, leave it out. `keep_encoded` changes nothing:
+    images are arrays here. Arrays whose codec would unpickle objects are refused.
+
+    On a URL each chunk is a request of its own, several at a time. With `reference` arrays of at
+    least 4 KiB a frame stay where they are, if they are not compressed and each chunk holds whole
+    frames.
+    """
+
+    reference: bool = False
+
+    takes_files = True
+    unpickled = ("_buffers",)
+
+    def exists(self) -> bool:
+        """Whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip` file."""
+        return bool(self._buffers)
+
+    def schema(self) -> Schema:
+        return referring_schema(super().schema()) if self.reference else super().schema()
+
+    def referring(self) -> ZarrBuffers:
+        """The same source, whose large arrays stay where they are."""
+        return replace(self, reference=True)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """The files that its frames may refer to, by the names that these have for them."""
+        names = [spec.name for spec in self.schema().values() if spec.may_be_referred_to]
+        found: dict[str, ExternalFile] = {}
+        for path in self._buffers:
+            with suppress(SourceError), _open(path) as group:  # `frames` says what is wrong
+                arrays = _arrays(group)
+                for name in names:
+                    if name in arrays:
+                        found |= zarr_files(self.path, arrays[name], path / "data" / name)
+        return found
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """The files of metadata, and of arrays whose values an index copies."""
+        referred = self.external_files()
+        stay = {Path(name) for name in referred}
+        paths = [path for buffer in self._buffers for path in find_files(buffer, is_file)]
+        folders = {path.parent for path in paths} if any(map(is_directory, self._buffers)) else ()
+        folders = {*folders, *(folder.parent for folder in folders), *self._buffers}
+        hidden = (folder / name for folder in folders for name in _HIDDEN)
+        chunks = {folder for folder in folders if {folder, folder.resolve()} & stay}
+        copied = (
+            path
+            for path in paths
+            if path not in stay and (path.parent not in chunks or path.name == "zarr.json")
+        )
+        found = [*copied, *filter(is_file, hidden)]
+        return external_files(self.path, found)
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with located(SourceError, episode=info.key):
+            yield from self._read(info)
+
+    @cached_property
+    def _buffers(self) -> list[Path]:
+        root = self.path
+        if _is_buffer(root):
+            return [root]
+        if is_file(root):
+            return []
+        names = sorted((name for name, _ in list_folder(root)), key=natural_order)
+        return [root / name for name in names if _is_buffer(root / name)]
+
+    def scan(self, found: Scan) -> None:
+        if not self._buffers:
+            raise SourceError(
+                "no replay buffer found",
+                file=str(self.root),
+                expected="NAME.zarr with data/ and meta/episode_ends, or NAME.zarr.zip",
+            )
+        for path in self._buffers:
+            broken = EpisodeInfo(_name(path), 0, {"buffer": path.name})
+            with found.unless_broken(broken), _open(path) as group:
+                arrays = _arrays(group)
+                found.offered |= dict.fromkeys(arrays)
+                specs = [
+                    self._spec(name, array, path)
+                    for name, array in arrays.items()
+                    if self.features is None or name in self.features
+                ]
+                found.episodes += _infos(path, group, arrays)
+                found.specs += specs
+
+    def account(self) -> Account:
+        counts = ZarrAccount()
+        for path in self._buffers:
+            with suppress(SourceError), _open(path) as group:  # refused when it is read
+                arrays, ends = _arrays(group), _episode_ends(group, path)
+                counts.add_data(path, arrays, self.schema(), int(ends[-1]) if len(ends) else 0)
+                taken = {_ENDS, *(f"data/{name}" for name in arrays)}
+                taken |= {f"meta/{name}" for name in _per_episode(group, path, len(ends))}
+                meta = [group[name] for name in sorted(taken) if name.startswith("meta/")]
+                counts.add_meta(path, meta)
+                counts.add_others(path, group, taken)
+        counts.check_requested(self.features or (), str(self.root))
+        left_out = counts.left_out()
+        if self._buffers != [self.path]:
+            left_out += unread_files(self.path, self._is_taken, goes_down=_is_no_group)
+        reason = f"{counted(len(self._buffers), 'group')} with data/ and {_ENDS}"
+        places = {name: f"data/{name}" for name in self.schema()}
+        return Account(reason, places, tuple(left_out), (*counts.notes, *counts.chunk_notes()))
+
+    def _is_taken(self, path: Path) -> bool:
+        return path in self._buffers or path.parent in self._buffers
+
+    def _read(self, info: EpisodeInfo) -> Iterator[Frame]:
+        name = str(info.metadata.get("buffer", ""))
+        root = self.path
+        path = root if root.name == name else root / name
+        if "/" in name or not _is_buffer(path):
+            raise SourceError("no such episode", file=str(self.root))
+        with _open(path) as group:
+            arrays = _arrays(group)
+            ends = _episode_ends(group, path)
+            start, stop = _bounds(ends, info.metadata.get("number"))
+            readers: dict[str, Iterator[Any]] = {}
+            for feature, spec in self.schema().items():
+                if feature in arrays:
+                    array = arrays[feature]
+                    own = self._spec(feature, array, path)
+                    if own.value != spec.value:
+                        raise SourceError("text and numbers of one name")
+                    if spec.value == "array":
+                        check_spec(array.dtype, array.shape[1:], spec, path)
+                    if array.shape[0] < stop:
+                        raise SourceError(
+                            "an array that ends before the episode does",
+                            feature=feature,
+                            expected=f"at least {stop} rows",
+                            got=f"{array.shape[0]} rows",
+                        )
+                    if spec.codec:
+                        check_stored_alike(own, spec)
+                        where, rows = path / "data" / feature, range(start, stop)
+                        readers[feature] = zarr_rows(array, where, rows, spec)
+                    else:
+                        readers[feature] = _values(read_rows(array, path, start, stop), spec)
+            if not readers:
+                raise SourceError("an episode without frames of the features")
+            check_frames(stop - start)
+            for _ in range(start, stop):
+                yield {feature: next(values) for feature, values in readers.items()}
+
+    def _spec(self, name: str, array: Any, path: Path) -> FeatureSpec:
+        if array.dtype.kind in "TU" and array.ndim == 1:
+            return text_spec(name, path)
+        dtype, shape = array.dtype, array.shape[1:]
+        spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
+        return zarr_spec(spec, array, path) if self.reference else spec
+
+
+FORMAT = SourceFormat(
+    "zarr",
+    "NAME.zarr/data/… and NAME.zarr/meta/episode_ends, or NAME.zarr.zip",
+    ZarrBuffers,
+    takes_files=True,
+    takes_urls=True,
+)
+
+
+def _values(rows: Iterator[Any], spec: FeatureSpec) -> Iterator[npt.NDArray[Any] | str]:
+    with located(SourceError, feature=spec.name):
+        for row in rows:
+            yield np.asarray(row, spec.dtype) if spec.value == "array" else str(row)
+
+
+def _is_buffer(path: Path) -> bool:
+    if is_file(path):
+        return path.name.endswith(_ZIP)
+    return is_directory(path / "data") and is_directory(path / _ENDS)
+
+
+def _is_no_group(names: dict[str, bool]) -> bool:
+    return not {"data", "meta"} <= {*names}
+
+
+def _name(path: Path) -> str:
+    return path.name.removesuffix(".zip").removesuffix(".zarr") or path.name
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    try:
+        import zarr
+        from zarr.storage import ZipStore
+    except ImportError as error:
+        raise MissingPackageError(
+            "Zarr buffers are read by zarr 3, the extra `zarr`: pip install 'zarr>=3.1.2'"
+        ) from error
+    _register_image_codecs()
+    store: Any = None
+    try:
+        from seqrecord.sources.zarr.stores import LocalFiles, RemoteStore, RemoteZip
+
+        files, is_zip = remote_files(path), is_file(path)
+        if files is not None:
+            store = RemoteZip(path) if is_zip else RemoteStore(files, path)
+        else:
+            store = ZipStore(path, mode="r") if is_zip else LocalFiles(path, read_only=True)
+        if is_zip:
+            _check_names(store, path)
+        # Consolidated metadata may be older than the arrays.
+        group = zarr.open_group(store, mode="r", use_consolidated=False)
+    except (StorageError, SourceError):
+        with suppress(Exception):
+            store.close()
+        raise
+    except Exception as error:  # zarr, zipfile and json raise about any kind
+        with suppress(Exception):  # a zip that could not be opened cannot be closed
+            store.close()
+        raise SourceError(
+            "not a Zarr group that can be read", file=str(path), got=first_line(error)
+        ) from error
+    try:
+        with located(SourceError, file=str(path)):
+            yield group
+    except SeqRecordError:
+        raise
+    except Exception as error:  # a codec that is not installed, JSON that is broken, no array
+        raise SourceError("a damaged Zarr group", file=str(path), got=first_line(error)) from error
+    finally:
+        store.close()
+
+
+def _check_names(store: Any, path: Path) -> None:
+    """Raises `SourceError` if a ZIP file has two entries of one name; zarr would read the last."""
+    with ZipFile(store.path) as file:
+        names = Counter(file.namelist())
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise SourceError(
+            "duplicate names in a ZIP file; unpack it and pack the current files again",
+            file=str(path),
+            expected="one entry of each name",
+            got=f"{names[twice[0]]} entries named {twice[0]}",
+        )
+
+
+def _register_image_codecs() -> None:
+    """UMI stores images by a codec of imagecodecs, which is used where it is installed."""
+    try:
+        from imagecodecs.numcodecs import register_codecs
+    except ImportError:
+        return
+    register_codecs(verbose=False)
+
+
+def _group(group: Any, name: str) -> Any:
+    """A group in a group, without consolidated metadata of its own."""
+    import zarr
+
+    found = group[name]
+    if getattr(found.metadata, "consolidated_metadata", None) is None:
+        return found
+    return zarr.open_group(found.store, path=name, mode="r", use_consolidated=False)
+
+
+def _array(group: Any, name: str) -> Any:
+    array = group[name]
+    metadata = array.metadata.to_dict()
+    metadata.pop("attributes", None)
+    if _unpickles(metadata):
+        raise SourceError(f"{name} is stored as pickled objects, which are never loaded")
+    chunk_bytes = array.dtype.itemsize * math.prod(array.shards or array.chunks)
+    if chunk_bytes > MAX_CHUNK_BYTES:  # it is allocated, whatever lies there
+        raise SourceError(
+            f"{name} has chunks that are too large",
+            expected=f"at most {MAX_CHUNK_BYTES} bytes",
+            got=f"{chunk_bytes} bytes",
+        )
+    from seqrecord.sources.zarr.bounds import bounded
+
+    with located(SourceError, feature=name):
+        return bounded(array)
+
+
+def _arrays(group: Any) -> dict[str, Any]:
+    """The arrays of `data` in the order of their names."""
+    names = sorted(_group(group, "data").array_keys())
+    if not names:
+        raise SourceError("a replay buffer without data")
+    arrays = {name: _array(group, f"data/{name}") for name in names}
+    for name, array in arrays.items():
+        if not array.shape:
+            raise SourceError("an array without a time axis", feature=name, expected="[N, …]")
+    return arrays
+
+
+def _unpickles(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_unpickles, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_unpickles, value))
+    return isinstance(value, str) and value.rpartition(".")[2] == "pickle"
+
+
+def _episode_ends(group: Any, path: Path) -> npt.NDArray[np.int64]:
+    array = _array(group, _ENDS)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.shape[0] > 1 << 28:
+        raise SourceError(
+            "episode_ends of the wrong kind",
+            expected="whole numbers [E]",
+            got=f"{array.dtype} {list(array.shape)}",
+        )
+    ends: npt.NDArray[np.int64] = np.fromiter(
+        read_rows(array, path, 0, array.shape[0]), np.int64, array.shape[0]
+    )
+    return ends
+
+
+def _bounds(ends: npt.NDArray[np.int64], number: object) -> tuple[int, int]:
+    """The episode's rows, half-open; the ends up to its own must rise."""
+    if not isinstance(number, int) or not 0 <= number < len(ends):
+        raise SourceError("no such episode")
+    start, stop = int(ends[number - 1]) if number else 0, int(ends[number])
+    highest = int(ends[:number].max(initial=0))
+    if start != highest or stop <= start:
+        raise SourceError(
+            "episode_ends that do not rise",
+            expected=f"an end above {highest}",
+            got=f"{stop}, after {start}",
+        )
+    return start, stop
+
+
+def _infos(path: Path, group: Any, arrays: dict[str, Any]) -> list[EpisodeInfo]:
+    ends = _episode_ends(group, path)
+    more = _per_episode(group, path, len(ends))
+    infos = []
+    start = 0
+    for number, stop in enumerate(map(int, ends)):
+        metadata: dict[str, Any] = {"buffer": path.name, "number": number}
+        metadata |= {name: values[number].item() for name, values in more.items()}
+        if number == len(ends) - 1:
+            unused = max((array.shape[0] for array in arrays.values()), default=0) - stop
+            if unused > 0:
+                metadata["unused_rows"] = unused
+        infos.append(EpisodeInfo(f"{_name(path)}/{number:06d}", max(0, stop - start), metadata))
+        start = stop
+    return infos
+
+
+def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[Any]]:
+    """The other arrays of `meta` that hold a finite number for each episode."""
+    found = {}
+    for name in sorted(_group(group, "meta").array_keys()):
+        array = _array(group, f"meta/{name}")
+        if name != "episode_ends" and array.shape == (count,) and array.dtype.kind in "biuf":
+            values = np.array(list(read_rows(array, path, 0, count)), array.dtype)
+            if np.isfinite(values).all():
+                found[name] = values
+    return found

@@ -1,1 +1,0 @@
-"""What people call by hand: the command line, pictures, bench."""

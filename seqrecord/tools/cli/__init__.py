@@ -1,5 +1,0 @@
-"""The command line: each command calls one public function and prints what it says."""
-
-from seqrecord.tools.cli.group import main
-
-__all__ = ["main"]

@@ -1,0 +1,174 @@
+"""view_rerun: episodes in the Rerun viewer, or as a file for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike, fspath
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError, DestinationError
+from seqrecord.indexing.opening import opened
+from seqrecord.lazy import required
+from seqrecord.meanings import size_in
+from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.reading.episode import Episode, values_in_order
+from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.schema import FeatureSpec
+from seqrecord.viewer.kinds import MOST_CURVES, flow_colours, kind_of
+
+
+def view_rerun(
+    data: DatasetLike,
+    episodes: EpisodeFilter = None,
+    *,
+    every: int = 1,
+    features: Sequence[str] | None = None,
+    save: str | PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> int:
+    """Show episodes in the Rerun viewer, one after the other on one timeline; how many frames.
+
+    The timeline `frame` counts the frames shown; `seconds` is there where all episodes have a rate.
+    Each feature is an entity: images as they are, depth as depth images in metres, flow in the
+    Middlebury colours, masks and segmentations as labels, poses as transforms, scalars and short
+    vectors as plots, text as a log, anything else as tensors. What a feature is comes from its kind
+    in the schema, or else from its name and shape. `episode` says where each begins, with its
+    metadata. A frame that lacks a feature clears it.
+
+    A pose is `[7]`, a translation and a quaternion x, y, z, w, or a matrix `[3, 4]` or `[4, 4]`, of
+    the camera in the world; its entity is named `world/NAME`.
+
+    Args:
+        data: path or URL of a dataset, or an open one.
+        episodes: keys, a glob or a function, as for the loaders; all by default.
+        every: show each `every`-th frame only.
+        features: their names; all by default.
+        save: write a `.rrd` file instead of starting the viewer, which needs a screen.
+        progress: called after each frame with the number shown and the number there are.
+        storage_options: for the filesystem that serves the dataset's URL.
+
+    Holds 32 frames. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
+    arguments out of range and episodes that are not there, `DestinationError` where the file can't
+    be written.
+    """
+    rerun = required("rerun", "shown by Rerun, the extra `rerun`: pip install rerun-sdk")
+    if every < 1:
+        raise ClipError("not a step of frames", expected="every of 1 or more", got=every)
+    with opened(data, features=features, storage_options=storage_options) as dataset:
+        rows = dataset.find_episodes(episodes)
+        keys = [str(key) for key in dataset.contents.index.keys.take(rows).to_pylist()]
+        stream = rerun.RecordingStream("seqrecord")
+        if save is None:
+            rerun.spawn(recording=stream)
+        else:
+            try:
+                stream.save(fspath(save))
+            except RuntimeError as error:
+                raise DestinationError(
+                    f"the file can't be written: {error}", file=fspath(save)
+                ) from error
+        try:
+            return _Log(rerun, stream, dataset).show(keys, every, progress)
+        finally:
+            stream.flush()
+            stream.disconnect()
+
+
+class _Log:
+    """Writes episodes to a recording, one after the other."""
+
+    def __init__(self, rerun: ModuleType, stream: Any, dataset: Dataset) -> None:
+        self._rerun, self._stream, self._dataset = rerun, stream, dataset
+        self._frame, self._seconds = 0, 0.0
+        self._longest: dict[str, float] = {}  # vector of flow, of full colour
+
+    def show(
+        self, keys: Sequence[str], every: int, progress: Callable[[int, int], None] | None
+    ) -> int:
+        episodes = [self._dataset.episodes[key] for key in keys]
+        timed = all(episode.fps for episode in episodes)
+        total = sum(len(range(0, len(episode), every)) for episode in episodes)
+        for episode in episodes:
+            for _ in self._episode(episode, every, episode.fps if timed else None):
+                if progress is not None:
+                    progress(self._frame, total)
+        return self._frame
+
+    def _episode(self, episode: Episode, every: int, fps: float | None) -> Iterator[None]:
+        """Frame by frame."""
+        self._longest.clear()
+        numbers = range(0, len(episode), every)
+        values = {name: values_in_order(episode, name, numbers) for name in episode.features}
+        self._set_time(fps)
+        said = "".join(f"\n{name}: {value}" for name, value in episode.metadata.items())
+        self._log("episode", self._rerun.TextLog(f"{episode.key}{said}"))
+        for _ in numbers:
+            self._set_time(fps)
+            for name, spec in episode.features.items():
+                if (value := next(values[name])) is not None:
+                    self._feature(name, spec, value)
+                else:
+                    self._log(_entity(name, spec), self._rerun.Clear(recursive=False))
+            self._frame += 1
+            self._seconds += every / fps if fps else 0.0
+            yield
+
+    def _set_time(self, fps: float | None) -> None:
+        self._stream.set_time("frame", sequence=self._frame)
+        if fps:
+            self._stream.set_time("seconds", duration=self._seconds)
+
+    def _log(self, entity: str, what: Any) -> None:
+        self._stream.log(entity, what)
+
+    def _feature(self, name: str, spec: FeatureSpec, value: Any) -> None:
+        entity, rerun = _entity(name, spec), self._rerun
+        if isinstance(value, (str, bytes)):
+            text = value if isinstance(value, str) else f"{len(value)} bytes"
+            self._log(entity, rerun.TextLog(text))
+        elif _is_pose(name, spec):
+            self._log(entity, _transform(rerun, value))
+        else:
+            self._log(entity, self._array(name, spec, value))
+
+    def _array(self, name: str, spec: FeatureSpec, value: npt.NDArray[Any]) -> Any:
+        rerun = self._rerun
+        kind = kind_of(spec.kind or name, value.dtype, value.shape)
+        if kind == "picture":
+            return rerun.Image(value)
+        if kind == "depth":
+            if value.dtype.kind == "f":
+                value = value.astype(np.float32)
+            size = size_in(spec.unit or "m", "m")
+            return rerun.DepthImage(value, meter=None if size is None else 1 / size)
+        if kind == "flow":
+            if name not in self._longest:
+                length = np.hypot(*np.moveaxis(value.astype(np.float32), -1, 0))
+                known = length[np.isfinite(length) & (length < 1e9)]
+                self._longest[name] = float(np.quantile(known, 0.99)) if known.size else 1.0
+            return rerun.Image(flow_colours(value, self._longest[name]))
+        if kind == "labels":
+            return rerun.SegmentationImage((value.astype(np.int64) % 65_536).astype(np.uint16))
+        if kind == "curves" and value.size <= MOST_CURVES:
+            return rerun.Scalars(value.ravel().astype(np.float64))
+        return rerun.Tensor(value)
+
+
+def _entity(name: str, spec: FeatureSpec) -> str:
+    return f"world/{name}" if _is_pose(name, spec) else name
+
+
+def _is_pose(name: str, spec: FeatureSpec) -> bool:
+    is_named = spec.kind == "pose" or (spec.kind is None and name.startswith("pose"))
+    return is_named and spec.dtype.kind == "f" and spec.shape in ((7,), (3, 4), (4, 4))
+
+
+def _transform(rerun: ModuleType, pose: npt.NDArray[Any]) -> Any:
+    if pose.ndim == 2:
+        return rerun.Transform3D(translation=pose[:3, 3], mat3x3=pose[:3, :3])
+    return rerun.Transform3D(translation=pose[:3], quaternion=rerun.Quaternion(xyzw=pose[3:]))
