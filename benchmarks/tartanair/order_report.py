@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.tartanair.timing import markdown
+from benchmarks.timing import markdown
 
 __all__ = ["REFERENCE", "STUDENT_T", "Interval", "Run", "spread", "table", "write_report"]
 

@@ -32,7 +32,7 @@ from tqdm import tqdm
 import seqrecord
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.order_report import REFERENCE, STUDENT_T, Run, write_report
-from benchmarks.tartanair.timing import machine
+from benchmarks.timing import machine
 from seqrecord import SeqRecordPipe, open_source
 
 HEIGHT, WIDTH = 64, 96

@@ -1,5 +1,4 @@
-"""Epochs of one loader in a process of its own: `python -m benchmarks.training.epochs`, a job on
-stdin. Prints frames decoded and CPU seconds of each epoch as JSON.
+"""Epochs of one loader in a process of its own: frames decoded and CPU seconds of each.
 
 All loaders deliver the same samples of ACT in batches of the same shapes and dtypes: images uint8
 [batch, 1, H, W, 3] of each camera, the state and the actions.
@@ -8,13 +7,11 @@ All loaders deliver the same samples of ACT in batches of the same shapes and dt
 from __future__ import annotations
 
 import json
-import os
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import seqrecord
-from benchmarks.tartanair.compare.row import warm
 from benchmarks.tartanair.loaders.base import Settings
-from benchmarks.tartanair.loaders.tar_batches import tar_batches
+from benchmarks.tartanair.loaders.streams import tar_batches
+from benchmarks.timing import answer, warm
 from benchmarks.training.loaders import Batches, picture, stacked
 from benchmarks.training.trainings import SHARDS, TRAININGS, arguments_of
 
@@ -48,9 +45,6 @@ class EpochsJob:
     epochs: int
     workers: int
     size: tuple[int, int] | None = None
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
 
 
 class Counter:
@@ -217,5 +211,4 @@ _OPEN: dict[str, Callable[[EpochsJob, Counter], Batches]] = {
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(EpochsJob(**json.load(sys.stdin)))), flush=True)
-    os._exit(0)  # a loader's threads may never end
+    answer(lambda **job: measure(EpochsJob(**job)))

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import seqrecord
 from benchmarks.tartanair.loaders.base import Settings
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
-from benchmarks.tartanair.loaders.tar_batches import tar_batches
+from benchmarks.tartanair.loaders.streams import tar_batches
 from benchmarks.training.trainings import SHARDS, Training, arguments_of
 
 __all__ = ["LOADERS", "Batches", "Loader", "Source", "picture", "stacked"]

@@ -1,8 +1,14 @@
-"""A LeRobot dataset of many episodes, of which all video files are links to one."""
+"""The datasets of these benchmarks: written by LeRobot, packed by seqrecord, or made of links."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +16,81 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.timing import once, size_of
 from tests.video_file_data import write_video
 
-__all__ = ["CAMERA", "make_linked"]
+__all__ = [
+    "CAMERA",
+    "LEROBOT",
+    "NO_LEROBOT",
+    "add_arguments",
+    "convert",
+    "dataset_at",
+    "describe",
+    "generate",
+    "make_linked",
+    "python_environment",
+]
 
+LEROBOT = Path(sys.prefix) / "lerobot" / "bin" / "python"
+NO_LEROBOT = "needs lerobot: make lerobot-env"
 CAMERA = "observation.images.front"
-_FPS, _SIDE = 10, 64
+_FPS, _SIDE = 10, 64  # of the dataset of links
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of programs that read a LeRobot dataset."""
+    parser.add_argument("--root", type=Path, help="a LeRobot dataset (v3.0) with two cameras")
+    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
+
+
+def python_environment(folder: Path) -> dict[str, str]:
+    """For processes with lerobot: without requests on the network."""
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    return environment | {"SVT_LOG": "0", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def generate(root: Path, options: argparse.Namespace, sizes: Iterable[int] = ()) -> None:
+    """Let LeRobot write a dataset; `sizes` are arguments of `benchmarks.lerobot.generate`."""
+    if not options.lerobot.exists():
+        raise SystemExit(f"no {options.lerobot}, which writes the dataset: make lerobot-env")
+    command = [str(options.lerobot), "-m", "benchmarks.lerobot.generate", str(root)]
+    environment = {**os.environ, **python_environment(root.parent)}
+    subprocess.run([*command, *map(str, sizes)], check=True, env=environment)
+
+
+def dataset_at(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
+    """The dataset of `options`, and the same packed; each is made if it is not there."""
+    root = options.root or once(folder / "dataset", partial(generate, options=options))
+    return root.resolve(), once(folder / "records", partial(convert, root))
+
+
+def convert(root: Path, records: Path) -> None:
+    """Pack a dataset by the command line, in a process of its own."""
+    command = [sys.executable, "-m", "seqrecord", "write", "--src", str(root)]
+    subprocess.run([*command, "--dst", str(records), "--statistics", "none", "--quiet"], check=True)
+
+
+def describe(root: Path) -> dict[str, Any]:
+    """Numbers of a dataset, and the names of its cameras."""
+    info = json.loads((root / "meta" / "info.json").read_text())
+    cameras = [name for name, what in info["features"].items() if what["dtype"] == "video"]
+    first = info["features"][cameras[0]]
+    return {
+        "frames": info["total_frames"],
+        "episodes": info["total_episodes"],
+        "cameras": len(cameras),
+        "names": cameras,
+        "shape": first["shape"],
+        "codec": first.get("info", {}).get("video.codec", "?"),
+        "bytes": size_of(root),
+        "frame_bytes": int(np.prod(first["shape"])) * len(cameras),
+    }
 
 
 def make_linked(root: Path, *, episodes: int, files: int, frames: int) -> None:
     """v3.0, one camera of 64 x 64: in each file the frames of `episodes / files` episodes, `frames`
-    each, and as many files of rows as of video.
+    each, and as many files of rows as of video. All video files are links to one.
     """
     each = episodes // files
     names = ["height", "width", "channels"]
@@ -54,7 +124,7 @@ def make_linked(root: Path, *, episodes: int, files: int, frames: int) -> None:
         ):
             path = root / folder / f"chunk-000/file-{file:03d}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table(table), path)
+            pq.write_table(pa.table(dict(table)), path)
         path = root / f"videos/{CAMERA}/chunk-000/file-{file:03d}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         if file:
@@ -68,7 +138,7 @@ def make_linked(root: Path, *, episodes: int, files: int, frames: int) -> None:
             write_video(path, images, rate=_FPS, options=options, key_frames=starts)
 
 
-def _rows(first: int, episodes: int, frames: int) -> dict[str, Any]:
+def _rows(first: int, episodes: int, frames: int) -> Mapping[str, Any]:
     count = episodes * frames
     values = np.random.default_rng(first).normal(size=(2, count, 6)).astype(np.float32)
     inside = np.tile(np.arange(frames), episodes)
@@ -83,7 +153,7 @@ def _rows(first: int, episodes: int, frames: int) -> dict[str, Any]:
     }
 
 
-def _episodes(file: int, episodes: int, frames: int) -> dict[str, Any]:
+def _episodes(file: int, episodes: int, frames: int) -> Mapping[str, Any]:
     numbers = np.arange(file * episodes, (file + 1) * episodes)
     begin = np.arange(episodes) * frames / _FPS
     here = {"chunk_index": np.zeros(episodes, np.int64), "file_index": np.full(episodes, file)}
