@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.timing import markdown
 
-__all__ = ["REFERENCE", "STUDENT_T", "Interval", "Run", "spread", "table", "write_report"]
+__all__ = ["REFERENCE", "STUDENT_T", "Interval", "Run", "table", "write_report"]
 
 REFERENCE = "full shuffle"
 
@@ -160,7 +160,6 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 def _curves(runs: Sequence[Run], curve_steps: int) -> Any:
     """Training loss along the steps: the mean over seeds, in a band from the least to the most."""
     figure, axes = _figure(8, 4.5)
-    ends = {}
     for order in dict.fromkeys(run["order"] for run in runs):
         curves = list(zip(*(r["losses"] for r in runs if r["order"] == order), strict=True))
         steps = [(point + 0.5) * curve_steps for point in range(len(curves))]
@@ -168,8 +167,7 @@ def _curves(runs: Sequence[Run], curve_steps: int) -> Any:
         colour = COLOURS[order]
         band = ([min(values) for values in curves], [max(values) for values in curves])
         axes.fill_between(steps, *band, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(steps, means, color=colour, linewidth=1.5)
-        ends[order] = (steps[-1], means[-1])
+        axes.plot(steps, means, color=colour, linewidth=1.5, label=order)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
@@ -181,50 +179,8 @@ def _curves(runs: Sequence[Run], curve_steps: int) -> Any:
         loc="left",
         fontsize=11,
     )
-    _label(figure, axes, ends)
+    axes.legend(frameon=False)
     return figure
-
-
-def _label(figure: Any, axes: Any, ends: Mapping[str, tuple[float, float]]) -> None:
-    """The names of curves at their right ends, moved apart where they would overlap."""
-    figure.draw_without_rendering()  # so that the axes know their place
-    heights = [float(axes.transData.transform(end)[1]) for end in ends.values()]
-    line = 14 * figure.dpi / 72  # of 10 point text, in pixels
-    for (order, end), height, place in zip(
-        ends.items(), heights, spread(heights, line), strict=True
-    ):
-        axes.annotate(
-            order,
-            end,
-            (28, (place - height) * 72 / figure.dpi),
-            textcoords="offset points",
-            color=COLOURS[order],
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": COLOURS[order], "linewidth": 0.6},
-        )
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Places at least `gap` apart, in the same order, those too near moved around their mean."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    groups: list[list[int]] = []
-    centres: list[float] = []
-    for index in order:
-        groups.append([index])
-        centres.append(places[index])
-        while len(groups) > 1:
-            needed = gap * (len(groups[-2]) + len(groups[-1])) / 2
-            if centres[-1] - centres[-2] >= needed:
-                break
-            crowded = groups.pop()
-            groups[-1] += crowded
-            centres.pop()
-            centres[-1] = statistics.mean(places[i] for i in groups[-1])
-    moved = list(places)
-    for group, centre in zip(groups, centres, strict=True):
-        for number, index in enumerate(group):
-            moved[index] = centre + gap * (number - (len(group) - 1) / 2)
-    return moved
 
 
 def _dots(runs: Sequence[Run]) -> Any:

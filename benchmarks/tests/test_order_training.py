@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.tartanair import default_mixing, order_training, shuffle_quality
 from benchmarks.tartanair.default_mixing import CASES, PIXELS, Case, measured
-from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, spread, table
+from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, table
 from benchmarks.tartanair.order_training import ORDERS, Setup, finished, main, prepare
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import enumerate_clips
@@ -148,21 +148,6 @@ def test_differences_are_by_seed() -> None:
         "| seqrecord | 1.0333 ± 2.5008 | 0.0333 ± 0.2869 | no |",
         "| full shuffle | 1.0000 ± 2.4843 |  |  |",
     ]
-
-
-@pytest.mark.parametrize(
-    ("places", "expected"),
-    [
-        ([], []),
-        ([5], [5]),
-        ([30, 10, 20], [30, 10, 20]),
-        ([10, 12], [6, 16]),
-        ([12, 10], [16, 6]),
-        ([0, 9, 11, 40], [-10 / 3, 20 / 3, 50 / 3, 40]),
-    ],
-)
-def test_labels_move_apart(places: list[float], expected: list[float]) -> None:
-    assert spread(places, 10) == pytest.approx(expected)
 
 
 # Shuffle quality

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jobs: dict[str, Run] = {}
     for cell in grid(workload):
         refused = refuses(cell.settings, workload.loaders[cell.loader], recordings)
-        jobs[cell.title] = refused or partial(measure_one, cell, recordings, options)
+        jobs[cell.title(workload.base)] = refused or partial(measure_one, cell, recordings, options)
     if options.list:
         for title, job in jobs.items():
             print(title, "-", job if isinstance(job, str) else "")

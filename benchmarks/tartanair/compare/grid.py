@@ -13,7 +13,7 @@ import psutil
 from benchmarks.tartanair.compare.published import published_settings
 from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.compare.workloads import TARTANAIR, Workload
-from benchmarks.tartanair.loaders.base import USUAL, Loader, Settings
+from benchmarks.tartanair.loaders.base import Loader, Settings
 
 __all__ = ["Cell", "differing", "grid", "refuses"]
 
@@ -27,13 +27,12 @@ class Cell:
     loader: str
     settings: Settings
 
-    @property
-    def title(self) -> str:
-        """The name of the row: the loader, and all settings that differ from the usual."""
-        return f"{self.loader} {differing(self.settings)}".rstrip()
+    def title(self, base: Settings) -> str:
+        """The name of the row: the loader, and all settings that differ from `base`."""
+        return f"{self.loader} {differing(self.settings, base)}".rstrip()
 
 
-def differing(settings: Settings, base: Settings = USUAL) -> str:
+def differing(settings: Settings, base: Settings) -> str:
     """Settings that differ from `base`, as `name=value` with spaces between."""
 
     def shown(value: Any) -> str:
