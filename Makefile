@@ -100,7 +100,7 @@ $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 bench: $(INSTALLED) ## Compare loaders on a rendered tree, in bench/; ARGS='--resume --workload audio' and so on
 	$(BIN)/python -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
-bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md and its plots from the last `make bench`
+bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`
 	$(BIN)/python -m benchmarks.tartanair.compare.results $(BENCH)
 
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
