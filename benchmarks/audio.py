@@ -186,20 +186,15 @@ def open_tars(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batch
 
 
 LOADERS = [
-    Loader(name="original", format="original", prepare=link_originals, open=map_style(read_wav)),
+    Loader("original", "original", link_originals, map_style(read_wav)),
     *records.LOADERS,
     arrays.MEMMAP,
+    Loader("numpy-files", "numpy-recordings", prepare_numpy, map_style(read_numpy)),
     Loader(
-        name="numpy-files",
-        format="numpy-recordings",
-        prepare=prepare_numpy,
-        open=map_style(read_numpy),
-    ),
-    Loader(
-        name="webdataset",
-        format="webdataset-wavs",
-        prepare=prepare_tars,
-        open=open_tars,
+        "webdataset",
+        "webdataset-wavs",
+        prepare_tars,
+        open_tars,
         shuffles=("off", "buffer"),
         needs=("webdataset",),
     ),

@@ -243,13 +243,7 @@ def open_tars(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batch
 _STREAM = partial(records.open_stream, frame_transform=resize)
 _CHAIN = partial(records.open_chain, clip_transform=_resize_tensors)
 LOADERS = [
-    Loader(
-        name="original",
-        format="original",
-        prepare=link_originals,
-        open=map_style(read_files),
-        kind=PER_CLIP,
-    ),
+    Loader("original", "original", link_originals, map_style(read_files), kind=PER_CLIP),
     records.make_loader("seqrecord", _STREAM, kind=ONCE),
     records.make_loader(
         "seqrecord-encoded",
@@ -262,10 +256,10 @@ LOADERS = [
     records.make_loader("seqrecord-per-clip", _CHAIN, kind=PER_CLIP),
     replace(arrays.MEMMAP, open=map_style(read_resized), kind=PER_CLIP),
     Loader(
-        name="webdataset",
-        format="webdataset-images",
-        prepare=prepare_tars,
-        open=open_tars,
+        "webdataset",
+        "webdataset-images",
+        prepare_tars,
+        open_tars,
         shuffles=("off", "buffer"),
         needs=("webdataset",),
         kind=ONCE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.timing import markdown
 
-__all__ = ["REFERENCE", "STUDENT_T", "Interval", "Run", "table", "write_report"]
+__all__ = ["REFERENCE", "STUDENT_T", "Interval", "Run", "draw", "page", "runs_of", "table"]
 
 REFERENCE = "full shuffle"
 
@@ -55,15 +54,8 @@ class Interval(NamedTuple):
         return f"{self.mean:.4f} ± {self.half:.4f}"
 
 
-def write_report(folder: Path, settings: Mapping[str, Any], runs: Sequence[Run]) -> list[Path]:
-    """Write order_training.json and .md, and the pictures where matplotlib is; the paths."""
-    document = {**settings, "runs": list(runs)}
-    written = [folder / "order_training.json"]
-    written[0].write_text(json.dumps(document, indent=1) + "\n")
-    pictures = _draw(folder, settings["curve_steps"], runs)
-    written.append(folder / "order_training.md")
-    written[1].write_text(_text(settings, runs, pictures))
-    return written + pictures
+def runs_of(document: Mapping[str, Any]) -> list[Run]:
+    return [run for runs in document["rows"].values() for run in runs]
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -85,15 +77,18 @@ def table(runs: Sequence[Run]) -> str:
     )
 
 
-def _text(settings: Mapping[str, Any], runs: Sequence[Run], pictures: Sequence[Path]) -> str:
-    shown = ", ".join(f"{name} {value}" for name, value in settings.items())
+def page(document: Mapping[str, Any]) -> str:
+    """The published page."""
+    settings, runs = document["settings"], runs_of(document)
+    said = {**settings, "machine": document["machine"]}
+    shown = ", ".join(f"{name} {value}" for name, value in said.items())
     seeds = len({run["seed"] for run in runs})
-    drawn = "\n\n".join(f"![{path.stem}]({path.name})" for path in pictures)
+    drawn = "\n\n".join(f"![{name}]({name}.png)" for name in _DRAWINGS)
     return f"""\
 # What the order of clips does to training
 
-By `python -m benchmarks.tartanair.order_training FOLDER --seeds {seeds} --docs`: a small network \
-learns depth from colour on rendered episodes and is validated on other episodes of the same \
+By `python -m benchmarks.tartanair.order_training FOLDER --seeds {seeds} --to docs`: a small \
+network learns depth from colour on rendered episodes and is validated on other episodes of the same \
 scenes. With one seed the initial weights and an epoch's clips are the same for all orders; only \
 the order differs. Settings: {shown}. Raw results are in \
 [order_training.json](order_training.json).
@@ -132,20 +127,17 @@ def _differences(runs: Sequence[Run], order: str) -> list[float]:
 # Pictures
 
 
-def _draw(folder: Path, curve_steps: int, runs: Sequence[Run]) -> list[Path]:
-    """None without matplotlib."""
+def draw(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write the pictures, where matplotlib is."""
     try:
         import matplotlib
     except ImportError:
-        return []
+        return
     matplotlib.use("Agg")
-    drawings = {
-        "order_training": _curves(runs, curve_steps),
-        "order_errors": _dots(runs),
-    }
-    for name, figure in drawings.items():
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in _DRAWINGS.items():
+        figure = make(runs_of(document), document["settings"]["curve_steps"])
         figure.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
-    return [folder / f"{name}.png" for name in drawings]
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
@@ -183,7 +175,7 @@ def _curves(runs: Sequence[Run], curve_steps: int) -> Any:
     return figure
 
 
-def _dots(runs: Sequence[Run]) -> Any:
+def _dots(runs: Sequence[Run], _curve_steps: int) -> Any:
     """The last validation errors, each seed's as a ring, and above them mean and interval."""
     intervals = _errors(runs)
     figure, axes = _figure(8, 0.8 + 0.55 * len(intervals))
@@ -208,3 +200,6 @@ def _dots(runs: Sequence[Run]) -> Any:
     axes.set_xlabel("validation error of log depth; below each mean its seeds")
     axes.set_title("Validation error by order, with 95 % intervals", loc="left", fontsize=11)
     return figure
+
+
+_DRAWINGS = {"order_training": _curves, "order_errors": _dots}

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.lerobot import __main__ as lerobot
 from benchmarks.lerobot import in_place
 from benchmarks.suite import Suite, make_parser
-from benchmarks.tartanair import cloud
+from benchmarks.tartanair import cloud, order_report
 from benchmarks.tartanair.compare import __main__ as compare
 from benchmarks.tartanair.compare import results
 from benchmarks.tartanair.compare.workloads import RGBD, TARTANAIR
@@ -35,6 +35,7 @@ PAGES: dict[str, tuple[Callable[[Any], str], str]] = {
     "training/DECODED_ONCE.md": (decoded_once.page, "decoded_once.json"),
     "lerobot/RESULTS.md": (lerobot.page, "results.json"),
     "lerobot/IN_PLACE.md": (in_place.page, "in_place.json"),
+    "../docs/order_training.md": (order_report.page, "order_training.json"),
 }
 
 

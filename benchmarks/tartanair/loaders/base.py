@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -79,7 +79,7 @@ def link_originals(recordings: Recordings, folder: Path, _settings: Settings) ->
     (folder / "originals").symlink_to(recordings.root.resolve(), target_is_directory=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Loader:
     """One row of the comparison; see the package.
 
@@ -91,6 +91,7 @@ class Loader:
     format: str
     prepare: Callable[[Recordings, Path, Settings], None]
     open: Callable[[Path, Sequence[Clip], Settings], Batches]
+    _: KW_ONLY
     shuffles: Sequence[str] = ("off", "full")
     codecs: Sequence[str] = ("raw",)
     needs: Sequence[str] = ()  # modules, or paths of folders
