@@ -113,7 +113,7 @@ class Rows:
                     theirs = self._theirs(cell, *best[str(cell)], cold=place == "cold")
                 made[f"lerobot/{cell}/{place}"] = theirs
                 made[f"seqrecord/{cell}/{place}"] = self._ours(cell, place)
-        readers = {"root": str(self.root), "cameras": list(self.cameras)}
+        readers: dict[str, Any] = {"root": str(self.root), "cameras": list(self.cameras)}
         readers |= {"threads": self.options.threads, "seconds": self.options.seconds}
         for name in _FRONT:
             job = {**readers, "do": "front", "reader": name.split("/")[0]}

@@ -276,10 +276,10 @@ def _clips(document: Mapping[str, Any]) -> str:
                 [
                     *name.split("/"),
                     *medians("clips_per_second", ".1f"),
-                    number(_ratio(*both, "clips_per_second"), ".3f"),
-                    number(_ratio(*both, "cpu_seconds_each"), ".3f"),
+                    number(_ratio(both, "clips_per_second"), ".3f"),
+                    number(_ratio(both, "cpu_seconds_each"), ".3f"),
                     *medians("decoded_each", ".3f"),
-                    number(_ratio(*both, "decoded_each"), ".3f"),
+                    number(_ratio(both, "decoded_each"), ".3f"),
                     *medians("requests", ".0f"),
                     *medians("peak_memory_bytes", ".0f", 1e6),
                     reason([*both[0], *both[1]])[:100],
@@ -328,9 +328,9 @@ def _firsts(document: Mapping[str, Any]) -> str:
     return markdown(columns, lines)
 
 
-def _ratio(one: Sequence[Result], other: Sequence[Result], key: str) -> float | None:
+def _ratio(both: Sequence[Sequence[Result]], key: str) -> float | None:
     """The median of the ratios of each turn."""
-    pairs = zip(one, other, strict=False)
+    pairs = zip(*both, strict=False)
     ratios = [a[key] / b[key] for a, b in pairs if a.get(key) and b.get(key)]
     return statistics.median(ratios) if ratios else None
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,12 @@ _KEPT = ("bottleneck", "frames_decoded", "video_frames_decoded", "bytes_read", "
 
 
 def run(do: str, **job: Any) -> Result:
-    return {"clips": clips, "convert": converting, "index": indexing}[do](**job)
+    actions: dict[str, Callable[..., Result]] = {
+        "clips": clips,
+        "convert": converting,
+        "index": indexing,
+    }
+    return actions[do](**job)
 
 
 def clips(

@@ -116,9 +116,21 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
     assert "| try/2+16 uint8/torchcodec/0 | AttributeError: " in text
 
 
-DATASET = {"frames": 100, "episodes": 2, "cameras": 2, "shape": [480, 640, 3], "codec": "av1"}
+DATASET: dict[str, Any] = {
+    "frames": 100,
+    "episodes": 2,
+    "cameras": 2,
+    "shape": [480, 640, 3],
+    "codec": "av1",
+}
 DATASET |= {"bytes": 99_000_000, "frame_bytes": 2 * 480 * 640 * 3}
-SETTINGS = {"batch": 8, "seconds": 20.0, "threads": 2, "memory": "2GiB", "repeats": 3}
+SETTINGS: dict[str, Any] = {
+    "batch": 8,
+    "seconds": 20.0,
+    "threads": 2,
+    "memory": "2GiB",
+    "repeats": 3,
+}
 SETTINGS |= {"dataset": DATASET, "versions": {"lerobot": "0.4.4"}, "linked": [10_000, 100, 100]}
 
 

@@ -62,7 +62,12 @@ def problems(row: Row, works: dict[str, Path], settings: Settings) -> list[str]:
     work = works[workload.name]
     if loader.alone:
         places = {"root": str(work / "tree"), "work": str(work)}
-        job = {"do": "check", "workload": workload.name, "loader": loader.name, **places}
+        job: dict[str, Any] = {
+            "do": "check",
+            "workload": workload.name,
+            "loader": loader.name,
+            **places,
+        }
         job |= {"settings": asdict(settings), "epochs": 2}
         result = run_job("benchmarks.tartanair.compare.row", job, 60)
         return result["problems"] if "problems" in result else [result["error"]]

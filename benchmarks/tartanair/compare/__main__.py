@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     frames = options.frames or fitting_frames(options.folder, workload)
     root = options.folder.resolve() / "tree"
-    once(root, partial(workload.generate, episodes=workload.episodes(frames)))
+    once(root, lambda making: workload.generate(making, workload.episodes(frames)))
     recordings = workload.open(root, workload.base.features)
     settings = {
         "workload": workload.name,

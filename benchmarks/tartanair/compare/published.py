@@ -79,7 +79,8 @@ def published_table(find: Find) -> str:
 
 
 def _line(part: Beside, find: Find) -> list[str]:
-    minutes, sizes = [], {}
+    minutes: list[str] = []
+    sizes: dict[int, None] = {}
     for storage in STORAGES:
         ran = [(s, row) for s in part.tries(storage) if (row := find(part.loader, s))]
         taken = CLIPS / ran[0][1]["clips_per_second"] / 60 if ran else 0
