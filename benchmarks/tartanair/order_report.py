@@ -84,29 +84,15 @@ def page(document: Mapping[str, Any]) -> str:
     shown = ", ".join(f"{name} {value}" for name, value in said.items())
     seeds = len({run["seed"] for run in runs})
     drawn = "\n\n".join(f"![{name}]({name}.png)" for name in _DRAWINGS)
-    return f"""\
-# What the order of clips does to training
-
-By `python -m benchmarks.tartanair.order_training FOLDER --seeds {seeds} --to docs`: a small \
-network learns depth from colour on rendered episodes and is validated on other episodes of the same \
-scenes. With one seed the initial weights and an epoch's clips are the same for all orders; only \
-the order differs. Settings: {shown}. Raw results are in \
-[order_training.json](order_training.json).
-
-- `sequential`: episode after episode, front to back. `buffer`: the same through a buffer of \
-{settings["buffer"]} clips, of which a random one is taken. `seqrecord`: `SeqRecordPipe` with its \
-defaults. `{REFERENCE}`: every clip may follow every other.
-- *Validation error*: the mean absolute error of log depth after the last epoch, over {seeds} \
-seeds. *Above a full shuffle*: the mean of the differences, seed by seed. Both with their 95 % \
-intervals by Student's t. *Differs*: whether the interval of the differences leaves out zero.
-
-{table(runs)}
-
-{drawn}
-
-Do not compare training losses: with little mixing, the loss is that of the recording which is \
-read at that time, and the network fits that recording closely. Compare validation errors.
-"""
+    template = Path(__file__).with_name("order_template.md").read_text()
+    return template.format(
+        shown=shown,
+        seeds=seeds,
+        drawn=drawn,
+        table=table(runs),
+        buffer=settings["buffer"],
+        reference=REFERENCE,
+    )
 
 
 def _errors(runs: Sequence[Run]) -> dict[str, Interval]:
