@@ -113,15 +113,6 @@ def test_differences_are_by_seed() -> None:
 # Shuffle quality
 
 
-def test_counts_overlaps_and_episodes_by_hand() -> None:
-    # batch 0: (0, 0) and (0, 3) overlap; (1, 3) and (0, 4) do not overlap (0, 0) with a span of 4
-    # batch 1: (1, 6) overlaps (1, 3) before it; (2, 0) overlaps nothing
-    episode = np.array([0, 0, 1, 0, 1, 2])
-    start = np.array([0, 3, 3, 4, 6, 0])
-    found = shuffle_quality.batch_quality(episode, start, np.array([4, 2]), span=4)
-    assert found == shuffle_quality.Quality(episodes=2.0, neighbours=4 / 6, carried=0.5)
-
-
 def test_agrees_with_counting_every_pair() -> None:
     rng = np.random.default_rng(0)
     episode, start = rng.integers(0, 3, 60), rng.integers(0, 40, 60)
@@ -133,12 +124,6 @@ def test_agrees_with_counting_every_pair() -> None:
     assert found.neighbours == pytest.approx((near & same).sum() / 60 - 1)
     assert found.carried == pytest.approx((near & before).any(axis=1)[batch > 0].mean())
     assert found.episodes == np.mean([len(set(episode[batch == b].tolist())) for b in range(5)])
-
-
-def test_a_buffer_emits_every_clip_once_and_none_too_early() -> None:
-    order = shuffle_quality.buffered(500, 100, seed=0)
-    assert sorted(order.tolist()) == list(range(500))
-    assert (order - np.arange(500)).max() <= 100
 
 
 @pytest.mark.parametrize("lengths", [(50, 50, 50), (120,), (30, 70, 45, 60)])

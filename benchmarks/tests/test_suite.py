@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.lerobot import __main__ as lerobot
 from benchmarks.lerobot import in_place
@@ -19,7 +22,10 @@ from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair import cloud, order_report
 from benchmarks.tartanair.compare import __main__ as compare
 from benchmarks.tartanair.compare import results
-from benchmarks.tartanair.compare.workloads import RGBD, TARTANAIR
+from benchmarks.tartanair.compare.grid import grid
+from benchmarks.tartanair.compare.recordings import Clip
+from benchmarks.tartanair.compare.row import measure
+from benchmarks.tartanair.compare.workloads import RGBD, TARTANAIR, WORKLOADS, Workload
 from benchmarks.tartanair.throughput import __main__ as throughput
 from benchmarks.timing import MemoryWatch, run_job, usage
 from benchmarks.training import __main__ as training
@@ -97,6 +103,40 @@ def test_rows_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (tmp_path / "RESULTS.md").read_text() == "['a/1', 'a/2', 'b/1']"
     with pytest.raises(SystemExit, match=r"settings were \{'batch': 8\} and are \{'batch': 2\}"):
         suite_in(tmp_path, "--resume", batch=2)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda workload: workload.name)
+def test_a_row_for_every_loader_that_can_do_it(workload: Workload) -> None:
+    cells = grid(workload)
+    assert len({cell.title(workload.base) for cell in cells}) == len(cells)
+    assert {cell.loader for cell in cells} == set(workload.loaders)
+    for cell in cells:
+        assert workload.loaders[cell.loader].refuses(cell.settings) == ""
+    memmap = workload.loaders["memmap"]
+    assert memmap.refuses(replace(workload.base, codec="small")) == "has no codec small"
+    assert memmap.refuses(replace(workload.base, shuffle="buffer")) == "cannot shuffle: buffer"
+    missing = replace(memmap, needs=("no_such_package.at_all",)).missing()
+    assert missing == "no package no_such_package.at_all: make install-bench"
+
+
+def test_the_time_scaled_begins_with_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]  # stands still but for the loader, however busy the machine is
+
+    class Slow:
+        """Long to begin, as loaders with a buffer to fill are, and then a batch every 0.05 s."""
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for number in range(100):
+                clock[0] += 0.05 if number else 0.5
+                yield {"x": torch.zeros(1, 1), "episode": ["a"], "start": torch.tensor([number])}
+
+    clips = [Clip("a", start, start + 1, start) for start in range(100)]
+    timer = SimpleNamespace(perf_counter=lambda: clock[0])
+    monkeypatch.setattr(sys.modules[measure.__module__], "time", timer)
+    row = measure(Slow(), clips, epochs=1, max_seconds=0.32, began=0.0)
+    assert row["complete"] == 0
+    assert row["clips"] == 8  # the first, and seven until 0.35 s have passed
+    assert row["clips_per_second"] == pytest.approx(100 / (0.5 + 99 * 0.05))
 
 
 def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
