@@ -16,13 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import seqrecord
 from benchmarks.lerobot.cell import Cell, measure
-from benchmarks.lerobot.data import convert
 from benchmarks.timing import Result, answer, drop_page_cache, size_of, usage
-from seqrecord import EngineOptions
 
 _KEPT = ("bottleneck", "frames_decoded", "video_frames_decoded", "bytes_read", "resident_bytes")
 
@@ -47,6 +43,10 @@ def clips(
     seconds: float,
     cold: bool,
 ) -> Result:
+    import torch  # not where only an index is made: its memory is measured
+
+    from seqrecord import EngineOptions
+
     torch.set_num_threads(threads)
     windows = Cell(**cell)
     floats: dict[str, torch.Tensor] = {}  # to which each batch is converted
@@ -97,6 +97,8 @@ def clips(
 
 def converting(root: str, to: str) -> Result:
     """Seconds to copy the files and to convert them, each until it is on the disk."""
+    from benchmarks.lerobot.data import convert
+
     made: Result = {}
     for name, do in (("copy_seconds", shutil.copytree), ("convert_seconds", convert)):
         shutil.rmtree(to, ignore_errors=True)
