@@ -125,7 +125,7 @@ TESTS = Path(__file__).parent
 
 def test_the_tests_that_the_table_names_are_there() -> None:
     text = (TESTS.parent / "docs/storage_details.md").read_text("utf-8")
-    table, _, rest = text.partition("## What each storage guarantees")[2].partition(
+    table, _, rest = text.partition("## Guarantees of each storage")[2].partition(
         "The tests that show it:"
     )
     lines = re.findall(r"^(\d+)\. (.*)$", rest.partition("**How")[0], re.MULTILINE)
