@@ -1,8 +1,8 @@
 """Counts phrases that make text hard to read: `python -m tests.language [PAGE ...]`.
 
 Rule: figures are occurrences per 1,000 words. A word is a run of letters, digits and apostrophes.
-Fenced code, tables, HTML comments, link targets and code spans are removed first; of docstrings,
-sections of doctest too. Case is ignored. The phrases:
+Fenced code, doctests, tables, HTML comments, link targets and code spans are removed first. Case is
+ignored. The phrases:
 
 - `what`: the word "what".
 - `say`: any form of "say", "tell" and "know".
@@ -55,7 +55,7 @@ def count(text: str) -> Counter[str]:
     text = re.sub(r"\]\([^)]*\)", "]", text)
     text = re.sub(r"\s+", " ", text)
     found["examples"] += len(re.findall(r"\bfor example\b|\be\.g\.", text, re.I))
-    found["words"] = len(re.findall(r"[\w'’]+", text))
+    found["words"] = len(re.findall(r"[\w']+", text))
     for name, phrase in PHRASES.items():
         found[name] = len(re.findall(rf"\b(?:{phrase})\b", text, re.I))
     return found
@@ -83,19 +83,12 @@ def _modules() -> Iterator[tuple[str, ast.Module]]:
         yield first if rest else "(loose)", ast.parse(path.read_text())
 
 
-def _documented(tree: ast.Module) -> Iterator[str]:
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
-            yield text
-
-
 def _attribute_texts(tree: ast.Module) -> Iterator[ast.Constant]:
     """Strings that stand as statements, docstrings included."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node.value
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()) as text):
+                yield text
 
 
 def docstrings() -> dict[str, str]:
@@ -114,9 +107,10 @@ def literals() -> dict[str, str]:
         texts = rooms.setdefault(room, [])
         stated = {id(node) for node in _attribute_texts(tree)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if id(node) not in stated and re.search(r"[a-z]+ [a-z]+", node.value):
-                    texts.append(node.value)
+            match node:
+                case ast.Constant(value=str() as text) if id(node) not in stated:
+                    if re.search(r"[a-z]+ [a-z]+", text):
+                        texts.append(text)
     return {room: "\n\n".join(texts) for room, texts in rooms.items()}
 
 

@@ -104,21 +104,8 @@ class Robot:
 PAGES = [
     Page(
         "README.md",
-        {
-            "tartanair-records": "tartanair",
-            "aloha-records": "robot",
-            "a-records": "robot",
-            "b-records": "robot",
-        },
-        {
-            "recording": RECORDING,
-            "train": lambda batch: batch["image"],
-        },
-        {
-            '"https://acme.blob.core.windows.net/data/tartanair-records"': '"tartanair-records/"',
-            '    cache_dir="/scratch/cache",  # optional: the second epoch reads nothing remote\n'
-            '    cache_limit="200GiB",\n': "",
-        },
+        {"tartanair-records": "tartanair"},
+        {"recording": RECORDING, "train": lambda batch: batch["image"]},
     ),
     Page("docs/index.md", {}, {"recording": RECORDING}),
     Page(
