@@ -28,7 +28,7 @@ def report(
         "# Mutants",
         "",
         "Small changes of the package, drawn by a seed. A mutant is noticed if a fast test that",
-        "runs its line fails. CONTRIBUTING.md says how this page is made. Not every survivor is a",
+        "runs its line fails. docs/contributing.md says how this page is made. Not every survivor is a",
         "gap: some changes make no difference, or only to speed and memory.",
         "",
         *(f"- {name}: {value}" for name, value in settings.items()),
