@@ -72,8 +72,8 @@ def allowed(name: str, words: int) -> int:
 
 
 def pages() -> dict[str, str]:
-    """Text of README and of each page directly in docs, by path."""
-    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """Text of README and of each page in docs, by path."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
