@@ -28,7 +28,7 @@ def report(
         "# Mutants",
         "",
         "Small changes of the package, drawn by a seed. A mutant is noticed if a fast test that",
-        "runs its line fails. docs/contributing.md shows how to make this page. Not every survivor is",
+        "runs its line fails. docs/contributing.md describes the command. Not every survivor is",
         "a gap: some changes make no difference, or only to speed and memory.",
         "",
         *(f"- {name}: {value}" for name, value in settings.items()),
