@@ -109,8 +109,8 @@ intervals by Student's t. *Differs*: whether the interval of the differences lea
 
 {drawn}
 
-Do not compare training losses: with little mixing, the loss is that of the recording which is \
-read at that time, and the network fits that recording closely. Compare validation errors.
+Do not compare training losses: with little mixing, the loss is measured on the recording being \
+read, which the network fits closely. Compare validation errors.
 """
 
 
