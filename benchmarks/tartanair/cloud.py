@@ -234,10 +234,10 @@ def _serving(folder: Path, index: str, write_frames: int) -> Iterator[Setup]:
 
 def _pack(folder: Path, index: str, index_frames: int) -> None:
     """Pack what is not there yet."""
-    for service, record_bytes in RECORD_BYTES.items():
+    for service, max_file_size in RECORD_BYTES.items():
         records = folder / f"records-{service}"
         if not (records / "manifest.json").exists():
-            job = {"tree": str(folder / "tree"), "to": str(records), "record_bytes": record_bytes}
+            job = {"tree": str(folder / "tree"), "to": str(records), "max_file_size": max_file_size}
             run_job(_ROWS, {"action": "pack", **job}, _TIME_LIMIT)
     if not (folder / index / "manifest.json").exists():
         make_index(folder / index, index_frames)

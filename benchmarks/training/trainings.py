@@ -137,7 +137,7 @@ def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, P
         found["originals"], found["records"] = dataset_at(options, folder)
     arguments = arguments_of(training, found["originals"])
     if not found["example"].exists():
-        samples = seqrecord.SeqRecordDataset(found["records"], **arguments)
+        samples = seqrecord.SeqRecordMapDataset(found["records"], **arguments)
         example = seqrecord.collate([samples[i] for i in range(training.batch)])
         torch.save({n: v for n, v in example.items() if torch.is_tensor(v)}, found["example"])
     return found
@@ -156,19 +156,19 @@ def pack_for_s3(name: str, found: Mapping[str, Path]) -> None:
     once(found["s3"], partial(_pack, TRAININGS[name], found["originals"], _S3_RECORD_BYTES))
 
 
-def _pack(training: Training, originals: Path, record_bytes: int, to: Path) -> None:
+def _pack(training: Training, originals: Path, max_file_size: int, to: Path) -> None:
     options: dict[str, Any] = {}
     if training.data in _TREES:
         options = {"features": _FEATURES, "cameras": ["left"]}
     source = open_source(originals, **options)
-    seqrecord.convert(source, to, codecs="balanced", record_bytes=record_bytes)
+    seqrecord.convert(source, to, codecs="balanced", max_file_size=max_file_size)
 
 
 def _cut(training: Training, found: Mapping[str, Path], to: Path) -> None:
     import webdataset
 
     to.mkdir()
-    samples = seqrecord.SeqRecordDataset(
+    samples = seqrecord.SeqRecordMapDataset(
         found["records"], **arguments_of(training, found["originals"])
     )
     order = np.random.default_rng(0).permutation(len(samples))

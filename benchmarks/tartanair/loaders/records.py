@@ -71,7 +71,7 @@ def open_stream(
         memory_limit=settings.memory_limit,
         seed=settings.seed,
         frame_transform=frame_transform,
-        equal=False,  # every clip once, as all loaders here; workers may differ by one
+        even_batches=False,  # every clip once, as all loaders here; workers may differ by one
     )
     if settings.workers == 0:
         return Streaming(pipe)
@@ -108,7 +108,7 @@ def open_map(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches
     import seqrecord
 
     return DataLoader(
-        seqrecord.SeqRecordDataset(seqrecord.open(folder / "records"), **_arguments(settings)),
+        seqrecord.SeqRecordMapDataset(seqrecord.open(folder / "records"), **_arguments(settings)),
         batch_size=settings.batch_size,
         sampler=Order(len(clips), settings),
         collate_fn=seqrecord.collate,

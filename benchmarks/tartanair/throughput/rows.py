@@ -126,13 +126,13 @@ def _pipe(records: str, folder: Path, **options: Any) -> Streaming:
 def _mix(folder: Path, *, codecs: Iterable[str]) -> Streaming:
     datasets = {codec: seqrecord.open(folder / codec) for codec in codecs}
     sources = {
-        codec: seqrecord.SeqRecordStream(dataset, clip_len=CLIP_LEN)
+        codec: seqrecord.SeqRecordIterableDataset(dataset, clip_len=CLIP_LEN)
         for codec, dataset in datasets.items()
     }
     options: dict[str, Any] = {
         "batch_size": BATCH_SIZE,
         "memory_limit": MEMORY_LIMIT,
-        "stop": _MIX_BATCHES,
+        "stopping_strategy": _MIX_BATCHES,
     }
     mix = seqrecord.SeqRecordMix(sources, **options)
     return Streaming(mix, datasets.values())
