@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
@@ -16,19 +16,13 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import check, refuse
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.loaders import (
-    SeqRecordPipe,
-    SeqRecordStream,
-    Streaming,
-    WithEpochs,
-    loader_of,
-)
+from seqrecord.pipes.loaders import SeqRecordPipe, SeqRecordStream, Streaming, WithEpochs, loader_of
+from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import Join, MixPlan, Stop, check_source
+from seqrecord.pipes.mix_sources import MixPlan, Stop
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.text import repr_of
 from seqrecord.units import MOST, check_integer
 
 if TYPE_CHECKING:
@@ -36,7 +30,10 @@ if TYPE_CHECKING:
 
     from seqrecord.pipes.node import SeqRecordNode
 
-_MOST_BATCHES = 1 << 40  # of an epoch, exclusive
+_MOST_BATCHES = 1 << 40  # of an epoch
+_OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", "rank", "world_size")
+_OF_THE_MIX += ("device",)
+_ENGINE_OF_THE_MIX = ("num_threads", "thread_niceness", "video_decoder", "trace")
 
 
 class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
@@ -139,27 +136,15 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         )
         for name in ("num_cursors", "shuffle_buffer"):
             value = getattr(options.tuning, name)
-            refuse(
-                value is not None, f"engine.{name} is that of a source", "sources with it", value
-            )
+            refuse(value is not None, f"engine.{name} is that of a source", f"no {name}", value)
+        if isinstance(stop, str):
+            one_of("first", "longest")("stop", stop)
+        else:
+            stop = check_integer("stop", stop, least=1, most=_MOST_BATCHES)
         one_of("union", "intersection")("features", features)
         check("alternate", alternate, isinstance(alternate, bool | None), "True, False or None")
-        found = _checked_sources(sources)
-        if weights is None:
-            weights = {
-                name: sum(loader.clips(0).num_clips for loader, _ in each.values())
-                for name, each in found.items()
-            }
-        weights = _checked_weights(weights, found)
-        drawn = {
-            name: (loader, _fraction(weights[outer]) * share)
-            for outer, each in found.items()
-            for name, (loader, share) in each.items()
-            if weights[outer]
-        }
-        self._mix = MixLoader(
-            drawn, options, stop=_checked_stop(stop), join=features, alternate=alternate
-        )
+        drawn = _weighted(sources, weights)
+        self._mix = MixLoader(drawn, options, stop=stop, join=features, alternate=alternate)
         self._epochs = Epochs[MixPlan](self._mix)
 
     @property
@@ -195,77 +180,77 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
 
 _Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
-"""The loader of each dataset of a source, and its share of that source's clips."""
+"""Loaders of single datasets by name, and a weight or a share of each."""
 
 
-def _checked_sources(sources: Any) -> dict[str, _Datasets]:
-    """What each source has: one dataset, or those of a mix."""
-    if not isinstance(sources, Mapping) or not sources:
-        raise ClipError(
-            "a mix needs sources", expected="a dict of loaders by name", got=repr_of(sources, 100)
-        )
-    found: dict[str, _Datasets] = {}
-    for name, source in sources.items():
-        if not isinstance(name, str) or not name or not _is_unicode(name):
-            raise ClipError("a source's name is no text", expected="a name", got=repr_of(name, 100))
-        if isinstance(source, SeqRecordMix):
-            mix = source._mix
-            check_source(name, replace(mix.options, batch_size=None))
-            what = f"stop of source {name!r}"
-            check(what, mix.stop, mix.stop == "first", "no stop: that of the mix")
-            each = mix.loaders.items()
-            found[name] = {f"{name}/{inner}": (one, mix.shares[inner]) for inner, one in each}
-            continue
-        if not isinstance(source, Streaming):
-            raise ClipError(
-                f"source {name!r} of a mix is no loader",
-                expected="a SeqRecordStream",
-                got=type(source).__name__,
-            )
-        check_source(name, source.options)
-        found[name] = {name: (loader_of(source), Fraction(1))}
-    names = [name for each in found.values() for name in each]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ClipError(
-            "two datasets of a mix have one name", expected="other", got=", ".join(twice)
-        )
-    return found
+def _weighted(sources: Any, weights: Any) -> _Datasets:
+    """The datasets of all sources that have a weight above 0. Raises `ClipError`."""
+    is_right = isinstance(sources, Mapping) and bool(sources)
+    check("sources", sources, is_right, "a dict of one loader at least, by name")
+    found = {name: _datasets(name, source) for name, source in sources.items()}
+    if weights is None:
+        each = found.items()
+        weights = {n: sum(one.clips(0).num_clips for one, _ in some.values()) for n, some in each}
+    is_right = isinstance(weights, Mapping) and set(weights) == set(sources)
+    check("weights", weights, is_right, f"a dict of the weights of {', '.join(sources)}")
+    drawn: _Datasets = {}
+    for source, datasets in found.items():
+        weight = _weight(source, weights[source])
+        for name, (loader, share) in datasets.items():
+            refuse(name in drawn, "two datasets of a mix have one name", "other names", name)
+            drawn[name] = loader, weight * share
+    drawn = {name: (loader, weight) for name, (loader, weight) in drawn.items() if weight}
+    refuse(not drawn, "a mix draws from no source", "a weight above 0", "none")
+    return drawn
 
 
-def _fraction(weight: Any) -> Fraction:
-    """A weight as it is shown."""
+def _weight(source: str, weight: Any) -> Fraction:
+    """A weight as it is shown: 0.1 is a tenth."""
+    is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
+    is_right = is_number and 0 <= weight < math.inf
+    check(f"the weight of source {source!r}", weight, is_right, "a number of at least 0")
     return Fraction(weight if isinstance(weight, Rational) else str(weight))
 
 
-def _is_unicode(name: str) -> bool:
-    """Whether this is a text that can be encoded: half a surrogate pair cannot."""
-    return not any("\ud800" <= c <= "\udfff" for c in name)
-
-
-def _checked_weights(weights: Any, loaders: Mapping[str, object]) -> dict[str, Any]:
-    """A weight for each source, one of them above 0."""
-    if not isinstance(weights, Mapping) or set(weights) != set(loaders):
+def _datasets(name: Any, source: Any) -> _Datasets:
+    """The dataset of a source, or those of a mix, and the share of each."""
+    is_right = isinstance(name, str) and bool(name) and name.isprintable()
+    check("the name of a source", name, is_right, "a text")
+    if isinstance(source, SeqRecordMix):
+        mix = source._mix
+        _check_source(name, replace(mix.options, batch_size=None))
+        what, stop = f"stop of source {name!r}", mix.stop
+        check(what, stop, stop == "first", "no stop: that of the mix")
+        return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}
+    if not isinstance(source, Streaming):
         raise ClipError(
-            "weights has other names than the sources of the mix",
-            expected=", ".join(loaders),
-            got=", ".join(map(str, weights)) if isinstance(weights, Mapping) else repr(weights),
+            f"source {name!r} of a mix is no loader",
+            expected="a SeqRecordStream",
+            got=type(source).__name__,
         )
-    for name, weight in weights.items():
-        is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
-        if not is_number or not 0 <= weight < math.inf:
-            raise ClipError(
-                f"the weight of source {name!r} makes no sense",
-                expected="a number of at least 0",
-                got=repr_of(weight, 100),
-            )
-    refuse(not any(weights.values()), "a mix draws from no source", "a weight above 0", "none")
-    return {name: weights[name] for name in loaders}
+    _check_source(name, source.options)
+    return {name: (loader_of(source), Fraction(1))}
 
 
-def _checked_stop(stop: Any) -> Stop:
-    if isinstance(stop, str):
-        found: Stop = one_of("first", "longest")("stop", stop)
-        return found
-    number = check_integer("stop", stop, least=1)
-    check("stop", number, number < _MOST_BATCHES, f"fewer than {_MOST_BATCHES} batches")
-    return number
+def _check_source(name: str, options: LoaderOptions) -> None:
+    """Raise `ClipError` for a source that sets what belongs to the mix."""
+    refuse(
+        options.order == "sequences",
+        f"source {name!r} of a mix gives sequences; rows of a mix have clips of all sources",
+        "a source without order; for sequences a loader for each dataset",
+        "order='sequences'",
+    )
+    given = _changed("", options, LoaderOptions(clip_len=1), _OF_THE_MIX)
+    given |= _changed("engine.", options.tuning, EngineOptions(), _ENGINE_OF_THE_MIX)
+    if given:
+        raise ClipError(
+            f"source {name!r} of a mix sets what belongs to the mix",
+            expected=f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
+            got=", ".join(f"{name}={value!r}" for name, value in given.items()),
+        )
+
+
+def _changed(prefix: str, options: Any, default: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The options of these names that differ from the default."""
+    values = {name: getattr(options, name) for name in names}
+    return {prefix + n: value for n, value in values.items() if value != getattr(default, n)}
