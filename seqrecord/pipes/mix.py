@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from seqrecord.pipes.node import SeqRecordNode
 
 _MOST_BATCHES = 1 << 40  # of an epoch
-_OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", "rank", "world_size")
-_OF_THE_MIX += ("device",)
-_ENGINE_OF_THE_MIX = ("num_threads", "thread_niceness", "video_decoder", "trace")
+_OF_THE_MIX = (
+    *("batch_size", "drop_last", "equal", "seed", "memory_limit", "rank", "world_size", "device"),
+    *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
+)
+"""The options that no source may set."""
 
 
 class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
@@ -143,8 +146,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
             stop = check_integer("stop", stop, least=1, most=_MOST_BATCHES)
         one_of("union", "intersection")("features", features)
         check("alternate", alternate, isinstance(alternate, bool | None), "True, False or None")
-        drawn = _weighted(sources, weights)
-        self._mix = MixLoader(drawn, options, stop=stop, join=features, alternate=alternate)
+        self._mix = MixLoader(_weighted(sources, weights), options, stop, features, alternate)
         self._epochs = Epochs[MixPlan](self._mix)
 
     @property
@@ -240,17 +242,13 @@ def _check_source(name: str, options: LoaderOptions) -> None:
         "a source without order; for sequences a loader for each dataset",
         "order='sequences'",
     )
-    given = _changed("", options, LoaderOptions(clip_len=1), _OF_THE_MIX)
-    given |= _changed("engine.", options.tuning, EngineOptions(), _ENGINE_OF_THE_MIX)
-    if given:
-        raise ClipError(
-            f"source {name!r} of a mix sets what belongs to the mix",
-            expected=f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
-            got=", ".join(f"{name}={value!r}" for name, value in given.items()),
-        )
-
-
-def _changed(prefix: str, options: Any, default: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The options of these names that differ from the default."""
-    values = {name: getattr(options, name) for name in names}
-    return {prefix + n: value for n, value in values.items() if value != getattr(default, n)}
+    values = {name: attrgetter(name)(options) for name in _OF_THE_MIX}
+    usual = LoaderOptions(clip_len=1)
+    changed = {n: value for n, value in values.items() if value != attrgetter(n)(usual)}
+    given = {n.replace("tuning", "engine"): value for n, value in changed.items()}
+    refuse(
+        bool(given),
+        f"source {name!r} of a mix sets what belongs to the mix",
+        f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
+        ", ".join(f"{n}={value!r}" for n, value in given.items()),
+    )

@@ -159,29 +159,35 @@ def _in_words(column: Any) -> str:
     return f"a column of {column.dtype} {[*column.shape[1:]]}"
 
 
-def feature_names(sources: Mapping[str, Selection], join: Join) -> list[str]:
-    """The features of any source, or with "intersection" those that all of them have.
+def agreed_features(
+    sources: Mapping[str, Selection], join: Join, alternate: bool | None
+) -> tuple[list[str], bool]:
+    """The features of batches, and whether each batch is of one source.
 
-    Raises `ClipError` where there is none.
+    Raises `ClipError` where no feature is in all sources of an intersection, for sources that
+    disagree in kinds or units, and for shapes that do not fit into one batch if they must.
     """
     names = dict.fromkeys(name for one in sources.values() for name in one.made)
     found = [n for n in names if join == "union" or all(n in one.made for one in sources.values())]
-    problem, remedy = "no feature is in all sources of the mix", 'features="union"'
+    problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
     each = (f"{name}: {', '.join(one.made)}" for name, one in sources.items())
-    refuse(not found, problem, f"a common feature, or {remedy}", "; ".join(each))
-    return found
-
-
-def find_disagreement(
-    features: Iterable[str], sources: Mapping[str, Selection]
-) -> tuple[str, str] | None:
-    """The first feature whose clips of all sources do not fit into one batch, and the shapes."""
-    for name in features:
+    refuse(not found, problem, expected, "; ".join(each))
+    _check_meanings(found, sources)
+    for name in found if alternate is not True else ():
         having = {source: one for source, one in sources.items() if name in one.made}
         shapes = {source: _shape(one, name) for source, one in having.items()}
-        if len(set(shapes.values())) > 1 or "?" in next(iter(shapes.values())):
-            return name, "; ".join(f"{source}: {shape}" for source, shape in shapes.items())
-    return None
+        if len(set(shapes.values())) == 1 and "?" not in next(iter(shapes.values())):
+            continue
+        if alternate is None:
+            return found, True
+        raise ClipError(
+            "the sources of a mix disagree in a shape, so they cannot be in one batch",
+            feature=name,
+            expected="the same dtype and fixed shape in all of them; or alternate=True, for "
+            "batches of one source each",
+            got="; ".join(f"{source}: {shape}" for source, shape in shapes.items()),
+        )
+    return found, bool(alternate)
 
 
 def _shape(selection: Selection, name: str) -> str:
@@ -193,7 +199,7 @@ def _shape(selection: Selection, name: str) -> str:
     return f"{spec} {[*frames]}"
 
 
-def check_meanings_agree(features: Iterable[str], sources: Mapping[str, Selection]) -> None:
+def _check_meanings(features: Iterable[str], sources: Mapping[str, Selection]) -> None:
     """Raise `ClipError` for a feature of another kind or unit in one source than in another.
 
     A warning names a feature whose kind or unit only some of them declare. Features that functions

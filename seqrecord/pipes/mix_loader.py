@@ -20,14 +20,7 @@ from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import check_machine, share_out
-from seqrecord.pipes.mix_batches import (
-    BatchBuffers,
-    Join,
-    MixedBatches,
-    check_meanings_agree,
-    feature_names,
-    find_disagreement,
-)
+from seqrecord.pipes.mix_batches import BatchBuffers, Join, MixedBatches, agreed_features
 from seqrecord.pipes.mix_sources import (
     WHOLE,
     MixPlan,
@@ -66,7 +59,6 @@ class MixLoader:
         self,
         sources: Mapping[str, tuple[ClipLoader, Fraction]],
         options: LoaderOptions,
-        *,
         stop: Stop,
         join: Join,
         alternate: bool | None,
@@ -78,18 +70,7 @@ class MixLoader:
         each = zip(sources, self.counts, strict=True)
         self.shares = {name: Fraction(count, sum(self.counts)) for name, count in each}
         selections = {name: loader.selection for name, (loader, _) in sources.items()}
-        features = feature_names(selections, join)
-        check_meanings_agree(features, selections)
-        disagreement = find_disagreement(features, selections)
-        self.alternate = disagreement is not None if alternate is None else alternate
-        if alternate is False and disagreement is not None:
-            raise ClipError(
-                "the sources of a mix disagree in a shape, so they cannot be in one batch",
-                feature=disagreement[0],
-                expected="the same dtype and fixed shape in all of them; or alternate=True, for "
-                "batches of one source each",
-                got=disagreement[1],
-            )
+        features, self.alternate = agreed_features(selections, join, alternate)
         self.loaders = {
             name: SourceLoader(
                 name,
@@ -184,18 +165,13 @@ class MixLoader:
         return self._count(stop, rest.sources, part, workers, least=0)
 
     def _count(
-        self,
-        stop: Stop,
-        rests: Sequence[SourceRemainder],
-        part: Part,
-        workers: int,
-        *,
-        least: int,
+        self, stop: Stop, rests: Sequence[SourceRemainder], part: Part, workers: int, *, least: int
     ) -> int:
-        """The batches in which sources give what `rests` have of their first epochs."""
+        """The batches in which sources give the clips that `rests` have of their first epochs."""
         each = zip(self._sources, rests, self.shares.values(), strict=True)
         slots = [
-            max(least, one.first_clip(1, part.count, rest)) / share for one, rest, share in each
+            max(least, source.first_clip(1, part.count, rest)) / share
+            for source, rest, share in each
         ]
         return count_batches(stop, slots, self.batch_size, part.index % workers, workers, least)
 
