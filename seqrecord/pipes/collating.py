@@ -29,7 +29,7 @@ _is_contiguous = torch.Tensor.is_contiguous
 
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (np.ndarray, np.generic)
-_KINDS = (torch.Tensor, _ARRAYS, _NUMBERS, Mapping)  # which do not mix
+_KINDS: tuple[Any, ...] = (torch.Tensor, _ARRAYS, _NUMBERS, Mapping)  # which do not mix
 
 _DTYPES = {  # of NumPy, which has no bfloat16
     torch.from_numpy(np.empty(0, name)).dtype: np.dtype(name) for name in ("?", *"bhilBHILefdFD")

@@ -8,16 +8,17 @@ from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import check, refuse
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.loaders import SeqRecordPipe, SeqRecordStream, Streaming, WithEpochs, loader_of
+from seqrecord.pipes.loaders import Streaming, WithEpochs, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import MixPlan, Stop
@@ -25,11 +26,6 @@ from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.units import MOST, check_integer
-
-if TYPE_CHECKING:
-    import torch
-
-    from seqrecord.pipes.node import SeqRecordNode
 
 _MOST_BATCHES = 1 << 40  # of an epoch
 _OF_THE_MIX = (
@@ -82,7 +78,8 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
     units or kinds in two sources, and `MemoryLimitError` for a limit that is too small.
 
     Args:
-        sources: loaders by name, without `batch_size`: `SeqRecordStream`, or another that streams.
+        sources: loaders by name, without `batch_size`: `SeqRecordStream`, `SeqRecordPipe` or
+            `SeqRecordNode`.
             A source need not be shuffled. It may be a mix: then its datasets are mixed, with their
             shares of its weight and names such as "indoor/kitchen". The `batch_size` and
             `alternate` of that mix have no meaning.
@@ -112,7 +109,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
     def __init__(
         self,
-        sources: Mapping[str, SeqRecordStream | SeqRecordPipe | SeqRecordNode | SeqRecordMix],
+        sources: Mapping[str, Streaming | SeqRecordMix],
         *,
         weights: Mapping[str, float | Fraction] | None = None,
         stop: Stop = "first",

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -68,32 +69,29 @@ class MixedBatches:
         """
         selections = {number: source.selection for number, source in sources.items()}
         having = {n: [one for one in selections.values() if n in one.made] for n in features}
-        having = {name: some for name, some in having.items() if some}
+        first = {name: some[0] for name, some in having.items() if some}.items()
         columns = {n: c for one in selections.values() for n, c in one.column_kinds.items()}
+        entries = {number: _entries(one, features) for number, one in selections.items()}
         cameras = [name for name in columns if name.endswith("intrinsics")]
-        without = {
-            name: [i for i, one in selections.items() if name not in (one.made | one.column_kinds)]
-            for name in (*having, *cameras)
-        }
+        names = [*(name for name, _ in first), *cameras]
+        without = {n: [number for number in sources if n not in entries[number]] for n in names}
         missing = {name: numbers for name, numbers in without.items() if numbers}
         taken = dict.fromkeys([_DATASET, *(n + _MISSING for n in missing)], "a column of the mix")
-        for number, one in selections.items():
-            entries = {name: "a feature" for name in one.made if name in having}
-            entries |= {name: _in_words(column) for name, column in one.column_kinds.items()}
-            for name, words in entries.items():
-                if taken.setdefault(name, words) != words:
+        for number, one in entries.items():
+            for name, kind in one.items():
+                if taken.setdefault(name, kind) != kind:
                     raise ClipError(
                         "a name stands for two entries of the batches of a mix",
                         feature=name,
                         expected=f"another name for one of them: it is {taken[name]}",
-                        got=f"{words} of source {sources[number].name!r}",
+                        got=f"{kind} of source {sources[number].name!r}",
                     )
         return cls(
             sources,
-            {name: one.made[name] for name, (one, *_) in having.items()},
-            {name: one.lengths[name] for name, (one, *_) in having.items()},
-            frozenset(name for name, some in having.items() if name in some[0].nested),
-            frozenset(name for name, some in having.items() if name in some[0].squeezed),
+            {name: one.made[name] for name, one in first},
+            {name: one.lengths[name] for name, one in first},
+            frozenset(name for name, one in first if name in one.nested),
+            frozenset(name for name, one in first if name in one.squeezed),
             columns,
             missing,
         )
@@ -106,7 +104,7 @@ class MixedBatches:
     def buffers(self, needs: Needs, stream: SideStream | None) -> BatchBuffers:
         """Memory for batches: that of the last iteration of this process, if there is one."""
         make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
-        buffers: Any = self.kept.acquire(needs, make)
+        buffers: BatchBuffers = self.kept.acquire(needs, make)  # type: ignore[assignment]
         self.kept.release(buffers)  # batches that iterations have begun are theirs
         return buffers
 
@@ -152,11 +150,13 @@ class MixedBatches:
         return found
 
 
-def _in_words(column: Any) -> str:
-    """The kind of a column of no clips."""
-    if isinstance(column, list):
-        return "a column of a list"
-    return f"a column of {column.dtype} {[*column.shape[1:]]}"
+def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:
+    """The kinds of a source's entries of batches, in words."""
+    found = {name: "a feature" for name in selection.made if name in features}
+    for name, column in selection.column_kinds.items():
+        is_list = isinstance(column, list)
+        found[name] = "a list" if is_list else f"a column {column.dtype} {[*column.shape[1:]]}"
+    return found
 
 
 def agreed_features(
@@ -170,8 +170,8 @@ def agreed_features(
     names = dict.fromkeys(name for one in sources.values() for name in one.made)
     found = [n for n in names if join == "union" or all(n in one.made for one in sources.values())]
     problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
-    each = (f"{name}: {', '.join(one.made)}" for name, one in sources.items())
-    refuse(not found, problem, expected, "; ".join(each))
+    each = {name: ", ".join(one.made) for name, one in sources.items()}
+    refuse(not found, problem, expected, _listed(each))
     _check_meanings(found, sources)
     for name in found if alternate is not True else ():
         having = {source: one for source, one in sources.items() if name in one.made}
@@ -185,7 +185,7 @@ def agreed_features(
             feature=name,
             expected="the same dtype and fixed shape in all of them; or alternate=True, for "
             "batches of one source each",
-            got="; ".join(f"{source}: {shape}" for source, shape in shapes.items()),
+            got=_listed(shapes),
         )
     return found, bool(alternate)
 
@@ -205,34 +205,34 @@ def _check_meanings(features: Iterable[str], sources: Mapping[str, Selection]) -
     A warning names a feature whose kind or unit only some of them declare. Features that functions
     of the user make or change are exempt, and so are texts.
     """
-    for name in features:
+    for name, what in product(features, ("kind", "unit")):
         found = {s: _meaning(one, name) for s, one in sources.items() if name in one.made}
         specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
-        for what in ("kind", "unit"):
-            told = {source: getattr(spec, what) for source, spec in specs.items()}
-            sure = next((source for source in told if told[source] is not None), None)
-            for source in () if sure is None else specs:
-                is_known = differences(specs[sure], specs[source]).get(what)
-                if is_known is None:
-                    continue
-                dataset, got = (
-                    sources[source].dataset,
-                    "; ".join(f"{source}: {text or 'unknown'}" for source, text in told.items()),
-                )
-                given = f"{dataset.contents.stored_name(name)}={told[sure]}"
-                command = f"seqrecord edit describe {shlex.quote(dataset.url)} --{what} {given}"
-                if is_known:
-                    raise ClipError(
-                        f"the sources of a mix disagree on the {what} of a feature",
-                        feature=name,
-                        expected=f"one {what}: rename the feature of a source (rename=), or convert"
-                        f" it, depth by DepthToMeters({name!r}); or correct it: `{command}`",
-                        got=got,
-                    )
-                say_once(
-                    f"a mix has feature {name} of a {what} that is unknown in a source: {got}; if "
-                    f"it is {told[sure]}: `{command}`"
-                )
+        told = {source: getattr(spec, what) for source, spec in specs.items()}
+        sure, *_ = [*(source for source, text in told.items() if text is not None), ""]
+        for source in specs if sure else ():
+            is_known = differences(specs[sure], specs[source]).get(what)
+            if is_known is None:
+                continue
+            dataset, got = sources[source].dataset, _listed(told)
+            given = f"{dataset.contents.stored_name(name)}={told[sure]}"
+            command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{what} {given}`"
+            if not is_known:
+                problem = f"a mix has feature {name} of a {what} that is unknown in a source: {got}"
+                say_once(f"{problem}; if it is {told[sure]}: {command}")
+                continue
+            raise ClipError(
+                f"the sources of a mix disagree on the {what} of a feature",
+                feature=name,
+                expected=f"one {what}: rename the feature of a source (rename=), or convert it, "
+                f"depth by DepthToMeters({name!r}); or correct a wrong one: {command}",
+                got=got,
+            )
+
+
+def _listed(of_source: Mapping[str, object]) -> str:
+    """What each source has, for an error."""
+    return "; ".join(f"{source}: {text or 'unknown'}" for source, text in of_source.items())
 
 
 def _meaning(selection: Selection, name: str) -> FeatureSpec | None:

@@ -111,10 +111,9 @@ class MixLoader:
 
     def asked(self) -> dict[str, Any]:
         """See `BatchSource`."""
+        each = zip(self.loaders, self.counts, strict=True)
         return {
-            "shares": [
-                [name, count] for name, count in zip(self.loaders, self.counts, strict=True)
-            ],
+            "shares": [list(pair) for pair in each],
             "stop": self.stop,
             "batch_size": self.batch_size,
             "seed": self.options.seed,

@@ -177,20 +177,15 @@ class SourceLoader(ClipLoader):
             own = _of_features(own, names, selection)
             selection = select(selection.dataset, own)
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        engine = replace(
-            mix.tuning,
-            num_cursors=own.tuning.num_cursors,
-            shuffle_buffer=own.tuning.shuffle_buffer,
-            video_decoder="pyav" if own.frame_transform is not None else mix.tuning.video_decoder,
-        )
+        engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
+        if own.frame_transform is not None:
+            engine["video_decoder"] = "pyav"  # its frames are on the host
         options = replace(
             own,
             seed=key_of(mix.seed, number) >> 1,
             batch_size=batch_size,
-            rank=mix.rank,
-            world_size=mix.world_size,
-            device=mix.device,
-            engine=engine,
+            engine=replace(mix.tuning, **engine),
+            **{one: getattr(mix, one) for one in ("rank", "world_size", "device")},
         )
         super().__init__(selection, options, limit_in)
         self.name = name
