@@ -121,15 +121,15 @@ class MixedBatches:
 
     def present(self, batch: Batch) -> Clip:
         """A batch as users get it: features, and columns of all of these sources."""
-        found = for_users(batch.features, self.nested, self.squeezed)
+        size, found = len(batch), for_users(batch.features, self.nested, self.squeezed)
         found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
         for name, without in self.missing.items():
             found[name + _MISSING] = torch.from_numpy(np.isin(batch.source, without))
         for name, none in self.columns.items():  # 0 or `None` for the clips of other sources
             if isinstance(none, torch.Tensor):
-                found[name] = none.new_zeros((len(batch), *none.shape[1:]))
+                found[name] = none.new_zeros((size, *none.shape[1:]))
             else:
-                found[name] = [None] * len(batch)
+                found[name] = [None] * size
         # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for slot, group in enumerate(zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)):

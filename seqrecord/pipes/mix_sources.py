@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -223,7 +224,7 @@ class SourceLoader(ClipLoader):
         settings = dict(zip(old, state.left, strict=False))  # they may be of a later rest
         first, last = (self.locate(clips, count, before)[0] for clips in (min(given), max(given)))
         pending: dict[int, Sessions] = {}
-        for epoch in range(first, max([last, *old]) + 1):
+        for epoch in chain(range(first, last + 1), (one for one in old if one > last)):
             begin, end = (self.first_clip(n, count, before) for n in (epoch, epoch + 1))
             clips = tuple(min(max(begin, total), end) - begin for total in given)
             sessions = old.get(epoch, ())
