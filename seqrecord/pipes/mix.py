@@ -239,7 +239,7 @@ def _check_source(name: str, options: LoaderOptions) -> None:
         "a source without order; for sequences a loader for each dataset",
         "order='sequences'",
     )
-    values = {name: attrgetter(name)(options) for name in _OF_THE_MIX}
+    values = {n: attrgetter(n)(options) for n in _OF_THE_MIX}
     usual = LoaderOptions(clip_len=1)
     changed = {n: value for n, value in values.items() if value != attrgetter(n)(usual)}
     given = {n.replace("tuning", "engine"): value for n, value in changed.items()}

@@ -102,7 +102,11 @@ class MixedBatches:
         return max(1, clip_nbytes(self.specs, self.lengths))
 
     def buffers(self, needs: Needs, stream: SideStream | None) -> BatchBuffers:
-        """Memory for batches: that of the last iteration of this process, if there is one."""
+        """Memory for batches: that of the last iteration of this process, if there is one.
+
+        `needs` lacks the features.
+        """
+        needs = replace(needs, specs=self.specs, lengths=self.lengths)
         make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
         buffers: BatchBuffers = self.kept.acquire(needs, make)  # type: ignore[assignment]
         self.kept.release(buffers)  # batches that iterations have begun are theirs

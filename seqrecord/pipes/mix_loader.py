@@ -135,8 +135,7 @@ class MixLoader:
         workers = workers or self._sources[0].planner.workers(part.count)
         worker, size = part.index % workers, self.batch_size
         whole = self._count(self.stop, [WHOLE] * len(self._sources), part, workers, least=1)
-        num_batches = whole
-        first = epoch * whole
+        first, num_batches = epoch * whole, whole
         if rest is not None:
             left = whole if rest.left is None else self._left(rest, rest.left, part, workers)
             first = left + (epoch - rest.epoch - 1) * whole
@@ -217,11 +216,8 @@ class MixLoader:
             nbytes = sum(source.planner.most_bytes(plan.part.count) for source in self._sources)
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
         stream = self._batches[0].kept.stream(device)
-        buffers = []
-        for one in self._batches:
-            size = self.batch_size, num_batches
-            needs = Needs((), one.specs, one.lengths, *size, device, in_worker)
-            buffers.append(one.buffers(needs, stream))
+        needs = Needs((), {}, {}, self.batch_size, num_batches, device, in_worker)
+        buffers = [batches.buffers(needs, stream) for batches in self._batches]
         begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
         clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)
