@@ -22,10 +22,12 @@ from seqrecord import (
     ClipError,
     EngineOptions,
     Latest,
+    Seconds,
     SeqRecordDataset,
     SeqRecordMix,
     SeqRecordPipe,
     SeqRecordStream,
+    SeqRecordWriter,
     StateError,
 )
 from seqrecord.engine.device.streams import streams_of
@@ -463,6 +465,23 @@ def test_stats(root: Path) -> None:
     assert sum(source["clips"] for source in stats["sources"].values()) >= num_clips
     assert stats["bottleneck"].startswith(("source ", "the consumer"))
     assert "'b' 0.3333" in repr(mix)
+    stream = SeqRecordStream(root / "a", clip_len=3)
+    list(stream)
+    assert stream.stats().keys() <= stats.keys() & stats["sources"]["a"].keys()
+
+
+def test_stats_count_times_without_a_frame_of_one_iteration(tmp_path: Path) -> None:
+    features = {"time": {"kind": "timestamp", "unit": "s"}}
+    with SeqRecordWriter(tmp_path, features=features) as writer, writer.episode("e") as episode:
+        for frame in range(20):
+            episode.append({"x": np.zeros(2), "time": np.float64(frame * (1 + (frame > 9)))})
+    windows = {"x": Seconds([0, 1], by="time", tolerance=0.1, beyond="pad")}
+    source = SeqRecordStream(tmp_path, windows=windows, features=["x"], pad="edge")
+    mix, far = SeqRecordMix({"s": source}, batch_size=4, stop=5), []
+    for _ in range(2):
+        assert len(list(mix)) == 5
+        far.append(mix.stats()["times_without_frame"])
+    assert far[0] == far[1] > 0
 
 
 @pytest.mark.parametrize(

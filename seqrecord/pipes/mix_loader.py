@@ -223,6 +223,7 @@ class MixLoader:
         clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)
         runs = []
         for number, (source, some) in enumerate(zip(self._sources, clips, strict=True)):
+            source.reset_counts()
             self._done[source.name] = own = SourceStats(trace=stats.trace)
             run = SourceRun(source, number, plan, some, stream, own)
             runs.append(partial(run.fill, channel))
@@ -248,14 +249,9 @@ class MixLoader:
         """See `BatchSource`: of the mix, and of each source."""
         sources = {}
         for name, loader in self.loaders.items():
-            clips, report = loader.clips(0), self._done[name].report()
-            sources[name] = {
-                **report,
-                "bottleneck": STAGES[bottleneck(report, waiting=1.0)],
-                "clips_incomplete": clips.num_incomplete,
-                "episodes_too_short": clips.num_short_episodes,
-                **loader.residency(),
-            }
+            report = self._done[name].report()
+            limit = STAGES[bottleneck(report, waiting=1.0)]
+            sources[name] = {**loader.stats(report, 0), "bottleneck": limit}
         return {**_summed(done, sources), "sources": sources}
 
     # ---- memory

@@ -192,6 +192,10 @@ class SourceLoader(ClipLoader):
         self.name = name
         self._left: dict[tuple[int, Sessions], int] = {}  # clips of epochs that have sessions
 
+    def reset_counts(self) -> None:
+        """Begin the statistics of an iteration."""
+        self._iteration.times_without_frame = 0
+
     def first_clip(self, epoch: int, num_parts: int, rest: SourceRemainder) -> int:
         """The number of a part's first clip of an epoch, counted over the epochs of `rest`."""
         for pending in rest.pending:
