@@ -187,8 +187,8 @@ def agreed_features(
         raise ClipError(
             "the sources of a mix disagree in a shape, so they cannot be in one batch",
             feature=name,
-            expected="the same dtype and fixed shape in all of them; or alternate=True, for "
-            "batches of one source each",
+            expected="the same dtype and fixed shape in all of them; or "
+            "single_source_batches=True, for batches of one source each",
             got=_listed(shapes),
         )
     return found, bool(alternate)

@@ -27,7 +27,7 @@ from seqrecord.pipes.mix_sources import (
     SourceLoader,
     SourceRun,
     SourceStats,
-    Stop,
+    StoppingStrategy,
     count_batches,
 )
 from seqrecord.pipes.options import LoaderOptions
@@ -39,7 +39,7 @@ from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares, whole_shares
 
 _MOST_SLOTS = 1 << 60
-_OWN = ("clips", "batches", "waiting_for_batches_seconds")  # statistics of the mix alone
+_OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
@@ -59,7 +59,7 @@ class MixLoader:
         self,
         sources: Mapping[str, tuple[ClipLoader, Fraction]],
         options: LoaderOptions,
-        stop: Stop,
+        stop: StoppingStrategy,
         join: Join,
         alternate: bool | None,
     ) -> None:
@@ -114,11 +114,11 @@ class MixLoader:
         each = zip(self.loaders, self.counts, strict=True)
         return {
             "shares": [list(pair) for pair in each],
-            "stop": self.stop,
+            "stopping_strategy": self.stop,
             "batch_size": self.batch_size,
             "seed": self.options.seed,
             "features": self.join,
-            "alternate": self.alternate,
+            "single_source_batches": self.alternate,
         }
 
     # ---- plans and positions
@@ -159,11 +159,17 @@ class MixLoader:
         if isinstance(stop, int):
             stop = -(-left // (part.count // workers))
         elif rest.epoch:
-            return left // part.count if stop == "first" else -(-left // part.count)
+            return left // part.count if stop == "first_exhausted" else -(-left // part.count)
         return self._count(stop, rest.sources, part, workers, least=0)
 
     def _count(
-        self, stop: Stop, rests: Sequence[SourceRemainder], part: Part, workers: int, *, least: int
+        self,
+        stop: StoppingStrategy,
+        rests: Sequence[SourceRemainder],
+        part: Part,
+        workers: int,
+        *,
+        least: int,
     ) -> int:
         """The batches in which sources give the clips that `rests` have of their first epochs."""
         each = zip(self._sources, rests, self.shares.values(), strict=True)
@@ -287,6 +293,6 @@ def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> di
     waits = {name: report["waiting_for_consumer_seconds"] for name, report in sources.items()}
     slowest = min(waits, key=waits.__getitem__)
     total["waiting_for_consumer_seconds"] = waits[slowest]
-    if own["waiting_for_batches_seconds"] < waits[slowest]:
+    if own["data_wait_seconds"] < waits[slowest]:
         return {**total, "bottleneck": STAGES["consumer"]}
     return {**total, "bottleneck": f"source {slowest!r}: {sources[slowest]['bottleneck']}"}

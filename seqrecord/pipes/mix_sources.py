@@ -33,23 +33,28 @@ _EPOCHS = range(1 << 62)  # of a source
 WHOLE = SourceRemainder((), 0)
 """All epochs of a source."""
 
-Stop: TypeAlias = Literal["first", "longest"] | int
+StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """When an epoch ends; see `SeqRecordMix`."""
 
 
 def count_batches(
-    stop: Stop, slots: Sequence[Fraction], size: int, worker: int, workers: int, least: int = 1
+    stop: StoppingStrategy,
+    slots: Sequence[Fraction],
+    size: int,
+    worker: int,
+    workers: int,
+    least: int = 1,
 ) -> int:
     """The batches, of `size` slots, of an epoch of one part; the same on all ranks.
 
     A source with `n` clips and a share `p` gives its last clip within `n / p` slots; `slots` has
-    these of each source. "first" ends before the batch in which the first source would begin again,
-    but gives `least` batches; "longest" ends with the batch in which the last source has given all
-    of its clips. The workers of a rank share an integer.
+    these of each source. "first_exhausted" ends before the batch in which the first source would
+    begin again, but gives `least` batches; "all_exhausted" ends with the batch in which the last
+    source has given all of its clips. The workers of a rank share an integer.
     """
     if isinstance(stop, int):
         return (stop + workers - 1 - worker) // workers
-    if stop == "first":
+    if stop == "first_exhausted":
         return max(least, int(min(slots) // size))
     return int(-(-max(slots) // size))
 
@@ -108,8 +113,8 @@ class MixPlan:
 class SourceStats(EngineStats):
     """Counters of one source of a mix; `clips` are those in batches."""
 
-    clips_repeated: int = 0  # of the epochs begun, that another part gives too
-    mixed_from: int = 0  # places at a time, in the last of these epochs
+    duplicate_clips: int = 0  # of the epochs begun, that another part gives too
+    num_interleaved: int = 0  # places at a time, in the last of these epochs
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +139,8 @@ class SourceRun:
             epoch, given = source.locate(clip, part.count, rest)
             sessions = rest.sessions(epoch)
             plan = source.planner.plan(epoch, part, sessions)
-            self.stats.add(clips_repeated=plan.num_repeated)
-            self.stats.mixed_from = plan.num_cursors
+            self.stats.add(duplicate_clips=plan.num_repeated)
+            self.stats.num_interleaved = plan.num_cursors
             execution = source.execution(plan, sessions, self.stats, self.stream)
             some = clip - given, min(last - given, plan.num_clips)
             slots = partial(self.order.places, self.number, given)
