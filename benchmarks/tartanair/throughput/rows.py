@@ -19,7 +19,7 @@ from seqrecord import open_source
 
 __all__ = ["ROWS", "Row", "Streaming", "make_small", "pack"]
 
-CODECS = ("raw", "fast", "balanced", "small")
+CODECS = ("raw", "fast", "balanced")
 FEATURES = ("image_left", "depth_left", "flow", "mask", "seg_left")
 CLIP_LEN = 16
 BATCH_SIZE = 4
