@@ -6,16 +6,17 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from seqrecord.clips.cameras import known_cameras
 from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
-from seqrecord.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
+from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
@@ -28,7 +29,6 @@ from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
 _MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
-_CAMERA = ("fx", "fy", "cx", "cy")
 _SALT = 0x73746570  # the draws are not those of crops
 _FRAMES = 0x66726D73  # … and the numbers of lists of frames not those of starts
 _COPIES = 0x636F7079
@@ -63,10 +63,6 @@ class ClipEpisodes:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
-
-    def of_excerpts(self, excerpts: Excerpts | None) -> ClipEpisodes:
-        """The same with other excerpts."""
-        return ClipEpisodes(self._dataset, self.metadata, excerpts, repeats=self._repeats)
 
     def of(self, episode: IntArray) -> list[Facts]:
         """Of the episodes in these rows, int64[n]."""
@@ -159,10 +155,12 @@ class ClipDraws:
             name: (specs[name].stored.shape[:2], names[name]) for name in arrays if name in names
         }
         camera = facts.of(episode)[0].metadata["camera"] if cameras or sizes else None
-        self._known = [_known(_cameras_of(crops, sizes), camera) for crops in self.crops]
-        cropped = {name for crops in self.crops for name in crops.features}
-        alone = [_Camera(name, *size) for name, size in sizes.items() if name not in cropped]
-        self._resized = [one for one in alone if _known([one], camera)]
+        self._known = [
+            known_cameras(one.features, one.frame, sizes, camera, may_share=one.name is None)
+            for one in self.crops
+        ]
+        alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
+        self._resized = known_cameras(alone, (), sizes, camera, may_share=False)
         if camera is not None and not any((*self._known, self._resized)):
             say_once(
                 f"{self._url}: no intrinsics: the metadata `camera` is not "
@@ -225,8 +223,9 @@ class ClipDraws:
         name under `<name>_crop` and so on. Where cameras share a window and the metadata has each,
         there are `<feature>_intrinsics`, and so there are of resized features without steps."""
         told: dict[str, torch.Tensor] = {}
+        cameras = [one.metadata.get("camera") for one in facts]
         for one in self._resized:
-            told[f"{one.name}_intrinsics"] = torch.from_numpy(one.intrinsics(facts))
+            told[f"{one.name}_intrinsics"] = torch.from_numpy(one.intrinsics(cameras))
         episode = self._facts.rows(episode)
         for number, crops in enumerate(self.crops if drawn.crop is not None else ()):
             assert drawn.crop is not None
@@ -236,9 +235,9 @@ class ClipDraws:
             if any(isinstance(step, HorizontalFlip) for step in crops.steps):
                 told[f"{of}flipped"] = torch.from_numpy(windows.flipped)
             for one in self._known[number]:
-                cameras = one.intrinsics(facts, self._sizes(number, episode))
+                stored = one.intrinsics(cameras, self._sizes(number, episode))
                 of = "" if one.name is None else f"{one.name}_"
-                told[f"{of}intrinsics"] = torch.from_numpy(windows.intrinsics(cameras))
+                told[f"{of}intrinsics"] = torch.from_numpy(windows.intrinsics(stored))
         return told
 
     def _sizes(self, number: int, episode: IntArray) -> IntArray | None:
@@ -305,60 +304,6 @@ class ClipDraws:
                     f"{self._url}: HorizontalFlip mirrors {left} and {right}: in flipped clips "
                     "the left camera is the right one, so exchange the two where they are flipped"
                 )
-
-
-class _Camera(NamedTuple):
-    """A camera of the metadata `camera`: `name`, or `None` for one that features share.
-
-    `frame` is height and width of stored frames, `None` where these vary; `size` those of resized
-    frames.
-    """
-
-    name: str | None
-    frame: tuple[int | None, ...]
-    size: tuple[int, int] | None = None
-
-    def intrinsics(self, facts: Sequence[Facts], frames: IntArray | None = None) -> FloatArray:
-        """fx, fy, cx, cy of the camera in these episodes, of resized frames if these are;
-        float64[n, 4]. `frames`, int64[n, 2], are sizes of frames that vary."""
-        sizes = [self.frame] * len(facts) if frames is None else frames.tolist()
-        places = zip(facts, sizes, strict=True)
-        found = [self._find(one.metadata["camera"], *size) for one, size in places]
-        table = np.array(found, np.float64).reshape(-1, len(_CAMERA) + 2)
-        cameras: FloatArray = table[:, : len(_CAMERA)]
-        if self.size is None:
-            return cameras
-        sides: Any = table[:, len(_CAMERA) :].T  # NaN where unknown
-        return replace(CropWindows.whole(*sides), size=self.size).intrinsics(cameras)
-
-    def _find(self, camera: Any, height: int | None, width: int | None) -> list[float]:
-        """fx, fy, cx, cy, and height and width of the stored frame; NaN where unknown."""
-        if isinstance(camera, Mapping):
-            own = camera.get(self.name, camera)
-            camera = own if isinstance(own, Mapping) else camera
-            values = [camera.get(one) for one in _CAMERA]
-            size = {"height": height, "width": width}
-            fits = all(n is None or camera.get(one, n) == n for one, n in size.items())
-            if fits and all(type(value) in (int, float) for value in values):
-                known = [camera.get(one) if n is None else n for one, n in size.items()]
-                return [n if type(n) in (int, float) else float("nan") for n in (*values, *known)]
-        return [float("nan")] * (len(_CAMERA) + 2)
-
-
-def _cameras_of(crops: ClipCrops, sizes: Mapping[str, Any]) -> list[_Camera]:
-    """Of features with a window: one that they share, unless they are stored in several sizes; then
-    their own."""
-    own = [_Camera(name, *sizes.get(name, (crops.frame,))) for name in sorted(crops.features)]
-    if crops.name is None and len({one[1:] for one in own}) == 1:
-        return [own[0]._replace(name=None), *own]
-    return own
-
-
-def _known(cameras: Sequence[_Camera], camera: Any) -> list[_Camera]:
-    """Those that an episode's metadata has; alone the one that features share, if it is known."""
-    facts = [Facts("", 0, {"camera": camera})]
-    known = [one for one in cameras if not np.isnan(one.intrinsics(facts)).any()]
-    return known[:1] if known and known[0].name is None else known
 
 
 @dataclass(frozen=True, eq=False)

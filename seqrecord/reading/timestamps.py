@@ -1,0 +1,142 @@
+"""Timestamps of episodes: read by feature, and compared with the episodes' frames a second."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips.frames import TimedWindow
+from seqrecord.clips.grids import IntArray
+from seqrecord.clips.windows import Seconds
+from seqrecord.errors import ClipError
+from seqrecord.format.index import Index
+from seqrecord.format.lags import EpisodeLags, has_lags, is_plausible, is_unit_of_time, with_lags
+from seqrecord.meanings import size_in
+from seqrecord.reading.dataset import Dataset
+
+_MOST_BYTES = 16 << 20  # of timestamps in memory
+
+
+def is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:
+    """Whether episodes have no fps, or one that their timestamps contradict, as after a change of
+    the unit; bool [n]."""
+    fps = index.fps[selected]
+    found: npt.NDArray[np.bool_] = fps == 0
+    if clock is not None and index.lags is not None:
+        place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
+        with np.errstate(divide="ignore"):
+            others = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
+        if size is None:
+            others &= is_plausible(index.lags.mean_steps(selected, place))
+        found |= others
+    return found
+
+
+class Timestamps:
+    """The timestamps of one feature of a dataset, in seconds: a `Clock`. Picklable.
+
+    Those of an episode are read when it is first asked for; some stay in memory.
+
+    Raises `ClipError` for a feature that is no timestamp, and for one that a frame of a selected
+    episode does not have, or that does not ascend.
+
+    Args:
+        selected: rows of the selected episodes.
+    """
+
+    def __init__(self, dataset: Dataset, feature: str, selected: IntArray) -> None:
+        schema, lags = dataset.contents.index.schema, dataset.contents.index.lags
+        if (spec := schema.get(feature)) is None:
+            raise ClipError(
+                "Seconds are by a feature that is not there",
+                expected=", ".join(schema),
+                got=feature,
+            )
+        if not has_lags(spec) or not is_unit_of_time(spec.unit):
+            raise ClipError(
+                "Seconds are by a feature that is not a timestamp",
+                feature=feature,
+                expected="kind timestamp, unit s, ms, us or ns, one number a frame",
+                got=f"kind {spec.kind}, unit {spec.unit}, {spec.dtype} {list(spec.shape)}",
+            )
+        self._dataset = dataset.select([feature])
+        self._feature = feature
+        self._unit = size_in(spec.unit, "s") or 1.0
+        self.unit = spec.unit or "s, as the unit is unknown"
+        self._place = with_lags(schema).index(feature)
+        self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
+        self._read: dict[int, npt.NDArray[np.float64]] = {}
+        self._read_bytes = 0
+        assert lags is not None, "an index without the lags of its timestamps"
+        if len(unknown := lags.unknown(self._selected, self._place)):
+            raise ClipError(
+                "timestamps do not ascend, or a frame has none",
+                **self.name(int(unknown[0])),  # type: ignore[arg-type]
+                expected="one for each frame of every episode, later than that before",
+                got=f"timestamps in {self.unit}",
+            )
+        if spec.unit is None:
+            self._check_unit(lags)
+
+    def _check_unit(self, lags: EpisodeLags) -> None:
+        """Raise `ClipError` for timestamps of unknown unit that cannot be seconds."""
+        steps = lags.mean_steps(self._selected, self._place)
+        for row, step in zip(self._selected.tolist(), steps.tolist(), strict=True):
+            if np.isfinite(step) and not is_plausible(step):
+                name = self._dataset.contents.stored_name(self._feature)
+                raise ClipError(
+                    "timestamps without a unit that cannot be seconds",
+                    **self.name(row),  # type: ignore[arg-type]
+                    expected="a unit such as ns, us, ms or s: `seqrecord edit describe "
+                    f"{shlex.quote(self._dataset.url)} --unit {name}=ns`",
+                    got=f"frames {step:g} s apart, if the unit is s",
+                )
+
+    def __getstate__(self) -> dict[str, Any]:  # windows have been made
+        return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
+
+    def window(self, seconds: Seconds) -> TimedWindow:
+        """The window of these times."""
+        first, _ = self._bounds(min(seconds.asked))
+        _, last = self._bounds(max(seconds.asked))
+        pads = seconds.beyond == "pad"
+        return TimedWindow(seconds.asked, seconds.tolerance, pads, first, last, self)
+
+    def seconds(self, episode: int) -> npt.NDArray[np.float64]:
+        """See `Clock`."""
+        if (found := self._read.get(episode)) is not None:
+            return found
+        name, row = self._feature, self._dataset.episodes[self.name(episode)["episode"]]
+        stamps = row.read(range(len(row)), features=[name])[name].reshape(-1)
+        whole = stamps.astype(np.int64 if stamps.dtype.kind in "iu" else np.float64)
+        found = np.asarray((whole - whole[:1]) * self._unit, np.float64)
+        if not (np.diff(found) > 0).all():
+            raise ClipError(
+                "timestamps do not ascend",
+                **self.name(episode),  # type: ignore[arg-type]
+                got=f"timestamps in {self.unit}",
+            )
+        if self._read_bytes > _MOST_BYTES:
+            self._read, self._read_bytes = {}, 0
+        self._read[episode] = found
+        self._read_bytes += found.nbytes
+        return found
+
+    def name(self, episode: int) -> dict[str, str]:
+        """See `Clock`."""
+        key = self._dataset.contents.index.key(episode)
+        return {"file": self._dataset.url, "episode": key, "feature": self._feature}
+
+    def _bounds(self, time: float) -> tuple[int, int]:
+        """The least and the greatest offset at which the nearest frame to a time can be."""
+        lags = self._dataset.contents.index.lags
+        if not time or lags is None:
+            return 0, 0
+        near, far = 0, 1  # of episodes of one frame, which have none at any other time
+        if len(self._selected):
+            least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
+            near, far = int(least.min()), int(most.max()) + 1
+        return (near, far) if time > 0 else (-far, -near)
