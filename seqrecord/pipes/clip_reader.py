@@ -37,7 +37,7 @@ from seqrecord.errors import SeqRecordError
 from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
-from seqrecord.pipes.memory import frames_in_memory, is_decoded, is_small
+from seqrecord.pipes.residency import features_in_memory, frames_in_memory
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import PerProcess
 from seqrecord.processes.threads import ThreadPool
@@ -258,12 +258,11 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
     num_rows = int(dataset.contents.episode_table.num_frames[selection.clip_set.selected].sum())
     if selection.frames.transform is not None:  # it needs whole frames
         needed = num_rows * (1 + sum(spec.nbytes for spec in arrays.values()))
-        stays = frames_in_memory(selection, only_small=False) and needed <= memory_limit
+        stays = frames_in_memory(selection)[1] and needed <= memory_limit
         arena = Arena(arrays, num_rows) if stays else None
         return [_Set(dataset, dict(enumerate(alike)), arrays, in_memory=arena)]
-    small = [name for name in dataset.features if is_small(dataset, name)]
-    staying = [*small, *(name for name in dataset.features if is_decoded(dataset, name))]
-    staying.sort(key=lambda name: arrays[name].nbytes)
+    small, decoded = features_in_memory(dataset)
+    staying = sorted([*small, *decoded], key=lambda name: arrays[name].nbytes)
     sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
     fitting = [name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit]
     in_memory = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}

@@ -137,7 +137,7 @@ class SelectedWindows:
         return FeatureWindows(self, self._frames(found), padded, aged, alone)
 
     def _known(
-        self, latest: Mapping[str, Latest], own: Mapping[str, ClipWindow]
+        self, latest: Mapping[str, Latest], own: Mapping[str, Any]
     ) -> dict[str, KnownWindow]:
         """The windows of features with the newest values."""
         if latest and self.is_transformed:
@@ -268,7 +268,7 @@ def _timed(asked: Mapping[str, Any], dataset: Dataset, selected: IntArray) -> di
 
 def _offsets_and_times(
     asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
-) -> tuple[dict[str, ClipWindow], IntArray]:
+) -> tuple[dict[str, Any], IntArray]:
     """The windows of features: offsets, of each rate for seconds by frames a second, or times.
 
     Also returns the rate of each episode, int64[E], 0 for other episodes than the selected ones.
@@ -277,7 +277,7 @@ def _offsets_and_times(
     Raises `ClipError` if no frame is near enough to a time, and if windows in seconds have
     different numbers of frames in some episodes.
     """
-    index, found, by_rate = dataset.contents.index, dict[str, ClipWindow](), dict[str, IntArray]()
+    index, found, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
     rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
     values, first, which = np.unique(index.fps[selected], return_index=True, return_inverse=True)
     for name, window in asked.items():
