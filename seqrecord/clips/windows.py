@@ -273,6 +273,15 @@ def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]
     return found
 
 
+def describe_offsets(offsets: IntArray) -> str:
+    """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
+    step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
+    if len(offsets) < 3 or step < 1 or (np.diff(offsets) != step).any():
+        return ",".join(map(str, offsets.tolist()))
+    text = f"{offsets[0]}:{offsets[-1] + 1}"
+    return text if step == 1 else f"{text}:{step}"
+
+
 def _checked_frames(name: str, window: Any) -> tuple[int, ...] | Seconds:
     if isinstance(window, Seconds):
         return window

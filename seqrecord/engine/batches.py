@@ -26,6 +26,10 @@ _ENDED = "this iteration was ended: another one has begun"
 _ArenaT = TypeVar("_ArenaT")
 
 
+def do_nothing() -> None:
+    """`Batch.arrive` on the host."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Clips as tensors [clips, frames, …] by feature, and where each clip comes from.
@@ -40,7 +44,7 @@ class Batch:
     source: IntArray  # [clips], its number
     epoch: IntArray  # [clips], of the source
     place: IntArray  # [clips], in that epoch, see `Clips`
-    arrive: Callable[[], object] = lambda: None
+    arrive: Callable[[], object] = do_nothing
     """To be called by the thread that takes the batch, before it uses the features."""
 
     def __len__(self) -> int:

@@ -215,7 +215,7 @@ class ClipSet:
                 tables = group.page_length[chunks][:, columns], sums[:, columns]
                 _update(digest, "<u4", group.num_frames[chunks], *tables)
         for number, name in enumerate(sorted(dataset.features, key=dataset.contents.stored_name)):
-            gaps = dataset.select([name]).contents.missing_frames()
+            gaps = dataset.contents.missing_frames([name])
             gaps = gaps.taken(np.isin(gaps.episode, rows))
             place = np.searchsorted(rows, gaps.episode)
             _update(digest, "<i8", np.full(len(gaps), number), place, gaps.start, gaps.stop)

@@ -19,16 +19,14 @@ from seqrecord.clips.frames import (
     reach_of,
 )
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
-from seqrecord.clips.windows import Latest, Seconds
+from seqrecord.clips.windows import Seconds, describe_offsets
 from seqrecord.errors import ClipError
-from seqrecord.format.lags import clock_of, with_lags
 from seqrecord.pipes.checks import refuse
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.timestamps import Timestamps, is_irregular
+from seqrecord.reading.timed_windows import offsets_and_times, with_clock
 from seqrecord.sampling import Window
-from seqrecord.text import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,12 +96,18 @@ class SelectedWindows:
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
         self._drop_last = options.drop_last_frames
         self.is_transformed = options.frame_transform is not None
-        self.asked, self._latest = _timed(options.own_windows, dataset, selected), options.latest
+        self.asked, own = options.own_windows, dict[str, ClipWindow]()
+        self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
+        if self.asked:
+            self.asked, notice = with_clock(self.asked, dataset, selected)
+            own, self._rate = offsets_and_times(self.asked, dataset, selected)
+            if notice is not None:
+                say_once(notice)
         step = 1 if options.has_drawn_steps else options.dilations[0]
         offsets = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
         self._others: OffsetWindow | Excerpts = excerpts or offsets
-        own, self._rate = _offsets_and_times(self.asked, dataset, selected)
-        self._windows = {**own, **self._known(self._latest, own)}
+        self._latest = options.latest
+        self._windows = {**own, **self._known(own)}
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
             every = [window.held for window in (self._others, *self._windows.values())]
@@ -136,10 +140,9 @@ class SelectedWindows:
         alone = [name for name, window in found.items() if window is self._others]
         return FeatureWindows(self, self._frames(found), padded, aged, alone)
 
-    def _known(
-        self, latest: Mapping[str, Latest], own: Mapping[str, Any]
-    ) -> dict[str, KnownWindow]:
+    def _known(self, own: Mapping[str, Any]) -> dict[str, KnownWindow]:
         """The windows of features with the newest values."""
+        latest = self._latest
         if latest and self.is_transformed:
             raise ClipError(
                 "Latest does not go with frame_transform, which needs whole frames",
@@ -149,7 +152,7 @@ class SelectedWindows:
         _refuse_others(latest, self.dataset.features)
         found = {}
         for name, asked in latest.items():
-            missing = self.dataset.select([name]).contents.missing_frames()
+            missing = self.dataset.contents.missing_frames([name])
             missing = missing.taken(np.isin(missing.episode, self._selected))
             window, has_unknown = own.get(name, self._others), asked.unknown is not None
             found[name] = KnownWindow(window, missing, asked.max_age, has_unknown)
@@ -208,7 +211,7 @@ class SelectedWindows:
         window = self.stored.windows[features[0]]
         if isinstance(window, KnownWindow):
             return window.unknown
-        return self.dataset.select(features).contents.missing_frames()
+        return self.dataset.contents.missing_frames(features)
 
     def describe(self) -> dict[str, str]:
         """The windows as text, by feature, but for those of `clip_len`: offsets of each rate, or
@@ -225,84 +228,6 @@ class SelectedWindows:
             frames = found.get(name, "clip_len")
             found[name] = f"{frames}, max_age={latest.max_age}, unknown={latest.unknown}"
         return found
-
-
-def _timed(asked: Mapping[str, Any], dataset: Dataset, selected: IntArray) -> dict[str, Any]:
-    """The windows; those in seconds by timestamps if a selected episode has no fps.
-
-    Raises `ClipError` if there are no timestamps, or a window does not name its times.
-    """
-    index = dataset.contents.index
-    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.by is None]
-    clock = clock_of(index.schema) if windows else None
-    lacking = selected[is_irregular(index, clock, selected)] if windows else selected[:0]
-    if not len(lacking):
-        return dict(asked)
-    episode = index.key(int(lacking[0]))
-    if clock is None:
-        several = with_lags(index.schema)
-        raise ClipError(
-            "Seconds need episodes that say how many frames a second they have, or a timestamp",
-            episode=episode,
-            expected=f"by= one of {', '.join(several)}"
-            if several
-            else "an fps that all timestamps fit, as of SeqRecordWriter.episode; or a feature of "
-            "kind timestamp, and Seconds(…, by=feature)",
-            got="none",
-        )
-    if unlisted := [n for n in windows if asked[n].times is None and asked[n].every is None]:
-        raise ClipError(
-            "Seconds without a list of times or every need episodes of a regular fps",
-            episode=episode,
-            feature=unlisted[0],
-            expected=f"a list of times, or every=, which are looked up in {clock}",
-            got=asked[unlisted[0]],
-        )
-    unit = index.schema[clock].unit or "unknown unit, taken as s"
-    say_once(
-        f"{dataset.url}: {len(lacking):,} of {counted(len(selected), 'episode')} without a regular "
-        f"fps: Seconds use the timestamps of feature {clock} ({unit})"
-    )
-    return {n: w.with_clock(clock) if n in windows else w for n, w in asked.items()}
-
-
-def _offsets_and_times(
-    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
-) -> tuple[dict[str, Any], IntArray]:
-    """The windows of features: offsets, of each rate for seconds by frames a second, or times.
-
-    Also returns the rate of each episode, int64[E], 0 for other episodes than the selected ones.
-    All episodes have one rate if all offsets are equal.
-
-    Raises `ClipError` if no frame is near enough to a time, and if windows in seconds have
-    different numbers of frames in some episodes.
-    """
-    index, found, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
-    rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
-    values, first, which = np.unique(index.fps[selected], return_index=True, return_inverse=True)
-    for name, window in asked.items():
-        if not isinstance(window, Seconds):
-            found[name] = OffsetWindow.of(window)
-        elif window.by is None:
-            keys = [index.key(row) for row in selected[first].tolist()]
-            by_rate[name] = window.at_rates(values.tolist(), keys, name)
-        else:
-            if window.by not in clocks:
-                clocks[window.by] = Timestamps(dataset, window.by, selected)
-            found[name] = clocks[window.by].window(window)
-    if all((offsets == offsets[0]).all() for offsets in by_rate.values()):
-        return found | {n: OffsetWindow(offsets[:1]) for n, offsets in by_rate.items()}, rate
-    rate[selected] = which
-    return found | {n: OffsetWindow(offsets, rate) for n, offsets in by_rate.items()}, rate
-
-
-def describe_offsets(offsets: IntArray) -> str:
-    """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
-    step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
-    if len(offsets) < 3 or step < 1 or (np.diff(offsets) != step).any():
-        return ",".join(map(str, offsets.tolist()))
-    text = f"{offsets[0]}:{offsets[-1] + 1}"
-    return text if step == 1 else f"{text}:{step}"
 
 
 def _refuse_others(windows: Iterable[str], features: Collection[str]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, located
 from seqrecord.meanings import partner_of
 from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.dataset import Dataset
@@ -160,7 +159,7 @@ class ClipDraws:
             for one in self.crops
         ]
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
-        self._resized = known_cameras(alone, (), sizes, camera, may_share=False)
+        self._resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
         if camera is not None and not any((*self._known, self._resized)):
             say_once(
                 f"{self._url}: no intrinsics: the metadata `camera` is not "
@@ -207,8 +206,12 @@ class ClipDraws:
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for number, crops in enumerate(self.crops):
             self._learn(number, episode, start, sources)
-            sizes = self._sizes(number, episode)
-            with self._naming(episode, sizes, crops):
+            sizes, smallest = self._sizes(number, episode), dict[str, str]()
+            if sizes is not None:
+                row = int(episode[np.argmin((sizes - crops.size).min(axis=1))])
+                smallest = {"episode": self._facts.key(row), "feature": min(crops.features)}
+                smallest["file"] = self._url
+            with located(ClipError, **smallest):
                 windows = crops.windows(seed, epoch, numbers, sizes)
             parts |= dict.fromkeys(sorted(crops.features), (crops, windows))
         if parts:
@@ -223,6 +226,8 @@ class ClipDraws:
         name under `<name>_crop` and so on. Where cameras share a window and the metadata has each,
         there are `<feature>_intrinsics`, and so there are of resized features without steps."""
         told: dict[str, torch.Tensor] = {}
+        if drawn.crop is None and not self._resized:
+            return told
         cameras = [one.metadata.get("camera") for one in facts]
         for one in self._resized:
             told[f"{one.name}_intrinsics"] = torch.from_numpy(one.intrinsics(cameras))
@@ -274,21 +279,6 @@ class ClipDraws:
                                 *found[clip, wrong[0]].tolist(), start[clip]
                             ),
                         )
-
-    @contextmanager
-    def _naming(
-        self, episode: IntArray, sizes: IntArray | None, crops: ClipCrops
-    ) -> Iterator[None]:
-        """An error names the episode whose frames are too small."""
-        try:
-            yield
-        except ClipError as error:
-            if sizes is not None:
-                least = int(episode[np.argmin((sizes - crops.size).min(axis=1))])
-                error.located(
-                    file=self._url, episode=self._facts.key(least), feature=min(crops.features)
-                )
-            raise
 
     def _warn_of_pairs(self) -> None:
         """Say which stereo pairs are flipped."""

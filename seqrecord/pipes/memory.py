@@ -1,12 +1,6 @@
-"""Memory: the sizes of frames, chunks and batches, and the shares of a limit.
-
-An epoch's memory is settled before it begins: for one dataset by `EpochPlanner.settle`, for the
-sources of a mix by `share_out` first.
-"""
+"""Memory: the sizes of frames, chunks and batches, and the limit of the machine."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from torch.utils.data import get_worker_info
 
@@ -22,13 +16,10 @@ from seqrecord.reading.chunk_sizes import (
     decoder_bytes,
     open_chunk_bytes,
 )
-from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand, FrameSizes
-from seqrecord.units import format_size, parse_size
+from seqrecord.sampling.memory import FrameSizes
+from seqrecord.units import format_size
 
 _TENSOR_BYTES = 1 << 10  # of a tensor beside its values: one for each frame of a variable shape
-_MORE = (8, 4)  # batches of a mix that are filled or wait, if they are this part of the memory:
-_SHARE = 16  # small ones, so that sources seldom wait for each other
-_MOST_BYTES = 1 << 60  # no machine has as many, and floats represent them exactly
 _MUCH, _TOO_MUCH = 0.5, 0.8  # of the machine's memory
 
 
@@ -55,52 +46,6 @@ def check_machine(nbytes: int, url: str) -> None:
         f"{url}: frames, batches and reads take {share:.0%} of this machine's memory: {each}; "
         "a smaller memory_limit or fewer workers take less"
     )
-
-
-def share_out(
-    memory_limit: int | str, batch: int, demands: Mapping[str, Demand], weights: Mapping[str, float]
-) -> tuple[int, dict[str, int]]:
-    """How many batches of a mix may be filled or wait, and the bytes of each source.
-
-    `batch` are those of one batch; what batches leave is divided by weight. Raises
-    `MemoryLimitError` where not all that sources need fits.
-    """
-    least = {name: demand.least_limit for name, demand in demands.items()}
-    limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(least.values())
-
-    def fits(prefetch: int) -> bool:
-        batches = (prefetch + CONSUMER) * batch
-        are_few = prefetch <= PREFETCH or batches <= limit // _SHARE
-        return are_few and needed + batches <= limit
-
-    prefetch = next(filter(fits, (*_MORE, *range(PREFETCH, 1, -1))), 1)
-    return prefetch, divide_memory(least, weights, (prefetch + CONSUMER) * batch, limit)
-
-
-def divide_memory(
-    least: Mapping[str, int], demands: Mapping[str, float], batches: int, limit: int
-) -> dict[str, int]:
-    """The bytes of each source: by demand, and at least what it needs.
-
-    `batches` are bytes that belong to none. Raises `MemoryLimitError` where not all of them fit.
-    """
-    room = limit - batches
-    if room < sum(least.values()):
-        raise MemoryLimitError(
-            "memory_limit is too small for this mix",
-            expected=f"at least {sum(least.values()) + batches} bytes: {batches} of batches, and "
-            + ", ".join(f"{nbytes} of {name}" for name, nbytes in least.items()),
-            got=f"{limit} bytes",
-        )
-    found: dict[str, int] = {}
-    while True:
-        rest = {name: demand for name, demand in demands.items() if name not in found}
-        left = room - sum(found.values())
-        shares = {name: int(left * demand / sum(rest.values())) for name, demand in rest.items()}
-        small = [name for name, nbytes in shares.items() if nbytes < least[name]]
-        if not small:
-            return {**found, **shares}
-        found.update((name, least[name]) for name in small)
 
 
 def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:

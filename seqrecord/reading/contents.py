@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,10 +90,10 @@ class Contents:
             grids.append(ChunkGrid.given(*places, group=number))
         return EpisodeTable(num_frames, tuple(grids))
 
-    def missing_frames(self) -> MissingFrames:
-        """The frames that lack one of the features."""
+    def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
+        """The frames that lack one of some features, by default of all."""
         index, found = self.index, []
-        columns = [index.schema.position(name) for name in self.features]
+        columns = [index.schema.position(name) for name in features or self.features]
         for grid in self.episode_table.groups:
             gaps = index.groups[grid.group].gaps
             gaps = gaps[np.isin(gaps["feature"], columns)]

@@ -1,38 +1,105 @@
-"""Timestamps of episodes: read by feature, and compared with the episodes' frames a second."""
+"""Windows in seconds, resolved by the episodes' frames a second or timestamps."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.frames import TimedWindow
+from seqrecord.clips.frames import OffsetWindow, TimedWindow
 from seqrecord.clips.grids import IntArray
 from seqrecord.clips.windows import Seconds
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
-from seqrecord.format.lags import EpisodeLags, has_lags, is_plausible, is_unit_of_time, with_lags
+from seqrecord.format.lags import (
+    EpisodeLags,
+    clock_of,
+    has_lags,
+    is_plausible,
+    is_unit_of_time,
+    with_lags,
+)
 from seqrecord.meanings import size_in
 from seqrecord.reading.dataset import Dataset
+from seqrecord.text import counted
 
 _MOST_BYTES = 16 << 20  # of timestamps in memory
 
 
-def is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:
-    """Whether episodes have no fps, or one that their timestamps contradict, as after a change of
-    the unit; bool [n]."""
-    fps = index.fps[selected]
-    found: npt.NDArray[np.bool_] = fps == 0
-    if clock is not None and index.lags is not None:
-        place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
-        with np.errstate(divide="ignore"):
-            others = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
-        if size is None:
-            others &= is_plausible(index.lags.mean_steps(selected, place))
-        found |= others
-    return found
+def with_clock(
+    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
+) -> tuple[dict[str, Any], str | None]:
+    """The windows; those in seconds by timestamps if a selected episode has no fps.
+
+    Also returns a notice for the log in that case.
+
+    Raises `ClipError` if there are no timestamps, or a window does not name its times.
+    """
+    index = dataset.contents.index
+    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.by is None]
+    clock = clock_of(index.schema) if windows else None
+    lacking = selected[_is_irregular(index, clock, selected)] if windows else selected[:0]
+    if not len(lacking):
+        return dict(asked), None
+    episode = index.key(int(lacking[0]))
+    if clock is None:
+        several = with_lags(index.schema)
+        raise ClipError(
+            "Seconds need episodes that say how many frames a second they have, or a timestamp",
+            episode=episode,
+            expected=f"by= one of {', '.join(several)}"
+            if several
+            else "an fps that all timestamps fit, as of SeqRecordWriter.episode; or a feature of "
+            "kind timestamp, and Seconds(…, by=feature)",
+            got="none",
+        )
+    if unlisted := [n for n in windows if asked[n].times is None and asked[n].every is None]:
+        raise ClipError(
+            "Seconds without a list of times or every need episodes of a regular fps",
+            episode=episode,
+            feature=unlisted[0],
+            expected=f"a list of times, or every=, which are looked up in {clock}",
+            got=asked[unlisted[0]],
+        )
+    unit = index.schema[clock].unit or "unknown unit, taken as s"
+    notice = (
+        f"{dataset.url}: {len(lacking):,} of {counted(len(selected), 'episode')} without a regular "
+        f"fps: Seconds use the timestamps of feature {clock} ({unit})"
+    )
+    return {n: w.with_clock(clock) if n in windows else w for n, w in asked.items()}, notice
+
+
+def offsets_and_times(
+    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
+) -> tuple[dict[str, Any], IntArray]:
+    """The windows of features: offsets, of each rate for seconds by frames a second, or times.
+
+    Also returns the rate of each episode, int64[E], 0 for other episodes than the selected ones.
+    All episodes have one rate if all offsets are equal.
+
+    Raises `ClipError` if no frame is near enough to a time, and if windows in seconds have
+    different numbers of frames in some episodes.
+    """
+    index, found, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
+    rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
+    values, first, which = np.unique(index.fps[selected], return_index=True, return_inverse=True)
+    for name, window in asked.items():
+        if not isinstance(window, Seconds):
+            found[name] = OffsetWindow.of(window)
+        elif window.by is None:
+            keys = [index.key(row) for row in selected[first].tolist()]
+            by_rate[name] = window.at_rates(values.tolist(), keys, name)
+        else:
+            if window.by not in clocks:
+                clocks[window.by] = Timestamps(dataset, window.by, selected)
+            found[name] = clocks[window.by].window(window)
+    if all((offsets == offsets[0]).all() for offsets in by_rate.values()):
+        return found | {n: OffsetWindow(offsets[:1]) for n, offsets in by_rate.items()}, rate
+    rate[selected] = which
+    return found | {n: OffsetWindow(offsets, rate) for n, offsets in by_rate.items()}, rate
 
 
 class Timestamps:
@@ -140,3 +207,18 @@ class Timestamps:
             least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
             near, far = int(least.min()), int(most.max()) + 1
         return (near, far) if time > 0 else (-far, -near)
+
+
+def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:
+    """Whether episodes have no fps, or one that their timestamps contradict, as after a change of
+    the unit; bool [n]."""
+    fps = index.fps[selected]
+    found: npt.NDArray[np.bool_] = fps == 0
+    if clock is not None and index.lags is not None:
+        place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
+        with np.errstate(divide="ignore"):
+            others = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
+        if size is None:
+            others &= is_plausible(index.lags.mean_steps(selected, place))
+        found |= others
+    return found
