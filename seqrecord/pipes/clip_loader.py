@@ -29,7 +29,6 @@ from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Remainder, Sessions, Source, State, sessions_of
 from seqrecord.sampling import Part, Plan, count_unused_frames
-from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
@@ -60,7 +59,13 @@ class ClipLoader:
         options: LoaderOptions,
         limit_in: Callable[[int], int] | None = None,
     ) -> None:
-        _check(selection, options)
+        if options.device is not None and selection.draws.functions is not None:
+            raise ClipError(
+                "the functions of clip_transform are called on the host",
+                expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
+                "and flips alone",
+                got=f"device={options.device}",
+            )
         trace = options.tuning.trace
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
@@ -277,24 +282,3 @@ class ClipLoader:
                 got=device,
             )
         return find_device(device)
-
-
-def _check(selection: Selection, options: LoaderOptions) -> None:
-    """Raise `ClipError` for what does not go together."""
-    draws = selection.draws
-    if options.device is not None and draws.functions is not None:
-        raise ClipError(
-            "the functions of clip_transform are called on the host",
-            expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
-            "and flips alone",
-            got=f"device={options.device}",
-        )
-    taken = [name for name in COLUMNS if name in selection.made]
-    if taken and options.order == "sequences":
-        raise ClipError(
-            "a feature has the name of a sequence batch's extra column; give it another name: "
-            "rename=",
-            file=selection.dataset.url,
-            expected="other features, or a frame_transform that gives it another name",
-            got=", ".join(taken),
-        )

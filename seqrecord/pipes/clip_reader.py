@@ -23,19 +23,18 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips.frames import ClipFrames
-from seqrecord.clips.grids import followed, frame_keys, numbered, split_keys
+from seqrecord.clips.grids import followed, frame_keys, split_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested, squeeze
 from seqrecord.engine.batches import ClipRows, Copy
 from seqrecord.engine.buffers import HostBuffers, Needs
-from seqrecord.engine.calls import Drawn, read_only
+from seqrecord.engine.calls import Drawn, as_arrays
 from seqrecord.engine.copying import CallThreads, repeats
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.errors import SeqRecordError
-from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.residency import features_in_memory, frames_in_memory
@@ -43,10 +42,10 @@ from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import PerProcess
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
+from seqrecord.reading.readahead import with_neighbours
 from seqrecord.units import parse_size
 
 _KEEP = 3  # batches that nobody uses
-_BLOCK_BYTES = 128 << 10  # of frames that stay, read at once: as many as Linux reads ahead
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +134,7 @@ class ClipReader:
         The clip is given by the row of its episode and its start, int64[1] each.
         """
         features, _ = self._read(0, episode, start, self._selection.drawn_frames(0, 0))
-        return {name: _as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
+        return {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
         """The clips of a feature of a batch."""
@@ -252,7 +251,7 @@ class ClipReader:
             if not len(keys):
                 return
             try:
-                load(_blocks(one.dataset, keys) if one.is_small else keys)
+                load(with_neighbours(one.dataset, keys) if one.is_small else keys)
             except SeqRecordError:  # of frames that nobody wants, maybe
                 load(keys)
 
@@ -288,25 +287,3 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
             is_read_alone = kind is not False and some[0] in small
             found.append(_Set(stored, {number: some}, specs, straight, is_read_alone, arena))
     return found
-
-
-def _blocks(dataset: Dataset, keys: IntArray) -> IntArray:
-    """Keys of all frames of the blocks that have some of these, in ascending order. Chunks of the
-    only feature are cut into blocks of whole slices."""
-    [grid], [spec] = dataset.contents.episode_table.groups, dataset.features.values()
-    length = slice_frames(spec)
-    block = max(1, _BLOCK_BYTES // (length * spec.nbytes)) * length
-    episode, frame = split_keys(keys)
-    start, stop = grid.bounds(episode, grid.place(episode, frame))
-    stop = np.minimum(stop, dataset.contents.episode_table.num_frames[episode])
-    first = frame - (frame - start) % block
-    keys, some = np.unique(frame_keys(episode, first), return_index=True)
-    owner, inside = numbered(np.minimum(block, stop - first)[some])
-    return keys[owner] + inside
-
-
-def _as_arrays(clip: Any) -> Any:
-    """A feature of a clip as arrays that nobody can write to; or texts."""
-    if isinstance(clip, torch.Tensor):
-        return read_only(clip.numpy())
-    return [_as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.clip_lists import read_clip_list, read_frame_lists
 from seqrecord.clips.excerpts import Excerpts
-from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.pipes.arrays import groups_of
 from seqrecord.pipes.clip_windows import SelectedWindows
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.identity import identity_of, update
 from seqrecord.sampling import Phases
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
 from seqrecord.text import counted
-
-_EPISODES_AT_ONCE = 1 << 12  # of which chunks are hashed together
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,35 +191,8 @@ class ClipSet:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Identity of the selected episodes, as JSON, whatever else the dataset contains.
-
-        The digest covers keys, lengths, and pages of the requested features. It does not depend on
-        the episodes' places in the dataset, since the order is that of the selection, nor on the
-        paths of referenced files.
-        """
-        dataset, rows, index = self.dataset, self.selected, self.dataset.contents.index
-        keys = index.keys.take(rows).to_pylist()
-        digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
-        _update(digest, "<i8", index.num_frames[rows])
-        for group in groups_of(dataset):
-            columns = [group.schema.position(n) for n in group.schema if n in dataset.features]
-            for some in np.array_split(rows, 1 + len(rows) // _EPISODES_AT_ONCE):
-                owner, place = numbered(group.num_chunks[some])
-                chunks = group.first_chunk[some][owner] + place
-                sums = dataset.contents.chunks.lasting_sums(group, chunks)
-                tables = group.page_length[chunks][:, columns], sums[:, columns]
-                _update(digest, "<u4", group.num_frames[chunks], *tables)
-        for number, name in enumerate(sorted(dataset.features, key=dataset.contents.stored_name)):
-            gaps = dataset.contents.missing_frames([name])
-            gaps = gaps.taken(np.isin(gaps.episode, rows))
-            place = np.searchsorted(rows, gaps.episode)
-            _update(digest, "<i8", np.full(len(gaps), number), place, gaps.start, gaps.stop)
-        return {
-            "count": len(rows),
-            "frames": int(index.num_frames[rows].sum()),
-            "digest": digest.hexdigest(),
-            "dataset": dataset.fingerprint,
-        }
+        """See `identity_of`."""
+        return identity_of(self.dataset, self.selected)
 
     @cached_property
     def chosen_digest(self) -> str | None:
@@ -233,14 +201,9 @@ class ClipSet:
             return None
         chosen, digest, episode = self.chosen, hashlib.sha256(), self.chosen.episode
         if self.excerpts is not None:  # the same wherever episodes are divided
-            _update(digest, "<i8", self.excerpts.frames_of(episode, chosen.start), episode)
+            update(digest, "<i8", self.excerpts.frames_of(episode, chosen.start), episode)
             episode = self.excerpts.episode[episode]
         place = np.searchsorted(self.selected, episode)
-        _update(digest, "<i8", chosen.row, place, chosen.start)
-        _update(digest, "<f8", chosen.weight)
+        update(digest, "<i8", chosen.row, place, chosen.start)
+        update(digest, "<f8", chosen.weight)
         return digest.hexdigest()
-
-
-def _update(digest: Any, dtype: str, *arrays: npt.NDArray[Any]) -> None:
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array, dtype).data)

@@ -207,7 +207,7 @@ class ClipDraws:
         for number, crops in enumerate(self.crops):
             self._learn(number, episode, start, sources)
             sizes, smallest = self._sizes(number, episode), dict[str, str]()
-            if sizes is not None:
+            if sizes is not None and len(sizes):
                 row = int(episode[np.argmin((sizes - crops.size).min(axis=1))])
                 smallest = {"episode": self._facts.key(row), "feature": min(crops.features)}
                 smallest["file"] = self._url
@@ -266,7 +266,8 @@ class ClipDraws:
                 for clip, row in enumerate(episode.tolist()):
                     if not known[row].any():
                         known[row] = found[clip, 0]
-                    if len(wrong := np.flatnonzero((found[clip] != known[row]).any(axis=1))):
+                    other = (found[clip] != known[row]).any(axis=1)
+                    for size in found[clip][other][:1].tolist():
                         raise ClipError(
                             "frames of an episode differ in size, and clips have one window",
                             file=self._url,
@@ -276,7 +277,7 @@ class ClipDraws:
                                 *known[row].tolist()
                             ),
                             got="{} x {} in the clip that starts at frame {}".format(
-                                *found[clip, wrong[0]].tolist(), start[clip]
+                                *size, start[clip]
                             ),
                         )
 

@@ -22,12 +22,13 @@ from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
 from seqrecord.reading.dataset import DatasetLike
+from seqrecord.reading.filters import check_metadata
 from seqrecord.sampling.memory import USUAL_LIMIT
+from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
-_SHOWN = 10  # names in an error
 _EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need parts of two
 
 
@@ -89,7 +90,11 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     if functions:
         functions = tuple(bound(function, dataset.features) for function in functions)
         selection = _with_functions(selection, functions, *first)
-    _check_names(selection, metadata, () if transform is None else _OF_DRAWS)
+    reserved: tuple[str, ...] = () if transform is None else _OF_DRAWS
+    if isinstance(options, LoaderOptions) and options.order == "sequences":
+        reserved += SEQUENCE_COLUMNS
+    _check_names(selection, metadata, reserved)
+    check_metadata(dataset.contents.index, found.selected, metadata)
     made, squeezed = selection.made, frozenset[str]()
     if options.squeeze and not functions:
         fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
@@ -148,8 +153,7 @@ def _divided(
 
 
 def _check_names(selection: Selection, metadata: Sequence[str], reserved: Sequence[str]) -> None:
-    """Raise `ClipError` where two entries of a batch have one name, and for metadata that no
-    selected episode has."""
+    """Raise `ClipError` if two entries of a batch have one name."""
     made = selection.made
     taken = (*selection.column_kinds, *reserved)
     if wrong := [name for name in made if name in taken]:
@@ -164,18 +168,4 @@ def _check_names(selection: Selection, metadata: Sequence[str], reserved: Sequen
             "a feature, or a batch's extra column, has the name of this metadata",
             expected="names that are not in clips yet",
             got=", ".join(twice),
-        )
-    index, rows = selection.dataset.contents.index, selection.clip_set.selected.tolist()
-    missing, seen = set(metadata), set[str]()
-    for row in rows if metadata else ():
-        entries = index.episode_metadata(row)
-        seen |= entries.keys()
-        if missing <= seen:
-            return
-    if missing := missing - seen:
-        more = ", …" if len(seen) > _SHOWN else ""
-        raise ClipError(
-            "no selected episode has this metadata",
-            expected=f"some of {', '.join(sorted(seen)[:_SHOWN])}{more}" if seen else "nothing",
-            got=", ".join(sorted(missing)),
         )
