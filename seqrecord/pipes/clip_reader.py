@@ -27,14 +27,14 @@ from seqrecord.clips.grids import followed, frame_keys, split_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested, squeeze
-from seqrecord.engine.batches import ClipRows, Copy
+from seqrecord.engine.batches import CallThreads, ClipRows, Copy, repeats
 from seqrecord.engine.buffers import HostBuffers, Needs
 from seqrecord.engine.calls import Drawn, as_arrays
-from seqrecord.engine.copying import CallThreads, repeats
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
 from seqrecord.errors import SeqRecordError
+from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.residency import features_in_memory, frames_in_memory
@@ -42,9 +42,9 @@ from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import PerProcess
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.readahead import with_neighbours
 from seqrecord.units import parse_size
 
+_BLOCK_BYTES = 128 << 10  # of small frames, read at once: as many as Linux reads ahead
 _KEEP = 3  # batches that nobody uses
 
 
@@ -251,7 +251,7 @@ class ClipReader:
             if not len(keys):
                 return
             try:
-                load(with_neighbours(one.dataset, keys) if one.is_small else keys)
+                load(_with_neighbours(one.dataset, keys) if one.is_small else keys)
             except SeqRecordError:  # of frames that nobody wants, maybe
                 load(keys)
 
@@ -287,3 +287,11 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
             is_read_alone = kind is not False and some[0] in small
             found.append(_Set(stored, {number: some}, specs, straight, is_read_alone, arena))
     return found
+
+
+def _with_neighbours(dataset: Dataset, keys: IntArray) -> IntArray:
+    """Keys of the dataset's only feature, with those of all frames in the same blocks of slices."""
+    [grid], [spec] = dataset.contents.episode_table.groups, dataset.features.values()
+    length = slice_frames(spec)
+    block = max(1, _BLOCK_BYTES // (length * spec.nbytes)) * length
+    return grid.block_keys(keys, block, dataset.contents.episode_table.num_frames)

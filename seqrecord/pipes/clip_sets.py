@@ -16,8 +16,8 @@ from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import SelectedWindows
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.contents import update_digest
 from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.identity import identity_of, update
 from seqrecord.sampling import Phases
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
 from seqrecord.text import counted
@@ -191,8 +191,8 @@ class ClipSet:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """See `identity_of`."""
-        return identity_of(self.dataset, self.selected)
+        """See `Contents.identity`."""
+        return self.dataset.contents.identity(self.selected)
 
     @cached_property
     def chosen_digest(self) -> str | None:
@@ -201,9 +201,9 @@ class ClipSet:
             return None
         chosen, digest, episode = self.chosen, hashlib.sha256(), self.chosen.episode
         if self.excerpts is not None:  # the same wherever episodes are divided
-            update(digest, "<i8", self.excerpts.frames_of(episode, chosen.start), episode)
+            update_digest(digest, "<i8", self.excerpts.frames_of(episode, chosen.start), episode)
             episode = self.excerpts.episode[episode]
         place = np.searchsorted(self.selected, episode)
-        update(digest, "<i8", chosen.row, place, chosen.start)
-        update(digest, "<f8", chosen.weight)
+        update_digest(digest, "<i8", chosen.row, place, chosen.start)
+        update_digest(digest, "<f8", chosen.weight)
         return digest.hexdigest()
