@@ -25,6 +25,11 @@ class EpisodeCamera(NamedTuple):
     frame: tuple[int | None, ...]
     size: tuple[int, int] | None = None
 
+    @property
+    def column(self) -> str:
+        """The column of its intrinsics in batches."""
+        return "intrinsics" if self.name is None else f"{self.name}_intrinsics"
+
     def intrinsics(self, cameras: Sequence[Any], frames: IntArray | None = None) -> FloatArray:
         """fx, fy, cx, cy in pixels of (resized) frames, NaN if unknown; float64[n, 4].
 
