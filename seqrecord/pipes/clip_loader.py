@@ -73,7 +73,7 @@ class ClipLoader:
         self._order = SourceOrder(planner)
         self.selection, self.ranks = planner.selection, planner.ranks
         self.batch_size = options.batch_size
-        self._has_sequences = planner.is_sequential
+        self._has_sequences = options.order == "sequences"
         self._iteration = _Iteration()
 
     @property
@@ -250,17 +250,17 @@ class ClipLoader:
 
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
-        first, *features = self.selection.describe().split("\n")
+        more = ""
         if self._has_sequences:
-            first += f"; {counted(len(self.clips(0).count), 'sequence')}"
+            more = f"; {counted(len(self.clips(0).count), 'sequence')}"
             for frames in self.unused(0).values():
-                first += f", {counted(frames, 'frame')} in no clip"
+                more += f", {counted(frames, 'frame')} in no clip"
         elif self.planner.settings.shuffle:
             settings, whole = self.planner.fit(1).settings, self.planner.facts().whole_block()
             if settings.first_block_frames < whole:
                 places = counted(settings.num_cursors, "place")
-                first += f"; mixed from {places} of an epoch"
-        return "\n".join((first, *features))
+                more = f"; mixed from {places} of an epoch"
+        return self.selection.describe(more)
 
     def _draw_of(self, epoch: int) -> DrawClips:
         """Draws random parameters for clips of an epoch, the same for all clips of a sequence."""

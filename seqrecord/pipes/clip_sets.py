@@ -51,7 +51,7 @@ class ClipSet:
     @classmethod
     def of(cls, options: ClipOptions, dataset: Dataset, selected: IntArray) -> ClipSet:
         """The clips of selected episodes. Raises `ClipError` if there is none."""
-        spec, phases = options.spec, None
+        spec = options.spec
         if options.lists_frames:
             found = cls.of_lists(options, dataset, selected)
         else:
@@ -60,8 +60,7 @@ class ClipSet:
                 found = cls._of_starts(options, windows, selected)
             elif isinstance(options, LoaderOptions) and options.rotate_phase:
                 every = windows.enumerate(replace(spec, stride=1))
-                phases = Phases.of(every, spec.stride)
-                found = cls(spec, windows, selected, every, phases)
+                found = cls(spec, windows, selected, every, Phases.of(every, spec.stride))
             else:
                 found = cls(spec, windows, selected, windows.enumerate(spec))
         if not found.clips.num_clips:
@@ -157,10 +156,8 @@ class ClipSet:
 
     def of_dilations(self) -> list[ClipTable]:
         """For each dilation, if there are several, the clips of stride 1 that lack no feature."""
-        dilations, windows = self.windows.dilations, self.windows
-        if len(dilations) == 1:
-            return []
-        return [windows.enumerate(ClipSpec(1), dilations=[one]) for one in dilations]
+        some = self.windows.dilations if len(self.windows.dilations) > 1 else ()
+        return [self.windows.enumerate(ClipSpec(1), dilations=[one]) for one in some]
 
     @cached_property
     def left_out(self) -> str:

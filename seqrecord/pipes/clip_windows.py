@@ -142,16 +142,15 @@ class SelectedWindows:
 
     def _known(self, own: Mapping[str, Any]) -> dict[str, KnownWindow]:
         """The windows of features with the newest values."""
-        latest = self._latest
-        if latest and self.is_transformed:
+        if self._latest and self.is_transformed:
             raise ClipError(
                 "Latest does not go with frame_transform, which needs whole frames",
                 expected="clip_transform, or no Latest",
-                got=", ".join(latest),
+                got=", ".join(self._latest),
             )
-        _refuse_others(latest, self.dataset.features)
+        _refuse_others(self._latest, self.dataset.features)
         found = {}
-        for name, asked in latest.items():
+        for name, asked in self._latest.items():
             missing = self.dataset.contents.missing_frames([name])
             missing = missing.taken(np.isin(missing.episode, self._selected))
             window, has_unknown = own.get(name, self._others), asked.unknown is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ class Facts(NamedTuple):
     metadata: dict[str, Any]  # `None` where there is none
 
 
+@dataclass(frozen=True, eq=False)
 class ClipEpisodes:
     """The facts of episodes, with these entries of their metadata. Picklable.
 
@@ -48,17 +49,11 @@ class ClipEpisodes:
     copies have numbers of their own.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        metadata: Sequence[str],
-        excerpts: Excerpts | None = None,
-        *,
-        repeats: bool = False,
-    ) -> None:
-        self._dataset, self.metadata, self._excerpts = dataset, metadata, excerpts
-        self._repeats = repeats
-        self._known: dict[int, Facts] = {}
+    dataset: Dataset
+    metadata: Sequence[str]
+    excerpts: Excerpts | None
+    repeats: bool
+    _known: dict[int, Facts] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
@@ -69,15 +64,15 @@ class ClipEpisodes:
 
     def rows(self, episode: IntArray) -> IntArray:
         """The rows of episodes in the index, int64[n]."""
-        return episode if self._excerpts is None else self._excerpts.episode[episode]
+        return episode if self.excerpts is None else self.excerpts.episode[episode]
 
     def key(self, row: int) -> str:
         """That of the episode in this row of the index."""
-        return self._dataset.contents.index.key(row)
+        return self.dataset.contents.index.key(row)
 
     def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
         """The frames of clips that are lists of these, int64[n, T]; of others `None`."""
-        return None if self._excerpts is None else self._excerpts.frames_of(episode, start)
+        return None if self.excerpts is None else self.excerpts.frames_of(episode, start)
 
     def starts(self, episode: IntArray, start: IntArray) -> IntArray:
         """The first frames of clips as users know them, int64[n]."""
@@ -95,12 +90,12 @@ class ClipEpisodes:
                 drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
                 start = drawn.astype(np.int64)
         numbers = np.array([facts.number for facts in self.of(episode)], np.int64) + start
-        if self._repeats and place is not None:
+        if self.repeats and place is not None:
             numbers += (hash64(key_of(_COPIES), place) >> np.uint64(8)).astype(np.int64)
         return numbers
 
     def _find(self, row: int) -> Facts:
-        index, known = self._dataset.contents.index, self._known
+        index, known = self.dataset.contents.index, self._known
         key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
         digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
         metadata = {name: entries.get(name) for name in self.metadata}

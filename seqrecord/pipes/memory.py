@@ -15,6 +15,7 @@ from seqrecord.reading.chunk_sizes import (
     chunk_bytes,
     decoder_bytes,
     open_chunk_bytes,
+    resized_bytes,
 )
 from seqrecord.sampling.memory import FrameSizes
 from seqrecord.units import format_size
@@ -81,7 +82,7 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
                 for some in (grid, grid.whole)
             )
         beside = sum(spec.nbytes for spec in frames.stored.values()) + frame
-    beside += _resized_bytes(selection)
+    beside += resized_bytes(dataset, selection.clip_set.selected)
     # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
     whole = max(chunk, whole) + beside + decoder_bytes(features.values())
     clip = 0
@@ -90,16 +91,3 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
         clip += (spec.nbytes + tensor) * selection.lengths[name]
     rows, resident = (tuple(max(1, nbytes) for nbytes in some) for some in (held, staying))
     return FrameSizes(rows, chunk + beside, batch_size * max(1, clip), resident, whole)
-
-
-def _resized_bytes(selection: Selection) -> int:
-    """Bytes of a stored frame of each feature that a load resizes after decoding."""
-    contents, nbytes = selection.dataset.contents, 0
-    for name, spec in contents.features.items():
-        if spec.stored_shape is not None and not spec.is_video:
-            episodes = selection.clip_set.selected
-            is_fixed = spec.stored.is_fixed
-            nbytes += (
-                spec.stored.nbytes if is_fixed else contents.index.largest_frames(name, episodes)
-            )
-    return nbytes

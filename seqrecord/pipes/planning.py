@@ -88,10 +88,9 @@ class EpochPlanner:
         settings = PlanSettings(**{name: getattr(options, name) for name in ASKED})
         ranks = Ranks(options.rank, options.world_size)
         planner = cls(selection, options, settings, ranks, limit_in)
-        if limit_in is not None:
-            return planner
         try:
-            planner.fit(1)
+            if limit_in is None:
+                planner.fit(1)
             return planner
         except MemoryLimitError:
             if selection.clip_set.excerpts is None:
@@ -112,11 +111,6 @@ class EpochPlanner:
         return EpochPlanner(self.selection, self.options, settings, self.ranks, self.limit_in)
 
     # ---- clips and plans
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether the clips of an episode follow each other."""
-        return self.settings.order == "sequences"
 
     @cached_property
     def windows(self) -> Sequence[Window]:
@@ -158,7 +152,7 @@ class EpochPlanner:
     ) -> Plan:
         """The plan of one part of an epoch with given settings."""
         table, episodes = self.clips(epoch, sessions), self.selection.episodes
-        kind = SequencePlan if self.is_sequential else EpochPlan
+        kind = SequencePlan if settings.order == "sequences" else EpochPlan
         if settings.resident and epoch and not sessions:
             kind = ShuffledPlan
         make = partial(kind, windows=self.windows)

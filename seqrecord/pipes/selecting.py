@@ -68,7 +68,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     cameras, functions = ((), ()) if transform is None else chain_of(transform)
     has_cameras = bool(cameras or dataset.contents.sizes)
     wanted = (*metadata, "camera") if has_cameras else metadata
-    facts = ClipEpisodes(dataset, wanted, found.excerpts, repeats=found.repeats)
+    facts = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
     steps = None
     if options.has_drawn_steps:
         steps = SelectedSteps(options.dilations, options.reverse, found.of_dilations(), facts)
@@ -154,16 +154,15 @@ def _divided(
 
 def _check_names(selection: Selection, metadata: Sequence[str], reserved: Sequence[str]) -> None:
     """Raise `ClipError` if two entries of a batch have one name."""
-    made = selection.made
     taken = (*selection.column_kinds, *reserved)
-    if wrong := [name for name in made if name in taken]:
+    if wrong := [name for name in selection.made if name in taken]:
         names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
         raise ClipError(
             "a feature has the name of a batch's extra column; give it another name: "
             f"rename={{{names}}}",
             got=", ".join(wrong),
         )
-    if twice := [name for name in metadata if name in made or name in taken]:
+    if twice := [name for name in metadata if name in selection.made or name in taken]:
         raise ClipError(
             "a feature, or a batch's extra column, has the name of this metadata",
             expected="names that are not in clips yet",

@@ -113,13 +113,13 @@ class Selection:
         drawn = self.draws.draw(0, 0, none, none)
         return self.columns.of(none, none, self.drawn_frames(0, 0), drawn)[0]
 
-    def describe(self) -> str:
-        """The number of clips, and a line with dtype and shape in a clip for each feature."""
+    def describe(self, more: str = "") -> str:
+        """The number of clips and `more`, and a line with dtype and shape for each feature."""
         found = self.clip_set
         over = f" in every {len(found.phases)} epochs" if found.phases is not None else ""
-        lines = [f"{shown_place(self.dataset.url)!r}, {found.clips.num_clips} clips{over}"]
-        if found.left_out:
-            lines[0] += f"; left out: {found.left_out}"
+        left_out = f"; left out: {found.left_out}" if found.left_out else ""
+        place = shown_place(self.dataset.url)
+        lines = [f"{place!r}, {found.clips.num_clips} clips{over}{left_out}{more}"]
         for name, spec in self.made.items():
             frames = () if name in self.squeezed else (self.lengths[name],)
             whole = ArraySpec(spec.dtype, (*frames, *spec.shape))

@@ -9,6 +9,7 @@ import numpy as np
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys
 from seqrecord.format.index import GroupIndex
 from seqrecord.format.pages import ALIGNMENT
+from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import FeatureSpec, Schema
 
 _DECODER_FRAMES = 16  # in a video decoder: referenced frames, and frames that wait
@@ -70,6 +71,19 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
         kept += decoder_bytes(spec for name, spec in group.schema.items() if name in features)
         kept += int(chunk_bytes(group, features).max(initial=0))
     return -(-kept // max(1, int(grid.largest.max(initial=1))))
+
+
+def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
+    """Bytes of a stored frame of each feature that a load resizes after decoding.
+
+    A variable shape counts as its largest frame of some episodes, given by their rows.
+    """
+    nbytes, index = 0, dataset.contents.index
+    for name, spec in dataset.features.items():
+        if spec.stored_shape is not None and not spec.is_video:
+            stored = spec.stored
+            nbytes += stored.nbytes if stored.is_fixed else index.largest_frames(name, episodes)
+    return nbytes
 
 
 def _keys(group: GroupIndex) -> IntArray:

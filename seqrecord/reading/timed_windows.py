@@ -15,7 +15,6 @@ from seqrecord.clips.windows import Seconds
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
 from seqrecord.format.lags import (
-    EpisodeLags,
     clock_of,
     has_lags,
     is_plausible,
@@ -145,22 +144,17 @@ class Timestamps:
                 expected="one for each frame of every episode, later than that before",
                 got=f"timestamps in {self.unit}",
             )
-        if spec.unit is None:
-            self._check_unit(lags)
-
-    def _check_unit(self, lags: EpisodeLags) -> None:
-        """Raise `ClipError` for timestamps of unknown unit that cannot be seconds."""
         steps = lags.mean_steps(self._selected, self._place)
-        for row, step in zip(self._selected.tolist(), steps.tolist(), strict=True):
-            if np.isfinite(step) and not is_plausible(step):
-                name = self._dataset.contents.stored_name(self._feature)
-                raise ClipError(
-                    "timestamps without a unit that cannot be seconds",
-                    **self.name(row),  # type: ignore[arg-type]
-                    expected="a unit such as ns, us, ms or s: `seqrecord edit describe "
-                    f"{shlex.quote(self._dataset.url)} --unit {name}=ns`",
-                    got=f"frames {step:g} s apart, if the unit is s",
-                )
+        wrong = np.flatnonzero(np.isfinite(steps) & ~is_plausible(steps))
+        if spec.unit is None and len(wrong):
+            name, url = dataset.contents.stored_name(feature), shlex.quote(dataset.url)
+            raise ClipError(
+                "timestamps without a unit that cannot be seconds",
+                **self.name(int(self._selected[wrong[0]])),  # type: ignore[arg-type]
+                expected="a unit such as ns, us, ms or s: `seqrecord edit describe "
+                f"{url} --unit {name}=ns`",
+                got=f"frames {steps[wrong[0]]:g} s apart, if the unit is s",
+            )
 
     def __getstate__(self) -> dict[str, Any]:  # windows have been made
         return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
