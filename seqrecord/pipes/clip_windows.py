@@ -217,7 +217,7 @@ class SelectedWindows:
         times, and the greatest age of values."""
         found = {}
         for name, asked in sorted(self.asked.items()):
-            if isinstance(asked, Seconds) and asked.by is not None:
+            if isinstance(asked, Seconds) and asked.timestamps is not None:
                 found[name] = repr(asked)
             else:
                 window = self._windows[name]

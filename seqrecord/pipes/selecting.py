@@ -96,7 +96,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     _check_names(selection, metadata, reserved)
     check_metadata(dataset.contents.index, found.selected, metadata)
     made, squeezed = selection.made, frozenset[str]()
-    if options.squeeze and not functions:
+    if options.squeeze_time and not functions:
         fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
         squeezed = frozenset(fixed.intersection(windows.alone))
     nested = frozenset(n for n in frames.nested if n in made and not made[n].is_fixed)

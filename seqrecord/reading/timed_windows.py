@@ -38,7 +38,7 @@ def with_clock(
     Raises `ClipError` if there are no timestamps, or a window does not name its times.
     """
     index = dataset.contents.index
-    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.by is None]
+    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.timestamps is None]
     clock = clock_of(index.schema) if windows else None
     lacking = selected[_is_irregular(index, clock, selected)] if windows else selected[:0]
     if not len(lacking):
@@ -49,18 +49,18 @@ def with_clock(
         raise ClipError(
             "Seconds need episodes that say how many frames a second they have, or a timestamp",
             episode=episode,
-            expected=f"by= one of {', '.join(several)}"
+            expected=f"timestamps= one of {', '.join(several)}"
             if several
             else "an fps that all timestamps fit, as of SeqRecordWriter.episode; or a feature of "
-            "kind timestamp, and Seconds(…, by=feature)",
+            "kind timestamp, and Seconds(…, timestamps=feature)",
             got="none",
         )
-    if unlisted := [n for n in windows if asked[n].times is None and asked[n].every is None]:
+    if unlisted := [n for n in windows if asked[n].times is None and asked[n].step is None]:
         raise ClipError(
-            "Seconds without a list of times or every need episodes of a regular fps",
+            "Seconds without a list of times or step need episodes of a regular fps",
             episode=episode,
             feature=unlisted[0],
-            expected=f"a list of times, or every=, which are looked up in {clock}",
+            expected=f"a list of times, or step=, which are looked up in {clock}",
             got=asked[unlisted[0]],
         )
     unit = index.schema[clock].unit or "unknown unit, taken as s"
@@ -88,13 +88,13 @@ def offsets_and_times(
     for name, window in asked.items():
         if not isinstance(window, Seconds):
             found[name] = OffsetWindow.of(window)
-        elif window.by is None:
+        elif window.timestamps is None:
             keys = [index.key(row) for row in selected[first].tolist()]
             by_rate[name] = window.at_rates(values.tolist(), keys, name)
         else:
-            if window.by not in clocks:
-                clocks[window.by] = Timestamps(dataset, window.by, selected)
-            found[name] = clocks[window.by].window(window)
+            if window.timestamps not in clocks:
+                clocks[window.timestamps] = Timestamps(dataset, window.timestamps, selected)
+            found[name] = clocks[window.timestamps].window(window)
     if all((offsets == offsets[0]).all() for offsets in by_rate.values()):
         return found | {n: OffsetWindow(offsets[:1]) for n, offsets in by_rate.items()}, rate
     rate[selected] = which
@@ -163,7 +163,7 @@ class Timestamps:
         """The window of these times."""
         first, _ = self._bounds(min(seconds.asked))
         _, last = self._bounds(max(seconds.asked))
-        pads = seconds.beyond == "pad"
+        pads = seconds.out_of_range == "pad"
         return TimedWindow(seconds.asked, seconds.tolerance, pads, first, last, self)
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
