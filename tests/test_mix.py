@@ -32,7 +32,7 @@ from seqrecord import (
 )
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.memory import divide_memory
+from seqrecord.sampling.mix_memory import divide_memory
 from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader

@@ -19,7 +19,7 @@ from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.memory import check_machine, share_out
+from seqrecord.pipes.memory import check_machine
 from seqrecord.pipes.mix_batches import BatchBuffers, Join, MixedBatches, agreed_features
 from seqrecord.pipes.mix_sources import (
     WHOLE,
@@ -35,6 +35,7 @@ from seqrecord.pipes.states import Clip, Remainder, Source, SourceRemainder, Sta
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
+from seqrecord.sampling.mix_memory import share_out
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares, whole_shares
 
