@@ -24,7 +24,7 @@ from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
-from seqrecord.units import MOST, check_integer, check_seed, is_integer, parse_size
+from seqrecord.units import MOST, check_integer, check_seed, check_size, is_integer
 
 if TYPE_CHECKING:
     import torch
@@ -77,16 +77,6 @@ def _check_niceness(name: str, value: Any) -> int:
         f"{niceness} on {sys.platform}",
     )
     return niceness
-
-
-def _check_size(name: str, value: Any) -> Any:
-    """A number of bytes, or its text."""
-    expected = 'bytes, or text such as "2GiB"'
-    try:
-        parse_size(value)
-    except ValueError as error:
-        raise ClipError(f"{name}: {error}", expected=expected, got=repr_of(value)) from None
-    return value
 
 
 def _check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -398,7 +388,7 @@ class DatasetOptions(ClipOptions):
             nothing.
     """
 
-    memory_limit: int | str = _checked("512MiB", _check_size)
+    memory_limit: int | str = _checked("512MiB", check_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,7 +517,7 @@ class LoaderOptions(ClipOptions):
     drop_last: bool = _checked(False, _check_flag)
     fixed_shards: bool = _checked(True, _check_flag)
     equal: bool = _checked(True, _check_flag)
-    memory_limit: int | str | None = _checked(None, _check_size)
+    memory_limit: int | str | None = _checked(None, check_size)
     device: str | torch.device | None = _checked(None, _only(_check_device))
     rank: int | None = None
     world_size: int | None = None
