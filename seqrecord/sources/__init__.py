@@ -34,26 +34,4 @@ if TYPE_CHECKING:
     from seqrecord.sources.zarr.source import ZarrBuffers as ZarrBuffers
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        {
-            "base": ["EpisodeInfo", "FoundSource", "Source", "SourceFormat"],
-            "euroc": ["Euroc"],
-            "folders.source": ["Folders"],
-            "hdf5.source": ["Hdf5"],
-            "inventory": ["Account", "Inventory", "inventory_of", "LeftOut", "unread_files"],
-            "kitti": ["Kitti"],
-            "lerobot.source": ["LeRobot"],
-            "lerobot.videos": ["DepthScale"],
-            "mcap.source": ["Mcap"],
-            "registry": ["format_names"],
-            "rlds.source": ["Rlds"],
-            "seqrecord.codecs.video.decoding": ["describe_video"],
-            "seqrecord.codecs.video.gops": ["Gop"],
-            "tartanair.source": ["TartanAir"],
-            "tum": ["Tum"],
-            "video.source": ["Videos"],
-            "webdataset.source": ["WebDataset"],
-            "zarr.source": ["ZarrBuffers"],
-        },
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__)
