@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import common, feature_names, meanings, parse_by_feature
+from seqrecord.cli.arguments import common, feature_names, meanings, parse_by_feature, write_mode
 from seqrecord.cli.terminal import Group, ProgressBar
 from seqrecord.edit import (
     add_feature,
@@ -153,8 +153,7 @@ def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options
     "repeatable. Keys of LeRobot datasets are alike: `--prefix b-records=b/`.",
 )
 @feature_names("Names of the features to merge.")
-@click.option("--resume", is_flag=True, help="Continue an interrupted merge.")
-@click.option("--append", is_flag=True, help="Add the episodes to the dataset that is there.")
+@write_mode
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @_DRY_RUN
 @common
@@ -162,8 +161,6 @@ def merge(
     sources: tuple[str, ...],
     dst: str,
     prefixes: tuple[str, ...],
-    resume: bool,
-    append: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -172,8 +169,6 @@ def merge(
     Frames are copied without decoding where the first dataset has the same codecs, and encoded
     again elsewhere.
     """
-    if resume and append:
-        raise click.UsageError("--resume or --append, not both")
     before = [""] * len(sources)
     for text in prefixes:
         name, _, prefix = text.rpartition("=")
@@ -181,8 +176,7 @@ def merge(
         if len(found) != 1 or before[found[0]]:
             raise click.UsageError("--prefix takes NAME=TEXT, and NAME is one PATH, or ends it")
         before[found[0]] = prefix
-    options["mode"] = "resume" if resume else "append" if append else "create"
-    with ProgressBar("frames", quiet=quiet) as bar:
+    with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
         options["progress"] = lambda at: bar.show(at.frames, at.total_frames, "")
         report = merge_datasets(sources, dst, prefixes=before, **options)
     would = "would have " if options["dry_run"] else ""
