@@ -225,8 +225,7 @@ def add(
                 known = spec_of_dataset(dataset, source)
             values = values_of_dataset(dataset, source)
             spec = add_feature(path, name, values, spec=known, **options)
-    would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {spec} {would}added")
+    _print_done(path, f"{spec}", "added", options)
 
 
 @edit.command()
@@ -248,8 +247,7 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
     changed = describe_features(path, kinds=given[0], units=given[1], **options)
     for spec in changed:
         click.echo(f"{spec.name}: kind {spec.kind or 'unknown'}, unit {spec.unit or 'unknown'}")
-    would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {counted(len(changed), 'feature')} {would}changed")
+    _print_done(path, counted(len(changed), "feature"), "changed", options)
 
 
 @edit.command()
@@ -259,9 +257,7 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
 @common
 def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
     """Drop features. `clean` removes the record files of which nothing is left."""
-    dropped = drop_features(path, names, **options)
-    would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {', '.join(dropped)} {would}dropped")
+    _print_done(path, ", ".join(drop_features(path, names, **options)), "dropped", options)
 
 
 def _names_of(path: str) -> tuple[str, str]:
@@ -287,5 +283,9 @@ def _value(text: str) -> Any:
 def _print_keys(path: str, keys: list[str], done: str, options: Mapping[str, Any]) -> None:
     for key in keys:
         click.echo(key)
+    _print_done(path, counted(len(keys), "episode"), done, options)
+
+
+def _print_done(path: str, what: str, done: str, options: Mapping[str, Any]) -> None:
     would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {counted(len(keys), 'episode')} {would}{done}")
+    click.echo(f"{parse_location(path).shown}: {what} {would}{done}")

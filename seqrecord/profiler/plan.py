@@ -19,6 +19,8 @@ from seqrecord.storage.parallel import layers, parallel_of
 from seqrecord.text import counted, shown_place, table_lines
 from seqrecord.units import check_amount, check_integer, check_size, format_size, parse_size
 
+_OF_RUN = ("epochs", "ranks", "workers", "persistent_workers")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ToolOptions):
@@ -97,23 +99,19 @@ class PlanReport:
             frames = f"{each.frames_decoded:,}", f"{each.video_frames_decoded:,}"
             label = name.replace("_", " ")
             rows.append((label, f"{each.requests:,}", format_size(each.bytes), *frames))
-        hours, seconds, run = self.hours, self.first_batch_seconds, self.settings
+        hours, seconds = self.hours, self.first_batch_seconds
         facts = {
+            **{name: str(value) for name, value in self.settings.items() if name in _OF_RUN},
             "peak memory": f"at most {format_size(self.peak_memory)} of each rank's loaders",
             "stay": ", ".join(self.features_resident),
             "decode again": ", ".join(self.features_redecoded),
             "reading": "" if not hours else f"{hours:,.2f} h, the first batch {seconds:,.1f} s",
             "price": f"{self.price:,.2f}" if self.price else "",
         }
-        life = " for all epochs" if run["persistent_workers"] else " anew in each epoch"
-        head = (
-            f"{shown_place(self.url)}: {counted(run['epochs'], 'epoch')} of "
-            f"{counted(self.clips, 'clip')} in {self.batches:,} batches, "
-            f"{counted(run['ranks'], 'rank')} with {counted(run['workers'], 'worker')}"
-        )
-        shown = [fact for fact in facts.items() if fact[1]]
+        shown = [(name.replace("_", " "), fact) for name, fact in facts.items() if fact]
+        batches = f"{counted(self.clips, 'clip')} in {self.batches:,} batches an epoch"
         lines = ["", *table_lines(rows, left=1), "", *table_lines(shown, left=2)]
-        return "\n  ".join([head + life * (run["workers"] > 0), *lines]).replace("  \n", "\n")
+        return "\n  ".join([f"{shown_place(self.url)}: {batches}", *lines])
 
 
 @takes_arguments(PlanOptions)
