@@ -11,8 +11,9 @@ import numpy as np
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Rows
+from seqrecord.engine.decoding import Fetched
 from seqrecord.engine.engine import Job, loader_of, whole_chunks
-from seqrecord.engine.loading import ChunkLoader, Fetched
+from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameRows, Load, loads_of_round
 from seqrecord.format.references import HEAD_BYTES, named_file
