@@ -1,23 +1,32 @@
-"""Which part of an epoch is this process's, among ranks and DataLoader workers."""
+"""This process's part of an epoch, among ranks and DataLoader workers; whether ranks agree."""
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
 import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed
+from torch.distributed import distributed_c10d
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Part
+from seqrecord.text import repr_of
 
+_OF_A_KIND = ("features", "clip_len", "windows")  # another loader, where these differ
+_numbers: WeakKeyDictionary[object, str] = WeakKeyDictionary()  # names of loaders in this process
+_loaders: Counter[str] = Counter()  # of a kind
 _logger = logging.getLogger("seqrecord")
 _said: dict[str, object] = {}  # by the notice, of the thread that says it
 
@@ -37,7 +46,7 @@ class Ranks:
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self._given = None if world_size is None else Part(rank or 0, world_size)
+        self.given = None if world_size is None else Part(rank or 0, world_size)
         self._sent: Part | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
@@ -45,7 +54,7 @@ class Ranks:
         found = None
         with suppress(ClipError):  # not now: who iterates there will find the same
             found = self._find()
-        if self._given is None:
+        if self.given is None:
             _refuse_accelerate(found)
         senders = frozenset() if self._received() is None else self._senders
         return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
@@ -56,16 +65,11 @@ class Ranks:
         Raises `ClipError` if the environment makes no sense, and where Accelerate has several
         ranks and none was given.
         """
-        if self._given is not None:
-            return self._given
+        if self.given is not None:
+            return self.given
         found = self._find()
         _refuse_accelerate(found)
         return found or Part()
-
-    @property
-    def are_given(self) -> bool:
-        """Whether this rank was given, not found."""
-        return self._given is not None
 
     @property
     def in_process_group(self) -> bool:
@@ -96,11 +100,11 @@ class Ranks:
             return self.part()
         if num_instances == workers:
             return rank
-        if self._given is not None and num_instances != self._given.count * workers:
+        if self.given is not None and num_instances != self.given.count * workers:
             raise ClipError(
                 "a .sharding_filter() distributes to the ranks of torch.distributed, not to those "
                 "that were given",
-                expected=f"{self._given.count} ranks; leave the filter out: without one, ranks and "
+                expected=f"{self.given.count} ranks; leave the filter out: without one, ranks and "
                 "workers get parts of their own",
                 got=f"{num_instances // workers} ranks",
             )
@@ -225,3 +229,42 @@ def _of_environment(environment: Mapping[str, str]) -> Part | None:
             got=" ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
         )
     return Part(rank, world)
+
+
+def check_agreement(epochs: object, state: dict[str, Any], iteration: str, ranks: Ranks) -> None:
+    """Raise `StateError` if another rank begins an iteration of `epochs` elsewhere.
+
+    The first rank writes its state to the store of `torch.distributed`; the others compare theirs.
+    Nobody waits: a rank may iterate alone, or never. Ranks number their loaders of a kind, as they
+    begin. Where ranks were given, groups of them may have loaders of their own, and only epoch and
+    batch are compared.
+    """
+    requests = [source["request"] for source in state["sources"]]
+    kind: Any = [[request[name] for name in _OF_A_KIND] for request in requests]
+    if ranks.given is not None:
+        kind = state["sources"], state["asked"]
+    digest = sha256(json.dumps([state["sharing"]["ranks"], kind]).encode()).hexdigest()[:16]
+    if epochs not in _numbers:
+        _numbers[epochs] = f"{digest}/{_loaders[digest]}"
+        _loaders[digest] += 1
+    store, key = distributed_c10d._get_default_store(), f"seqrecord/{_numbers[epochs]}/{iteration}"
+    first = json.loads(store.compare_set(key, "", json.dumps(state)))
+    if differ := _differences(first, state):
+        raise StateError(
+            "the ranks begin an iteration in different places, or in different orders",
+            expected=", ".join(f"{name}={repr_of(theirs)}" for name, theirs, _ in differ),
+            got=", ".join(f"{name}={repr_of(own)}" for name, _, own in differ)
+            + "; give all ranks the same arguments, set_epoch and state; give world_size=1 to a "
+            "loader that only some ranks iterate over",
+        )
+
+
+def _differences(theirs: Any, own: Any, name: str = "state") -> list[tuple[str, Any, Any]]:
+    """Name and both values of each difference."""
+    if isinstance(theirs, dict) and isinstance(own, dict):
+        pairs = [(n, theirs.get(n), own.get(n)) for n in {**theirs, **own}]
+    elif isinstance(theirs, list) and isinstance(own, list) and len(theirs) == len(own):
+        pairs = [(name, *pair) for pair in zip(theirs, own, strict=True)]
+    else:
+        return [(name, theirs, own)] if theirs != own else []
+    return [found for n, a, b in pairs for found in _differences(a, b, n)]

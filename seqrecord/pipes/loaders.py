@@ -6,7 +6,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
@@ -28,19 +28,19 @@ from seqrecord.pipes.distributed import items_beside
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
-from seqrecord.pipes.states import Clip, PlanT
+from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike
-from seqrecord.sampling import Part, Plan
+from seqrecord.sampling import Part
 from seqrecord.statistics.by_feature import Statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class WithEpochs(Generic[PlanT]):
+class WithEpochs:
     """What streams epochs: their length, which one is next, and the position in them."""
 
-    _epochs: Epochs[PlanT]
+    _epochs: Epochs
     _holder: str | None = None  # of items of this iteration, behind this pipe
 
     # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
@@ -180,7 +180,7 @@ class WithEpochs(Generic[PlanT]):
         return self._epochs.loader.ranks.parts_of_workers(num_workers)
 
 
-class Streaming(WithEpochs[Plan]):
+class Streaming(WithEpochs):
     """What the streaming loaders have in common: arguments, and a dataset's clips in epochs."""
 
     @init_takes_arguments(LoaderOptions)
@@ -197,7 +197,7 @@ class Streaming(WithEpochs[Plan]):
         """
         super().__init__()
         self._loader = ClipLoader(select(location, options), options)
-        self._epochs = Epochs[Plan](self._loader)
+        self._epochs = Epochs(self._loader)
 
     @classmethod
     def from_options(cls, location: DatasetLike, options: LoaderOptions) -> Self:

@@ -24,7 +24,7 @@ from seqrecord.pipes.loaders import (
     loader_of,
 )
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import Join, MixPlan, Stop, check_source
+from seqrecord.pipes.mix_sources import Join, Stop, check_source
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _MOST_BATCHES = 1 << 40  # of an epoch, exclusive
 
 
-class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
+class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
     """Streams batches of clips from several datasets, each with its share of the clips.
 
     ::
@@ -160,7 +160,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         self._mix = MixLoader(
             drawn, options, stop=_checked_stop(stop), join=features, alternate=alternate
         )
-        self._epochs = Epochs[MixPlan](self._mix)
+        self._epochs = Epochs(self._mix)
 
     @property
     def shares(self) -> dict[str, Fraction]:

@@ -36,7 +36,8 @@ from seqrecord.pipes.mix_sources import (
 )
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import Clip, Remainder, Source, State
+from seqrecord.pipes.source_orders import SourceOrder
+from seqrecord.pipes.states import Clip, Remainder, State
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
@@ -152,7 +153,7 @@ class MixLoader:
         return self._sources[0].ranks
 
     @property
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[SourceOrder]:
         """See `BatchSource`."""
         return tuple(source for loader in self._sources for source in loader.sources)
 
