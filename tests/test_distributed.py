@@ -83,7 +83,7 @@ def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_ranks_that_make_no_sense(path: Path, given: tuple[Any, Any]) -> None:
-    with pytest.raises(ClipError, match="rank and world_size"):
+    with pytest.raises(ClipError, match=r"rank|world_size"):
         SeqRecordPipe(path, clip_len=3, rank=given[0], world_size=given[1])
 
 

@@ -69,9 +69,7 @@ _OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
 
 
 def _unknown_argument(name: str, names: Collection[str]) -> Exception:
-    latest = 'windows={"gps": seqrecord.Latest(max_age=60, unknown="zeros")}'
     instead = dict.fromkeys(_OF_OPEN, f"seqrecord.open(location, {name}=…) as the location")
-    instead |= dict.fromkeys(("last_known", "unknown"), latest)
     of_engine = inspect.signature(EngineOptions).parameters
     if "engine" in names:
         instead |= dict.fromkeys(of_engine, f"engine=seqrecord.EngineOptions({name}=…)")

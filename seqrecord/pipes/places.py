@@ -9,9 +9,8 @@ from typing import NamedTuple
 from seqrecord.errors import MemoryLimitError, StateError
 from seqrecord.pipes.distributed import batches_of_workers, this_worker
 from seqrecord.pipes.iterations import BatchSource
-from seqrecord.pipes.states import Remainder, Sharing, State
+from seqrecord.pipes.states import Remainder, Sharing, State, check_same
 from seqrecord.pipes.worker_epochs import Start
-from seqrecord.text import repr_of
 
 
 class Place(NamedTuple):
@@ -94,15 +93,10 @@ def settle(loader: BatchSource, state: State, num_parts: int) -> None:
     Raises `StateError` for a state of another loader, and `MemoryLimitError` for settings that do
     not fit. Those of another number of parts need not.
     """
-    now = {**loader.asked(), "sources": len(loader.sources)}
     found = {**state.asked, "sources": len(state.sources)}
-    if differ := [name for name in {**now, **found} if now.get(name, ...) != found.get(name, ...)]:
-        raise StateError(
-            "the saved state: it is of another kind of loader, or of another mix: "
-            + ", ".join(differ),
-            expected=repr_of({name: found.get(name) for name in differ}),
-            got=repr_of({name: now.get(name) for name in differ}),
-        )
+    now = {**loader.asked(), "sources": len(loader.sources)}
+    problem = "the saved state is of another kind of loader, or of another mix"
+    check_same(problem, found, now, {**now, **found})
     any_batch_size = state.is_of_all and not state.asked  # but for a mix
     for source, said, rest in zip(loader.sources, state.sources, state.rests, strict=True):
         source.check_state(said, rest, any_batch_size=any_batch_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +13,12 @@ from seqrecord.pipes.states import (
     SourceRemainder,
     SourceState,
     State,
+    check_same,
     sessions_of,
 )
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.elastic import Session
-from seqrecord.text import repr_of
 
 _MAX_CURSORS = 1 << 24  # of a part, in a saved state
 
@@ -63,8 +62,11 @@ class SourceOrder:
         free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
         sessions = (session.settings for _, sessions in rest.pending for session in sessions)
         for other in (*state.left, *sessions):
-            problem = "sessions of the saved state are of several settings"
-            _check_same(problem, url, vars(other), vars(saved), set(ASKED) - free)
+            problem, names = (
+                "sessions of the saved state are of several settings",
+                set(ASKED) - free,
+            )
+            check_same(problem, vars(saved), vars(other), names, url)
         now = {**self.request, **{name: getattr(planner.settings, name) for name in ASKED}}
         now["num_cursors"] = planner.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
@@ -74,18 +76,13 @@ class SourceOrder:
         if not is_shuffled and not selection.clip_set.differs_by_epoch:
             free.add("seed")
         found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
-        _check_same(problem, url, now, found, now.keys() - free)
+        check_same(problem, found, now, [name for name in now if name not in free], url)
         if state.episodes.digest != episodes.digest:
             same = state.episodes.dataset == episodes.dataset
-            raise StateError(
-                "the saved state is of other episodes of this dataset"
-                if same
-                else "the saved state is of another dataset, or this one has changed: select the "
-                "state's episodes, if they are still the same",
-                file=url,
-                expected=state.episodes,
-                got=episodes,
-            )
+            problem = "the saved state is of another dataset, or this one has changed: select the "
+            problem += "state's episodes, if they are still the same"
+            problem = "the saved state is of other episodes of this dataset" if same else problem
+            raise StateError(problem, file=url, expected=state.episodes, got=episodes)
 
     @property
     def _episodes(self) -> Episodes:
@@ -99,10 +96,8 @@ class SourceOrder:
         dilations, frames = options.dilations, selection.frames
         # The padding of features may change, and does so with the dataset.
         arrays = frames.stored if frames.transform is None else frames.arrays
-        stored, windows = (
-            selection.dataset.contents.stored_name,
-            selection.clip_set.windows.describe(),
-        )
+        stored = selection.dataset.contents.stored_name
+        windows = selection.clip_set.windows.describe()
         return {
             "clip_len": options.clip_len,
             "stride": selection.clip_set.spec.stride,
@@ -159,27 +154,3 @@ def _settings(state: State) -> PlanSettings:
     """The settings of the state's epoch."""
     source = state.sources[0]
     return source.left[0] if source.left else source.settings
-
-
-def _check_same(
-    problem: str,
-    url: str,
-    now: Mapping[str, Any],
-    found: Mapping[str, Any],
-    names: Collection[str],
-) -> None:
-    """Raise `StateError` where a state has other values of these names."""
-    differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
-    if "features" in differ and "shapes" in differ:
-        differ.remove("shapes")  # of the features
-    if differ:
-        raise StateError(
-            f"{problem}: {', '.join(differ)}",
-            file=url,
-            expected=_named(differ, found),
-            got=_named(differ, now),
-        )
-
-
-def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={repr_of(values.get(name))}" for name in names)

@@ -6,7 +6,7 @@ A state has a position and, of each dataset that clips come from, what the order
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import lru_cache, partial
 from inspect import get_annotations
@@ -211,30 +211,22 @@ class State:
         _check(version == _VERSION and type(version) is int, "another version", _VERSION, version)
         entries = {name: value for name, value in saved.items() if name != "version"}
         state: State = _read(cls, entries, "itself")
-        for name, (is_right, expected) in state._rules().items():
+        for name, is_right, expected in state._rules():
             _check(is_right, f"{name} that no loader has saved", expected, getattr(state, name))
         return state
 
-    def _rules(self) -> dict[str, tuple[bool, str]]:
-        """By entry, whether it agrees with the others, and how it should."""
-        sharing, is_list = self.sharing, isinstance(self.batch, tuple)
-        of_all, lefts = sharing.worker is None, [len(source.left) for source in self.sources]
-        return {
-            "sharing": (
-                _are_parts(sharing.ranks, sharing.workers)
-                and (sharing.worker or 0) < sharing.workers,
-                f"worker < workers, and fewer than {_MAX_PARTS} workers in all ranks",
-            ),
-            "batch": (
-                is_list == of_all and len(self.batches) == (sharing.workers if of_all else 1),
-                "the number of a worker; or without a worker, a list of the numbers of all",
-            ),
-            "sources": (0 < len(lefts) == len(self.rests), "at least one, and as many in rest"),
-            "rest": (
-                all(map(SourceRemainder.is_of, self.rests, lefts)),
-                f"at most {_MOST_PENDING} epochs that follow each other, each with its sessions",
-            ),
-        }
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Names of entries, whether they agree with the others, and how they should."""
+        sharing, worker = self.sharing, self.sharing.worker
+        are_parts = _are_parts(sharing.ranks, sharing.workers) and (worker or 0) < sharing.workers
+        yield "sharing", are_parts, f"worker < workers, fewer than {_MAX_PARTS} in all ranks"
+        is_right = isinstance(self.batch, tuple) == (worker is None)
+        is_right = is_right and len(self.batches) == (sharing.workers if worker is None else 1)
+        yield "batch", is_right, "a number of one worker, or a list for all workers"
+        lefts = [len(source.left) for source in self.sources]
+        yield "sources", 0 < len(lefts) == len(self.rests), "at least one, and as many in rest"
+        is_right = all(map(SourceRemainder.is_of, self.rests, lefts))
+        yield "rest", is_right, "epochs that follow each other, each with its sessions"
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
@@ -281,6 +273,22 @@ def _integer(name: str, value: Any, bounds: range) -> int:
 def _are_parts(ranks: int, workers: int) -> bool:
     """Whether there may be so many."""
     return 0 < ranks * workers < _MAX_PARTS
+
+
+def check_same(
+    problem: str,
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    names: Iterable[str],
+    url: str | None = None,
+) -> None:
+    """Raise `StateError` where a loader has other entries of these names than a saved state."""
+    differ = [name for name in names if now.get(name, ...) != saved.get(name, ...)]
+    if differ:
+        expected, got = (
+            ", ".join(f"{n}={repr_of(one.get(n))}" for n in differ) for one in (saved, now)
+        )
+        raise StateError(f"{problem}: {', '.join(differ)}", file=url, expected=expected, got=got)
 
 
 def _check(is_right: bool, problem: str, expected: object = None, got: object = None) -> None:
