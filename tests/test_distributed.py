@@ -384,10 +384,12 @@ if rank == 1:
     print(begun(stream), flush=True)
 data = SeqRecordStream(path, **clips)
 data.set_epoch(3, batches=4 * rank)
-for _ in DataLoader(data, batch_size=None, num_workers=1):
-    pass  # `list` would ask for the length, too, where a rank may notice the other's place
+loader = DataLoader(data, batch_size=None, num_workers=1)
+assert len(list(loader)) + 4 * rank == len(loader)
+wait()
 for one in (0, 1):
     if one == rank:
+        len(loader)  # raises nothing, whichever rank asks first
         try:
             data.set_epoch(4)
         except StateError as error:

@@ -65,25 +65,21 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
 
 
 _OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
-"""How a dataset is opened, which is said when it is."""
+"""Arguments of `seqrecord.open`."""
 
 
 def _unknown_argument(name: str, names: Collection[str]) -> Exception:
-    instead = dict.fromkeys(_OF_OPEN, f"seqrecord.open(location, {name}=…) as the location")
-    of_engine = inspect.signature(EngineOptions).parameters
+    elsewhere = {one: f"seqrecord.open(location, {one}=…) as the location" for one in _OF_OPEN}
     if "engine" in names:
-        instead |= dict.fromkeys(of_engine, f"engine=seqrecord.EngineOptions({name}=…)")
-    if name in instead:
-        return ClipError(f"{name} is no argument of a loader", expected=instead[name], got=name)
-    if name in (*of_engine, *inspect.signature(LoaderOptions).parameters):
-        return ClipError(
-            "clips that are read by their number have no epochs",
-            expected="SeqRecordPipe, SeqRecordStream or SeqRecordNode, which take it",
-            got=name,
-        )
+        of_engine = inspect.signature(EngineOptions).parameters
+        elsewhere |= {one: f"engine=seqrecord.EngineOptions({one}=…)" for one in of_engine}
+    if name in elsewhere:
+        return ClipError(f"{name} is no argument of a loader", expected=elsewhere[name], got=name)
+    if name in inspect.signature(LoaderOptions).parameters:
+        expected = "SeqRecordPipe, SeqRecordStream or SeqRecordNode, which stream epochs"
+        return ClipError("clips read by their number have no epochs", expected=expected, got=name)
     near = difflib.get_close_matches(name, names, 1)
-    known = "windows" if name == "delta_timestamps" else near[0] if near else None
-    hint = f"is it {known}?" if known else f"there are {', '.join(sorted(names))}"
+    hint = f"is it {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
     return TypeError(f"there is no argument {name!r}; {hint}")
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -32,14 +31,6 @@ from seqrecord.sampling import Part
 from seqrecord.units import MOST, check_integer
 
 
-class Phase(Enum):
-    """How far the epoch of a position is."""
-
-    WAITING = "nobody has begun it"
-    BEGUN = "an iteration of this process has begun it"
-    IN_WORKERS = "worker processes have begun it"
-
-
 class Epochs:
     """A loader's epochs, one after the other, and the position in them. Picklable.
 
@@ -52,22 +43,23 @@ class Epochs:
 
     def __init__(self, loader: BatchSource) -> None:
         self.loader = loader
-        self._phase = Phase.WAITING
         self._start = Start()  # of the position's epoch; a plain one once the epoch was begun
+        self._is_begun = False  # this epoch, by an iteration of this process or by workers
+        self._turn: Turn | None = None  # the workers' turn that has begun it
+        self._is_compared = True  # this turn with those of other ranks
         self._place: Place | None = None  # in this epoch, of the iteration that was made last
+        self._holder: str | None = None  # the pipe behind this iteration that holds items
         self._loaded: State | None = None  # the state that was loaded last
         self._is_told = False  # this worker which epoch comes next
         self._made: Iteration | None = None  # the iteration that was made last
         self._last: Iteration | None = None  # the one that was begun last
         self._turns = Turns()
-        self._turn: Turn | None = None  # that other ranks' are still to be compared with
-        self._workers = 1  # that have begun the position's epoch
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
         copied = {**self.__dict__, "_place": self._delivered, "_made": None, "_last": None}
         if self._is_over:
-            copied |= {"_phase": Phase.WAITING, "_start": self._start.following, "_place": None}
+            copied |= {"_is_begun": False, "_start": self._start.following, "_place": None}
         return copied
 
     @property
@@ -78,20 +70,11 @@ class Epochs:
         """
         self._follow_workers()
         is_open = self._last is not None and self._last.is_open
-        return self._start.epoch + (self.is_begun and not is_open)
+        return self._start.epoch + (self._is_begun and not is_open)
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether the epoch that the position is in was begun."""
-        return self._phase is not Phase.WAITING
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the next iteration begins after batches that `set_epoch` was given."""
-        return not self.is_begun and self._start.batches > 0
-
-    def iterate(self, part: Part) -> Iterator[Clip]:
-        """The batches of one epoch, or those that are left of the one that was loaded.
+    def iterate(self, part: Part, holder: str | None = None) -> Iterator[Clip]:
+        """The batches of one epoch, or those that are left of the one that was loaded; `holder` is
+        the class of a pipe behind this one that holds items.
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
         loaded that is in the middle of an epoch of other parts, and lacks the positions of some; in
@@ -99,6 +82,7 @@ class Epochs:
         would die of it.
         """
         try:
+            self._holder = holder
             self._find_iteration(Sharing.of(part))
         except SeqRecordError as error:
             if get_worker_info() is None:
@@ -114,8 +98,10 @@ class Epochs:
         self._catch_up()
         if self._turns.in_worker:
             self._take_turn()
-        elif self.is_begun:
+        elif self._is_begun:
             self._go_to(self._start.following)
+        if self._holder is not None and self._start.batches:
+            raise _not_the_chains(self._holder, "set_epoch() without batches")
         self._place = self._place_for(sharing)
         loaded = self._loaded if self._start.is_loaded else None
         if loaded is not None and continues(self.loader, loaded, sharing):
@@ -132,7 +118,7 @@ class Epochs:
             self._turns.iterations += 1
             self._check_agreement(place, f"iteration {self._turns.iterations}")
         self._last, self._is_told = None, False
-        self._start, self._place, self._phase = Start(epoch), place, Phase.BEGUN
+        self._start, self._place, self._is_begun = Start(epoch), place, True
         self._publish()
         moved = (sharing.worker or 0) - (own.worker or 0)
         plan = self.loader.plan(epoch, Part(part.index + moved, part.count), rest)
@@ -149,8 +135,8 @@ class Epochs:
         """
         start = _checked(epoch, batches, batch_size)
         self._catch_up()
-        if batches or epoch != self._start.epoch or self.is_begun:
-            made = None if self.is_begun else self._made
+        if batches or epoch != self._start.epoch or self._is_begun:
+            made = None if self._is_begun else self._made
             self._go_to(start)
             self._made = made
         self._is_told = get_worker_info() is not None  # it holds for this worker's next iteration
@@ -173,10 +159,18 @@ class Epochs:
         Raises `StateError` where worker processes have the position, and `batches` are not given.
         """
         self._catch_up()
+        if self._holder is not None and self._is_begun:
+            remedy = "the state between two epochs, after set_epoch()"
+            raise _not_the_chains(self._holder, remedy)
         if batches is not None:
             return self._state_after(part, _checked(self._start.epoch, batches, batch_size))
-        if self._phase is Phase.IN_WORKERS:
-            raise _no_position(self._start.epoch)
+        if self._turn is not None:
+            raise StateError(
+                "the position is in a DataLoader's worker processes",
+                expected="state_dict(batches=…), with the batches that the training has taken in "
+                "this epoch; or a torchdata StatefulDataLoader around a SeqRecordStream or mix",
+                got=f"state_dict() while workers run, or have run, epoch {self._start.epoch}",
+            )
         place = self._delivered
         if self._loaded is not None and self._start.is_loaded and place is None:
             return self._loaded.to_json()
@@ -187,7 +181,7 @@ class Epochs:
 
     def _state_after(self, part: Part, after: Start) -> dict[str, Any]:
         """See `state`."""
-        workers = self._workers if self._phase is Phase.IN_WORKERS else 1
+        workers = 1 if self._turn is None else self._turn.num_workers
         sharing = Sharing(part.count, workers, None if workers > 1 else 0)
         place = self._place or self._place_for(sharing, self._start._replace(batches=0))
         given, most = items_given(self.loader, after, place.rest, workers)
@@ -220,19 +214,19 @@ class Epochs:
     @property
     def _delivered(self) -> Place | None:
         """The place behind the batches that somebody has got."""
-        place, last = self._place, self._last if self._phase is Phase.BEGUN else None
+        place, last = self._place, self._last if self._is_begun else None
         return place if place is None or last is None else place._replace(batch=last.delivered)
 
     @property
     def _is_over(self) -> bool:
         """Whether an iteration of this process has given all of the position's epoch."""
-        last = self._last if self._phase is Phase.BEGUN else None
-        return last is not None and last.is_complete
+        is_here = self._is_begun and self._turn is None
+        return is_here and self._last is not None and self._last.is_complete
 
     def _go_to(self, start: Start) -> None:
         """To a start of an epoch."""
         check_integer("epoch", start.epoch, most=MOST)
-        self._phase, self._start, self._place = Phase.WAITING, start, None
+        self._start, self._is_begun, self._turn, self._place = start, False, None, None
         self._made, self._is_told = None, False
 
     def _place_for(self, sharing: Sharing, start: Start | None = None) -> Place:
@@ -256,20 +250,20 @@ class Epochs:
     @property
     def _next(self) -> Start:
         """Where the next iteration begins, if workers of this process begin it."""
-        return self._start.following if self.is_begun else self._start
+        return self._start.following if self._is_begun else self._start
 
     def _follow_workers(self) -> None:
         """Go to the epoch that workers have begun since this process published last."""
         if (turn := self._turns.newest()) is not None:
             self._go_to(turn.start)
-            self._phase, self._workers, self._turn = Phase.IN_WORKERS, turn.num_workers, turn
+            self._is_begun, self._turn, self._is_compared = True, turn, False
             self._use(turn.loaded)
 
     def _catch_up(self) -> None:
         """Follow workers, and compare their epoch with that of other ranks' workers."""
         self._follow_workers()
-        turn, self._turn = self._turn, None
-        if turn is not None and turn.parent == os.getpid():
+        turn, is_compared, self._is_compared = self._turn, self._is_compared, True
+        if turn is not None and turn.parent == os.getpid() and not is_compared:
             sharing = Sharing(self.loader.ranks.current().count, turn.num_workers, None)
             place = self._place_for(sharing, turn.start._replace(batches=0))
             place = place._replace(batch=turn.start.batches)
@@ -310,13 +304,12 @@ def _checked(epoch: int, batches: int, batch_size: int | None) -> Start:
     )
 
 
-def _no_position(epoch: int) -> StateError:
+def _not_the_chains(holder: str, remedy: str) -> StateError:
     return StateError(
-        "the position is in a DataLoader's worker processes, which this process cannot see",
-        expected="state_dict(batches=…), with the number of batches that the training has taken in "
-        "this epoch; or torchdata's StatefulDataLoader(SeqRecordStream(…) or SeqRecordMix(…), "
-        "batch_size=None, …), whose state_dict() has it",
-        got=f"a state_dict() asked for while workers run, or have run, epoch {epoch}",
+        f"the {holder} behind this pipe holds items, or skips some, so the position of this pipe "
+        "is not that of the chain",
+        expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() behind it, "
+        f"for it shuffles and shares out by itself; or {remedy}",
     )
 
 

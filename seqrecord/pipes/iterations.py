@@ -11,6 +11,7 @@ from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace
 from seqrecord.pipes.distributed import Ranks
+from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Remainder, State
 from seqrecord.sampling import Part
@@ -34,6 +35,10 @@ class BatchSource(Protocol):
     workers had left when their number changed come in later epochs, else in the same one."""
     batch_size: int | None
     """Clips of a batch; `None` for single clips."""
+
+    @property
+    def options(self) -> LoaderOptions:
+        """The arguments of the loader."""
 
     @property
     def ranks(self) -> Ranks:
@@ -114,7 +119,8 @@ class Iteration:
                     try:
                         yield clips.pop()
                     finally:
-                        trace.add("consumer", taken, perf_counter())
+                        if trace.is_on:
+                            trace.add("consumer", taken, perf_counter())
             engine.close()
             self.is_complete = True
         finally:

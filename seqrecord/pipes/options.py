@@ -265,9 +265,11 @@ class ClipOptions:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
         _check_fields(self)
         if self.clip_len is None and self.windows is None and not self.lists_frames:
-            raise ClipError("clip_len is missing", expected="clip_len, or windows, or both")
+            raise ClipError("neither clip_len nor windows is given", expected="one, or both")
         if self.clip_len is None and self.dilation != 1:
-            raise ClipError("dilation needs clip_len", expected="clip_len too", got=self.dilation)
+            raise ClipError(
+                "dilation is that of clip_len", expected="clip_len too", got=self.dilation
+            )
         if self.squeeze and (self.clip_len not in (None, 1) or self.lists_frames):
             raise ClipError(
                 "squeeze is for clips with one frame of each feature without a window",
@@ -287,7 +289,7 @@ class ClipOptions:
             taken |= {name: getattr(self, name) for name in _OF_FRAMES}
         if self.clips is not None and (given := [name for name in taken if taken[name]]):
             expected = f"no {', '.join(given)}"
-            raise ClipError("clips has the starts and frames of clips", expected=expected)
+            raise ClipError("clips has the starts, or the frames of each clip", expected=expected)
 
     @property
     def spec(self) -> ClipSpec:
@@ -522,7 +524,7 @@ class LoaderOptions(ClipOptions):
         is_on_host = self.frame_transform is not None or self.resize is not None
         if self.tuning.video_decoder != "pyav" and is_on_host:
             raise ClipError(
-                f"{decoder} decodes on the device; frame_transform and resize are for the host",
+                f"{decoder}, but frame_transform and resize are for frames of the host",
                 expected="no resize and no frame_transform; or no video_decoder",
                 got=f"device={self.device}, and both",
             )
@@ -547,7 +549,7 @@ class LoaderOptions(ClipOptions):
             raise ClipError(f'order="sequences" takes no {names}', expected=f"no {names}")
         if self.has_drawn_steps:
             raise ClipError(
-                'with order="sequences", clips follow each other: no several dilations, no reverse',
+                'order="sequences" takes neither several dilations nor reverse',
                 expected="one dilation, reverse=0",
                 got=f"dilation={self.dilation}, reverse={self.reverse:g}",
             )

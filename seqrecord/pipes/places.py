@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from seqrecord.errors import MemoryLimitError, StateError
-from seqrecord.pipes.distributed import batches_of_workers, this_worker
+from seqrecord.errors import MemoryLimitError
+from seqrecord.pipes.distributed import batches_of_workers
 from seqrecord.pipes.iterations import BatchSource
 from seqrecord.pipes.states import Remainder, Sharing, State, check_same
 from seqrecord.pipes.worker_epochs import Start
@@ -49,13 +49,6 @@ def find_place(
             rest = loader.remainder_after(loaded)
         if rest is not None and start.epoch < rest.epoch:
             rest = None
-    if start.batches and sharing.workers != this_worker()[1]:
-        raise StateError(
-            "a .sharding_filter() distributes the items of this pipe, so the batches of set_epoch "
-            "are not those that it has given",
-            expected="no .sharding_filter(): ranks and workers get parts of their own; or no "
-            "batches",
-        )
     if own is None or not (given or start.batches):
         return Place(start.epoch, 0, sharing, rest)
     if len(given) == 1:

@@ -39,6 +39,8 @@ A batch of clips is the same with one axis more: tensors [clips, frames, …] or
 `episode` a list of keys, `start` int64 [clips]. Texts are lists too.
 """
 
+Json: TypeAlias = Mapping[str, Any]
+
 Sessions: TypeAlias = tuple[Session, ...]
 """Those of an epoch that are over, because the number of ranks or workers has changed."""
 
@@ -130,7 +132,7 @@ class SourceState:
 
     settings: PlanSettings
     """Of whole epochs."""
-    request: Mapping[str, Any]
+    request: Json
     """What was asked for beside the settings: clips and features, by the name of the argument."""
     episodes: Episodes
     left: tuple[PlanSettings, ...] = ()
@@ -146,7 +148,7 @@ class State:
     """Delivered in this epoch, or in what was left of it, by the worker of `sharing`, or by each of
     them."""
     sharing: Sharing
-    asked: Mapping[str, Any]
+    asked: Json
     """What was asked for beside what each source was."""
     sources: tuple[SourceState, ...]
     rest: Remainder | None = None
@@ -248,7 +250,9 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         _check(len(kinds) == len(value), f"a list of another length in {name}", len(kinds), value)
         return tuple(_read(one, item, name) for one, item in zip(kinds, value, strict=True))
     if kind is int:
-        return _integer(name, value, _BOUNDS.get(name, _INTEGERS))
+        bounds = _BOUNDS.get(name, _INTEGERS)
+        expected, is_right = f"{bounds[0]} to {bounds[-1]}", type(value) is int and value in bounds
+        _check(is_right, f"a number out of range in {name}", expected, value)
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -263,24 +267,13 @@ def _json_of(kind: Any) -> tuple[Any, str]:
 _hints = lru_cache(partial(get_annotations, eval_str=True))
 
 
-def _integer(name: str, value: Any, bounds: range) -> int:
-    is_right = type(value) is int and value in bounds
-    expected = f"an integer of {bounds[0]} to {bounds[-1]}"
-    _check(is_right, f"a number out of range in {name}", expected, value)
-    return int(value)
-
-
 def _are_parts(ranks: int, workers: int) -> bool:
     """Whether there may be so many."""
     return 0 < ranks * workers < _MAX_PARTS
 
 
 def check_same(
-    problem: str,
-    saved: Mapping[str, Any],
-    now: Mapping[str, Any],
-    names: Iterable[str],
-    url: str | None = None,
+    problem: str, saved: Json, now: Json, names: Iterable[str], url: str | None = None
 ) -> None:
     """Raise `StateError` where a loader has other entries of these names than a saved state."""
     differ = [name for name in names if now.get(name, ...) != saved.get(name, ...)]

@@ -50,17 +50,6 @@ class Start(NamedTuple):
         return Start(min(self.epoch + 1, MOST))
 
 
-class Turn(NamedTuple):
-    """Where a turn begins, and the state that was loaded last, as JSON. Turns of a process are
-    numbered from 1."""
-
-    parent: int
-    number: int
-    start: Start
-    loaded: Any
-    num_workers: int
-
-
 class Worker(NamedTuple):
     """A DataLoader's worker, in one of its iterations."""
 
@@ -94,22 +83,23 @@ class Worker(NamedTuple):
         return cls(parent.pid, iterator, iteration, info.id, info.num_workers)
 
 
-class _Row(NamedTuple):
-    """A turn, or with `iterator` 0 the start that a process has set. All are integers."""
+class Turn(NamedTuple):
+    """A row of the table: a turn, or with `iterator` 0 the start that a process has set."""
 
-    number: int  # rows are numbered as they are written, from 1
-    parent: int
-    turns: int  # of the parent, up to this row
-    iterator: int
-    iteration: int
-    num_workers: int
-    is_told: int  # the epoch is one that workers were given
-    state: int  # bytes of the state that was loaded last; 0 for none
-    epoch: int
-    batches: int
-    batch_size: int
-    is_loaded: int
-    begun: int  # a bit for each worker that has begun
+    row: int = 0  # rows are numbered as they are written, from 1
+    parent: int = 0
+    number: int = 0  # of the parent's turns, from 1; in other rows, of the last one
+    iterator: int = 0
+    iteration: int = 0
+    num_workers: int = 0
+    is_told: int = 0  # whether workers were given the epoch
+    state: int = 0  # bytes of the state that was loaded last; 0 for none
+    epoch: int = 0
+    batches: int = 0
+    batch_size: int = 1
+    is_loaded: int = 0
+    begun: int = 0  # a bit for each worker that has begun
+    loaded: Any = None  # the state that was loaded last, as JSON
 
     @property
     def start(self) -> Start:
@@ -151,23 +141,25 @@ class Turns:
         processes = [self._process] if self._process != here else []
         processes += [] if self.in_worker else [here]
         self._process = here
-        turns = [turn for process in processes if (turn := self.begun(process)) is not None]
-        new = [turn for turn in turns if turn[:2] != self._seen]
-        self._seen = new[-1][:2] if new else self._seen
-        return new[-1] if new else None
+        found = [turn for process in processes if (turn := self.begun(process)) is not None]
+        new = [turn for turn in found if (turn.parent, turn.number) != self._seen]
+        if not new:
+            return None
+        self._seen = new[-1].parent, new[-1].number
+        return new[-1]
 
     def set_next(self, start: Start, loaded: Any = None) -> None:
         """This process's next turn begins there. `loaded` is the state that was loaded last. In a
         worker there is none to begin."""
         if not self.in_worker:
             with self._locked() as rows:
-                self._append(rows, _Row(0, os.getpid(), 0, 0, 0, 0, 0, 0, *start, 0), loaded)
+                self._append(rows, Turn(parent=os.getpid(), **start._asdict()), loaded)
 
     def begun(self, parent: int) -> Turn | None:
         """The newest turn of a process; `None` if it has set its next epoch since, or has none."""
         with self._locked() as rows:
             row = _newest(rows, parent)
-            return self._turn(rows, row) if row is not None and row.iterator else None
+            return self._with_state(rows, row) if row is not None and row.iterator else None
 
     def take(
         self, worker: Worker, start: Start, told: Start | None = None, loaded: Any = None
@@ -180,37 +172,37 @@ class Turns:
         Raises `ClipError` where not all workers of a turn were told the same epoch.
         """
         parent, iterator, iteration, number, num_workers = worker
+        is_told, bit = told is not None, 1 << number
         with self._locked() as rows:
             turns = [r for r in rows if (r.parent, r.iterator, r.iteration) == worker[:3]]
             row = max(turns, default=None)
-            if row is None or row.begun >> number & 1:
+            if row is None or row.begun & bit:
                 newest = _newest(rows, parent)
                 if told is not None:
                     start = told
                 elif newest is not None:
                     start = newest.start.following if newest.iterator else newest.start
-                    loaded = self._loaded(rows, newest)
-                is_told = told is not None
-                made = _Row(0, parent, 0, iterator, iteration, num_workers, is_told, 0, *start, 0)
-                row = self._append(rows, made, loaded)
-            if bool(row.is_told) != (told is not None) or (told and told.epoch != row.epoch):
+                    loaded = self._with_state(rows, newest).loaded
+                row = Turn(0, parent, 0, iterator, iteration, num_workers, is_told, 0, *start)
+                row = self._append(rows, row, loaded)
+            if row.is_told != is_told or (told is not None and told.epoch != row.epoch):
                 raise ClipError(
                     "the workers of a DataLoader were given different epochs",
                     expected="set_epoch, or load_state_dict, with the same epoch in all of them, "
                     "or in none",
                     got=f"epoch {row.epoch}, and {'none' if told is None else told.epoch}",
                 )
-            self._write(rows.index(row), row._replace(begun=row.begun | 1 << number))
-            return self._turn(rows, row)
+            self._write(rows.index(row), row._replace(begun=row.begun | bit))
+            return self._with_state(rows, row)
 
-    def _append(self, rows: list[_Row], row: _Row, loaded: Any) -> _Row:
+    def _append(self, rows: list[Turn], row: Turn, loaded: Any) -> Turn:
         """Write one more row and its state, in place of old ones: not those of the newest row of a
         process, if there are others."""
         newest = {one.parent: one for one in sorted(rows)}
-        turns = newest[row.parent].turns if row.parent in newest else 0
+        number = newest[row.parent].number if row.parent in newest else 0
         text = b"" if loaded is None else json.dumps(loaded).encode()
-        number = 1 + max((one.number for one in rows), default=0)
-        row = row._replace(number=number, turns=turns + (row.iterator > 0), state=len(text))
+        last = max((one.row for one in rows), default=0)
+        row = row._replace(row=last + 1, number=number + (row.iterator > 0), state=len(text))
         place = len(rows)
         if place == _NUM_ROWS:
             place = rows.index(min(rows, key=lambda one: (one in newest.values(), one)))
@@ -219,20 +211,16 @@ class Turns:
         self._write(place, row)
         return row
 
-    def _write(self, place: int, row: _Row) -> None:
-        *numbers, begun = row
+    def _write(self, place: int, row: Turn) -> None:
+        *numbers, begun, _ = row
         os.pwrite(self._file, _ROW.pack(*numbers, begun.to_bytes(160, "little")), place * _ROW.size)
 
-    def _turn(self, rows: list[_Row], row: _Row) -> Turn:
-        return Turn(row.parent, row.turns, row.start, self._loaded(rows, row), row.num_workers)
-
-    def _loaded(self, rows: list[_Row], row: _Row) -> Any:
-        """The state that was loaded last when a row was written."""
+    def _with_state(self, rows: list[Turn], row: Turn) -> Turn:
         text = os.pread(self._file, row.state, _STATES_AT + rows.index(row) * _STATE_BYTES)
-        return json.loads(text) if text else None
+        return row._replace(loaded=json.loads(text) if text else None)
 
     @contextmanager
-    def _locked(self) -> Iterator[list[_Row]]:
+    def _locked(self) -> Iterator[list[Turn]]:
         """The rows, while no other process and no other thread has them."""
         with _lock.get():
             fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system unlocks it when the process dies
@@ -240,11 +228,11 @@ class Turns:
                 data = os.pread(self._file, _NUM_ROWS * _ROW.size, 0)
                 whole = len(data) // _ROW.size * _ROW.size
                 found = _ROW.iter_unpack(data[:whole])
-                rows = [_Row(*n, int.from_bytes(begun, "little")) for *n, begun in found]
-                yield [row for row in rows if row.number]
+                rows = [Turn(*n, int.from_bytes(begun, "little")) for *n, begun in found]
+                yield [row for row in rows if row.row]
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
-def _newest(rows: list[_Row], parent: int) -> _Row | None:
+def _newest(rows: list[Turn], parent: int) -> Turn | None:
     return max((row for row in rows if row.parent == parent), default=None)
