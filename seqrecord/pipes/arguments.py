@@ -78,7 +78,8 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
     if name in inspect.signature(LoaderOptions).parameters:
         expected = "SeqRecordPipe, SeqRecordStream or SeqRecordNode, which stream epochs"
         return ClipError("clips read by their number have no epochs", expected=expected, got=name)
-    near = difflib.get_close_matches(name, names, 1)
+    lerobot = {"delta_timestamps": ["windows"]}
+    near = lerobot.get(name) or difflib.get_close_matches(name, names, 1)
     hint = f"is it {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
     return TypeError(f"there is no argument {name!r}; {hint}")
 
