@@ -201,7 +201,7 @@ def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
         ("equal", None, "True or False"),
         ("memory_limit", "2 elephants", "bytes, or text"),
         ("memory_limit", 1.5, "bytes, or text"),
-        ("rank", 3, "world_size too, with 0 <= rank < world_size"),
+        ("rank", 3, "0 <= rank < world_size; or world_size=1 alone"),
         ("world_size", 0, "at least 1"),
         ("device", "abacus", "cpu or cuda:0"),
         ("seed", True, "an integer"),

@@ -1,32 +1,23 @@
-"""This process's part of an epoch, among ranks and DataLoader workers; whether ranks agree."""
+"""This process's part of an epoch, among ranks and DataLoader workers."""
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
 import sys
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch.distributed
-from torch.distributed import distributed_c10d
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Part
-from seqrecord.text import repr_of
 
-_OF_A_KIND = ("features", "clip_len", "windows")  # another loader, where these differ
-_numbers: WeakKeyDictionary[object, str] = WeakKeyDictionary()  # names of loaders in this process
-_loaders: Counter[str] = Counter()  # of a kind
 _logger = logging.getLogger("seqrecord")
 _said: dict[str, object] = {}  # by the notice, of the thread that says it
 
@@ -229,42 +220,3 @@ def _of_environment(environment: Mapping[str, str]) -> Part | None:
             got=" ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
         )
     return Part(rank, world)
-
-
-def check_agreement(epochs: object, state: dict[str, Any], iteration: str, ranks: Ranks) -> None:
-    """Raise `StateError` if another rank begins an iteration of `epochs` elsewhere.
-
-    The first rank writes its state to the store of `torch.distributed`; the others compare theirs.
-    Nobody waits: a rank may iterate alone, or never. Ranks number their loaders of a kind, as they
-    begin. Where ranks were given, groups of them may have loaders of their own, and only epoch and
-    batch are compared.
-    """
-    requests = [source["request"] for source in state["sources"]]
-    kind: Any = [[request[name] for name in _OF_A_KIND] for request in requests]
-    if ranks.given is not None:
-        kind = state["sources"], state["asked"]
-    digest = sha256(json.dumps([state["sharing"]["ranks"], kind]).encode()).hexdigest()[:16]
-    if epochs not in _numbers:
-        _numbers[epochs] = f"{digest}/{_loaders[digest]}"
-        _loaders[digest] += 1
-    store, key = distributed_c10d._get_default_store(), f"seqrecord/{_numbers[epochs]}/{iteration}"
-    first = json.loads(store.compare_set(key, "", json.dumps(state)))
-    if differ := _differences(first, state):
-        raise StateError(
-            "the ranks begin an iteration in different places, or in different orders",
-            expected=", ".join(f"{name}={repr_of(theirs)}" for name, theirs, _ in differ),
-            got=", ".join(f"{name}={repr_of(own)}" for name, _, own in differ)
-            + "; give all ranks the same arguments, set_epoch and state; give world_size=1 to a "
-            "loader that only some ranks iterate over",
-        )
-
-
-def _differences(theirs: Any, own: Any, name: str = "state") -> list[tuple[str, Any, Any]]:
-    """Name and both values of each difference."""
-    if isinstance(theirs, dict) and isinstance(own, dict):
-        pairs = [(n, theirs.get(n), own.get(n)) for n in {**theirs, **own}]
-    elif isinstance(theirs, list) and isinstance(own, list) and len(theirs) == len(own):
-        pairs = [(name, *pair) for pair in zip(theirs, own, strict=True)]
-    else:
-        return [(name, theirs, own)] if theirs != own else []
-    return [found for n, a, b in pairs for found in _differences(a, b, n)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +12,11 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
-from seqrecord.pipes.distributed import check_agreement, say_once
+from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.iterations import BatchSource, Iteration, Planned
 from seqrecord.pipes.places import (
     Place,
+    check_agreement,
     continues,
     find_place,
     items_given,
@@ -116,7 +116,8 @@ class Epochs:
         epoch, batch, sharing, rest = place = self._place or self._place_for(own)
         if get_worker_info() is None:
             self._turns.iterations += 1
-            self._check_agreement(place, f"iteration {self._turns.iterations}")
+            name = f"iteration {self._turns.iterations}"
+            check_agreement(self, self.loader, place, name)
         self._last, self._is_told = None, False
         self._start, self._place, self._is_begun = Start(epoch), place, True
         self._publish()
@@ -234,13 +235,6 @@ class Epochs:
         start = start or self._start
         return find_place(self.loader, self._loaded, start, sharing, is_told=self._is_told)
 
-    def _check_agreement(self, place: Place, iteration: str) -> None:
-        """Raise `StateError` if another rank has begun this iteration at another place."""
-        ranks = self.loader.ranks
-        if ranks.in_process_group:
-            place = place._replace(sharing=replace(place.sharing, worker=None))
-            check_agreement(self, state_at(self.loader, place).to_json(), iteration, ranks)
-
     # ---- with worker processes
 
     def _publish(self) -> None:
@@ -267,7 +261,7 @@ class Epochs:
             sharing = Sharing(self.loader.ranks.current().count, turn.num_workers, None)
             place = self._place_for(sharing, turn.start._replace(batches=0))
             place = place._replace(batch=turn.start.batches)
-            self._check_agreement(place, f"turn {turn.number}")
+            check_agreement(self, self.loader, place, f"turn {turn.number}")
 
     def _take_turn(self) -> None:
         """In a worker process: to the epoch that all workers of its iterator begin."""

@@ -480,8 +480,8 @@ class LoaderOptions(ClipOptions):
     equal: bool = _checked(True, _check_flag)
     memory_limit: int | str | None = _checked(None, _check_size)
     device: str | torch.device | None = _checked(None, _only(_check_device))
-    rank: int | None = None
-    world_size: int | None = None
+    rank: int | None = _checked(None, _integer_from(0))
+    world_size: int | None = _checked(None, _integer_from(1, _MOST_RANKS))
     engine: EngineOptions | None = _checked(
         None, _such(lambda one: isinstance(one, EngineOptions), "seqrecord.EngineOptions(…)")
     )
@@ -489,14 +489,14 @@ class LoaderOptions(ClipOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rank is self.world_size is None:
-            if self.world_size is None:
-                expected = "world_size too, with 0 <= rank < world_size; or neither"
-                raise ClipError("rank needs world_size", expected=expected, got=repr_of(self.rank))
-            count = check_integer("world_size", self.world_size, least=1, most=_MOST_RANKS)
-            rank = 0 if self.rank is None and count == 1 else self.rank
-            rank = check_integer("rank", rank, least=0, most=count - 1)
+            rank = 0 if self.rank is None and self.world_size == 1 else self.rank
+            if rank is None or rank >= (self.world_size or 0):
+                raise ClipError(
+                    "rank and world_size do not go together",
+                    expected="0 <= rank < world_size; or world_size=1 alone; or neither",
+                    got=f"rank={self.rank} world_size={self.world_size}",
+                )
             object.__setattr__(self, "rank", rank)
-            object.__setattr__(self, "world_size", count)
         if self.order == "sequences":
             self._check_sequences()
         for name in _SHUFFLING:

@@ -1,16 +1,26 @@
 """Where an iteration begins: the part of an epoch that it has, and the number of its first batch.
-Also the state of a loader at such a place, and its inverse."""
+Also the state of a loader at such a place, its inverse, and its comparison with other ranks."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import replace
-from typing import NamedTuple
+from hashlib import sha256
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch.distributed import distributed_c10d
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.distributed import batches_of_workers
 from seqrecord.pipes.iterations import BatchSource
 from seqrecord.pipes.states import Remainder, Sharing, State, check_same
 from seqrecord.pipes.worker_epochs import Start
+
+_OF_A_KIND = ("features", "clip_len", "windows")  # another loader, where these differ
+_names: WeakKeyDictionary[object, str] = WeakKeyDictionary()  # of loaders, the same on all ranks
+_loaders: Counter[str] = Counter()  # of a kind, in this process
 
 
 class Place(NamedTuple):
@@ -127,3 +137,40 @@ def _has_batches_of(loader: BatchSource, state: State) -> bool:
     """Whether a state counts batches of the loader's size."""
     sizes = [source.planner.options.batch_size for source in loader.sources]
     return sizes == [said.settings.batch_size for said in state.sources]
+
+
+def check_agreement(epochs: object, loader: BatchSource, place: Place, iteration: str) -> None:
+    """Raise `StateError` if another rank begins an iteration of `epochs` at another place.
+
+    The first rank writes its state to the store of `torch.distributed`; the others compare theirs.
+    Nobody waits: a rank may iterate alone, or never. Ranks number their loaders of a kind, as they
+    begin. Where ranks were given, groups of them may have loaders of their own, and only epoch and
+    batch are compared.
+    """
+    if not loader.ranks.in_process_group:
+        return
+    place = place._replace(sharing=replace(place.sharing, worker=None))
+    state = state_at(loader, place).to_json()
+    kind: Any = [[source["request"][name] for name in _OF_A_KIND] for source in state["sources"]]
+    if loader.ranks.given is not None:
+        kind = state["sources"], state["asked"]
+    digest = sha256(json.dumps([place.sharing.ranks, kind]).encode()).hexdigest()[:16]
+    if epochs not in _names:
+        _names[epochs] = f"{digest}/{_loaders[digest]}"
+        _loaders[digest] += 1
+    store, key = distributed_c10d._get_default_store(), f"seqrecord/{_names[epochs]}/{iteration}"
+    first = _flat(json.loads(store.compare_set(key, "", json.dumps(state))))
+    problem = (
+        "the ranks begin an iteration in different places, or in different orders; give all ranks "
+        "the same arguments, set_epoch and state, or world_size=1 to a loader of some ranks alone"
+    )
+    check_same(problem, first, own := _flat(state), {**first, **own})
+
+
+def _flat(value: Any, name: str = "state") -> dict[str, Any]:
+    """The values in JSON, by their paths."""
+    if not isinstance(value, dict | list):
+        return {name: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    each = [_flat(one, f"{name}.{key}") for key, one in items]
+    return {path: one for some in each for path, one in some.items()}

@@ -228,7 +228,9 @@ class Turns:
                 data = os.pread(self._file, _NUM_ROWS * _ROW.size, 0)
                 whole = len(data) // _ROW.size * _ROW.size
                 found = _ROW.iter_unpack(data[:whole])
-                rows = [Turn(*n, begun=int.from_bytes(begun, "little")) for *n, begun in found]
+                rows = [
+                    Turn._make([*n, int.from_bytes(bits, "little"), None]) for *n, bits in found
+                ]
                 yield [row for row in rows if row.row]
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
