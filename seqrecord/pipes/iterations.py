@@ -33,8 +33,10 @@ class BatchSource(Protocol):
     goes_on: bool
     """Whether an epoch continues where the one before has ended: then the clips that ranks or
     workers had left when their number changed come in later epochs, else in the same one."""
-    batch_size: int | None
-    """Clips of a batch; `None` for single clips."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Clips of a batch; `None` for single clips."""
 
     @property
     def options(self) -> LoaderOptions:

@@ -159,18 +159,22 @@ def check_agreement(epochs: object, loader: BatchSource, place: Place, iteration
         _names[epochs] = f"{digest}/{_loaders[digest]}"
         _loaders[digest] += 1
     store, key = distributed_c10d._get_default_store(), f"seqrecord/{_names[epochs]}/{iteration}"
-    first = _flat(json.loads(store.compare_set(key, "", json.dumps(state))))
+    first = json.loads(store.compare_set(key, "", json.dumps(state)))
     problem = (
-        "the ranks begin an iteration in different places, or in different orders; give all ranks "
-        "the same arguments, set_epoch and state, or world_size=1 to a loader of some ranks alone"
+        "the ranks begin an iteration in different places, or in different orders (give all ranks "
+        "the same arguments, set_epoch and state; world_size=1 to a loader of some ranks alone)"
     )
-    check_same(problem, first, own := _flat(state), {**first, **own})
+    differ = _differences(first, state)
+    theirs, own = {n: one for n, one, _ in differ}, {n: one for n, _, one in differ}
+    check_same(problem, theirs, own, own)
 
 
-def _flat(value: Any, name: str = "state") -> dict[str, Any]:
-    """The values in JSON, by their paths."""
-    if not isinstance(value, dict | list):
-        return {name: value}
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    each = [_flat(one, f"{name}.{key}") for key, one in items]
-    return {path: one for some in each for path, one in some.items()}
+def _differences(theirs: Any, own: Any, name: str = "state") -> list[tuple[str, Any, Any]]:
+    """Name and both values of each difference."""
+    if isinstance(theirs, dict) and isinstance(own, dict):
+        pairs = [(n, theirs.get(n), own.get(n)) for n in {**theirs, **own}]
+    elif isinstance(theirs, list) and isinstance(own, list) and len(theirs) == len(own):
+        pairs = [(name, *pair) for pair in zip(theirs, own, strict=True)]
+    else:
+        return [(name, theirs, own)] if theirs != own else []
+    return [found for n, a, b in pairs for found in _differences(a, b, n)]

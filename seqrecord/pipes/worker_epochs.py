@@ -227,10 +227,9 @@ class Turns:
             try:
                 data = os.pread(self._file, _NUM_ROWS * _ROW.size, 0)
                 whole = len(data) // _ROW.size * _ROW.size
-                found = _ROW.iter_unpack(data[:whole])
-                rows = [
-                    Turn._make([*n, int.from_bytes(bits, "little"), None]) for *n, bits in found
-                ]
+                rows = list[Turn]()
+                for *numbers, begun in _ROW.iter_unpack(data[:whole]):
+                    rows.append(Turn._make([*numbers, int.from_bytes(begun, "little"), None]))
                 yield [row for row in rows if row.row]
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
