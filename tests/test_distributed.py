@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordMix, SeqRecordPipe, SeqRecordStream
@@ -307,6 +308,15 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
         assert len(mine) == len(loader)
         clips += mine
     assert len(clips) == len(set(clips)) == total
+
+
+def test_a_stream_with_a_sharding_filter(path: Path) -> None:
+    """As a pipe, it leaves the distribution to the filter."""
+    stream = SeqRecordStream(path, clip_len=3, features=["id"], equal=False)
+    chain = IterableWrapper(stream, deepcopy=False).sharding_filter()
+    loader = DataLoader(chain, batch_size=None, num_workers=2)
+    clips = [name for clip in loader for name in names(clip)]
+    assert len(clips) == len(set(clips)) == stream.num_clips
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -161,17 +161,11 @@ class Epochs:
         """
         self._catch_up()
         if self._holder is not None and self._is_begun:
-            remedy = "the state between two epochs, after set_epoch()"
-            raise _not_the_chains(self._holder, remedy)
+            raise _not_the_chains(self._holder, "the state after set_epoch(), between epochs")
         if batches is not None:
             return self._state_after(part, _checked(self._start.epoch, batches, batch_size))
         if self._turn is not None:
-            raise StateError(
-                "the position is in a DataLoader's worker processes",
-                expected="state_dict(batches=…), with the batches that the training has taken in "
-                "this epoch; or a torchdata StatefulDataLoader around a SeqRecordStream or mix",
-                got=f"state_dict() while workers run, or have run, epoch {self._start.epoch}",
-            )
+            raise _in_workers(self._start.epoch)
         place = self._delivered
         if self._loaded is not None and self._start.is_loaded and place is None:
             return self._loaded.to_json()
@@ -295,6 +289,15 @@ def _checked(epoch: int, batches: int, batch_size: int | None) -> Start:
         check_integer("epoch", epoch, least=0, most=MOST),
         check_integer("batches", batches, least=0, most=MOST),
         1 if batch_size is None else check_integer("batch_size", batch_size, least=1, most=MOST),
+    )
+
+
+def _in_workers(epoch: int) -> StateError:
+    return StateError(
+        "the position is in a DataLoader's worker processes",
+        expected="state_dict(batches=…), with the batches that the training has taken in this "
+        "epoch; or a torchdata StatefulDataLoader around a SeqRecordStream or mix",
+        got=f"state_dict() while workers run, or have run, epoch {epoch}",
     )
 
 
