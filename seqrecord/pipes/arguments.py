@@ -76,7 +76,7 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
     if name in elsewhere:
         return ClipError(f"{name} is no argument of a loader", expected=elsewhere[name], got=name)
     if name in inspect.signature(LoaderOptions).parameters:
-        expected = "SeqRecordPipe, SeqRecordStream or SeqRecordNode, which stream epochs"
+        expected = "SeqRecordPipe, SeqRecordIterableDataset or SeqRecordNode, which stream epochs"
         return ClipError("clips read by their number have no epochs", expected=expected, got=name)
     lerobot = {"delta_timestamps": ["windows"]}
     near = lerobot.get(name) or difflib.get_close_matches(name, names, 1)

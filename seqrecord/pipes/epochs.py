@@ -296,7 +296,7 @@ def _in_workers(epoch: int) -> StateError:
     return StateError(
         "the position is in a DataLoader's worker processes",
         expected="state_dict(batches=…), with the batches that the training has taken in this "
-        "epoch; or a torchdata StatefulDataLoader around a SeqRecordStream or mix",
+        "epoch; or a torchdata StatefulDataLoader around a SeqRecordIterableDataset or mix",
         got=f"state_dict() while workers run, or have run, epoch {epoch}",
     )
 

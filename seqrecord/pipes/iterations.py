@@ -105,7 +105,7 @@ class Iteration:
         the rest of its epoch, and its first batch."""
         source = self._source
         plan, rest, batch = begin(self)
-        # Without `equal`, another rank may have had a batch more than this one has.
+        # Without `even_batches`, another rank may have had a batch more than this one has.
         self._made = self.delivered = min(batch, plan.num_batches)
         trace, self._counts = source.trace(), plan.counts
         self._stats = EngineStats(trace=trace)
