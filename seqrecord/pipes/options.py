@@ -237,7 +237,7 @@ class ClipOptions:
             frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool
             [clip_len, length], which is true for what is the frame's. "nested": a nested tensor of
             layout `torch.jagged`, [clip_len, ?, …] and [batch * clip_len, ?, …], for features of
-            which only the first dimension varies; it needs torch 2.5. A dict says it by feature,
+            which only the first dimension varies. A dict has one of these for each feature,
             where sizes to pad to may stand, one for each dimension that varies: `{"points":
             "nested", "image": (480, 640)}`; features that it does not name are lists.
     """
