@@ -368,8 +368,4 @@ def test_epochs_without_clips_between_those_that_workers_are_in(root: Path) -> N
         gaps += any(after > before + 1 for before, after in pairwise(epochs))
         again = resumed(mixed_rarely(2), saved)
         assert again.state_dict() == saved
-        if len(epochs) > 1:
-            saved["rest"]["sources"][1]["pending"][0][0] -= 1  # an epoch with a clip is between
-            with pytest.raises(StateError, match="that follow each other"):
-                again.load_state_dict(saved)
     assert gaps

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from seqrecord.clips.clip_lists import ClipList, lists_frames
 from seqrecord.clips.tables import MAX_SETTING, ClipSpec
 from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size, is_probability
-from seqrecord.clips.windows import Latest
+from seqrecord.clips.windows import Latest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import are_names, check, check_names
-from seqrecord.pipes.chosen_clips import ClipList, lists_frames
-from seqrecord.pipes.window_arguments import Windows, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes
