@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from seqrecord.errors import MissingPackageError
 
+_IMPORT = re.compile(r"^    from ([\w.]+) import (\w+) as \2\b", re.MULTILINE)
+
 
 def lazy(
-    package: str, modules: Mapping[str, Sequence[str]], others: Sequence[str] = ()
+    package: str,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package or module, https://peps.python.org/pep-0562.
 
-    A package's own modules are there, too; its `__dir__` lists what it offers, `__all__`.
+    The imports under `if TYPE_CHECKING:` in its source, each a line `from module import name as
+    name`, are made when a name is first used. A package's own modules are there, too; its `__dir__`
+    lists the public names, `__all__`.
 
-    Args:
-        package: its name.
-        modules: by the modules below it the names that they have. A module that begins with
-            `seqrecord.` is a whole name.
-        others: the names that it offers beside these.
+    Raises `ImportError` without the source: an application must include the `.py` files, as torch
+    requires, too.
     """
-    module_of = {name: module for module, names in modules.items() for name in names}
-    offered = sorted({*module_of, *others})
+    loader: Any = sys.modules[package].__loader__
+    if (source := loader.get_source(package)) is None:
+        raise ImportError(f"{package} needs its .py files; include them in the application")
+    module_of = {name: module for module, name in _IMPORT.findall(source)}
+    offered = sorted(module_of)
 
     def found(name: str) -> Any:
-        if (module := module_of.get(name)) is not None:
-            full = module if module.startswith("seqrecord.") else f"{package}.{module}"
-            return getattr(importlib.import_module(full), name)
+        if (module := module_of.get(name, package)) != package:
+            return getattr(importlib.import_module(module), name)
         if not name.startswith("_") and is_installed(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -177,12 +177,12 @@ def test_nothing_is_appended_to_stale_values(tmp_path: Path) -> None:
     source = open_source(root, sparse="mask")
     index_source(source, index, workers=1)
     shutil.copytree(root / "a", root / "c", copy_function=shutil.copy2)
-    index_source(open_source(root, sparse="mask"), index, workers=1, append=True)
+    index_source(open_source(root, sparse="mask"), index, workers=1, mode="append")
     assert len(seqrecord.open(index).episodes) == 3
     path = change_array(root)
     shutil.copytree(root / "b", root / "d", copy_function=shutil.copy2)
     with pytest.raises(SeqRecordError, match="nothing can be appended") as caught:
-        index_source(open_source(root, sparse="mask"), index, workers=1, append=True)
+        index_source(open_source(root, sparse="mask"), index, workers=1, mode="append")
     assert caught.value.file == str(path)
 
 
@@ -197,7 +197,7 @@ def test_an_append_takes_the_place_of_what_was_known_of_the_same_files(tmp_path:
     index_source(open_source(root), index, workers=1)
     for path, text in zip(paths, before, strict=True):
         path.write_text(text)
-    index_source(open_source(root), index, workers=1, append=True)
+    index_source(open_source(root), index, workers=1, mode="append")
     index = again(index)
     assert len(seqrecord.open(index).episodes) == 3
 

@@ -27,7 +27,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, Remainder, Sessions, Source, State, sessions_of
+from seqrecord.pipes.states import Clip, Remainder, Sessions, State, sessions_of
 from seqrecord.sampling import Part, Plan, count_unused_frames
 from seqrecord.storage import local_path
 from seqrecord.text import counted
@@ -87,7 +87,7 @@ class ClipLoader:
         return self.planner.options
 
     @property
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[SourceOrder]:
         """See `BatchSource`."""
         return (self._order,)
 

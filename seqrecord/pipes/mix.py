@@ -21,7 +21,7 @@ from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import Streaming, WithEpochs, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import MixPlan, StoppingStrategy
+from seqrecord.pipes.mix_sources import StoppingStrategy
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
@@ -44,7 +44,7 @@ _OF_THE_MIX = (
 """The options that no source may set."""
 
 
-class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
+class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
     """Streams batches of clips from several datasets, each with its share of the clips.
 
     ::
@@ -156,7 +156,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         is_right = isinstance(alternate, bool | None)
         check("single_source_batches", alternate, is_right, "True, False or None")
         self._mix = MixLoader(_weighted(sources, weights), options, stop, features, alternate)
-        self._epochs = Epochs[MixPlan](self._mix)
+        self._epochs = Epochs(self._mix)
 
     @property
     def shares(self) -> dict[str, Fraction]:

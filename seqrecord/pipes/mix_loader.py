@@ -31,7 +31,8 @@ from seqrecord.pipes.mix_sources import (
     count_batches,
 )
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.states import Clip, Remainder, Source, SourceRemainder, State
+from seqrecord.pipes.source_orders import SourceOrder
+from seqrecord.pipes.states import Clip, Remainder, SourceRemainder, State
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
@@ -106,7 +107,7 @@ class MixLoader:
         return self._sources[0].ranks
 
     @property
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[SourceOrder]:
         """See `BatchSource`."""
         return tuple(source for loader in self._sources for source in loader.sources)
 
