@@ -17,7 +17,7 @@ OWN := layers or docs or messages or code_lines or mutation or simulation or int
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training bench-niceness services demo lowest lerobot-tools test-lerobot test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training bench-niceness services demo lowest lerobot-tools test-lerobot quick test test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -105,6 +105,12 @@ bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md and its plo
 
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
+
+# Modules that are compiled once: without this, each of 5 runs compiles tests and package for 10 s.
+quick test test-slow test-services test-others test-benchmarks test-lowest test-all: export PYTHONDONTWRITEBYTECODE :=
+
+quick: $(INSTALLED) ## Run one case of each fast test that starts no process; before each push
+	$(BIN)/python -m pytest -n $(shell nproc) --maxprocesses 4 --max-worker-restart 0 --dist loadfile -q -r fE --one-case --no-processes --hypothesis-profile=least
 
 test: $(INSTALLED) ## Run the fast tests
 	$(PYTEST) --dist loadfile
