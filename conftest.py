@@ -82,10 +82,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Or a test that looks at the log finds what a thread of an earlier one has to say.
     logging.getLogger("seqrecord").addFilter(is_own)
-    if config.getoption("--no-processes"):
-        sys.addaudithook(_skip_processes)
-        start = "multiprocessing.process.BaseProcess.start"  # a spawn has no audit event
-        pytest.MonkeyPatch().setattr(start, lambda _process: pytest.skip("starts a process"))
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -115,7 +111,11 @@ def pytest_runtest_setup() -> None:
     forget_threads()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--no-processes"):
+        sys.addaudithook(_skip_processes)
+        start = "multiprocessing.process.BaseProcess.start"  # a spawn has no audit event
+        pytest.MonkeyPatch().setattr(start, lambda _process: pytest.skip("starts a process"))
     _freeze()
 
 

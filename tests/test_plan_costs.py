@@ -367,8 +367,10 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     report = plan(tmp_path / "records", **given)
     command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(given)]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
-    # What else the machine does only adds to it.
-    assert 0.7 * report.peak_memory <= min(int(run.stdout) for run in runs) <= report.peak_memory
+    peaks = [int(run.stdout) for run in runs]
+    # Another process's load adds to one run's peak, or keeps its batches from waiting in memory.
+    assert min(peaks) <= report.peak_memory
+    assert 0.7 * report.peak_memory <= max(peaks)
 
 
 @pytest.mark.slow
