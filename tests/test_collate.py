@@ -148,7 +148,10 @@ BAD: list[tuple[Any, list[str]]] = [
     ([{"a": np.ones(2, ">f4")}] * 2, ["feature: a", "the machine's byte order", "'>f4'"]),
     ([{"a": np.ones(2, np.longdouble)}] * 2, ["feature: a", "a dtype that torch does not have"]),
     # Made by the test: nested tensors import torch._dynamo and sympy, 2 s and 70 MB.
-    (lambda: [{"a": jagged(2)}, {"a": torch.ones(2)}], ["nested, torch.jagged", "plain, torch.strided"]),
+    (
+        lambda: [{"a": jagged(2)}, {"a": torch.ones(2)}],
+        ["nested, torch.jagged", "plain, torch.strided"],
+    ),
     (lambda: [{"a": jagged(2)}, {"a": jagged(2).double()}], ["float32", "float64"]),
 ]
 
