@@ -18,7 +18,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.format.inventory import LeftOut
 from seqrecord.sources import inventory_of
-from seqrecord.sources.tum import Tum
+from seqrecord.sources.tum import TumSource
 from seqrecord.writing.dataset_source import DatasetSource
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.source_faults import encoded
@@ -42,7 +42,7 @@ def test_tum(tmp_path: Path) -> None:
     (tmp_path / "freiburg1_b/accelerometer.txt").write_text("# timestamp ax ay az\n")
     (tmp_path / "evaluation.json").write_text("{}")
     assert [line for line in lines(tmp_path) if line[:7] != "feature"] == [
-        f"format    tum: 2 sequences: {Tum.expected}",
+        f"format    tum: 2 sequences: {TumSource.expected}",
         "left out  calibration.txt: 2 files, no reader",
         "left out  evaluation.json: 1 file, no reader",
         "left out  rgb/*.png: 1 file, not a frame of a feature",
@@ -71,7 +71,8 @@ def test_euroc(tmp_path: Path) -> None:
         write_euroc(tmp_path / name)
         leica = tmp_path / name / "mav0/leica0"
         leica.mkdir()
-        # The rows that a table of `Folders` would have: no comments of any kind, no empty lines.
+        # The rows that a table of `FolderSource` would have: no comments of any kind, no empty
+        # lines.
         (leica / "data.csv").write_text("#timestamp,x,y,z\n\n  # paused\n% resumed\n1,2,3,4")
         (tmp_path / name / "mav0/body.yaml").write_text("comment: none")
     (tmp_path / "MH_02/mav0/imu0/data.csv").write_text("#timestamp\n")

@@ -15,7 +15,13 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordDataset, SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord import (
+    ClipError,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordNode,
+    SeqRecordPipe,
+)
 from seqrecord.engine.pools import can_share
 from tests.clip_data import (
     LARGE,
@@ -222,7 +228,7 @@ def test_memory_goes_with_the_last_loader(tmp_path: Path) -> None:
 
     tracemalloc.start()
     try:
-        other = SeqRecordDataset(path, clip_len=2)
+        other = SeqRecordMapDataset(path, clip_len=2)
         before = traced()
         pipe: Any = SeqRecordPipe(path, **CLIPS)
         batches = pipe.shuffle(buffer_size=9).batch(16).collate(seqrecord.collate)
@@ -241,7 +247,7 @@ def test_memory_goes_with_the_last_loader(tmp_path: Path) -> None:
 def clip_loaders(path: Path) -> Any:
     by_number = numbered(path, features=FEATURES)
     yield SeqRecordPipe(path, **CLIPS), {}
-    yield SeqRecordStream(path, **CLIPS, equal=False), {"num_workers": 2}
+    yield SeqRecordIterableDataset(path, **CLIPS, even_batches=False), {"num_workers": 2}
     yield by_number, {"shuffle": True}
     yield by_number, {"shuffle": True, "num_workers": 2}
 
@@ -297,8 +303,8 @@ def test_default_collate_gives_the_same(path: Path) -> None:
 # ---- clips by their number
 
 
-def numbered(path: Path, **more: Any) -> SeqRecordDataset:
-    return SeqRecordDataset(path, clip_len=3, **more)
+def numbered(path: Path, **more: Any) -> SeqRecordMapDataset:
+    return SeqRecordMapDataset(path, clip_len=3, **more)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +346,7 @@ def test_a_frame_is_decoded_once_in_a_call(path: Path) -> None:
     dataset.__getitems__([*range(12), 3])
     assert sorted(frames) == [(0, frame) for frame in range(14)]
     windows = {"id": [0, 1], "other": [1, 2]}
-    dataset = SeqRecordDataset(path, features=["id"], frame_transform=transform, windows=windows)
+    dataset = SeqRecordMapDataset(path, features=["id"], frame_transform=transform, windows=windows)
     frames.clear()
     for clip in dataset.__getitems__([*range(12), 3]):
         for name, offsets in windows.items():

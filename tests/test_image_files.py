@@ -18,7 +18,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.indexing.originals import index_source
-from seqrecord.sources import Folders
+from seqrecord.sources import FolderSource
 from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
 
 Array = npt.NDArray[Any]
@@ -292,7 +292,7 @@ def test_npz_of_a_frame(tmp_path: Path) -> None:
             points=points[number],
             intensity=points[number, :, 0],
         )
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [str(spec) for spec in source.schema().values()] == [
         "depth: float32 [5, 7]",
         "frame_number: int64 []",
@@ -311,7 +311,7 @@ def test_npz_of_an_episode(tmp_path: Path) -> None:
     actions, state = values("f4", 6, 2), values("i8", 6)
     np.savez(tmp_path / "a" / "data.npz", actions=actions, state=state, K=np.eye(3))
     np.savez(tmp_path / "a" / "reward.npz", np.arange(6.0))
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [info.num_frames for info in source.episodes()] == [6]
     assert [*source.schema()] == ["actions", "frame_number", "reward", "state"]
     for index, frame in enumerate(source.frames(source.episodes()[0])):
@@ -324,7 +324,7 @@ def test_npz_at_the_root_makes_no_episode_of_it(tmp_path: Path) -> None:
         (tmp_path / name / "rgb").mkdir(parents=True)
         Image.fromarray(values("u1", 4, 5, 3)).save(tmp_path / name / "rgb" / "0.png")
     np.savez(tmp_path / "mean.npz", np.zeros(3))
-    assert [info.key for info in Folders(tmp_path).episodes()] == ["a", "b"]
+    assert [info.key for info in FolderSource(tmp_path).episodes()] == ["a", "b"]
 
 
 def test_pickled_npz_is_refused(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_pickled_npz_is_refused(tmp_path: Path) -> None:
     objects: Any = np.array([{}], object)
     np.savez(tmp_path / "run" / "depth" / "0.npz", objects)
     with pytest.raises(SourceError, match="pickled") as caught:
-        Folders(tmp_path).schema()
+        FolderSource(tmp_path).schema()
     assert caught.value.file == str(tmp_path / "run" / "depth" / "0.npz")
 
 
@@ -359,7 +359,7 @@ def test_broken_npz(tmp_path: Path, name: str) -> None:
                     member.write(npy_header((50, 70)))
                     for _ in range(64):
                         member.write(bytes(1 << 20))
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     with pytest.raises(SourceError) as caught:
         list(source.frames(source.episodes()[0]))
     assert caught.value.file == str(path)

@@ -27,7 +27,7 @@ from seqrecord.errors import (
     SourceError,
     StorageError,
 )
-from seqrecord.sources import Videos
+from seqrecord.sources import VideoSource
 from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.tables import read_table
 from tests.command_line import main
@@ -126,17 +126,19 @@ def test_loaders_give_the_same_batches(tmp_path: Path) -> None:
             for name in one:
                 same = one[name] == other[name]
                 assert same.all() if torch.is_tensor(same) else same, name
-    clips = seqrecord.SeqRecordDataset(root, clip_len=2)
-    packed_clips = seqrecord.SeqRecordDataset(tmp_path / "packed", clip_len=2)
+    clips = seqrecord.SeqRecordMapDataset(root, clip_len=2)
+    packed_clips = seqrecord.SeqRecordMapDataset(tmp_path / "packed", clip_len=2)
     assert torch.equal(clips[5][CAMERAS[0]], packed_clips[5][CAMERAS[0]])
     sources = {
         name: seqrecord.SeqRecordPipe(location, clip_len=2)
         for name, location in (("lying", root), ("packed", tmp_path / "packed"))
     }
-    mix = seqrecord.SeqRecordMix(sources, batch_size=4, stop="longest")
+    mix = seqrecord.SeqRecordMix(sources, batch_size=4, stopping_strategy="all_exhausted")
     assert {name for batch in mix for name in batch["dataset"]} == {"lying", "packed"}
     workers = torch.utils.data.DataLoader(
-        seqrecord.SeqRecordStream(root, clip_len=2, batch_size=4), batch_size=None, num_workers=2
+        seqrecord.SeqRecordIterableDataset(root, clip_len=2, batch_size=4),
+        batch_size=None,
+        num_workers=2,
     )
     found = {clip for b in workers for clip in zip(b["episode"], b["start"].tolist(), strict=True)}
     assert len(found) == len(clips)
@@ -220,7 +222,7 @@ def test_an_original_that_grows_and_one_that_changes(tmp_path: Path, home: Path)
 def test_files_that_are_not_opened(what: str, tmp_path: Path) -> None:
     root = tmp_path / "a.mp4"
     write_video(root, pictures(6))
-    seqrecord.convert(Videos(root), tmp_path / "index", workers=1, reference=True)
+    seqrecord.convert(VideoSource(root), tmp_path / "index", workers=1, in_place=True)
     if what == "gone":
         root.unlink()
     elif what == "shrunk":
@@ -241,7 +243,7 @@ def test_only_what_this_user_has_indexed_is_opened(
     root = tmp_path / "videos"
     root.mkdir()
     write_video(root / "a.mp4", pictures(6))
-    seqrecord.convert(Videos(root), tmp_path / "index", workers=1, reference=True)
+    seqrecord.convert(VideoSource(root), tmp_path / "index", workers=1, in_place=True)
     frames = seqrecord.open(tmp_path / "index").episodes["a"][:]["image"]
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "another"))
     with pytest.raises(StorageError) as info:
@@ -297,7 +299,7 @@ def test_what_is_not_indexed(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["index", str(mixed), "-o", str(tmp_path / "i")]).exit_code == 0
     assert list(seqrecord.open(tmp_path / "i").episodes) == ["a"]
     with pytest.raises(SourceError):
-        seqrecord.convert(open_source(tmp_path / "i"), tmp_path / "j", reference=True)
+        seqrecord.convert(open_source(tmp_path / "i"), tmp_path / "j", in_place=True)
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
@@ -331,7 +333,7 @@ def test_video_that_must_be_encoded_anew_is_refused(tmp_path: Path) -> None:
 def test_edits_export_and_packing(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     index = tmp_path / "index"
-    seqrecord.convert(open_source(root), index, workers=1, reference=True)
+    seqrecord.convert(open_source(root), index, workers=1, in_place=True)
     frames = _frames(seqrecord.open(index))
     seqrecord.edit.delete_episodes(index, ["episode_000001"])
     seqrecord.edit.rewrite_files(index)
@@ -381,11 +383,11 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     at = data.index(b"mdat") + 4
     size = int.from_bytes(data[at - 8 : at - 4], "big") - 8
     source = open_source(root, features=[CAMERAS[0], "timestamp"])
-    seqrecord.convert(source, tmp_path / "a", workers=1, reference=True)
+    seqrecord.convert(source, tmp_path / "a", workers=1, in_place=True)
     middle = slice(at + size // 2, at + size)
     data[middle] = bytes(len(data[middle]))
     path.write_bytes(data)
-    seqrecord.convert(source, tmp_path / "b", workers=1, reference=True)
+    seqrecord.convert(source, tmp_path / "b", workers=1, in_place=True)
     one, other = (seqrecord.open(tmp_path / name).contents.index for name in "ab")
     assert np.array_equal(one.groups[0].external, other.groups[0].external)
 

@@ -16,9 +16,9 @@ import seqrecord
 from seqrecord import (
     ClipError,
     Dataset,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
 )
 from seqrecord.errors import SchemaError
@@ -135,12 +135,12 @@ def test_what_is_left_out_is_said_once(tmp_path: Path, caplog: pytest.LogCapture
     )
     pipe = SeqRecordPipe(path, clip_len=4)
     assert caplog.messages == [f"{path}: 56 clips; left out: {left_out}"]
-    SeqRecordStream(path, clip_len=4, batch_size=2)
+    SeqRecordIterableDataset(path, clip_len=4, batch_size=2)
     assert len(caplog.messages) == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert len(pipe) == 56
     assert left_out in repr(pipe)
-    assert left_out in repr(SeqRecordDataset(path, clip_len=4))
+    assert left_out in repr(SeqRecordMapDataset(path, clip_len=4))
     assert pipe.stats()["episodes_too_short"] == pipe.clips.num_short_episodes == 1
     assert pipe.stats()["clips_incomplete"] == pipe.clips.num_incomplete == 7
     with pytest.raises(ClipError, match="4 of 4 episodes, too short for a clip of 41 frames"):

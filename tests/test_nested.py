@@ -11,7 +11,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source
-from seqrecord.sources.video.source import Videos
+from seqrecord.sources.video.source import VideoSource
 from tests.command_line import fail
 from tests.lerobot_video_data import unpack
 from tests.source_writers import write_buffer
@@ -49,7 +49,7 @@ def test_a_part_of_a_lerobot_dataset(tmp_path: Path, part: str) -> None:
     assert caught.value.expected == str(root)
     if part == "videos":
         source: Source = open_source(path, format="videos")
-        assert isinstance(source, Videos)
+        assert isinstance(source, VideoSource)
         with pytest.raises(SourceError, match="a part of a LeRobot dataset"):
             open_source(next(path.rglob("*.mp4")))
 

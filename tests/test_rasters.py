@@ -19,7 +19,7 @@ from PIL import Image
 from seqrecord import convert
 from seqrecord import open as open_records
 from seqrecord.errors import MissingPackageError, SourceError
-from seqrecord.sources import Folders
+from seqrecord.sources import FolderSource
 from seqrecord.sources.common.array_files import array_header, read_array
 from tests.golden.make_rasters import FOLDER, values
 
@@ -107,7 +107,7 @@ def write_tree(tree: Path) -> None:
 def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
     tree = tmp_path / "src" / "scene"
     write_tree(tree)
-    source = Folders(tmp_path / "src")
+    source = FolderSource(tmp_path / "src")
     assert [str(spec) for spec in source.schema().values()] == [
         "depth: float32 [5, 7]",
         "flow: float32 [5, 7, 2]",

@@ -17,7 +17,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
 from seqrecord.errors import LocationError, MissingPackageError, SourceError
-from seqrecord.sources import Folders, SourceFormat, TartanAir, format_names
+from seqrecord.sources import FolderSource, SourceFormat, TartanAirSource, format_names
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.cache import CachedStorage
@@ -114,9 +114,9 @@ def test_docs_list_every_format() -> None:
 
 def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
-    assert isinstance(open_source(tmp_path), TartanAir)
-    assert isinstance(open_source(tmp_path, format="tartanair"), TartanAir)
-    assert isinstance(open_source(tmp_path, format="folders"), Folders)
+    assert isinstance(open_source(tmp_path), TartanAirSource)
+    assert isinstance(open_source(tmp_path, format="tartanair"), TartanAirSource)
+    assert isinstance(open_source(tmp_path, format="folders"), FolderSource)
     with pytest.raises(SourceError, match="nothing here of the format folders") as caught:
         open_source(tmp_path / "a" / "Easy" / "P000" / "image_left", format="folders")
     assert "000000_left.png" in str(caught.value.got)
@@ -136,7 +136,7 @@ def test_options_are_of_one_format(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cameras cannot be chosen for the format folders"):
         open_source(tmp_path / "two", cameras=["left"])
     with pytest.raises(LocationError, match="a URL; expected: a path of this machine"):
-        TartanAir("az://container/tartanair")
+        TartanAirSource("az://container/tartanair")
 
 
 def test_an_exported_episode_is_not_taken_for_tartanair(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_an_exported_episode_is_not_taken_for_tartanair(tmp_path: Path) -> None:
     folder = tmp_path / "cave" / "Easy" / "P000" / "image_left"
     folder.mkdir(parents=True)
     image.save(folder / "000000.png")  # TartanAir says 000000_left.png
-    assert isinstance(open_source(tmp_path), Folders)
+    assert isinstance(open_source(tmp_path), FolderSource)
 
 
 def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install) -> None:

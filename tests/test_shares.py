@@ -94,19 +94,21 @@ def test_windows_that_are_narrow_or_wide(counts: list[int]) -> None:
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     batch_size=st.integers(1, 9),
-    alternate=st.booleans(),
+    single_source_batches=st.booleans(),
     epoch=st.integers(0, 40),
 )
 def test_a_mix_finds_the_places_of_clips(
-    counts: list[int], batch_size: int, alternate: bool, epoch: int
+    counts: list[int], batch_size: int, single_source_batches: bool, epoch: int
 ) -> None:
     shares, num_batches = Shares(counts, 3), 25
     plan, following = (
-        MixPlan(Part(), num_batches, batch_size, shares, alternate, number * num_batches)
+        MixPlan(
+            Part(), num_batches, batch_size, shares, single_source_batches, number * num_batches
+        )
         for number in (epoch, epoch + 1)
     )
     batches = [plan.sources(batch) for batch in range(num_batches)]
-    if alternate:
+    if single_source_batches:
         assert all(len(set(batch.tolist())) == 1 for batch in batches)
     slots, before = np.concatenate(batches), plan.given(0)
     for batch in (0, 1, 7, num_batches):
@@ -132,7 +134,8 @@ def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataO
     each = zip(lengths, shares.counts, strict=True)
     slots = [Fraction(length * total, count) for length, count in each]
     first, longest = (
-        MixPlan.count_batches(stop, slots, batch_size, 0, 1) for stop in ("first", "longest")
+        MixPlan.count_batches(stop, slots, batch_size, 0, 1)
+        for stop in ("first_exhausted", "all_exhausted")
     )
     assert first == 1 or (shares.given(first * batch_size) <= lengths).all()
     assert (shares.given(longest * batch_size) >= lengths).all()

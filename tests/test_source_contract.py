@@ -254,7 +254,7 @@ SETS: dict[str, Set] = {
 }
 if importlib.util.find_spec("zarr") is not None:  # it needs Python 3.11
     SETS["zarr"] = Set(
-        "ZarrBuffers",
+        "ZarrSource",
         lambda folder: shutil.copy(FILE, folder / "cup.zarr.zip"),
         lambda root: damaged_zip(root / "cup.zarr.zip"),
         "cup/000002",

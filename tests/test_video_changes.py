@@ -84,7 +84,7 @@ def test_a_size_that_changes(tmp_path: Path, codec: str, ending: str, reference:
     path = changed(tmp_path / "v" / f"a.{ending}", codec, packets_of(codec, WIDE))
     with pytest.raises(SourceError, match="frame size or pixel format changes") as caught:
         seqrecord.convert(
-            open_source(tmp_path / "v"), tmp_path / "out", reference=reference, workers=1
+            open_source(tmp_path / "v"), tmp_path / "out", in_place=reference, workers=1
         )
     error = caught.value
     assert (error.file, error.episode, error.feature) == (str(path), "a", "image")
@@ -98,7 +98,7 @@ def test_pixels_that_change(tmp_path: Path, reference: bool) -> None:
     changed(tmp_path / "v" / "a.mp4", "h264", packets_of("h264", SMALL, "yuv444p"))
     with pytest.raises(SourceError, match=r"128x96 yuv420p.*128x96 yuv444p at"):
         seqrecord.convert(
-            open_source(tmp_path / "v"), tmp_path / "out", reference=reference, workers=1
+            open_source(tmp_path / "v"), tmp_path / "out", in_place=reference, workers=1
         )
 
 
@@ -130,7 +130,7 @@ def test_headers_that_change_and_mean_the_same(tmp_path: Path) -> None:
     write(tmp_path / "v" / "a.mp4", "h264", groups, SMALL.shape[1:3])
     for reference in (False, True):
         out = tmp_path / f"out{reference}"
-        seqrecord.convert(open_source(tmp_path / "v"), out, reference=reference, workers=1)
+        seqrecord.convert(open_source(tmp_path / "v"), out, in_place=reference, workers=1)
         with seqrecord.open(out) as dataset:
             assert dataset.episodes["a"][:]["image"].shape == (12, *SMALL.shape[1:])
 

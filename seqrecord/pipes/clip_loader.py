@@ -206,8 +206,8 @@ class ClipLoader:
         clips = self.clips(epoch)
         return {
             "clips_dropped": 0,
-            "clips_repeated": 0,
-            "mixed_from": 0,
+            "duplicate_clips": 0,
+            "num_interleaved": 0,
             **done,
             "clips_incomplete": clips.num_incomplete,
             "clips_outside": clips.num_outside,

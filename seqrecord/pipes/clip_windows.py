@@ -156,10 +156,10 @@ class SelectedWindows:
         for name, window in self.asked.items():
             if not isinstance(window, Seconds):
                 found[name] = OffsetWindow.of(window)
-            elif window.by is not None:
-                if window.by not in clocks:
-                    clocks[window.by] = Timestamps(dataset, window.by, selected)
-                found[name] = clocks[window.by].window(window)
+            elif window.timestamps is not None:
+                if window.timestamps not in clocks:
+                    clocks[window.timestamps] = Timestamps(dataset, window.timestamps, selected)
+                found[name] = clocks[window.timestamps].window(window)
         if self._latest and self.is_transformed:
             raise ClipError(
                 "Latest does not go with frame_transform, which needs whole frames",
@@ -221,7 +221,7 @@ class SelectedWindows:
         of each rate, or times; and how old values may be."""
         found = {}
         for name, asked in sorted(self.asked.items()):
-            if isinstance(asked, Seconds) and asked.by is not None:
+            if isinstance(asked, Seconds) and asked.timestamps is not None:
                 found[name] = repr(asked)
             else:
                 every = (
@@ -240,7 +240,7 @@ def _timed(asked: Mapping[str, Any], dataset: Dataset, selected: IntArray) -> di
     Raises `ClipError` if there are no timestamps, or a window does not name its times.
     """
     index = dataset.contents.index
-    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.by is None]
+    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.timestamps is None]
     clock = clock_of(index.schema)
     lacking = selected[_is_irregular(index, clock, selected)] if windows else selected[:0]
     if not len(lacking):
@@ -251,18 +251,18 @@ def _timed(asked: Mapping[str, Any], dataset: Dataset, selected: IntArray) -> di
         raise ClipError(
             "Seconds need episodes that say how many frames a second they have, or a timestamp",
             episode=episode,
-            expected=f"by= one of {', '.join(several)}"
+            expected=f"timestamps= one of {', '.join(several)}"
             if several
             else "an fps that all timestamps fit, as of SeqRecordWriter.episode; or a feature of "
-            "kind timestamp, and Seconds(…, by=feature)",
+            "kind timestamp, and Seconds(…, timestamps=feature)",
             got="none",
         )
-    if unlisted := [n for n in windows if asked[n].times is None and asked[n].every is None]:
+    if unlisted := [n for n in windows if asked[n].times is None and asked[n].step is None]:
         raise ClipError(
-            "Seconds without a list of times or every need episodes of a regular fps",
+            "Seconds without a list of times or step need episodes of a regular fps",
             episode=episode,
             feature=unlisted[0],
-            expected=f"a list of times, or every=, which are looked up in {clock}",
+            expected=f"a list of times, or step=, which are looked up in {clock}",
             got=asked[unlisted[0]],
         )
     unit = index.schema[clock].unit or "unknown unit, taken as s"
@@ -299,7 +299,7 @@ def _by_rate(
     Raises `ClipError` where no frame is near enough to a time, and where episodes have different
     numbers of frames in a window.
     """
-    windows = {n: w for n, w in asked.items() if isinstance(w, Seconds) and w.by is None}
+    windows = {n: w for n, w in asked.items() if isinstance(w, Seconds) and w.timestamps is None}
     index = dataset.contents.index
     rate, fps = np.zeros(len(index.fps), np.int64), index.fps[selected]
     values, first, which = np.unique(fps, return_index=True, return_inverse=True)
@@ -381,7 +381,7 @@ class Timestamps:
         """The window of these times."""
         first, _ = self._bounds(min(seconds.asked))
         _, last = self._bounds(max(seconds.asked))
-        pads = seconds.beyond == "pad"
+        pads = seconds.out_of_range == "pad"
         return TimedWindow(seconds.asked, seconds.tolerance, pads, first, last, self)
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:

@@ -63,7 +63,7 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Unlike with torch's `default_collate`, batches lie in memory that is used again when nothing
     refers to it any more: finding fresh memory takes many times as long as copying. Clips that
-    follow each other in memory, as those that `SeqRecordDataset` has read in one call, are not
+    follow each other in memory, as those that `SeqRecordMapDataset` has read in one call, are not
     copied at all: the batch is their memory. In a worker process, on Linux, batches are shared
     memory.
 

@@ -17,14 +17,14 @@ from seqrecord.pipes.checks import check, refuse
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import (
+    SeqRecordIterableDataset,
     SeqRecordPipe,
-    SeqRecordStream,
     Streaming,
     WithEpochs,
     loader_of,
 )
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import Join, MixPlan, Stop, check_source
+from seqrecord.pipes.mix_sources import Join, MixPlan, StoppingStrategy, check_source
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
@@ -46,13 +46,13 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
         mix = seqrecord.SeqRecordMix(
             {
-                "bridge": seqrecord.SeqRecordStream("bridge/", clip_len=16),
-                "droid": seqrecord.SeqRecordStream("droid/", clip_len=16, split="train"),
+                "bridge": seqrecord.SeqRecordIterableDataset("bridge/", clip_len=16),
+                "droid": seqrecord.SeqRecordIterableDataset("droid/", clip_len=16, split="train"),
             },
             weights={"bridge": 0.3, "droid": 0.7},
             batch_size=32,
         )
-        for batch in mix: ...   # as of SeqRecordStream, and "dataset": a list of names
+        for batch in mix: ...   # as of SeqRecordIterableDataset, and "dataset": a list of names
 
     A batch holds clips of several sources. At every clip of this rank's stream (with worker
     processes, of each worker's) the number that each source has given since the first epoch began,
@@ -63,8 +63,8 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
     Batches mix sources where these have a feature in one dtype and one fixed shape, and as many
     frames of it in a clip. Where they don't, whole batches alternate: a batch is then of one
-    source, and the shares hold in batches instead of clips, to less than one batch. `alternate`
-    asks for that, or makes it an error.
+    source, and the shares hold in batches instead of clips, to less than one batch.
+    `single_source_batches` asks for that, or makes it an error.
 
     A source that has given all of its clips begins its next epoch, in the next order of its own.
     Within an epoch of a source each of its clips comes once on all ranks and workers together; a
@@ -82,43 +82,47 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
     units or kinds in two sources, and `MemoryLimitError` for a limit that is too small.
 
     Args:
-        sources: loaders by name, without `batch_size`: `SeqRecordStream`, or another that streams.
-            A source need not be shuffled. It may be a mix: then its datasets are mixed, with their
-            shares of its weight and names such as "indoor/kitchen". The `batch_size` and
-            `alternate` of that mix have no meaning.
+        sources: loaders by name, without `batch_size`: `SeqRecordIterableDataset`, or another that
+            streams. A source need not be shuffled. It may be a mix: then its datasets are mixed,
+            with their shares of its weight and names such as "indoor/kitchen". The `batch_size` and
+            `single_source_batches` of that mix have no meaning.
         weights: how many clips of each source come, relative to the others; 0 leaves a source out.
             By default, as many as it has clips. Where no whole numbers of a sum of at most 65,536
             have the ratio of the weights, they are rounded to numbers of that sum; `shares` says.
-        stop: when an epoch ends. "first": before the first source would begin again, but with one
-            batch at least. "longest": when every source has given all of its clips. Or a number
-            of batches, for each rank. Counted are clips of a source's first epoch.
+        stopping_strategy: when an epoch ends. "first_exhausted": before the first source would
+            begin again, but with one batch at least. "all_exhausted": when every source has given
+            all of its clips. Or a number of batches, for each rank. Counted are clips of a source's
+            first epoch.
         batch_size: clips of a batch.
         features: "union" or "intersection" of the features of the sources. In a union, a clip whose
             source lacks a feature is 0 there, and `<feature>_is_missing`, bool [batch], says so;
             a batch that is of one source has the features of that. What is not in the intersection
             is not read.
-        alternate: whether each batch is of one source. By default where shapes make it necessary.
-            `False`: sources whose shapes disagree are an error.
-        seed: as of `SeqRecordStream`; the order of each source is drawn from it and the name.
-        memory_limit: as of `SeqRecordStream`, for all sources together.
-        rank: as of `SeqRecordStream`.
-        world_size: as of `SeqRecordStream`.
-        device: as of `SeqRecordStream`.
-        engine: as of `SeqRecordStream`: `num_threads` for each source, for one that is behind can
-            use them all; `thread_niceness`; `trace`; and `video_decoder`, but for the video of
-            sources with a `frame_transform`, which is decoded on the host. `num_cursors` and
-            `shuffle_buffer` are those of the sources.
+        single_source_batches: whether each batch is of one source. By default where shapes make it
+            necessary. `False`: sources whose shapes disagree are an error.
+        seed: as of `SeqRecordIterableDataset`; the order of each source is drawn from it and the
+            name.
+        memory_limit: as of `SeqRecordIterableDataset`, for all sources together.
+        rank: as of `SeqRecordIterableDataset`.
+        world_size: as of `SeqRecordIterableDataset`.
+        device: as of `SeqRecordIterableDataset`.
+        engine: as of `SeqRecordIterableDataset`: `num_threads` for each source, for one that is
+            behind can use them all; `thread_niceness`; `trace`; and `video_decoder`, but for the
+            video of sources with a `frame_transform`, which is decoded on the host. `num_cursors`
+            and `shuffle_buffer` are those of the sources.
     """
 
     def __init__(
         self,
-        sources: Mapping[str, SeqRecordStream | SeqRecordPipe | SeqRecordNode | SeqRecordMix],
+        sources: Mapping[
+            str, SeqRecordIterableDataset | SeqRecordPipe | SeqRecordNode | SeqRecordMix
+        ],
         *,
         weights: Mapping[str, float | Fraction] | None = None,
-        stop: Stop = "first",
+        stopping_strategy: StoppingStrategy = "first_exhausted",
         batch_size: int,
         features: Join = "union",
-        alternate: bool | None = None,
+        single_source_batches: bool | None = None,
         seed: int = 0,
         memory_limit: int | str | None = None,
         rank: int | None = None,
@@ -143,7 +147,12 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
                 value is not None, f"engine.{name} is that of a source", "sources with it", value
             )
         one_of("union", "intersection")("features", features)
-        check("alternate", alternate, isinstance(alternate, bool | None), "True, False or None")
+        check(
+            "single_source_batches",
+            single_source_batches,
+            isinstance(single_source_batches, bool | None),
+            "True, False or None",
+        )
         found = _checked_sources(sources)
         if weights is None:
             weights = {
@@ -158,7 +167,11 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
             if weights[outer]
         }
         self._mix = MixLoader(
-            drawn, options, stop=_checked_stop(stop), join=features, alternate=alternate
+            drawn,
+            options,
+            stopping_strategy=_checked_strategy(stopping_strategy),
+            join=features,
+            single_source_batches=single_source_batches,
         )
         self._epochs = Epochs[MixPlan](self._mix)
 
@@ -168,17 +181,18 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         return self._mix.shares
 
     @property
-    def alternate(self) -> bool:
+    def single_source_batches(self) -> bool:
         """Whether each batch is of one source."""
-        return self._mix.alternate
+        return self._mix.single_source_batches
 
     def compute_statistics(self, **options: Any) -> dict[str, Statistics]:
-        """As of `SeqRecordStream`, of each source by its name; `Statistics.merged` joins them."""
+        """As of `SeqRecordIterableDataset`, of each source by its name; `Statistics.merged` joins
+        them."""
         loaders = self._mix.loaders.items()
         return {name: one.selection.compute_statistics(**options) for name, one in loaders}
 
     def stats(self) -> dict[str, Any]:
-        """As of `SeqRecordStream`, summed; `sources` has those of each.
+        """As of `SeqRecordIterableDataset`, summed; `sources` has those of each.
 
         There, `waiting_for_consumer_seconds` are those in which a source was ahead, and waited for
         others or for the consumer: the source with the fewest is what limits the mix.
@@ -187,8 +201,10 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
     def __repr__(self) -> str:
         mix = self._mix
-        how = "batches" if mix.alternate else "clips"
-        lines = [f"{type(self).__name__}(stop={mix.stop!r}, shares of {how}"]
+        how = "batches" if mix.single_source_batches else "clips"
+        lines = [
+            f"{type(self).__name__}(stopping_strategy={mix.stopping_strategy!r}, shares of {how}"
+        ]
         for name, loader in mix.loaders.items():
             lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.selection.describe()}")
         return "\n  ".join(lines) + ")"
@@ -211,15 +227,20 @@ def _checked_sources(sources: Any) -> dict[str, _Datasets]:
         if isinstance(source, SeqRecordMix):
             mix = source._mix
             check_source(name, replace(mix.options, batch_size=None))
-            what = f"stop of source {name!r}"
-            check(what, mix.stop, mix.stop == "first", "no stop: that of the mix")
+            what = f"stopping_strategy of source {name!r}"
+            check(
+                what,
+                mix.stopping_strategy,
+                mix.stopping_strategy == "first_exhausted",
+                "no stopping_strategy: that of the mix",
+            )
             each = mix.loaders.items()
             found[name] = {f"{name}/{inner}": (one, mix.shares[inner]) for inner, one in each}
             continue
         if not isinstance(source, Streaming):
             raise ClipError(
                 f"source {name!r} of a mix is no loader",
-                expected="a SeqRecordStream",
+                expected="a SeqRecordIterableDataset",
                 got=type(source).__name__,
             )
         check_source(name, source.options)
@@ -262,10 +283,14 @@ def _checked_weights(weights: Any, loaders: Mapping[str, object]) -> dict[str, A
     return {name: weights[name] for name in loaders}
 
 
-def _checked_stop(stop: Any) -> Stop:
-    if isinstance(stop, str):
-        found: Stop = one_of("first", "longest")("stop", stop)
+def _checked_strategy(stopping_strategy: Any) -> StoppingStrategy:
+    if isinstance(stopping_strategy, str):
+        found: StoppingStrategy = one_of("first_exhausted", "all_exhausted")(
+            "stopping_strategy", stopping_strategy
+        )
         return found
-    number = check_integer("stop", stop, least=1)
-    check("stop", number, number < _MOST_BATCHES, f"fewer than {_MOST_BATCHES} batches")
+    number = check_integer("stopping_strategy", stopping_strategy, least=1)
+    check(
+        "stopping_strategy", number, number < _MOST_BATCHES, f"fewer than {_MOST_BATCHES} batches"
+    )
     return number

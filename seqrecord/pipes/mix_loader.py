@@ -31,7 +31,7 @@ from seqrecord.pipes.mix_sources import (
     Join,
     MixPlan,
     SourceLoader,
-    Stop,
+    StoppingStrategy,
     check_meanings_agree,
 )
 from seqrecord.pipes.options import LoaderOptions
@@ -46,7 +46,7 @@ from seqrecord.sampling.shares import Shares, whole_shares
 _DATASET = "dataset"  # the column that has the name of each clip's source
 _MISSING = "_is_missing"  # how the names of masks end, of clips whose source lacks a feature
 _MOST_SLOTS = 1 << 60
-_OWN = ("clips", "batches", "waiting_for_batches_seconds")  # counted by the mix alone
+_OWN = ("clips", "batches", "data_wait_seconds")  # counted by the mix alone
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
@@ -67,12 +67,12 @@ class MixLoader:
         sources: Mapping[str, tuple[ClipLoader, Fraction]],
         options: LoaderOptions,
         *,
-        stop: Stop,
+        stopping_strategy: StoppingStrategy,
         join: Join,
-        alternate: bool | None,
+        single_source_batches: bool | None,
     ) -> None:
         assert options.batch_size is not None
-        self.options, self.stop, self.join = options, stop, join
+        self.options, self.stopping_strategy, self.join = options, stopping_strategy, join
         self.batch_size = options.batch_size
         self.names = list(sources)
         self.counts = whole_shares([weight for _, weight in sources.values()])
@@ -91,16 +91,18 @@ class MixLoader:
             self.features.specs, {n: one.selection for n, (one, _) in sources.items()}
         )
         disagreement = self.features.disagreement
-        if alternate is False and disagreement is not None:
+        if single_source_batches is False and disagreement is not None:
             feature, got = disagreement
             raise ClipError(
                 "the sources of a mix disagree in a shape, so they cannot be in one batch",
                 feature=feature,
-                expected="the same dtype and fixed shape in all of them; or alternate=True, for "
-                "batches of one source each",
+                expected="the same dtype and fixed shape in all of them; or "
+                "single_source_batches=True, for batches of one source each",
                 got=got,
             )
-        self.alternate = disagreement is not None if alternate is None else alternate
+        self.single_source_batches = (
+            disagreement is not None if single_source_batches is None else single_source_batches
+        )
         common = list(self.features.specs) if join == "intersection" else None
         size = self.batch_size
         self.loaders = {
@@ -109,7 +111,7 @@ class MixLoader:
                 loader,
                 common,
                 options,
-                size if self.alternate else ceil(size * self.shares[name]),
+                size if self.single_source_batches else ceil(size * self.shares[name]),
                 partial(self._limit_of, name),
             )
             for name, (loader, _) in sources.items()
@@ -118,7 +120,7 @@ class MixLoader:
         selections = [loader.selection for loader in self._sources]
         # The features of batches, and their frames: of all sources, or of each one alone.
         self._kinds: list[tuple[Mapping[str, ArraySpec], Mapping[str, int]]]
-        if self.alternate:
+        if self.single_source_batches:
             self.features = replace(self.features, missing={})
             self._kinds = [
                 ({name: one.made[name] for name in common or one.made}, one.lengths)
@@ -127,7 +129,7 @@ class MixLoader:
         else:
             self._kinds = [(self.features.specs, self.features.lengths)]
             self._check_columns()
-        self._without_cameras = {} if self.alternate else _without_cameras(selections)
+        self._without_cameras = {} if self.single_source_batches else _without_cameras(selections)
         # Of one batch; where sources alternate, of one of each.
         self._batch_bytes = sum(size * max(1, clip_nbytes(*kind)) for kind in self._kinds)
         # The memory that batches leave is divided in this ratio.
@@ -160,11 +162,11 @@ class MixLoader:
         """See `BatchSource`."""
         return {
             "shares": [[name, count] for name, count in zip(self.names, self.counts, strict=True)],
-            "stop": self.stop,
+            "stopping_strategy": self.stopping_strategy,
             "batch_size": self.batch_size,
             "seed": self.options.seed,
             "features": self.join,
-            "alternate": self.alternate,
+            "single_source_batches": self.single_source_batches,
         }
 
     def plan(
@@ -180,7 +182,9 @@ class MixLoader:
         worker, size = part.index % workers, self.batch_size
         each = zip(self._sources, self.shares.values(), strict=True)
         slots = [max(1, loader.length(0, part.count)) / share for loader, share in each]
-        num_batches = whole = MixPlan.count_batches(self.stop, slots, size, worker, workers)
+        num_batches = whole = MixPlan.count_batches(
+            self.stopping_strategy, slots, size, worker, workers
+        )
         first = epoch * whole
         if rest is not None:
             left = whole
@@ -191,7 +195,7 @@ class MixLoader:
         if (first + num_batches) * size >= _MOST_SLOTS:
             raise ClipError("an epoch that no mix comes to", got=epoch)
         shares = self._shares(worker, 0 if rest is None else rest.number)
-        return MixPlan(part, num_batches, size, shares, self.alternate, first, rest)
+        return MixPlan(part, num_batches, size, shares, self.single_source_batches, first, rest)
 
     def _remaining_batches(self, rest: Remainder, left: int, part: Part, workers: int) -> int:
         """The batches of a part in the epoch of `rest`, of which all parts together have `left`.
@@ -199,17 +203,23 @@ class MixLoader:
         In the first epoch of the mix counts are those of the clips that each source has left of its
         first one; in others what is left is shared out.
         """
-        stop = self.stop
-        if isinstance(stop, int):
-            stop = -(-left // (part.count // workers))
+        stopping_strategy = self.stopping_strategy
+        if isinstance(stopping_strategy, int):
+            stopping_strategy = -(-left // (part.count // workers))
         elif rest.epoch:
-            return left // part.count if stop == "first" else -(-left // part.count)
+            return (
+                left // part.count
+                if stopping_strategy == "first_exhausted"
+                else -(-left // part.count)
+            )
         each, slots = zip(self._sources, self.shares.values(), rest.sources, strict=True), []
         for loader, share, own in each:
             sessions = own.sessions(0)
             is_over = own.following and not sessions
             slots.append((0 if is_over else loader.length(0, part.count, sessions)) / share)
-        return MixPlan.count_batches(stop, slots, self.batch_size, part.index % workers, workers, 0)
+        return MixPlan.count_batches(
+            stopping_strategy, slots, self.batch_size, part.index % workers, workers, 0
+        )
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
@@ -274,7 +284,7 @@ class MixLoader:
     def present(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
         """See `BatchSource`."""
         selection = self._sources[int(batch.source[0])].selection
-        squeezed = selection.squeezed if self.alternate else self.features.squeezed
+        squeezed = selection.squeezed if self.single_source_batches else self.features.squeezed
         features = for_users(batch.features, selection.nested, squeezed)
         return [{**features, **self._columns(batch)}]
 
@@ -288,7 +298,7 @@ class MixLoader:
         columns: dict[str, Any] = {_DATASET: [self.names[i] for i in batch.source.tolist()]}
         for name, lacking in {**self.features.missing, **self._without_cameras}.items():
             columns[name + _MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
-        for teller in [loaders[int(batch.source[0])]] if self.alternate else loaders:
+        for teller in [loaders[int(batch.source[0])]] if self.single_source_batches else loaders:
             for name, column in teller.selection.column_kinds.items():
                 is_list = isinstance(column, list)
                 whole = [None] * size if is_list else column.new_zeros((size, *column.shape[1:]))
@@ -341,8 +351,8 @@ class MixLoader:
                 **said,
                 "bottleneck": STAGES[bottleneck(said, waiting=1.0)],
                 "clips_incomplete": clips.num_incomplete,
-                "clips_repeated": own.repeated,
-                "mixed_from": own.mixed_from,
+                "duplicate_clips": own.repeated,
+                "num_interleaved": own.num_interleaved,
                 "episodes_too_short": clips.num_short_episodes,
                 **loader.residency(),
             }
@@ -442,7 +452,7 @@ def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> di
     waits = {name: said["waiting_for_consumer_seconds"] for name, said in sources.items()}
     slowest = min(waits, key=waits.__getitem__)
     total["waiting_for_consumer_seconds"] = waits[slowest]
-    if own["waiting_for_batches_seconds"] < waits[slowest]:
+    if own["data_wait_seconds"] < waits[slowest]:
         return {**total, "bottleneck": STAGES["consumer"]}
     words = sources[slowest]["bottleneck"]
     return {**total, "bottleneck": f"source {slowest!r}: {words}"}

@@ -35,13 +35,13 @@ from seqrecord.sampling.shares import Shares
 from seqrecord.schema import FeatureSpec
 
 _GIVEN = ("rank", "world_size", "device")  # to each source
-_OF_THE_MIX = ("batch_size", "drop_last", "equal", "seed", "memory_limit", *_GIVEN)
+_OF_THE_MIX = ("batch_size", "drop_last", "even_batches", "seed", "memory_limit", *_GIVEN)
 _ENGINE_OF_THE_MIX = ("num_threads", "thread_niceness", "video_decoder", "trace")
 _EPOCHS = range(1 << 62)  # those that a state may name
 
 Join: TypeAlias = Literal["union", "intersection"]
 
-Stop: TypeAlias = Literal["first", "longest"] | int
+StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """When an epoch ends; see `SeqRecordMix`."""
 
 
@@ -169,33 +169,38 @@ class MixPlan:
     """The batches of one part of one epoch: which source each slot of each is for.
 
     Slots are numbered over all epochs of the part, or from where it went on with other ranks; with
-    `alternate` it is batches that are, for then a batch is of one source. `first` is the number of
-    the epoch's first batch. A source's clips are numbered over all of its epochs: those that it
-    gives in one epoch of the mix follow those that it gave in the one before.
+    `single_source_batches` it is batches that are, for then a batch is of one source. `first` is
+    the number of the epoch's first batch. A source's clips are numbered over all of its epochs:
+    those that it gives in one epoch of the mix follow those that it gave in the one before.
     """
 
     part: Part
     num_batches: int
     batch_size: int
     shares: Shares
-    alternate: bool
+    single_source_batches: bool
     first: int
     rest: Remainder | None = None
 
     @staticmethod
     def count_batches(
-        stop: Stop, slots: Sequence[Fraction], size: int, worker: int, workers: int, least: int = 1
+        stopping_strategy: StoppingStrategy,
+        slots: Sequence[Fraction],
+        size: int,
+        worker: int,
+        workers: int,
+        least: int = 1,
     ) -> int:
         """The batches, of `size` slots, of an epoch of one part; the same on all ranks.
 
         A source of `n` clips with a share `p` gives its last one within `n / p` slots; there are
-        these of each source: "first" ends before the batch in which the first source would begin
-        again, "longest" with the batch in which the last one has given all. An integer is shared
-        among a rank's workers. "first" gives `least` batches at least.
+        these of each source: "first_exhausted" ends before the batch in which the first source
+        would begin again, "all_exhausted" with the batch in which the last one has given all. An
+        integer is shared among a rank's workers. "first_exhausted" gives `least` batches at least.
         """
-        if isinstance(stop, int):
-            return (stop + workers - 1 - worker) // workers
-        if stop == "first":
+        if isinstance(stopping_strategy, int):
+            return (stopping_strategy + workers - 1 - worker) // workers
+        if stopping_strategy == "first_exhausted":
             return max(least, int(min(slots) // size))
         return int(-(-max(slots) // size))
 
@@ -213,21 +218,21 @@ class MixPlan:
     def sources(self, batch: int) -> IntArray:
         """The source of each slot of a batch; int64[batch_size]."""
         number, size = self.first + batch, self.batch_size
-        if self.alternate:
+        if self.single_source_batches:
             return np.repeat(self.shares.sources(number, number + 1), size)
         return self.shares.sources(number * size, (number + 1) * size)
 
     def given(self, batch: int) -> IntArray:
         """How many clips each source has given before a batch; int64[sources]."""
         number, size = self.first + batch, self.batch_size
-        if self.alternate:
+        if self.single_source_batches:
             return self.shares.given(number) * size
         return self.shares.given(number * size)
 
     def places(self, source: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
         """Batch and slot of the clips `[start, stop)` of a source; int64[stop - start] each."""
         size = self.batch_size
-        if not self.alternate:
+        if not self.single_source_batches:
             batch, slot = np.divmod(self.shares.slots(source, start, stop), size)
             return batch - self.first, slot
         own, slot = np.divmod(np.arange(start, stop), size)  # the batches of this source alone
@@ -267,7 +272,7 @@ class Done:
 
     stats: EngineStats
     repeated: int = 0  # clips of the epochs begun that another part gives too
-    mixed_from: int = 0  # places at a time, in the last of them
+    num_interleaved: int = 0  # places at a time, in the last of them
 
 
 class SourceLoader(ClipLoader):
@@ -400,7 +405,7 @@ class SourceLoader(ClipLoader):
             sessions = rest.sessions(epoch)
             plan = self.planner.plan(epoch, part, sessions)
             done.repeated += plan.num_repeated
-            done.mixed_from = plan.num_cursors
+            done.num_interleaved = plan.num_cursors
             execution = self.execution(plan, sessions=sessions, stats=done.stats, stream=stream)
             some = clip - offset, min(last - offset, plan.num_clips)
             try:

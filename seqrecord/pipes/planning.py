@@ -36,7 +36,7 @@ from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_lim
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
-ASKED = ("shuffle", "seed", "batch_size", "drop_last", "equal", "rotate_phase", "order")
+ASKED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_phase", "order")
 """The settings of plans that are arguments; the others are chosen."""
 
 Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]

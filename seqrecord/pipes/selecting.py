@@ -93,7 +93,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
         selection = _with_functions(selection, functions, *first)
     _check_names(selection, metadata, () if transform is None else _OF_DRAWS)
     made, squeezed = selection.made, frozenset[str]()
-    if options.squeeze and not functions:
+    if options.squeeze_time and not functions:
         fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
         squeezed = frozenset(fixed.intersection(windows.alone))
     return replace(
