@@ -92,7 +92,22 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def _skip_processes(event: str, _arguments: object) -> None:
     if event in {"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"}:
+        _refused.append(event)
         pytest.skip("starts a process")
+
+
+_refused: list[str] = []  # with --no-processes: the running test's attempts to start a process
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    _refused.clear()
+    try:
+        yield
+    except Exception:
+        if _refused:  # a client caught the skip and raised its own error
+            pytest.skip("starts a process")
+        raise
 
 
 def pytest_collection(session: pytest.Session) -> None:
