@@ -293,6 +293,13 @@ def test_an_image_that_changes_while_it_is_open(tmp_path: Path) -> None:
         assert caught.value.file == str(root / "a/depth/1.npy")
 
 
+def test_started_code_has_the_environment_of_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that of the test which started the server: the next test needs its home."""
+    run_code("")
+    monkeypatch.setenv("SEQRECORD_HOME", "another")
+    assert run_code("import os; print(os.environ['SEQRECORD_HOME'])").stdout == "another\n"
+
+
 def test_workers_do_not_look_again(tmp_path: Path) -> None:
     """Each file is looked at once, when the index is opened: not by each worker."""
     root, index = lerobot(tmp_path / "original"), tmp_path / "index"
