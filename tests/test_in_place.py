@@ -32,11 +32,7 @@ from tests.lerobot_video_data import unpack
 from tests.test_source_contract import upload
 from tests.video_file_data import HAS_TABLES, decoded, pictures, write_video
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_indexes_are_merged(tmp_path: Path) -> None:
@@ -157,15 +153,6 @@ def test_an_index_of_an_original_on_a_url_is_made_anew(
         assert_same(frames_of(one), frames_of(other))
         for key in other.episodes:
             assert one.episodes[key].metadata == other.episodes[key].metadata
-
-
-def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:
-    root = unpack(tmp_path, "lerobot_video_v21")
-    every = _unlist_episode(root)
-    with seqrecord.open(root) as one:
-        _restore(every)
-        with seqrecord.open(root) as other:
-            assert (one.url, len(one.episodes), len(other.episodes)) == (other.url, 2, 3)
 
 
 def _loader(root: Path, **options: Any) -> seqrecord.SeqRecordPipe:
