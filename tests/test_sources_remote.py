@@ -40,7 +40,7 @@ def made(folder: Path, name: str) -> Path:
 
 def test_images_of_openexr_are_copied(tmp_path: Path, memory_url: str) -> None:
     pytest.importorskip("OpenEXR")
-    from tests.test_rasters import write_tree
+    from tests.test_image_files import write_tree
 
     write_tree(tmp_path / "set" / "scene")
     wanted = everything(open_source(tmp_path / "set"))
