@@ -125,16 +125,6 @@ def test_an_index_whose_copied_files_are_gone_is_refused(name: str, tmp_path: Pa
         seqrecord.open(index)
 
 
-def test_an_original_whose_rows_change_is_indexed_anew(tmp_path: Path) -> None:
-    root = lerobot(tmp_path)
-    with seqrecord.open(root) as dataset:
-        before = values(dataset)
-    change_table(root)
-    with seqrecord.open(root) as dataset:
-        np.testing.assert_equal(values(dataset), [rows + 1 for rows in before])
-    assert seqrecord.verify(root).ok
-
-
 def test_the_class_of_lerobot_sees_rows_that_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import sqlite3
 import tarfile
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 
 import seqrecord
@@ -21,7 +19,7 @@ from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import LeftOut, inventory_of
 from tests.bags import STORE, imu, write_bag, write_mcap
-from tests.command_line import fail, run
+from tests.command_line import fail
 from tests.test_sources_mcap import CAMERA, KINDS, MS, START, frames_of, recording, write
 
 YAML = "metadata.yaml"
@@ -307,28 +305,6 @@ def test_pointers_in_the_place_of_files_are_named(tmp_path: Path, name: str) -> 
     assert "Git LFS pointer" in message
     assert "git lfs pull" in message
     assert str(path) in message
-
-
-def test_a_pointer_among_whole_files_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "originals" / "run" / "state"
-    folder.mkdir(parents=True)
-    for number in range(3):
-        np.save(folder / f"{number}.npy", np.zeros(3))
-    (folder / "1.npy").write_bytes(LFS)
-    done = run("write", "--src", tmp_path / "originals", "--dst", tmp_path / "x", code=1)
-    assert "git lfs pull" in done.stderr
-    done = run(
-        *("write", "--src", tmp_path / "originals", "--dst", tmp_path / "y", "--skip-bad-episodes"),
-        code=1,
-    )
-    assert "git lfs pull" in done.stderr
-
-
-def test_json_of_a_report_names_no_type_of_sound_files(tmp_path: Path) -> None:
-    bag(tmp_path / "bags")
-    packed(tmp_path / "bags", tmp_path / "records").close()
-    [found] = json.loads(run("info", tmp_path / "records", "--json").stdout)["inventories"]
-    assert found["format"] == "mcap"
 
 
 def test_a_pointer_on_a_url_is_named(memory_url: str, tmp_path: Path) -> None:

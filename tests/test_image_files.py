@@ -193,8 +193,9 @@ def written(tmp_path: Path, ending: str) -> bytes:
             b"Pf 7 5\n2.5e0\n" + rasters()[::-1, :, 2].astype(">f4").tobytes(),
             rasters()[..., 2],
         ),
+        (".dpt", b"PIEH\7\0\0\0\5\0\0\0" + rasters()[..., 0].tobytes(), rasters()[..., 0]),
     ],
-    ids=["flow", "depth", "normals", "scale"],
+    ids=["flow", "depth", "normals", "scale", "sintel"],
 )
 def test_rasters(tmp_path: Path, name: str, data: bytes, want: Array) -> None:
     np.testing.assert_array_equal(packed(tmp_path, name, data), want, strict=True)

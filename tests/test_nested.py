@@ -10,8 +10,7 @@ import pytest
 import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source
-from seqrecord.sources.video.source import Videos
+from seqrecord.sources import Source, Videos
 from tests.command_line import fail
 from tests.lerobot_video_data import unpack
 from tests.source_writers import write_buffer

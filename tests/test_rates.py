@@ -115,12 +115,6 @@ def test_the_contradiction_is_told_once(tmp_path: Path, caplog: pytest.LogCaptur
     assert "episode f, frame 7" in run("info", tmp_path / "b").stdout
 
 
-def test_several_processes_tell(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", {str(i): moved(7, i) for i in range(4)})
-    report = seqrecord.convert(seqrecord.open_source(path), tmp_path / "b", fps=FPS, workers=1)
-    assert [note for note in report.inventory.notes if "3 episodes" in note]
-
-
 def test_long_episodes_in_many_files(tmp_path: Path) -> None:
     """Parts that were written before the contradiction still say the fps."""
     said = {"timestamp": {"kind": "timestamp", "unit": "s"}}

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
@@ -137,14 +136,6 @@ def test_options_are_of_one_format(tmp_path: Path) -> None:
         open_source(tmp_path / "two", cameras=["left"])
     with pytest.raises(LocationError, match="a URL; expected: a path of this machine"):
         TartanAir("az://container/tartanair")
-
-
-def test_an_exported_episode_is_not_taken_for_tartanair(tmp_path: Path) -> None:
-    image = Image.fromarray(np.zeros((4, 5, 3), np.uint8))
-    folder = tmp_path / "cave" / "Easy" / "P000" / "image_left"
-    folder.mkdir(parents=True)
-    image.save(folder / "000000.png")  # TartanAir says 000000_left.png
-    assert isinstance(open_source(tmp_path), Folders)
 
 
 def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install) -> None:

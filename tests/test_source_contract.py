@@ -13,7 +13,7 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.meanings import check_meanings
-from seqrecord.sources import Source, format_names
-from seqrecord.sources.base import EpisodeInfo
+from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
 from tests.bags import write_bag, write_mcap
 from tests.golden.make_replay_buffer import FILE
 from tests.source_writers import write_euroc, write_kitti, write_samples, write_tum
@@ -366,9 +365,16 @@ def test_a_pickled_one_is_the_same(case: Set, root: Path) -> None:
 
 
 def test_a_url_gives_what_a_folder_gives(case: Set, root: Path, memory_url: str) -> None:
-    wanted = everything(opened(case, root))
+    """And what is left out of it; frames of videos, which would take requests, are not counted."""
+    (root / "notes").mkdir()
+    (root / "notes" / "lidar.pcd").write_text("x")
+    wanted, account = everything(opened(case, root)), inventory_of(opened(case, root))
     source = open_source(upload(root, memory_url), **case.options)
     assert everything(source) == wanted
+    found = inventory_of(source)
+    notes = tuple(note for note in found.notes if not note.endswith("are not counted on a URL"))
+    assert replace(found, notes=notes) == account
+    assert LeftOut("notes/lidar.pcd", 1, "no reader") in account.left_out
     infos, copy = source.episodes(), pickle.loads(pickle.dumps(source))
     del source
     assert everything(copy, infos) == wanted

@@ -16,7 +16,7 @@ from PIL import ImageFile
 
 from seqrecord import EncodedImage, FeatureSpec, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import TartanAir
+from seqrecord.sources import TartanAir, inventory_of
 from seqrecord.sources.common.images import decode_image
 from tests.source_faults import (
     check_fault,
@@ -48,8 +48,10 @@ def told(spec: FeatureSpec) -> tuple[str, str | None, str | None]:
 
 def test_v1(tmp_path: Path) -> None:
     frames = make_frames(0, 4)
-    write_v1(tmp_path / "carwelding" / "Easy" / "P004", frames)
+    folder = write_v1(tmp_path / "carwelding" / "Easy" / "P004", frames)
     source = TartanAir(tmp_path)
+    assert inventory_of(source).left_out == ()
+    (folder / "image_left" / "000104_right.png").write_bytes(b"not of this camera")
     [info] = source.episodes()
     assert info.key == "carwelding/Easy/P004"
     assert info.num_frames == 4
@@ -78,6 +80,7 @@ def test_v2(tmp_path: Path) -> None:
     frames = make_frames(1, 4, v2=True)
     write_v2(tmp_path / "AbandonedSchool" / "Data_hard" / "P001", frames, first_id=12)
     source = TartanAir(tmp_path)
+    assert inventory_of(source).left_out == ()
     [info] = source.episodes()
     assert info.key == "AbandonedSchool/Data_hard/P001"
     assert info.metadata["dataset"] == "TartanAir V2"
@@ -145,14 +148,6 @@ def test_cameras_and_features(tmp_path: Path) -> None:
         TartanAir(tmp_path, features=["seg_right", "mask", "lidar"], cameras=("left",)).schema()
     with pytest.raises(SourceError, match="no such camera; expected: left, right or both; got: up"):
         TartanAir(tmp_path, cameras=("up",))
-
-
-def test_junk_is_skipped(tmp_path: Path) -> None:
-    frames = make_frames(5, 3)
-    folder = write_v1(tmp_path / "a" / "Easy" / "P000", frames, first_id=100)
-    write_junk(tmp_path)
-    (folder / "image_left" / "000104_right.png").write_bytes(b"not of this camera")
-    check_frames(TartanAir(tmp_path), 0, frames)
 
 
 def test_an_episode_without_a_folder_lacks_its_features(tmp_path: Path) -> None:
@@ -446,15 +441,6 @@ def test_broken_v2(tmp_path: Path, name: str) -> None:
     folder = write_v2(tmp_path / "a" / "Data_easy" / "P001", make_frames(1, 4, v2=True))
     BROKEN_V2[name].damage(folder)
     check_fault(BROKEN_V2[name], TartanAir(tmp_path), "a/Data_easy/P001", folder)
-
-
-def test_imu_that_fits_no_trajectory_is_left_out(tmp_path: Path) -> None:
-    frames = make_frames(0, 4, v2=True)
-    folder = write_v2(tmp_path / "P000", frames)
-    np.save(folder / "imu" / "acc.npy", np.zeros((29, 3)))
-    source = TartanAir(tmp_path / "P000")
-    assert set(source.schema()) == frames[0].keys() - {"imu_acc"}
-    check_frames(source, 0, [{k: v for k, v in f.items() if k != "imu_acc"} for f in frames])
 
 
 def test_imu_of_ten_rows_for_the_last_frame_too(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import LeftOut, inventory_of
@@ -74,19 +73,6 @@ def test_h264_in_the_same_layout(tmp_path: Path, version: str) -> None:
     for number in (2, 0, 0, 1, 2):
         np.testing.assert_array_equal(frames_of(source, number), parts[number])
     assert source.episodes()[0].metadata.get("names", {}).get(VIDEO) is None
-
-
-def test_packing(tmp_path: Path) -> None:
-    root = unpack_rows(tmp_path)
-    images = with_video(root, ROWS)
-    seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
-    with seqrecord.open(tmp_path / "records") as dataset:
-        for number, part in enumerate(np.split(images, np.cumsum(ROWS)[:-1])):
-            got = dataset.episodes[f"episode_{number:06d}"][:]
-            np.testing.assert_array_equal(got[VIDEO], part)
-            np.testing.assert_array_equal(
-                got["action"], [frame["action"] for frame in episodes()[number]]
-            )
 
 
 def test_videos_that_are_left_out(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources.zarr.source import ZarrBuffers
+from seqrecord.sources import ZarrBuffers
 from tests.golden.make_replay_buffer import ENDS, FILE, arrays
 from tests.source_writers import write_buffer
 
