@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from seqrecord import ClipError, Seconds, SeqRecordDataset, SeqRecordRecorder, S
 from seqrecord.export import to_files
 from tests.bags import image, write_mcap
 from tests.command_line import run
+from tests.lerobot_video_data import unpack
 from tests.source_writers import write_euroc
 from tests.test_sources_mcap import CAMERA, MS, START
 from tests.video_file_data import pictures, write_video
@@ -244,16 +244,13 @@ def test_video_without_its_timestamps(video: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("features", [None, ["action"]])
 @pytest.mark.parametrize("version", ["lerobot_v21", "lerobot_v3"])
 def test_lerobot_of_another_fps(tmp_path: Path, version: str, features: list[str] | None) -> None:
-    with zipfile.ZipFile(
-        Path(__file__).parent / "golden" / "sources" / f"{version}.zip"
-    ) as archive:
-        archive.extractall(tmp_path / "robot")
-    info = tmp_path / "robot" / "meta" / "info.json"
+    root = unpack(tmp_path, version)
+    info = root / "meta" / "info.json"
     value = json.loads(info.read_text())
     fps = value["fps"]
     for name, rate in (("good", fps), ("bad", fps * 2)):
         info.write_text(json.dumps({**value, "fps": rate}))
-        source = seqrecord.open_source(tmp_path / "robot", features=features)
+        source = seqrecord.open_source(root, features=features)
         seqrecord.convert(source, tmp_path / name, workers=1)
         assert {*rates(tmp_path / name)} == {fps if name == "good" else None}
     if features is None:

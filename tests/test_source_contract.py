@@ -32,13 +32,13 @@ from seqrecord.meanings import check_meanings
 from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
 from tests.bags import write_bag, write_mcap
 from tests.golden.make_replay_buffer import FILE
+from tests.lerobot_video_data import unpack
+from tests.source_faults import check_refused, read_all
 from tests.source_writers import write_euroc, write_kitti, write_samples, write_tum
 from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
 from tests.test_sources_mcap import CAMERA, recording
 from tests.trees import make_frames, write_v1, write_v2
 from tests.video_file_data import pictures, write_video
-
-GOLDEN = Path(__file__).parent / "golden" / "sources"
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ def cut(path: Path) -> None:
 
 
 def golden(folder: Path, name: str) -> None:
-    with zipfile.ZipFile(GOLDEN / f"{name}.zip") as archive:
-        archive.extractall(folder)
+    unpack(folder.parent, name).rename(folder)
 
 
 def one_time_back(path: Path, row: int) -> None:
@@ -303,12 +302,6 @@ def _bytes(value: Any) -> bytes:
     return value.data if isinstance(value, EncodedImage) else np.asarray(value).tobytes()
 
 
-def read_all(source: Source, info: EpisodeInfo) -> None:
-    for each in source.videos(info).values() if hasattr(source, "videos") else ():
-        list(each)
-    list(source.frames(info))
-
-
 def test_it_is_found_and_listed(case: Set, root: Path) -> None:
     source = opened(case, root)
     assert type(source) is getattr(seqrecord.sources, case.source)
@@ -413,14 +406,7 @@ def test_a_broken_episode_is_left_out_and_packed_later(case: Set, root: Path) ->
     source = opened(case, root)
     keys = [info.key for info in source.episodes()]
     assert keys == [*whole]
-    for info in source.episodes():
-        if info.key != case.bad:
-            read_all(source, info)
-            continue
-        with pytest.raises(SourceError) as caught:
-            read_all(source, info)
-        assert caught.value.episode == case.bad
-        assert caught.value.file == str(root / case.file)
+    check_refused(source, [case.bad], file=root / case.file)
     others = tuple(key for key in keys if key != case.bad)
     with pytest.raises(SourceError):
         seqrecord.convert(source, root.parent / "none", workers=1)
