@@ -379,20 +379,13 @@ def test_numbers_that_info_declares_are_those_of_meta(
     assert caught.value.file == str(root / "meta/info.json")
 
 
-def test_a_list_of_episodes_that_lost_one(tmp_path: Path) -> None:
-    """As one of a recording that was interrupted."""
+def test_rows_of_an_episode_that_is_not_listed(tmp_path: Path) -> None:
     root = unpack(tmp_path)
     rewrite(root / LISTED, lambda table: table.slice(0, 2))
     with pytest.raises(SourceError, match="total_episodes is not what meta/episodes has"):
         open_source(root).episodes()
     edit_info(root, total_episodes=2, total_frames=8, splits={})
     assert len(open_source(root).episodes()) == 2
-
-
-def test_rows_of_an_episode_that_is_not_listed(tmp_path: Path) -> None:
-    root = unpack(tmp_path)
-    rewrite(root / LISTED, lambda table: table.slice(0, 2))
-    edit_info(root, total_episodes=2, total_frames=8, splits={})
     with pytest.raises(SourceError, match="more rows than meta/episodes lists") as caught:
         frames_of(open_source(root), "episode_000000")
     assert (caught.value.expected, caught.value.got) == ("8 rows", "15 rows")
