@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 from google.protobuf import descriptor_pb2
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mcap.writer import CompressionType, IndexType
 
@@ -601,6 +601,7 @@ def test_both_orders_of_bytes(tmp_path: Path, message: Any) -> None:
 TIMES = st.lists(st.integers(0, 60), min_size=1, max_size=30).map(sorted)
 
 
+@example([10], [5, 15], "nearest", 5)  # of two as near the earlier one
 @given(TIMES, TIMES, st.sampled_from(["nearest", "last"]), st.integers(0, 70))
 def test_alignment_is_that_of_a_look_at_every_message(
     tmp_path_factory: pytest.TempPathFactory,
