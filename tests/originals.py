@@ -60,7 +60,7 @@ def lerobot(root: Path, version: str = "v3") -> Path:
 
 
 def videos(root: Path) -> Path:
-    root.mkdir()
+    root.mkdir(exist_ok=True)
     for number, name in enumerate("ab"):
         write_video(root / f"{name}.mp4", pictures(6 - number, 30 * number))
     return root

@@ -23,7 +23,7 @@ from seqrecord.errors import CodecError, SeqRecordError, SourceError
 from tests.command_line import main
 from tests.in_place_cases import assert_same, frames_of, index_source
 from tests.test_source_contract import upload
-from tests.test_sources_hdf5 import write_droid
+from tests.test_sources_hdf5 import with_video
 from tests.video_file_data import pictures, write_video
 
 Array = npt.NDArray[Any]
@@ -186,16 +186,13 @@ def test_zarr_on_a_url(tmp_path: Path, memory_url: str, form: int) -> None:
 
 
 def test_droid_s_videos_stay_where_they_are(tmp_path: Path) -> None:
-    write_droid(tmp_path / "set" / "Fri", 1)
-    videos = tmp_path / "set" / "Fri" / "recordings" / "MP4"
-    videos.mkdir(parents=True)
-    write_video(videos / "11.mp4", pictures(4), options={"bf": "0"})
+    [path] = with_video(tmp_path / "set", "Fri", 1, 4)
     index_source(open_source(tmp_path / "set"), tmp_path / "index", workers=1)
     seqrecord.convert(open_source(tmp_path / "set"), tmp_path / "packed", workers=1)
     with seqrecord.open(tmp_path / "index") as one, seqrecord.open(tmp_path / "packed") as other:
         assert_same(frames_of(one), frames_of(other))
     assert seqrecord.summarize(tmp_path / "index").external_bytes > 0
-    write_video(videos / "11.mp4", pictures(5), options={"bf": "0"})
+    write_video(path, pictures(5))
     with pytest.raises(SourceError, match="another number of frames"):
         index_source(open_source(tmp_path / "set"), tmp_path / "again", workers=1)
 

@@ -23,22 +23,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.meanings import check_meanings
 from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
+from tests import originals
 from tests.bags import write_bag, write_mcap
 from tests.golden.make_replay_buffer import FILE
 from tests.lerobot_video_data import unpack
 from tests.source_faults import check_refused, read_all
 from tests.source_writers import write_euroc, write_kitti, write_samples, write_tum
-from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
+from tests.test_sources_hdf5 import with_video, write_aloha, write_robomimic
 from tests.test_sources_mcap import CAMERA, recording
 from tests.trees import make_frames, write_v1, write_v2
-from tests.video_file_data import pictures, write_video
 
 
 @dataclass(frozen=True)
@@ -106,15 +105,7 @@ def robomimic_says_more(folder: Path) -> None:
 
 def droid(folder: Path) -> None:
     for seed, name in ((1, "Fri"), (2, "Sat")):
-        write_droid(folder / name, seed)
-        videos = folder / name / "recordings" / "MP4"
-        videos.mkdir(parents=True)
-        write_video(videos / f"1{seed}.mp4", pictures(4, seed))
-
-
-def videos(folder: Path) -> None:
-    for number, name in enumerate("abc"):
-        write_video(folder / f"{name}.mp4", pictures(4 + number, number), options={"g": "3"})
+        with_video(folder, name, seed, 4)
 
 
 def flipped(path: Path, place: int) -> None:
@@ -130,19 +121,6 @@ def tartanair(folder: Path, *, v2: bool = False) -> None:
     write = write_v2 if v2 else write_v1
     for number, level in enumerate(("Data_easy", "Data_hard") if v2 else ("Easy", "Hard")):
         write(folder / "house" / level / "P000", make_frames(number, 2 + number, v2=v2))
-
-
-def folders(folder: Path) -> None:
-    for number, name in enumerate("abc"):
-        rng = np.random.default_rng(number)
-        episode = folder / "there" / name
-        for feature, ending in (("photo", "jpg"), ("rgb", "png")):
-            (episode / feature).mkdir(parents=True)
-            for frame in range(3 + number):
-                pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
-                Image.fromarray(pixels).save(episode / feature / f"{frame}.{ending}")
-        np.save(episode / "actions.npy", rng.normal(size=(3 + number, 6)))
-        (episode / "metadata.json").write_text('{"task": "pick", "ok": true}')
 
 
 def tars(folder: Path) -> None:
@@ -218,7 +196,7 @@ SETS: dict[str, Set] = {
     "droid": Set(
         "Hdf5", droid, lambda root: cut(root / "Sat/trajectory.h5"), "Sat", "Sat/trajectory.h5"
     ),
-    "videos": Set("Videos", videos, lambda root: cut(root / "b.mp4"), "b", "b.mp4"),
+    "videos": damaged("Videos", originals.videos, ".", "b.mp4", key="b"),
     "tartanair": damaged(
         *("TartanAir", tartanair, "house/Hard/P000", "image_right/000001_right.png"),
         keeps_images=True,
@@ -228,7 +206,11 @@ SETS: dict[str, Set] = {
         "flow_lcam_front/000001_000002_flow.png",
         keeps_images=True,
     ),
-    "folders": damaged("Folders", folders, "there/b", "rgb/2.png", keeps_images=True),
+    "folders": damaged(
+        *("Folders", originals.folders, "b", "rgb/2.jpg"),
+        options={"sparse": "mask"},
+        keeps_images=True,
+    ),
     "webdataset": Set(
         "WebDataset",
         tars,
