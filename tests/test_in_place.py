@@ -142,6 +142,15 @@ def test_an_index_of_an_original_on_a_url_is_made_anew(
             assert one.episodes[key].metadata == other.episodes[key].metadata
 
 
+def test_new_episodes_are_added_to_an_index(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v21")
+    every = _unlist_episode(root)
+    with seqrecord.open(root) as one:
+        _restore(every)
+        with seqrecord.open(root) as other:
+            assert (one.url, len(one.episodes), len(other.episodes)) == (other.url, 2, 3)
+
+
 def _loader(root: Path, **options: Any) -> seqrecord.SeqRecordPipe:
     return seqrecord.SeqRecordPipe(root, clip_len=2, batch_size=3, seed=5, **options)
 

@@ -127,7 +127,7 @@ def test_examples(
 
 
 def test_only_what_is_wanted_of_an_example_is_copied(tmp_path: Path) -> None:
-    values = {"steps/state": [1.0, 2.0], "more": [bytes(20 << 20)]}
+    values: dict[str, list[Any]] = {"steps/state": [1.0, 2.0], "more": [bytes(20 << 20)]}
     source = open_source(write_set(tmp_path, [example(values)]))
     info = source.episodes()[0]
     tracemalloc.start()
