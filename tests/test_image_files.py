@@ -280,6 +280,10 @@ def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(frame["flow"], rasters()[..., :2])
         np.testing.assert_array_equal(frame["depth"], rasters()[..., 0])
         np.testing.assert_array_equal(frame["normal"], (rasters() + 2).astype("<f2"))
+    (tree / "depth" / "1.pfm").write_bytes((FOLDER / "normals.pfm").read_bytes())
+    with pytest.raises(SourceError, match="wrong shape") as caught:
+        list(source.frames(source.episodes()[0]))
+    assert (caught.value.episode, caught.value.frame, caught.value.feature) == ("scene", 1, "depth")
 
 
 # --- ways to be broken -------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from seqrecord import open_source
+from seqrecord.errors import SourceError
 from seqrecord.sources import Folders, TartanAir, inventory_of
 from tests.source_faults import check_frames
 from tests.source_writers import write_euroc, write_kitti, write_tum
@@ -106,6 +107,10 @@ def test_sequences_are_found_in_order_and_not_inside_of_others(tmp_path: Path) -
         write_tum(tmp_path / name)
     assert [info.key for info in open_source(tmp_path).episodes()] == ["s/1", "s/02", "s/10"]
     assert [info.key for info in open_source(tmp_path / "s/02").episodes()] == ["02"]
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "up").symlink_to(tmp_path)
+    with pytest.raises(SourceError, match="leads back to a folder above"):
+        open_source(tmp_path).schema()
 
 
 # --- encodings without a known layout ----------------------------------------------------------

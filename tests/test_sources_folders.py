@@ -466,6 +466,12 @@ def test_text_arrays_cannot_be_stored(tmp_path: Path) -> None:
         Folders(tmp_path).schema()
 
 
+def test_no_episode(tmp_path: Path) -> None:
+    (tmp_path / "run" / "rgb").mkdir(parents=True)
+    with pytest.raises(SourceError, match="no episode found"):
+        Folders(tmp_path).episodes()
+
+
 def test_a_link_that_leads_back_up(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "rgb", _images(0, 1, 4, 5))
     (tmp_path / "run" / "again").symlink_to(tmp_path)

@@ -325,6 +325,9 @@ def test_files_are_found_in_the_order_of_their_numbers(tmp_path: Path) -> None:
         assert [info.key for info in open_source(root).episodes()] == keys
     with pytest.raises(SourceError, match="nothing here of the format hdf5"):
         open_source(tmp_path / "a" / "note.txt", format="hdf5")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    with pytest.raises(SourceError, match="leads back to a folder above"):
+        open_source(tmp_path).schema()
 
 
 @pytest.mark.parametrize("is_deep", [False, True])
