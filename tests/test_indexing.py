@@ -85,7 +85,7 @@ def made(root: Path, name: str) -> Path:
 
 
 def source_of(place: Any, name: str, **options: Any) -> Any:
-    more = {"sparse": "mask"} if name in ("folders", "webdataset") else {}
+    more: dict[str, Any] = {"sparse": "mask"} if name in ("folders", "webdataset") else {}
     return open_source(place, **more, **options)
 
 
@@ -121,6 +121,7 @@ def test_an_index_gives_what_a_conversion_gives(name: str, tmp_path: Path, home:
     root, formats = made(tmp_path / "original", name), ORIGINALS[name][2]
     expected = packed(root, name, tmp_path / "packed")
     index = indexed(root, name, tmp_path / "index")
+    specs: list[seqrecord.FeatureSpec] = []
     for verify in (True, False):
         with seqrecord.open(index, verify=verify) as dataset:
             assert_same(content(dataset), expected)

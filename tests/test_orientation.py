@@ -320,7 +320,8 @@ def in_parquet(root: Path, data: bytes, alone: bool) -> Path:
 
 def in_tfrecords(root: Path, data: bytes, alone: bool) -> Path:
     pytest.importorskip("google.protobuf")
-    from tests.test_sources_rlds import example, write_set
+    from tests.test_sources_rlds import write_set
+    from tests.tf_records import example
 
     names = ["rgb"] if alone else ["rgb", "wrist"]
     image = {"image": {"dtype": "uint8", "shape": {"dimensions": ["32", "48", "3"]}}}
