@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from seqrecord.indexing.opening import verify as verify
     from seqrecord.indexing.source_opening import open_source as open_source
     from seqrecord.pipes.collating import collate as collate
-    from seqrecord.pipes.loaders import SeqRecordDataset as SeqRecordDataset
+    from seqrecord.pipes.loaders import SeqRecordIterableDataset as SeqRecordIterableDataset
+    from seqrecord.pipes.loaders import SeqRecordMapDataset as SeqRecordMapDataset
     from seqrecord.pipes.loaders import SeqRecordPipe as SeqRecordPipe
-    from seqrecord.pipes.loaders import SeqRecordStream as SeqRecordStream
     from seqrecord.pipes.mix import SeqRecordMix as SeqRecordMix
     from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
     from seqrecord.pipes.options import EngineOptions as EngineOptions
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from seqrecord.schema import FeatureSpec as FeatureSpec
     from seqrecord.schema import Schema as Schema
     from seqrecord.sources import EpisodeInfo as EpisodeInfo
-    from seqrecord.sources import Folders as Folders
+    from seqrecord.sources import FolderSource as FolderSource
     from seqrecord.sources import Source as Source
-    from seqrecord.sources import TartanAir as TartanAir
+    from seqrecord.sources import TartanAirSource as TartanAirSource
     from seqrecord.storage import cache_info as cache_info
     from seqrecord.storage import clear_cache as clear_cache
     from seqrecord.version import __version__ as __version__
@@ -93,7 +93,7 @@ if not TYPE_CHECKING:  # or a type checker would take any name for one that is t
             ],
             "indexing.opening": ["open", "summarize", "verify"],
             "pipes.collating": ["collate"],
-            "pipes.loaders": ["SeqRecordDataset", "SeqRecordPipe", "SeqRecordStream"],
+            "pipes.loaders": ["SeqRecordMapDataset", "SeqRecordPipe", "SeqRecordIterableDataset"],
             "pipes.mix": ["SeqRecordMix"],
             "pipes.node": ["SeqRecordNode"],
             "pipes.options": ["EngineOptions", "LoaderOptions"],
@@ -101,9 +101,9 @@ if not TYPE_CHECKING:  # or a type checker would take any name for one that is t
             "reading.episode": ["Episode"],
             "schema": ["EncodedImage", "FeatureSpec", "Schema"],
             "sources.base": ["EpisodeInfo", "Source"],
-            "sources.folders.source": ["Folders"],
+            "sources.folders.source": ["FolderSource"],
             "indexing.source_opening": ["open_source"],
-            "sources.tartanair.source": ["TartanAir"],
+            "sources.tartanair.source": ["TartanAirSource"],
             "storage": ["cache_info", "clear_cache"],
             "profiler.bench": ["bench"],
             "viewer": ["view", "view_rerun"],

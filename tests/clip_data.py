@@ -21,7 +21,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from seqrecord import ClipError, EngineOptions, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
+from seqrecord import (
+    ClipError,
+    EngineOptions,
+    SeqRecordIterableDataset,
+    SeqRecordPipe,
+    SeqRecordWriter,
+)
 from seqrecord.errors import MemoryLimitError
 from seqrecord.writing.stored_schema import Codecs
 
@@ -107,7 +113,7 @@ def resumed(loader: _Loader, state: Any) -> _Loader:
     return loader
 
 
-def check_ended(stream: SeqRecordStream) -> None:
+def check_ended(stream: SeqRecordIterableDataset) -> None:
     """An iteration gives nothing more once another one has begun."""
     first = iter(stream)
     next(first)
@@ -141,7 +147,7 @@ def write_numbered(
         path,
         codecs=codecs,
         chunk_frames=chunk_frames,
-        record_bytes=60 * math.prod(shape),
+        max_file_size=60 * math.prod(shape),
         features=said,
     ) as writer:
         for number, length in enumerate(LENGTHS):

@@ -28,9 +28,9 @@ from seqrecord import (
     Latest,
     Schema,
     Seconds,
+    SeqRecordIterableDataset,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
 )
 from tests.clip_data import least_memory
@@ -114,7 +114,7 @@ def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
         schema=schema_of(groups or {}),
         codecs={"flow": "raw", "action": "raw", "id": "raw"},
         chunk_frames=5,
-        record_bytes=40_000,
+        max_file_size=40_000,
     ) as writer:
         for number, length in enumerate(LENGTHS):
             metadata, fps = metadata_of(number), FPS[number]
@@ -281,7 +281,7 @@ class Case:
         """Compare a feature's frames; returns the names of what else the clip has for them."""
         is_alone = self.window(name) is self.latest(name) is None
         is_fixed = name not in RAGGED or isinstance(self.form(name), tuple)
-        if self.options.get("squeeze") and is_alone and is_fixed:
+        if self.options.get("squeeze_time") and is_alone and is_fixed:
             is_array = isinstance(clip[name], (torch.Tensor, np.ndarray))
             clip = {
                 one: clip[one][None] if is_array else [clip[one]]
@@ -354,18 +354,18 @@ def equal(one: Any, two: Any) -> bool:
 
 
 def _worker(path: Path, **options: Any) -> Any:
-    stream = SeqRecordStream(path, **options)
+    stream = SeqRecordIterableDataset(path, **options)
     return DataLoader(stream, batch_size=None, num_workers=1 if options.get("order") else 2)
 
 
 def _map_style(path: Path, **options: Any) -> Any:
-    dataset = seqrecord.SeqRecordDataset(path, **options)
+    dataset = seqrecord.SeqRecordMapDataset(path, **options)
     return DataLoader(dataset, batch_size=4, collate_fn=seqrecord.collate)
 
 
 KINDS: dict[str, Callable[..., Any]] = {
     "pipe": SeqRecordPipe,
-    "stream": SeqRecordStream,
+    "stream": SeqRecordIterableDataset,
     "node": lambda path, **options: Loader(SeqRecordNode(path, **options)),
     "workers": _worker,
     "map style": _map_style,
@@ -442,7 +442,7 @@ def check_by_number(path: Path, case: Case, rng: random.Random) -> None:
     of_streams |= {"rank", "world_size"}
     options = {name: value for name, value in case.options.items() if name not in of_streams}
     options["stride"] = case.stride
-    single, dataset = Case(options), seqrecord.SeqRecordDataset(path, **options)
+    single, dataset = Case(options), seqrecord.SeqRecordMapDataset(path, **options)
     assert len(dataset) == len(case.clips)
     numbers = [rng.randrange(len(dataset)) for _ in range(5)]
     wanted = [case.clips[number] for number in numbers]

@@ -97,7 +97,7 @@ def write_small(
     codecs: Codecs | None = None,
     missing: bool = True,
     chunk_frames: int = 4,
-    record_bytes: int = 30_000,
+    max_file_size: int = 30_000,
     mode: WriteMode = "create",
 ) -> dict[str, list[SmallFrame]]:
     """Write the dataset, of one group of features; returns its decoded frames by episode.
@@ -112,7 +112,7 @@ def write_small(
         features={"step": {"group": 0}},  # and all others with it
         codecs=codecs,
         chunk_frames=chunk_frames,
-        record_bytes=record_bytes,
+        max_file_size=max_file_size,
         mode=mode,
     ) as writer:
         for number, (key, num_frames) in enumerate(episodes.items()):

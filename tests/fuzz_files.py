@@ -180,7 +180,7 @@ def _datasets(folder: Path) -> list[Path]:
     for root in referring:
         if not root.exists():
             source = open_source(folder / "videos")
-            convert(source, root, reference=True, checksums=root.name == "summed", workers=1)
+            convert(source, root, in_place=True, checksums=root.name == "summed", workers=1)
     names = ("variable", "spanning", "fast", "groups")
     return [tiny, *(_GOLDEN / name for name in names), *referring]
 

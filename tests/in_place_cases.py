@@ -502,10 +502,10 @@ def _check_loaders(case: Case, places: list[Any], *, is_long: bool) -> None:
         again.load_state_dict(states[at])
         assert_same([*again], batches[at + 1 :])
     if is_long:
-        stream = seqrecord.SeqRecordStream(places[0], **options)
+        stream = seqrecord.SeqRecordIterableDataset(places[0], **options)
         assert len([*DataLoader(stream, batch_size=None, num_workers=2)]) >= len(batches)
         each = {f"{i}": seqrecord.SeqRecordPipe(p, clip_len=1) for i, p in enumerate(places)}
-        mix = seqrecord.SeqRecordMix(each, batch_size=4, stop="longest")
+        mix = seqrecord.SeqRecordMix(each, batch_size=4, stopping_strategy="all_exhausted")
         assert {name for batch in mix for name in batch["dataset"]} == {"0", "1"}
 
 
@@ -516,7 +516,7 @@ def _check_edits(case: Case, places: list[Any], root: Path) -> None:
         "delete": lambda place: len(keys) > 1 and edit.delete_episodes(place, keys[:1]),
         "rename": lambda place: edit.rename_episodes(place, {keys[0]: "another"}),
         "drop": lambda place: len(names) > 1 and edit.drop_features(place, names[:1]),
-        "rewrite": lambda place: edit.rewrite_files(place, least_dead=0.01),
+        "rewrite": lambda place: edit.rewrite_files(place, min_unused=0.01),
         "reindex": seqrecord.reindex,
         "clean": lambda place: edit.clean(place, older_than=-1e3),
         "merge": lambda place: edit.merge_datasets([place], root / f"m {place.name}"),

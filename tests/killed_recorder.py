@@ -37,7 +37,7 @@ def _record(folder: str, flush_seconds: float, mode: str) -> None:
                 for number in range(EPISODE_FRAMES):
                     recording.append(made_frame(episode, number))
                     time.sleep(0.002)
-                    safe = recorder.stats().safe_frames - before
+                    safe = recorder.stats().durable_frames - before
                     _tell("safe", key, str(safe))
             before += EPISODE_FRAMES
             _tell("ended", key)

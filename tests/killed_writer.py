@@ -31,7 +31,7 @@ from tests.services.process import wait_for
 
 __all__ = ["SETTINGS", "Killer", "Writers"]
 
-SETTINGS: dict[str, Any] = {"chunk_frames": 2, "record_bytes": 30_000}
+SETTINGS: dict[str, Any] = {"chunk_frames": 2, "max_file_size": 30_000}
 
 
 @dataclass
@@ -128,7 +128,7 @@ def _write(job: dict[str, Any]) -> None:
         **SETTINGS,
     ) as writer:
         for info in source.episodes():
-            if info.key in writer.finished_keys:
+            if info.key in writer.completed_episodes:
                 continue
             with writer.episode(info.key, metadata=info.metadata) as episode:
                 for frame in source.frames(info):

@@ -40,7 +40,7 @@ def frame(key: str, number: int) -> dict[str, Any]:
 
 def writer_of(where: Any, mode: Any = "create", **options: Any) -> SeqRecordWriter:
     """A writer of short chunks and files, for `abandon`."""
-    defaults = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 700}
+    defaults = {"codecs": "raw", "chunk_frames": 2, "max_file_size": 700}
     return abandonable(where, mode=mode, **(defaults | options))
 
 

@@ -200,7 +200,7 @@ plan_settings = st.builds(
     shuffle=st.sampled_from([True, True, False]),
     seed=st.integers(-3, 2**70),
     drop_last=st.booleans(),
-    equal=st.booleans(),
+    even_batches=st.booleans(),
     **LAYOUTS,
 )
 
@@ -212,7 +212,11 @@ def requests() -> st.SearchStrategy[Request]:
 def parts(request: Request) -> list[EpochPlan]:
     """The plans of all parts; none where the request is refused, as it must be."""
     total, size = request.case.table.num_clips, request.settings.batch_size or 1
-    most = total // request.num_parts if request.settings.equal else -(-total // request.num_parts)
+    most = (
+        total // request.num_parts
+        if request.settings.even_batches
+        else -(-total // request.num_parts)
+    )
     if total and most < size and request.settings.drop_last:
         with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
             request.plan()

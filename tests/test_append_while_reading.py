@@ -29,7 +29,7 @@ def _pipe(root: Path) -> Any:
 
 
 def _clips(root: Path) -> Any:
-    return seqrecord.SeqRecordDataset(root, clip_len=2, features=["raw"])
+    return seqrecord.SeqRecordMapDataset(root, clip_len=2, features=["raw"])
 
 
 def _frames(opened: Any) -> list[Any]:
@@ -40,18 +40,18 @@ def _frames(opened: Any) -> list[Any]:
             for key, episode in opened.episodes.items()
             for i, frame in enumerate(episode[i] for i in range(len(episode)))
         ]
-    numbers = range(len(opened)) if isinstance(opened, seqrecord.SeqRecordDataset) else None
+    numbers = range(len(opened)) if isinstance(opened, seqrecord.SeqRecordMapDataset) else None
     clips = opened if numbers is None else [opened[i] for i in numbers]
     return sorted((clip["episode"], clip["start"], clip["raw"].tolist()) for clip in clips)
 
 
 @pytest.mark.parametrize("opening", [seqrecord.open, _pipe, _clips])
 @pytest.mark.parametrize("appends", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("record_bytes", [1, 1 << 20], ids=["a file a chunk", "one file"])
+@pytest.mark.parametrize("max_file_size", [1, 1 << 20], ids=["a file a chunk", "one file"])
 def test_a_copy_is_of_what_was_opened(
-    opening: Callable[[Path], Any], appends: int, record_bytes: int, tmp_path: Path
+    opening: Callable[[Path], Any], appends: int, max_file_size: int, tmp_path: Path
 ) -> None:
-    root = write_tiny(tmp_path / "dataset", record_bytes=record_bytes)
+    root = write_tiny(tmp_path / "dataset", max_file_size=max_file_size)
     opened = opening(root)
     right = _frames(opened)
     for number in range(appends):
@@ -65,7 +65,7 @@ def test_a_copy_is_of_what_was_opened(
 def test_without_its_index_it_is_read_from_the_record_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = write_tiny(tmp_path / "dataset", record_bytes=1)
+    root = write_tiny(tmp_path / "dataset", max_file_size=1)
     dataset = seqrecord.open(root)
     for key in ("env/A", "env/B"):
         _append(root, key)
@@ -92,7 +92,7 @@ def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", pytest.param("map", marks=pytest.mark.slow)])
 def test_new_workers_in_the_middle_of_a_training(kind: str, tmp_path: Path) -> None:
-    root = write_tiny(tmp_path / "dataset", record_bytes=1)
+    root = write_tiny(tmp_path / "dataset", max_file_size=1)
     loaded: Any = _pipe(root) if kind == "pipe" else _clips(root)
     right = _frames(loaded)
     loader: DataLoader[Any] = DataLoader(

@@ -21,7 +21,7 @@ from tests.own_threads import own_threads
 from tests.services.process import wait_for
 from tests.storage_doubles import Failure, FaultyStorage, Operation
 
-SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 1, "record_bytes": 1000}
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 1, "max_file_size": 1000}
 FRAMES_A_FILE = 2
 REFUSED = AccessError("access is refused, as asked", file="some.seqrec")
 
@@ -132,7 +132,7 @@ def test_what_fails_is_raised_by_the_next_call(tmp_path: Path, call: str) -> Non
     with pytest.raises(AccessError) as caught:
         CALLS[call](writer, episode)
     assert caught.value is REFUSED
-    assert writer.finished_keys == frozenset()
+    assert writer.completed_episodes == frozenset()
     if call != "close":
         with pytest.raises(DestinationError, match=r"access is refused.*--resume"):
             writer.episode("more")
@@ -141,17 +141,17 @@ def test_what_fails_is_raised_by_the_next_call(tmp_path: Path, call: str) -> Non
     with pytest.raises(NotFoundError):
         seqrecord.open(tmp_path)
     with SeqRecordWriter(tmp_path, mode="resume") as resumed:
-        assert resumed.finished_keys == {"a"}
+        assert resumed.completed_episodes == {"a"}
 
 
 def test_what_fails_after_the_last_call_is_raised_by_close(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, Commits(lambda: None, fail))
     for key in "ab":
         write(writer, key, FRAMES_A_FILE)
-    assert writer.finished_keys == {"a", "b"}
+    assert writer.completed_episodes == {"a", "b"}
     with pytest.raises(AccessError):
         writer.close()
-    assert writer.finished_keys == {"a"}
+    assert writer.completed_episodes == {"a"}
     assert threads() == []
 
 
@@ -170,10 +170,10 @@ def test_an_episode_has_ended_when_its_earlier_files_are_there(tmp_path: Path) -
     ending.set()
     with pytest.raises(AccessError):
         episode.close()
-    assert writer.finished_keys == frozenset()
+    assert writer.completed_episodes == frozenset()
     writer.abort()
     with SeqRecordWriter(tmp_path, mode="resume") as resumed:
-        assert resumed.finished_keys == frozenset()
+        assert resumed.completed_episodes == frozenset()
         write(resumed, "a", 1)
 
 
@@ -224,7 +224,7 @@ def test_it_ends_with_a_block_that_is_left(tmp_path: Path, error: type[BaseExcep
         run()
     assert threads() == []
     with SeqRecordWriter(tmp_path, mode="resume") as resumed:
-        assert resumed.finished_keys == {"a"}
+        assert resumed.completed_episodes == {"a"}
 
 
 def test_an_interrupt_while_a_commit_is_waited_for_breaks_nothing(tmp_path: Path) -> None:
@@ -275,4 +275,4 @@ def test_a_storage_that_hangs_is_left(tmp_path: Path) -> None:
     with pytest.raises(DestinationError, match="closed"):
         writer.close()
     with SeqRecordWriter(tmp_path, mode="resume") as resumed:
-        assert resumed.finished_keys == {"a", "b"}
+        assert resumed.completed_episodes == {"a", "b"}

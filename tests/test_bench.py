@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import ClipError, EngineOptions, NotFoundError, SeqRecordStream, bench
+from seqrecord import ClipError, EngineOptions, NotFoundError, SeqRecordIterableDataset, bench
 from seqrecord.errors import MemoryLimitError
 from seqrecord.profiler.bench import BenchOptions, StepTimes, advise, measure
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
@@ -147,7 +147,7 @@ def test_frames_of_windows_and_of_lists(dataset: Path, batch_size: int | None) -
     windows = {"image_left": [-1, 0, 1], "pose": [0], "range": [0, 1]}
     report = bench(dataset, windows=windows, **options)
     assert report.num_frames == 3 * report.num_clips == 3 * (9 + 7)
-    report = bench(dataset, windows={"pose": [0]}, squeeze=True, **options)
+    report = bench(dataset, windows={"pose": [0]}, squeeze_time=True, **options)
     assert report.num_frames == report.num_clips == 20
     clips = {"episode": ["a/Easy", "b/Easy"], "frames": [[3, 8], [0, 5]]}
     assert bench(dataset, clips=clips, **options).num_frames == 4
@@ -198,7 +198,7 @@ def test_one_batch_and_single_clips(dataset: Path) -> None:
 
 def test_copies_are_timed_apart(dataset: Path, pass_time: Callable[[float], None]) -> None:
     options = BenchOptions(clip_len=4, max_batches=12, batch_size=1, device="cpu")
-    stream = SeqRecordStream(dataset, clip_len=4, batch_size=1)
+    stream = SeqRecordIterableDataset(dataset, clip_len=4, batch_size=1)
     report = measure(stream, options, synchronize=lambda: pass_time(0.05))
     assert report.copying.p50 == pytest.approx(0.05)
     assert report.seconds == pytest.approx(12 * 0.05)
@@ -279,7 +279,7 @@ def test_advice(stats: dict[str, Any], step: tuple[float, ...], words: list[str]
 def test_advice_on_bursts(median: float, held_back: int, bursts: int) -> None:
     """More memory helps where loads had to wait for some."""
     times: dict[str, Any] = {"waiting": 9.0, "copying": 0.0, "consuming": 9.0, "seconds": 18.0}
-    stats = {**DECODES, "loads_held_back": held_back}
+    stats = {**DECODES, "loads_throttled": held_back}
     _, *more = advise(stats, median_wait=median, threads=2, cores=2, is_local=True, **times)
     assert len(more) == bursts
     assert all("a larger `memory_limit`" in line for line in more)

@@ -23,7 +23,7 @@ from tests.storage_doubles import FailAt, FaultyStorage
 
 KEYS = [f"e{number}" for number in range(6)]
 EPISODES = dict.fromkeys(KEYS, 5)
-SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 500}
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "max_file_size": 500}
 FULL = StorageError("No space left on device", file="some.seqrec")
 
 
@@ -48,8 +48,8 @@ def skipping(storage: Any, **options: Any) -> tuple[SeqRecordWriter, list[str]]:
 
 def check_resumes(storage: Any, ended: Iterable[str]) -> None:
     with SeqRecordWriter(storage, mode="resume", **SETTINGS) as writer:
-        assert writer.finished_keys >= set(ended)
-        add(writer, {key: 5 for key in KEYS if key not in writer.finished_keys})
+        assert writer.completed_episodes >= set(ended)
+        add(writer, {key: 5 for key in KEYS if key not in writer.completed_episodes})
     assert lengths_of(storage) == EPISODES
     if isinstance(storage, Path):
         clean(storage, older_than=0)
@@ -75,7 +75,7 @@ def test_a_script_that_skips_episodes_does_not_commit_without_them(
         assert ended == KEYS
         return
     assert ended == KEYS[: len(ended)], "nothing ends after the failure"
-    assert set(ended) >= writer.finished_keys
+    assert set(ended) >= writer.completed_episodes
     with pytest.raises(DestinationError, match=r"No space left.*--resume") as caught:
         writer.episode("more")
     assert caught.value.__cause__ is FULL
@@ -92,14 +92,14 @@ def test_a_resume_finds_all_finished_keys(memory: str, operation: Any, number: i
     fault = FailAt(operation, number, path="records/", onwards=operation == "write")
     storage = FaultyStorage(open_storage(memory), fault)
     writer, ended = skipping(storage)
-    keys = writer.finished_keys
+    keys = writer.completed_episodes
     assert ended == KEYS[: len(ended)]
     assert set() < keys < set(ended)
     with pytest.raises(DestinationError):
         writer.close()
-    assert writer.finished_keys == keys
+    assert writer.completed_episodes == keys
     with SeqRecordWriter(memory, mode="resume") as resumed:
-        assert keys <= resumed.finished_keys <= set(ended)
+        assert keys <= resumed.completed_episodes <= set(ended)
     check_resumes(memory, keys)
 
 
@@ -173,7 +173,7 @@ def test_an_interrupt_amid_finishing_breaks_the_writer_too(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_a_resume_that_cannot_read_loses_nothing(tmp_path: Path, number: int) -> None:
-    writer, ended = skipping(tmp_path, record_bytes=10_000)
+    writer, ended = skipping(tmp_path, max_file_size=10_000)
     abandon(writer)
     (partial,) = (tmp_path / "records").glob("*.partial")
     before = partial.read_bytes()
@@ -210,7 +210,7 @@ def test_a_commit_that_fails_leaves_what_was_there(
         writer.close()
     if operation != "put":  # after which a manifest may name them
         assert {each.name for each in (tmp_path / "index").glob("*")} == tables
-    assert writer.finished_keys >= set(KEYS)
+    assert writer.completed_episodes >= set(KEYS)
     assert lengths_of(tmp_path) == old
     with SeqRecordWriter(tmp_path, mode="resume"):
         pass
@@ -243,7 +243,7 @@ def test_what_cannot_be_removed_after_a_commit_does_not_undo_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", onwards=True))
-    with SeqRecordWriter(storage, codecs="raw", chunk_frames=1, record_bytes=1) as writer:
+    with SeqRecordWriter(storage, codecs="raw", chunk_frames=1, max_file_size=1) as writer:
         given_up = writer.episode("given up")
         for number in range(40):
             given_up.append(frame("given up", number))
@@ -263,7 +263,7 @@ def test_what_cannot_be_removed_after_a_commit_does_not_undo_it(
 def test_a_conversion_that_skips_bad_episodes_skips_no_full_disk(
     tmp_path: Path, workers: int, operation: Any
 ) -> None:
-    small: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 60_000}
+    small: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 60_000}
     expected = convert(MadeSource(), tmp_path / "whole", workers=1, **small).manifest.fingerprint
     folder = tmp_path / "d"
     fault = FailAt(operation, 2 if operation == "write" else 0, path="records/", error=FULL)

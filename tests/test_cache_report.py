@@ -47,9 +47,9 @@ def test_loaders_keep_the_cache_of_a_dataset(remote: str, tmp_path: Path) -> Non
     assert isinstance(dataset.contents.storage, CachedStorage)
     makers: list[Callable[..., Any]] = [
         seqrecord.SeqRecordPipe,
-        seqrecord.SeqRecordStream,
+        seqrecord.SeqRecordIterableDataset,
         seqrecord.SeqRecordNode,
-        seqrecord.SeqRecordDataset,
+        seqrecord.SeqRecordMapDataset,
     ]
     for make in makers:
         loader = make(dataset, clip_len=2, features=["pose"])

@@ -36,9 +36,9 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
-@pytest.mark.parametrize("record_bytes", [1, 1 << 20], ids=["a file a chunk", "one file"])
-def test_reindex_gives_an_equal_dataset(record_bytes: int, tmp_path: Path) -> None:
-    root = write_tiny(tmp_path / "dataset", record_bytes=record_bytes)
+@pytest.mark.parametrize("max_file_size", [1, 1 << 20], ids=["a file a chunk", "one file"])
+def test_reindex_gives_an_equal_dataset(max_file_size: int, tmp_path: Path) -> None:
+    root = write_tiny(tmp_path / "dataset", max_file_size=max_file_size)
     _append(root, "env/P1")
     manifest, index = load(LocalStorage(root))
     right = read_all(root)
@@ -56,7 +56,7 @@ def test_reindex_gives_an_equal_dataset(record_bytes: int, tmp_path: Path) -> No
 
 
 def test_reindex_leaves_out_an_episode_without_its_end(tmp_path: Path) -> None:
-    root = write_tiny(tmp_path / "dataset", record_bytes=1)
+    root = write_tiny(tmp_path / "dataset", max_file_size=1)
     _append(root, "env/P1")
     for file in sorted((root / "records").glob("00000-*"))[:1]:
         file.unlink()
@@ -67,7 +67,7 @@ def test_reindex_leaves_out_an_episode_without_its_end(tmp_path: Path) -> None:
 def test_reindex_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(errors.NotFoundError, match="no record files"):
         reindex(tmp_path, created_by="test")
-    root = write_tiny(tmp_path / "dataset", record_bytes=1)
+    root = write_tiny(tmp_path / "dataset", max_file_size=1)
     min((root / "records").iterdir()).unlink()
     with pytest.raises(errors.FormatError, match="no complete episode") as caught:
         reindex(root, created_by="test")
@@ -159,7 +159,7 @@ def test_a_commit_that_fails_anywhere_changes_nothing(tmp_path: Path) -> None:
 EPISODES = {"a": 9, "b": 2, "c": 30, "d": 5}
 
 
-SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "record_bytes": 500}
+SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "max_file_size": 500}
 
 
 def write(where: Any, episodes: dict[str, int], **options: Any) -> None:
@@ -292,7 +292,7 @@ def test_the_files_of_a_remote_dataset_are_asked_for_together(tmp_path: Path) ->
     assert 3 < count <= 16
     storage = Together(LocalStorage(tmp_path), count)
     begun = SeqRecordWriter(storage, mode="append")
-    assert begun.finished_keys == EPISODES.keys()
+    assert begun.completed_episodes == EPISODES.keys()
     begun.abort()
     assert storage.met == count  # each is asked once
 
@@ -319,7 +319,7 @@ def test_a_reindex_says_what_it_leaves_out(
 def test_a_commit_without_a_finished_episode_fails(tmp_path: Path, mode: Any) -> None:
     if mode == "append":
         write(tmp_path, {"old": 3})
-    writer = writer_of(tmp_path, mode, record_bytes=100)
+    writer = writer_of(tmp_path, mode, max_file_size=100)
     add(writer, {"a": 4, "b": 4})
     committed = set(record_files(tmp_path)) if mode == "append" else set()
     first = min({*(tmp_path / "records").glob("*.seqrec")} - committed)

@@ -299,7 +299,7 @@ def test_a_resume_does_not_keep_stale_values(tmp_path: Path) -> None:
 
     def convert(mode: Any) -> None:
         source: Any = open_source(root, sparse="mask")
-        seqrecord.convert(source.referring(), index, workers=1, reference=True, mode=mode)
+        seqrecord.convert(source.referring(), index, workers=1, in_place=True, mode=mode)
 
     with pytest.raises(SeqRecordError):
         convert("create")

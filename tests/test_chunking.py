@@ -205,7 +205,7 @@ def test_how_frames_are_shared_out_to_blocks_makes_no_difference(
     found = []
     for folder in folders:
         draw, collector = np.random.default_rng(seed), StatisticsCollector(SCHEMA)
-        options: dict[str, Any] = {"writer": "ab" * 8, "record_bytes": 1 << 16}
+        options: dict[str, Any] = {"writer": "ab" * 8, "max_file_size": 1 << 16}
         with (
             pytest.MonkeyPatch.context() as patch,
             RecordFileWriter(

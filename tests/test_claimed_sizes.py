@@ -126,8 +126,8 @@ def test_an_index_may_have_chunks_that_no_record_file_has(
     files = np.zeros(len(lengths), np.int64)
     _, rows, gaps = absent_chunks(files, chunks, schema.group(1), np.arange(1, len(schema)))
 
-    record_bytes = chunks.nbytes + sum(-(-n // 64) * 64 for n in lengths)
-    most = most_table_bytes(schema, 1, sum(lengths), record_bytes)
+    max_file_size = chunks.nbytes + sum(-(-n // 64) * 64 for n in lengths)
+    most = most_table_bytes(schema, 1, sum(lengths), max_file_size)
     around = most_table_bytes(schema, 0, 0, 0)["gaps"]
     width = 20 + 8 * len(absent) + 4 * (kind == "added")
     assert around + len(rows) * width <= most["chunks1"]
@@ -278,7 +278,7 @@ def test_notes_of_8_tib(tmp_path: Path) -> None:
 
     def resume() -> None:
         with SeqRecordWriter(tmp_path / "y", mode="resume") as again:
-            assert again.finished_keys == {"a"}
+            assert again.completed_episodes == {"a"}
 
     assert _peak(resume) < 300 << 20
     assert len(seqrecord.open(tmp_path / "y").episodes) == 1

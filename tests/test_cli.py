@@ -358,11 +358,17 @@ def test_view(dataset: Path, tmp_path: Path) -> None:
             ["info", "{dataset}", "--storage-option", "a=1", "--storage-option", "a=2"],
             "two values for a",
         ),
-        (["clean", "{dataset}", "--no-rewrite", "--min-dead", "0.5"], "--no-rewrite nothing"),
+        (["clean", "{dataset}", "--no-rewrite", "--min-unused", "0.5"], "--no-rewrite nothing"),
         (["stats", "{dataset}", "--max-frames", "9"], "--recompute computes them anew"),
         (["split", "{dataset}", "a=0.5", "a=0.5"], "two shares for a"),
-        (["edit", "relabel", "{dataset}", "k", "--set", "a=1", "--set", "a=2"], "two values for a"),
-        (["edit", "relabel", "{dataset}", "k", "--set", "a=1", "--remove", "a"], "two values for"),
+        (
+            ["edit", "set-metadata", "{dataset}", "k", "--set", "a=1", "--set", "a=2"],
+            "two values for a",
+        ),
+        (
+            ["edit", "set-metadata", "{dataset}", "k", "--set", "a=1", "--remove", "a"],
+            "two values for",
+        ),
     ],
 )
 def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str) -> None:

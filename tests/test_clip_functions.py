@@ -21,10 +21,10 @@ from seqrecord import (
     ClipError,
     HorizontalFlip,
     RandomCrop,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
 )
 from seqrecord.engine.crops import frames_in
@@ -148,7 +148,7 @@ def test_draws_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     rest = drawn(again)
     assert {**given, **rest} == first
     with leaves_nothing():
-        stream = SeqRecordStream(path, **settings, batch_size=3, seed=2)
+        stream = SeqRecordIterableDataset(path, **settings, batch_size=3, seed=2)
         loader = DataLoader(stream, batch_size=None, num_workers=2)
         assert drawn(loader) == first
         del loader, stream
@@ -156,7 +156,7 @@ def test_draws_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
 
 def test_clips_by_number(path: Path) -> None:
     for chain in CHAINS.values():
-        dataset = SeqRecordDataset(path, clip_len=3, dilation=2, clip_transform=chain)
+        dataset = SeqRecordMapDataset(path, clip_len=3, dilation=2, clip_transform=chain)
         torch.manual_seed(0)
         first = dataset.__getitems__([3, 9, 0, 9])
         for clip in [*first, dataset[5]]:
@@ -215,7 +215,7 @@ def test_an_error_names_the_clip(
     path: Path, make: Any, kind: type[Exception], message: str
 ) -> None:
     function = fails_at(7, make)
-    dataset = SeqRecordDataset(path, clip_len=3, clip_transform=function)
+    dataset = SeqRecordMapDataset(path, clip_len=3, clip_transform=function)
     number = len(dataset) - 3  # of ten clips of the last episode
     settings: dict[str, Any] = {"clip_len": 3, "clip_transform": function}
     with leaves_nothing():
@@ -246,7 +246,7 @@ def test_an_error_names_the_clip(
         ({"crop": np.zeros(3)}, "name of a batch's extra column"),
     ],
 )
-@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordMapDataset])
 def test_what_functions_may_not_give(path: Path, loader: Any, result: Any, message: str) -> None:
     with pytest.raises(ClipError, match=message):
         loader(path, clip_len=3, clip_transform=lambda *_: result)
@@ -279,7 +279,7 @@ GLOBAL: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset, SeqRecordNode])
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordMapDataset, SeqRecordNode])
 @pytest.mark.parametrize("name", GLOBAL)
 def test_a_function_whose_draws_no_seed_decides_is_refused(
     path: Path, loader: Any, name: str
@@ -316,7 +316,7 @@ def test_seeded_generators_of_every_library_are_taken(path: Path) -> None:
     assert np.array_equal(clip["pose"][0], frame_of(0, 0)["pose"] + 1)
 
 
-@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordMapDataset])
 def test_a_function_of_other_arguments_is_refused(path: Path, loader: Any) -> None:
     def three(clip: Any, generator: Any, more: Any) -> Any:
         raise AssertionError
@@ -370,7 +370,7 @@ def test_a_function_that_raises_stop_iteration_does_not_end_the_clips(
     """The loop ended as if all clips were given: after 13 of 28."""
     function: Any = stops_frames if transform == "frame_transform" else stops_clips
     options: dict[str, Any] = {"clip_len": 4, "features": ["pose"], transform: function}
-    dataset = SeqRecordDataset(path, **options)
+    dataset = SeqRecordMapDataset(path, **options)
     raised = f"{transform} raised StopIteration.*set/1"
     with pytest.raises(ClipError, match=raised):
         for _ in DataLoader(dataset, batch_size=1, num_workers=workers, collate_fn=len):

@@ -19,10 +19,10 @@ from seqrecord import (
     ClipError,
     HorizontalFlip,
     RandomCrop,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordStream,
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
@@ -195,7 +195,7 @@ def test_a_state_of_other_clips_is_refused(path: Path) -> None:
 
 def test_parts_share_them(path: Path) -> None:
     clips = {"episode": EPISODES, "start": STARTS, "weight": WEIGHTS}
-    parts = [make(path, clips=clips, rank=i, world_size=2, equal=False) for i in range(2)]
+    parts = [make(path, clips=clips, rank=i, world_size=2, even_batches=False) for i in range(2)]
     found = [[name for batch in pipe for name in names(batch)] for pipe in parts]
     assert len(found[0]) + len(found[1]) == make(path, clips=clips).num_clips
 
@@ -210,7 +210,7 @@ def test_survives_pickling(path: Path) -> None:
 def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
     features = ["image", "id"]
     clips = {"episode": EPISODES, "start": STARTS}
-    dataset = SeqRecordDataset(path, clip_len=4, features=features, clips=clips)
+    dataset = SeqRecordMapDataset(path, clip_len=4, features=features, clips=clips)
     assert [names(dataset[i])[0] for i in range(len(dataset))] == LISTED
     assert [names(clip)[0] for clip in dataset.__getitems__([4, 0, 4])] == [
         LISTED[4],
@@ -219,10 +219,10 @@ def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
     ]
     for i in range(len(dataset)):
         check(dataset[i], features, 4)
-    flow = SeqRecordDataset(path, clip_len=4, features=["flow"], clips=clips)
+    flow = SeqRecordMapDataset(path, clip_len=4, features=["flow"], clips=clips)
     assert [names(flow[i])[0] for i in range(len(flow))] == [LISTED[0], *LISTED[2:]]
     with pytest.raises(ClipError, match="gives each clip once"):
-        SeqRecordDataset(path, clip_len=4, clips={**clips, "weight": WEIGHTS})
+        SeqRecordMapDataset(path, clip_len=4, clips={**clips, "weight": WEIGHTS})
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_copies_in_a_mix_and_after_a_resume(path: Path) -> None:
         "features": ["image"],
         "clip_transform": RandomCrop((2, 2)),
     }
-    mix = SeqRecordMix({"a": SeqRecordStream(path, **settings)}, batch_size=8)
+    mix = SeqRecordMix({"a": SeqRecordIterableDataset(path, **settings)}, batch_size=8)
     assert len({tuple(crop) for batch in mix for crop in batch["crop"].tolist()}) > 1
     whole = [batch["crop"].tolist() for batch in SeqRecordPipe(path, batch_size=8, **settings)]
     first = SeqRecordPipe(path, batch_size=8, **settings)

@@ -18,10 +18,10 @@ import seqrecord
 from seqrecord import (
     ClipError,
     RandomCrop,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
     StateError,
 )
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, MissingFrames, enumerate_clips
@@ -131,7 +131,7 @@ def test_draws_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     node.reset()
     assert first == drawn(_all_of(node))
     with leaves_nothing():
-        stream = SeqRecordStream(path, **more, batch_size=3, equal=False)
+        stream = SeqRecordIterableDataset(path, **more, batch_size=3, even_batches=False)
         loader = DataLoader(stream, batch_size=None, num_workers=2)
         assert drawn(loader) == first
         del loader, stream, node
@@ -165,7 +165,7 @@ def test_a_resumed_epoch_has_the_same(path: Path) -> None:
 
 
 def test_clips_by_number(path: Path) -> None:
-    dataset = SeqRecordDataset(path, **STEPS, features=FEATURES)
+    dataset = SeqRecordMapDataset(path, **STEPS, features=FEATURES)
     expected = fitting(FEATURES, (1, 2, 5))
     assert len(dataset) == len(expected)
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ from tests.made_source import MadeSource
 from tests.services import Azurite, Moto
 from tests.services.process import wait_for
 
-SMALL: dict[str, Any] = {"chunk_frames": 4, "record_bytes": "60kB"}
+SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
 
 slow = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def _on_a_cluster(tmp_path: Path, cluster: str) -> None:
     source = MadeSource((9, 30, 14, 20), delay=0.1)
     whole = convert(MadeSource((9, 30, 14, 20)), tmp_path / "whole", workers=1, **SMALL)
     report = convert(
-        source, tmp_path / "d", executor=cluster, progress=seen.append, record_bytes="1MB"
+        source, tmp_path / "d", executor=cluster, progress=seen.append, max_file_size="1MB"
     )
     assert report.manifest.num_frames == whole.manifest.num_frames == 73
     assert seqrecord.verify(tmp_path / "d", deep=True).ok

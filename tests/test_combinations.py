@@ -57,10 +57,15 @@ CASES: dict[str, dict[str, Any]] = {
         "windows": {"image": [-1, 0], "gps": Latest(), "id": [0]},
         "features": ["image", "note", "imu", "grid", "gps", "id"],
         "pad": "edge",
-        "squeeze": True,
+        "squeeze_time": True,
         "ragged": {"imu": "pad"},
     },
-    "squeezed and nested": {**VALUES, "clip_len": 1, "squeeze": True, "ragged": {"imu": "nested"}},
+    "squeezed and nested": {
+        **VALUES,
+        "clip_len": 1,
+        "squeeze_time": True,
+        "ragged": {"imu": "nested"},
+    },
     "latest of windows": {
         "clip_len": 2,
         "windows": {"gps": Latest([-4, 0]), "image": [0], "say": Latest([1, 6]), "force": Latest()},

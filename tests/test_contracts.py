@@ -11,7 +11,7 @@ from torchdata import nodes
 from torchdata.nodes import BaseNode, Batcher, Mapper, ParallelMapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord import SeqRecordIterableDataset, SeqRecordNode, SeqRecordPipe
 from tests.resume_contract import Resumable, check_node, check_resume, check_stateful_loader
 
 pytestmark = [
@@ -57,7 +57,7 @@ def test_a_node_of_batches(path: Path) -> None:
 def test_stateful_loader(path: Path, workers: int, persistent: bool) -> None:
     def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
         return StatefulDataLoader(
-            SeqRecordStream(path, **SETTINGS, batch_size=4),
+            SeqRecordIterableDataset(path, **SETTINGS, batch_size=4),
             batch_size=None,
             num_workers=workers,
             persistent_workers=persistent,
@@ -67,7 +67,7 @@ def test_stateful_loader(path: Path, workers: int, persistent: bool) -> None:
     check_stateful_loader(make)
 
 
-@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
 def test_loaders_themselves(path: Path, kind: type[Any]) -> None:
     def make() -> Resumable:
         loader: Resumable = kind(path, **SETTINGS, batch_size=4)

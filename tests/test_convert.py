@@ -36,7 +36,7 @@ from tests.storage_doubles import FailAt, FaultyStorage
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
-SMALL: dict[str, Any] = {"chunk_frames": 4, "record_bytes": "60kB"}
+SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
 
 
 # Two are processes, each of which imports what it needs.
@@ -218,8 +218,8 @@ def test_an_episode_that_cannot_be_listed_is_left_out(tmp_path: Path, how: str, 
         ({"workers": -2}, DestinationError),
         ({"chunk_frames": 65_537}, SchemaError),
         ({"chunk_frames": 0}, SchemaError),
-        ({"record_bytes": 0}, DestinationError),
-        ({"record_bytes": "60 elephants"}, DestinationError),
+        ({"max_file_size": 0}, DestinationError),
+        ({"max_file_size": "60 elephants"}, DestinationError),
         ({"codecs": "nothing"}, SchemaError),
         ({"mode": "w"}, DestinationError),
         ({"mode": "overwrite"}, DestinationError),
@@ -334,7 +334,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> No
         "from seqrecord import convert\n"
         "from tests.made_source import MadeSource\n"
         "convert(MadeSource(), sys.argv[1], workers=2, mode=sys.argv[2], chunk_frames=4,\n"
-        "        record_bytes=60_000)\n"
+        "        max_file_size=60_000)\n"
     )
     root = str(Path(__file__).parent.parent)
     failed = subprocess.run(
@@ -363,7 +363,7 @@ if __name__ == "__main__":
     print("ready", flush=True)
     convert(
         EndlessSource(delay=0.001, folder=sys.argv[3]), sys.argv[1], workers=int(sys.argv[2]),
-        chunk_frames=4, record_bytes=60_000,
+        chunk_frames=4, max_file_size=60_000,
     )
     print("done", flush=True)
 """
@@ -499,7 +499,7 @@ def status(name):  # ru_maxrss begins at that of pytest, which started this
     lines = open("/proc/self/status").read().splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
 
-convert(Big(2), {str(tmp_path / "warm")!r}, workers=1, chunk_frames=1, record_bytes=1)
+convert(Big(2), {str(tmp_path / "warm")!r}, workers=1, chunk_frames=1, max_file_size=1)
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
 convert(Big(34), {str(tmp_path / "d")!r}, workers=1, chunk_frames=4, codecs="fast")

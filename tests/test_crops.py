@@ -20,9 +20,9 @@ from seqrecord import (
     EngineOptions,
     HorizontalFlip,
     RandomCrop,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
 )
 from seqrecord.clips.transforms import Camera, CropWindows
@@ -251,7 +251,7 @@ def test_windows_depend_on_seed_epoch_and_clip_alone(path: Path) -> None:
     some = draws(SeqRecordPipe(path, **settings, batch_size=3, episodes="set/[12]"))
     assert some.items() <= first.items()
     with leaves_nothing():
-        stream = SeqRecordStream(path, **settings, batch_size=3)
+        stream = SeqRecordIterableDataset(path, **settings, batch_size=3)
         loader = DataLoader(stream, batch_size=None, num_workers=2)
         assert draws(loader).items() <= first.items()
         del loader, stream
@@ -317,7 +317,7 @@ def test_intrinsics_are_those_of_the_window(path: Path) -> None:
 
 
 def test_clips_by_number(path: Path) -> None:
-    dataset = SeqRecordDataset(path, clip_len=3, clip_transform=CHAINS["random, flip"])
+    dataset = SeqRecordMapDataset(path, clip_len=3, clip_transform=CHAINS["random, flip"])
     torch.manual_seed(0)
     first = dataset.__getitems__([3, 9, 0, 9])
     for clip in [*first, dataset[5]]:
@@ -331,7 +331,7 @@ def test_clips_by_number(path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_of_clips_by_number(path: Path, workers: int) -> None:
-    dataset = SeqRecordDataset(
+    dataset = SeqRecordMapDataset(
         path, clip_len=3, features=IMAGES, clip_transform=CHAINS["random, flip"]
     )
     loader = DataLoader(
@@ -434,7 +434,7 @@ BAD: list[tuple[Any, str]] = [
 def test_batches_of_fewer_clips_than_one_before(path: Path, name: str) -> None:
     """A window was copied for each clip of the largest batch: an IndexError."""
     cropped = ["image", "depth"] if name == "some" else IMAGES
-    dataset = SeqRecordDataset(path, clip_len=3, features=IMAGES, clip_transform=CHAINS[name])
+    dataset = SeqRecordMapDataset(path, clip_len=3, features=IMAGES, clip_transform=CHAINS[name])
     assert len(dataset) % 5
     for size in (5, 4, 2, 1):
         found = 0
@@ -446,7 +446,7 @@ def test_batches_of_fewer_clips_than_one_before(path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("transform", "message"), BAD)
-@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordDataset])
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordMapDataset])
 def test_what_is_refused(path: Path, loader: Any, transform: Any, message: str) -> None:
     with pytest.raises(ClipError, match=message):
         loader(path, clip_len=3, clip_transform=transform)

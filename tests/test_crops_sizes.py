@@ -24,10 +24,10 @@ from seqrecord import (
     RandomResizedCrop,
     Resize,
     Schema,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
 )
 from tests.clip_data import names
@@ -199,7 +199,7 @@ def test_by_number_and_for_functions(path: Path) -> None:
         return {n: np.array(clip[n]) for n in IMAGES}
 
     for chain in (transform, [*transform, function]):
-        dataset = SeqRecordDataset(path, clip_len=2, clip_transform=chain)
+        dataset = SeqRecordMapDataset(path, clip_len=2, clip_transform=chain)
         for some in ([0, 9, 3], [7], [len(dataset) - 1, 0]):
             check(seqrecord.collate(dataset.__getitems__(some)), 2, size, shape)
     assert seen_shapes == {(2, 20, 9, 3)}
@@ -257,7 +257,9 @@ def test_cameras_of_two_sizes_have_steps_of_their_own(cameras: Path) -> None:
         wrist = [RandomCrop((4, 4), shared=shared), HorizontalFlip(shared=shared)]
         front = [RandomCrop((16, 20)), HorizontalFlip()]
         chain = {"front_left": front, "front_right": front, "wrist": wrist}
-        pipe = SeqRecordStream(cameras, clip_len=1, batch_size=4, clip_transform=chain, **more)
+        pipe = SeqRecordIterableDataset(
+            cameras, clip_len=1, batch_size=4, clip_transform=chain, **more
+        )
         return [batch for _ in range(3) for batch in pipe]
 
     for shared in (True, False):
@@ -312,13 +314,14 @@ SHARED: dict[str, dict[str, list[Any]]] = {
 def test_cameras_share_flips_whatever_comes_before(cameras: Path, name: str) -> None:
     settings: dict[str, Any] = {"clip_len": 1, "clip_transform": SHARED[name], "seed": 3}
     torch.manual_seed(0)
-    dataset = SeqRecordDataset(cameras, clip_len=1, clip_transform=SHARED[name])
+    dataset = SeqRecordMapDataset(cameras, clip_len=1, clip_transform=SHARED[name])
     kinds: list[Any] = [
         SeqRecordPipe(cameras, **settings),
         SeqRecordPipe(cameras, **settings, device="cpu", batch_size=1),
         SeqRecordPipe(cameras, **settings, order="sequences", batch_size=2),
         SeqRecordMix(
-            {"a": SeqRecordStream(cameras, clip_len=1, clip_transform=SHARED[name])}, batch_size=1
+            {"a": SeqRecordIterableDataset(cameras, clip_len=1, clip_transform=SHARED[name])},
+            batch_size=1,
         ),
         [dataset[i % len(dataset)] for i in range(40)],
     ]
@@ -398,13 +401,13 @@ def test_a_camera_that_gives_no_intrinsics_is_said(
 
 
 def test_a_mix_says_which_clips_have_no_intrinsics(path: Path) -> None:
-    def source(episodes: str) -> SeqRecordStream:
-        return SeqRecordStream(
+    def source(episodes: str) -> SeqRecordIterableDataset:
+        return SeqRecordIterableDataset(
             path, clip_len=1, features=["image"], episodes=episodes, clip_transform=Resize(8)
         )
 
     sources = {"a": source("set/[01]"), "b": source("set/2")}
-    for batch in SeqRecordMix(sources, batch_size=4, stop=3):
+    for batch in SeqRecordMix(sources, batch_size=4, stopping_strategy=3):
         lacking = [name == "b" for name in batch["dataset"]]
         assert batch["intrinsics_is_missing"].tolist() == lacking
         assert [not row.any() for row in batch["intrinsics"]] == lacking
@@ -414,8 +417,10 @@ def test_a_mix_says_which_clips_have_no_intrinsics(path: Path) -> None:
 
 def test_cameras_in_a_mix_and_before_a_function(cameras: Path) -> None:
     steps = {"front_left": RandomCrop(8), "wrist": Resize(8)}
-    source = SeqRecordStream(cameras, clip_len=1, clip_transform=steps)
-    other = SeqRecordStream(cameras, clip_len=1, features=["wrist"], clip_transform=Resize(8))
+    source = SeqRecordIterableDataset(cameras, clip_len=1, clip_transform=steps)
+    other = SeqRecordIterableDataset(
+        cameras, clip_len=1, features=["wrist"], clip_transform=Resize(8)
+    )
     mix = SeqRecordMix({"a": source, "b": other}, batch_size=4, features="intersection")
     batch = next(iter(mix))
     assert {name for name in batch if "wrist" in name} >= {"wrist"}

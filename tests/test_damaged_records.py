@@ -37,7 +37,7 @@ def interrupted(folder: Path, count: int = 3) -> list[Path]:
     """Record files of an episode each, that no manifest names."""
 
     def write() -> None:
-        with SeqRecordWriter(folder, record_bytes=1) as writer:
+        with SeqRecordWriter(folder, max_file_size=1) as writer:
             for number in range(count):
                 add(writer, f"e{number}")
             raise ValueError("a bug")
@@ -69,7 +69,7 @@ def test_a_damaged_record_file_does_not_hide_the_others(
     with caplog.at_level(logging.WARNING, "seqrecord"):
         if command == "resume":
             with SeqRecordWriter(tmp_path, mode="resume") as writer:
-                assert writer.finished_keys == {"e0", "e2"}
+                assert writer.completed_episodes == {"e0", "e2"}
         else:
             run("reindex", tmp_path, code=1)  # all else is done
     assert "record file left out" in caplog.text
@@ -82,7 +82,7 @@ def test_a_damaged_record_file_does_not_hide_the_others(
 
 
 def test_a_damaged_file_of_the_dataset_needs_a_reindex(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path, record_bytes=1) as writer:
+    with SeqRecordWriter(tmp_path, max_file_size=1) as writer:
         for key in "abc":
             add(writer, key)
     left = interrupted_append(tmp_path)
@@ -94,14 +94,14 @@ def test_a_damaged_file_of_the_dataset_needs_a_reindex(tmp_path: Path) -> None:
     run("reindex", tmp_path, code=1)  # all else is done
     assert len(keys_of(tmp_path)) == 3
     with SeqRecordWriter(tmp_path, mode="resume") as writer:
-        assert len(writer.finished_keys) == 3
+        assert len(writer.completed_episodes) == 3
 
 
 def interrupted_append(folder: Path) -> set[Path]:
     before = {*(folder / "records").glob("*.seqrec")}
 
     def write() -> None:
-        with SeqRecordWriter(folder, mode="append", record_bytes=1) as writer:
+        with SeqRecordWriter(folder, mode="append", max_file_size=1) as writer:
             add(writer, "d")
             raise ValueError("a bug")
 
@@ -116,7 +116,7 @@ def test_nothing_but_damaged_record_files(tmp_path: Path) -> None:
     with pytest.raises(FormatError):
         seqrecord.reindex(tmp_path)
     with SeqRecordWriter(tmp_path, mode="resume") as writer:
-        assert writer.finished_keys == set()
+        assert writer.completed_episodes == set()
         add(writer, "again")
     assert keys_of(tmp_path) == ["again"]
 

@@ -330,11 +330,11 @@ def test_only_video(tmp_path: Path) -> None:
 
 def test_edits_and_splits_come_along(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
-    convert(MadeSource(), a, workers=1, chunk_frames=4, record_bytes="60kB")
+    convert(MadeSource(), a, workers=1, chunk_frames=4, max_file_size="60kB")
     names = [info.key for info in MadeSource().episodes()]
     edit.delete_episodes(a, names[1])
     edit.rename_episodes(a, {names[2]: "other"})
-    edit.relabel_episodes(a, "other", {"number": "two", "new": [1]})
+    edit.set_metadata(a, "other", {"number": "two", "new": [1]})
     edit.split_episodes(a, ["other", names[3]], "val")
     edit.split_episodes(a, [names[4]], "train")
     edit.add_feature(a, "sum", lambda episode: [None, *np.arange(len(episode) - 1)], kind="reward")
@@ -468,7 +468,7 @@ def test_from_other_storages(tmp_path: Path) -> None:
 
 def test_what_is_broken_is_the_episode_s(tmp_path: Path) -> None:
     a = tmp_path / "a"
-    convert(MadeSource((3, 4)), a, workers=1, record_bytes=1000)
+    convert(MadeSource((3, 4)), a, workers=1, max_file_size=1000)
     record = max((a / "records").iterdir())
     data = bytearray(record.read_bytes())
     data[1000] ^= 1

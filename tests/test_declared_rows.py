@@ -15,7 +15,7 @@ import pytest
 import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Hdf5, Rlds, inventory_of
+from seqrecord.sources import Hdf5Source, RldsSource, inventory_of
 from tests.source_writers import write_buffer
 from tests.test_sources_hdf5 import with_video, write_aloha, write_droid, write_robomimic
 from tests.test_sources_rlds import features_json, tensor
@@ -49,7 +49,7 @@ def test_num_samples_is_the_number_of_rows(tmp_path: Path, value: Any) -> None:
         file["data/demo_1"].attrs["num_samples"] = value
         if isinstance(value, int):
             file["data"].attrs["total"] = 3 + value
-    source = Hdf5(tmp_path)
+    source = Hdf5Source(tmp_path)
     assert [info.key for info in source.episodes()] == ["a/demo_0", "a/demo_1"]
     error = refused(source, 1)
     assert error.episode == "a/demo_1"
@@ -63,10 +63,10 @@ def test_num_samples_that_is_no_number(tmp_path: Path) -> None:
     write_robomimic(tmp_path / "a.hdf5")
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["data/demo_0"].attrs["num_samples"] = "three"
-    error = refused(Hdf5(tmp_path), 0)
+    error = refused(Hdf5Source(tmp_path), 0)
     assert (error.expected, error.got) == ("a whole number", "'three'")
-    assert [info.key for info in Hdf5(tmp_path).episodes()] == ["a/demo_0", "a/demo_1"]
-    assert len(list(Hdf5(tmp_path).frames(Hdf5(tmp_path).episodes()[1]))) == 5
+    assert [info.key for info in Hdf5Source(tmp_path).episodes()] == ["a/demo_0", "a/demo_1"]
+    assert len(list(Hdf5Source(tmp_path).frames(Hdf5Source(tmp_path).episodes()[1]))) == 5
 
 
 @pytest.mark.parametrize("name", ["num_samples", "num_timesteps", "num_frames"])
@@ -74,7 +74,7 @@ def test_an_attribute_of_aloha_declares_the_number_of_rows(tmp_path: Path, name:
     write_aloha(tmp_path / "episode_0.hdf5")
     with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
         file.attrs[name] = 400
-    for source in (Hdf5(tmp_path), Hdf5(tmp_path, map={"x": "action"})):
+    for source in (Hdf5Source(tmp_path), Hdf5Source(tmp_path, map={"x": "action"})):
         error = refused(source, 0)
         assert str(error.expected).startswith("400 rows")
         assert error.got == "5 rows"
@@ -99,7 +99,7 @@ def test_masks_of_missing_demonstrations_are_noted(tmp_path: Path) -> None:
     write_robomimic(tmp_path / "a.hdf5")
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["mask/test"] = np.array([b"demo_0", b"demo_7", b"demo_9"], "S8")
-    [note] = inventory_of(Hdf5(tmp_path)).notes
+    [note] = inventory_of(Hdf5Source(tmp_path)).notes
     assert note == "a.hdf5: 2 of 3 demonstrations of mask/test missing: demo_7, demo_9"
 
 
@@ -114,14 +114,14 @@ def test_rows_that_were_never_written_are_counted(tmp_path: Path) -> None:
         file["observations/effort"][2:4, :7] = 1  # half of rows 0 to 5
         file["observations/effort"][9, :] = 1
         file["observations/qpos"][:4] = 1
-    assert set(inventory_of(Hdf5(tmp_path)).notes) == {
+    assert set(inventory_of(Hdf5Source(tmp_path)).notes) == {
         "10 of 20 rows of observations.qvel were never written: filled with 0.0",
         "9 of 20 rows of observations.effort were never written: filled with 0.0",
         "6 of 20 rows of observations.qpos were never written: filled with 2.5",
     }
-    assert inventory_of(Hdf5(tmp_path, features=["action"])).notes == ()
+    assert inventory_of(Hdf5Source(tmp_path, features=["action"])).notes == ()
     with pytest.raises(SourceError, match="without any value") as caught:
-        inventory_of(Hdf5(tmp_path / "episode_1.hdf5", features=["observations.qvel"]))
+        inventory_of(Hdf5Source(tmp_path / "episode_1.hdf5", features=["observations.qvel"]))
     assert caught.value.feature == "observations.qvel"
     assert caught.value.got == "10 rows, none of them written"
 
@@ -136,7 +136,7 @@ def test_datasets_beside_features_are_listed(tmp_path: Path) -> None:
         for number in range(3):
             file[f"data/demo_{number}/hints"] = ["one", "two", "three", "four"]
     (tmp_path / "notes.txt").write_text("x")
-    found = left_out(Hdf5(tmp_path))
+    found = left_out(Hdf5Source(tmp_path))
     assert found == {
         "data/demo_*/next_obs/*": (6, "datasets", True),
         "data/demo_*/hints": (3, "datasets", True),
@@ -146,25 +146,25 @@ def test_datasets_beside_features_are_listed(tmp_path: Path) -> None:
         "far": (1, "datasets", True),
         "notes.txt": (1, "files", True),
     }
-    found = left_out(Hdf5(tmp_path, features=["actions"]))
+    found = left_out(Hdf5Source(tmp_path, features=["actions"]))
     assert found["data/demo_*/obs/agentview_image"] == (3, "datasets", False)
     assert found["data/demo_*/next_obs/*"] == (6, "datasets", False)
-    found = left_out(Hdf5(tmp_path, map={"a": "actions"}))
+    found = left_out(Hdf5Source(tmp_path, map={"a": "actions"}))
     assert found["data/demo_*/rewards"] == (3, "datasets", False)
-    [feature] = inventory_of(Hdf5(tmp_path, map={"a": "actions"})).features
+    [feature] = inventory_of(Hdf5Source(tmp_path, map={"a": "actions"})).features
     assert feature.place == "/data/demo_*/actions"
 
 
 def test_inventories_of_aloha_and_droid(tmp_path: Path) -> None:
     (tmp_path / "aloha").mkdir()
     write_aloha(tmp_path / "aloha" / "episode_0.hdf5", compress=True)
-    found = inventory_of(Hdf5(tmp_path / "aloha"))
+    found = inventory_of(Hdf5Source(tmp_path / "aloha"))
     assert found.reason == "1 HDF5 file, 1 episode of ALOHA"
     assert [(each.pattern, each.is_data) for each in found.left_out] == [("compress_len", False)]
     [video, *_] = with_video(tmp_path / "droid", "Fri", 1, 4)
     video.with_name("11-stereo.mp4").write_bytes(b"x")
     write_droid(tmp_path / "droid" / "Sat", 2)
-    source = Hdf5(tmp_path / "droid", without_video=True)
+    source = Hdf5Source(tmp_path / "droid", without_video=True)
     shown = "\n".join(lines(source))
     assert "*-stereo.mp4: 1 file, both lenses in one picture" in shown
     assert "observation/controller_info/movement_enabled: 2 datasets" in shown
@@ -315,7 +315,7 @@ def write_rlds(
 
 def test_records_beyond_those_declared_are_refused(tmp_path: Path) -> None:
     write_rlds(tmp_path / "set", {"train": (2, 3)}, {"train": [2, 1]})
-    source = Rlds(tmp_path / "set", features=["state"])
+    source = RldsSource(tmp_path / "set", features=["state"])
     assert len(list(source.episodes())) == 5
     error = refused(source, 3)
     assert "more records than dataset_info.json declares" in str(error)
@@ -328,7 +328,7 @@ def test_records_beyond_those_declared_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_ends_between_two_records(tmp_path: Path) -> None:
     write_rlds(tmp_path, {"train": (2, 1)}, {"train": [2, 4]})
-    source = Rlds(tmp_path, features=["state"])
+    source = RldsSource(tmp_path, features=["state"])
     error = refused(source, 5)
     assert "fewer records than dataset_info.json declares" in str(error)
     assert (error.episode, error.expected, error.got) == ("train/000005", "4 records", "1 record")
@@ -340,7 +340,7 @@ def test_a_split_without_lengths_of_its_shards(tmp_path: Path) -> None:
     write_rlds(tmp_path, {"train": (1, 2)}, {})
     info = tmp_path / "dataset_info.json"
     info.write_text(json.dumps({"splits": [{"name": "train", "numShards": "2"}]}))
-    source = Rlds(tmp_path, features=["state"])
+    source = RldsSource(tmp_path, features=["state"])
     assert len(source.episodes()) == 3
     assert inventory_of(source).notes == (
         "split train: no shardLengths in dataset_info.json, records not compared",
@@ -366,7 +366,7 @@ def test_declared_splits_and_shards(
 ) -> None:
     write_rlds(tmp_path, found, declared)
     with pytest.raises(SourceError, match=f"expected: {expected}; got: {got}"):
-        Rlds(tmp_path, features=["state"]).episodes()
+        RldsSource(tmp_path, features=["state"]).episodes()
 
 
 def _one_shard_less(root: Path) -> None:
@@ -390,7 +390,7 @@ def test_numbers_in_the_names_of_shards(
     write_rlds(tmp_path, {"train": (1, 1, 1)})
     change(tmp_path)
     with pytest.raises(SourceError, match=match):
-        Rlds(tmp_path, features=["state"]).episodes()
+        RldsSource(tmp_path, features=["state"]).episodes()
 
 
 def test_the_inventory_of_rlds(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_the_inventory_of_rlds(tmp_path: Path) -> None:
     info["splits"][1]["numBytes"] = "7"
     (tmp_path / "dataset_info.json").write_text(json.dumps(info))
     (tmp_path / "action_stats.json").write_text("{}")
-    source = Rlds(tmp_path, features=["state"])
+    source = RldsSource(tmp_path, features=["state"])
     found = inventory_of(source)
     assert found.reason == "features.json with steps, 2 shards of train, 1 shard of val"
     assert [each.place for each in found.features] == ["*.tfrecord-*, feature steps/state"]

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import SeqRecordDataset, SeqRecordMix, SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord import (
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordNode,
+    SeqRecordPipe,
+)
 from tests.clip_data import digest
 
 PACKAGE = Path(__file__).parents[1] / "seqrecord"
@@ -27,18 +33,20 @@ def elsewhere() -> Iterator[Callable[[], None]]:
 
 
 def in_order(path: Path, **more: Any) -> list[Any]:
-    return [SeqRecordDataset(path, **CLIPS, **more)[i] for i in range(20)]
+    return [SeqRecordMapDataset(path, **CLIPS, **more)[i] for i in range(20)]
 
 
 def of_calls(path: Path, **more: Any) -> Any:
-    dataset = SeqRecordDataset(path, **CLIPS, **more)
+    dataset = SeqRecordMapDataset(path, **CLIPS, **more)
     several = [range(i, i + 4) for i in range(0, 20, 4)]
     return (seqrecord.collate(dataset.__getitems__(numbers)) for numbers in several)
 
 
 def mixed(path: Path) -> Any:
-    few = SeqRecordStream(path, **{**CLIPS, "metadata": None}, features=["id"], dilation=(1, 2))
-    many = SeqRecordStream(path, **CLIPS, features=["id", "image"])
+    few = SeqRecordIterableDataset(
+        path, **{**CLIPS, "metadata": None}, features=["id"], dilation=(1, 2)
+    )
+    many = SeqRecordIterableDataset(path, **CLIPS, features=["id", "image"])
     return SeqRecordMix({"few": few, "many": many}, batch_size=4)
 
 
@@ -46,7 +54,9 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "pipe": lambda path: SeqRecordPipe(path, **CLIPS),
     "batches": lambda path: SeqRecordPipe(path, **CLIPS, batch_size=4),
     "node": lambda path: SeqRecordNode(path, **CLIPS, batch_size=4),
-    "sequences": lambda path: SeqRecordStream(path, **CLIPS, batch_size=2, order="sequences"),
+    "sequences": lambda path: SeqRecordIterableDataset(
+        path, **CLIPS, batch_size=2, order="sequences"
+    ),
     "ragged": lambda path: SeqRecordPipe(path, **CLIPS, ragged="nested", batch_size=4),
     "chain": lambda path: (
         SeqRecordPipe(path, **CLIPS).shuffle().set_seed(1).batch(4).collate(seqrecord.collate)

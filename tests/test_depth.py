@@ -18,10 +18,10 @@ from seqrecord import (
     DepthToMeters,
     HorizontalFlip,
     RandomCrop,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
     edit,
 )
@@ -89,7 +89,7 @@ def test_the_recipe_takes_uint16(tmp_path: Path) -> None:
         assert not valid[0, 0, 0, 0]
         assert int(valid[0, 0].sum()) == 79
         assert depth[0, 0][valid[0, 0]].tolist() == [2.0] * 79
-    assert SeqRecordDataset(path, clip_len=2, clip_transform=steps)[0]["depth"][0, 4, 4] == 2.0
+    assert SeqRecordMapDataset(path, clip_len=2, clip_transform=steps)[0]["depth"][0, 4, 4] == 2.0
 
 
 @pytest.mark.parametrize("invalid", [0.0, -1.0, float("nan"), float("inf")])
@@ -187,7 +187,7 @@ def test_statistics_are_of_metres(tmp_path: Path) -> None:
 
 def mix(paths: Mapping[str, Path], options: Mapping[str, Any] | None = None, **more: Any) -> Any:
     sources = {
-        name: SeqRecordStream(path, clip_len=2, **(options or {}).get(name, {}))
+        name: SeqRecordIterableDataset(path, clip_len=2, **(options or {}).get(name, {}))
         for name, path in paths.items()
     }
     return SeqRecordMix(sources, batch_size=4, **more)
@@ -202,16 +202,18 @@ def two(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("alternate", [None, True])
-def test_a_mix_refuses_other_units(two: dict[str, Path], alternate: bool | None) -> None:
+@pytest.mark.parametrize("single_source_batches", [None, True])
+def test_a_mix_refuses_other_units(
+    two: dict[str, Path], single_source_batches: bool | None
+) -> None:
     with pytest.raises(ClipError, match="disagree on the unit of a feature") as caught:
-        mix(two, alternate=alternate)
+        mix(two, single_source_batches=single_source_batches)
     error = caught.value
     assert (error.feature, error.got) == ("depth", "a: mm; b: m")
     assert "DepthToMeters('depth')" in str(error.expected)
     command = str(error.expected).partition("`seqrecord ")[2].partition("`")[0]
     run(*command.split())
-    mix(two, alternate=alternate)
+    mix(two, single_source_batches=single_source_batches)
 
 
 def test_a_mix_of_depth_in_metres(two: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -300,5 +302,7 @@ def test_units_of_other_spelling_are_one(tmp_path: Path) -> None:
 def test_a_mix_of_mixes_compares_all_datasets(two: dict[str, Path]) -> None:
     inner = mix({"x": two["a"]})
     with pytest.raises(ClipError, match="disagree on the unit") as caught:
-        SeqRecordMix({"in": inner, "b": SeqRecordStream(two["b"], clip_len=2)}, batch_size=2)
+        SeqRecordMix(
+            {"in": inner, "b": SeqRecordIterableDataset(two["b"], clip_len=2)}, batch_size=2
+        )
     assert caught.value.got == "in/x: mm; b: m"

@@ -19,8 +19,8 @@ from seqrecord import (
     HorizontalFlip,
     RandomCrop,
     Resize,
+    SeqRecordIterableDataset,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
 )
 from seqrecord.engine.device.streams import streams_of
@@ -202,7 +202,7 @@ def test_each_frame_crosses_once(path: Path, device: str) -> None:
 
 
 def test_resuming(path: Path, device: str) -> None:
-    class OnHost(SeqRecordStream):
+    class OnHost(SeqRecordIterableDataset):
         def __iter__(self) -> Any:
             return map(on_host, super().__iter__())
 
@@ -213,8 +213,8 @@ def test_resuming(path: Path, device: str) -> None:
 
 def test_a_state_goes_from_one_device_to_another(path: Path, device: str) -> None:
     plain, moved = (
-        make_loader(path, SeqRecordStream),
-        make_loader(path, SeqRecordStream, device=device),
+        make_loader(path, SeqRecordIterableDataset),
+        make_loader(path, SeqRecordIterableDataset, device=device),
     )
     iterator = begun(moved, 5)
     plain.load_state_dict(moved.state_dict())

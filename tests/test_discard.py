@@ -76,15 +76,15 @@ class Photographed(LocalStorage):
 
 
 @pytest.mark.parametrize(
-    ("record_bytes", "flush_every"),
+    ("max_file_size", "flush_every"),
     [(1, 0), (1, 3), (9_000, 0), (9_000, 3), (9_000, 5), (1 << 30, 5)],
 )
 def test_a_discarded_episode_is_nowhere_whatever_the_files(
-    tmp_path: Path, record_bytes: int, flush_every: int
+    tmp_path: Path, max_file_size: int, flush_every: int
 ) -> None:
     """One that had ended before stays; a kill amid discarding leaves all flushed, or nothing."""
     storage = Photographed(tmp_path / "d", tmp_path / "copies")
-    writer = SeqRecordWriter(storage, record_bytes=record_bytes, **SETTINGS)
+    writer = SeqRecordWriter(storage, max_file_size=max_file_size, **SETTINGS)
     with writer.episode("kept") as episode:
         append(episode, 0, 7)
     episode = writer.episode("a")
@@ -97,7 +97,7 @@ def test_a_discarded_episode_is_nowhere_whatever_the_files(
     join_commits()
     sizes = [path.stat().st_size for path in (tmp_path / "d/records").glob("*.[ps]*")]
     # What shares a file with another episode, twice a file's size and a chunk at most, may stay.
-    left = 2 * record_bytes + 4 * 2000 if record_bytes < 1 << 30 else 0
+    left = 2 * max_file_size + 4 * 2000 if max_file_size < 1 << 30 else 0
     assert sum(sizes) < 7 * 2000 + left + 4096 * len(sizes)
     with pytest.raises(DestinationError, match="has ended"):
         episode.append({})
@@ -113,7 +113,7 @@ def test_a_discarded_episode_is_nowhere_whatever_the_files(
     assert found[-1] == {}
     assert all(found[i] or not found[i + 1] for i in range(len(found) - 1)), "it came back"
     # The same key again, and the writer as if nothing had been.
-    assert "a" not in writer.finished_keys
+    assert "a" not in writer.completed_episodes
     with writer.episode("a") as episode:
         append(episode, 0, 5)
     with writer.episode("last") as episode:
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_removed_is_no_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = FaultyStorage(LocalStorage(tmp_path), FailAt("remove", path="records/"))
-    writer = SeqRecordWriter(storage, record_bytes=1, **SETTINGS)
+    writer = SeqRecordWriter(storage, max_file_size=1, **SETTINGS)
     with writer.episode("kept") as episode:
         append(episode, 0, 3)
     episode = writer.episode("a")
@@ -175,7 +175,7 @@ def test_a_file_that_cannot_be_removed_is_no_failure(
 
 def test_what_a_resume_has_added_meanwhile_stays(tmp_path: Path) -> None:
     """It removed finished files of its own, which the manifest named by then."""
-    writer = SeqRecordWriter(tmp_path, record_bytes=1, **SETTINGS)
+    writer = SeqRecordWriter(tmp_path, max_file_size=1, **SETTINGS)
     with writer.episode("kept") as episode:
         append(episode, 0, 7)
     episode = writer.episode("a")
@@ -246,7 +246,7 @@ def test_a_take_that_failed_is_recorded_again(
         takes[-1].discard()
     stats = recorder.stats()
     assert (stats.recorded_frames, stats.discarded_frames) == (22, 41)
-    assert (stats.written_frames, stats.safe_frames) == (22, 22)
+    assert (stats.written_frames, stats.durable_frames) == (22, 22)
     recorder.episode("demo/2").discard()
     recorder.close()
     with pytest.raises(DestinationError, match="is closed"):

@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordMix, SeqRecordPipe, SeqRecordStream
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Part
@@ -162,8 +162,8 @@ def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(
 
     settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
     rank(1, 2)
-    sent = pickle.dumps(SeqRecordStream(path, **settings))
-    given = pickle.dumps(SeqRecordStream(path, **settings, rank=3, world_size=5))
+    sent = pickle.dumps(SeqRecordIterableDataset(path, **settings))
+    given = pickle.dumps(SeqRecordIterableDataset(path, **settings, rank=3, world_size=5))
     context = multiprocessing.get_context("fork")
     with context.Pool(1) as pool:
         rank(0, 4)  # as in a fork server, whose environment is an older one
@@ -174,13 +174,13 @@ def test_a_rank_goes_to_processes_that_this_one_starts_and_no_further(
 
 def _clips_of(stream: bytes, world_size: str) -> list[tuple[str, int]]:
     os.environ.update(RANK="0", WORLD_SIZE=world_size)
-    found: SeqRecordStream = pickle.loads(stream)
+    found: SeqRecordIterableDataset = pickle.loads(stream)
     clips = _names(copy.deepcopy(found))
     assert _names(found) == clips
     return clips
 
 
-def _names(stream: SeqRecordStream) -> list[tuple[str, int]]:
+def _names(stream: SeqRecordIterableDataset) -> list[tuple[str, int]]:
     return [name for clip in stream for name in names(clip)]
 
 
@@ -217,7 +217,7 @@ def test_all_ranks_get_equally_many_items(
             batches = [names(batch) for batch in loader]
             counts.append(list(map(len, batches)))
             clips += [name for batch in batches for name in batch]
-            repeated += pipe.stats()["clips_repeated"]
+            repeated += pipe.stats()["duplicate_clips"]
     assert all(count == counts[i % (len(counts) // 3)] for i, count in enumerate(counts))
     if drop_last:
         assert len(clips) == len(set(clips)) <= every
@@ -234,7 +234,7 @@ def test_evaluation_has_every_clip_exactly_once(
     total = SeqRecordPipe(path, clip_len=3).clips.num_clips
     for number in range(3):
         rank(number, 3)
-        pipe = SeqRecordPipe(path, clip_len=3, batch_size=batch_size, equal=False)
+        pipe = SeqRecordPipe(path, clip_len=3, batch_size=batch_size, even_batches=False)
         loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
         batches = [names(batch) for batch in loader]
         assert len(batches) == len(loader)
@@ -248,7 +248,7 @@ def test_more_ranks_than_clips(path: Path) -> None:
     parts = []
     for rank in range(total + 9):
         options |= {"rank": rank, "world_size": total + 9}
-        parts.append([clips_of(path, equal=equal, **options) for equal in (True, False)])
+        parts.append([clips_of(path, even_batches=equal, **options) for equal in (True, False)])
     assert all(len(clips) == 1 for clips, _ in parts)
     exact = [clip for _, clips in parts for clip in clips]
     assert len({clip for clips, _ in parts for clip in clips}) == len(set(exact)) == total
@@ -274,13 +274,17 @@ def test_under_accelerate_ranks_must_be_given(
     settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
 
     def mix(path: Path, **given: Any) -> SeqRecordMix:
-        return SeqRecordMix({"one": SeqRecordStream(path, **settings)}, batch_size=4, **given)
+        return SeqRecordMix(
+            {"one": SeqRecordIterableDataset(path, **settings)}, batch_size=4, **given
+        )
 
     rank(1, 2)
     of_rank = clips_of(path)
     assert of_rank == clips_of(path, rank=1, world_size=2)  # Accelerate has one process
     monkeypatch.setattr(state, "num_processes", 2)
-    makes: list[Any] = [partial(kind, **settings) for kind in (SeqRecordPipe, SeqRecordStream)]
+    makes: list[Any] = [
+        partial(kind, **settings) for kind in (SeqRecordPipe, SeqRecordIterableDataset)
+    ]
     asks: list[Any] = [list, len, pickle.dumps, lambda data: data.state_dict()]
     for make, ask in itertools.product([*makes, mix], asks):
         with pytest.raises(ClipError, match=r"world_size=1 for a loader that accelerator\.prep"):
@@ -300,7 +304,7 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
     total = SeqRecordPipe(path, clip_len=3, features=["id"]).clips.num_clips
     for number in range(2):
         rank(number, 2)
-        pipe = SeqRecordPipe(path, clip_len=3, features=["id"], equal=False)
+        pipe = SeqRecordPipe(path, clip_len=3, features=["id"], even_batches=False)
         chain = pipe.shuffle(buffer_size=10).sharding_filter().map(same)
         loader = DataLoader(chain, batch_size=None, num_workers=num_workers)
         mine = [name for clip in loader for name in names(clip)]
@@ -324,7 +328,7 @@ import json, os, sys
 from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DataLoader
-from seqrecord import SeqRecordPipe, SeqRecordStream, StateError
+from seqrecord import SeqRecordPipe, SeqRecordIterableDataset, StateError
 
 path, store, steps = sys.argv[1:]
 rank = int(os.fork() == 0)
@@ -366,13 +370,13 @@ for number, changes in enumerate(({"seed": rank}, {"memory_limit": f"{1 + rank} 
         if rank == one and (said := begun(pipe)):
             print(said, flush=True)
         wait()
-evaluation = SeqRecordStream(path, **clips, world_size=1)
+evaluation = SeqRecordIterableDataset(path, **clips, world_size=1)
 if rank == 0:
     for _ in range(3):
         evaluation.set_epoch(0)
         assert len(list(evaluation)) == len(evaluation)
     list(SeqRecordPipe(path, clip_len=2))
-stream = SeqRecordStream(path, **clips)
+stream = SeqRecordIterableDataset(path, **clips)
 for _ in range(2):
     list(stream)
     wait()
@@ -382,7 +386,7 @@ wait()
 if rank == 1:
     stream.set_epoch(7)
     print(begun(stream), flush=True)
-data = SeqRecordStream(path, **clips)
+data = SeqRecordIterableDataset(path, **clips)
 data.set_epoch(3, batches=4 * rank)
 for _ in DataLoader(data, batch_size=None, num_workers=1):
     pass  # `list` would ask for the length, too, where a rank may notice the other's place

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 import seqrecord
 from tests.command_line import main
+from tests.lerobot_video_data import CAMERAS, unpack, with_video
 
 ROOT = Path(__file__).parents[1]
 HEIGHT, WIDTH = 232, 240
@@ -57,6 +58,12 @@ def policy(image: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     assert image.shape[1:] == (3, 48, 64)
     assert state.shape == (len(image), 7)
     return torch.zeros(len(image), 20, 7)
+
+
+def act(images: torch.Tensor, state: torch.Tensor, texts: list[str]) -> torch.Tensor:
+    assert images.shape == (len(texts), 2, 3, 224, 224)
+    assert state.shape == (len(texts), 3)
+    return torch.zeros(len(texts), 16, 2)
 
 
 def depth_model(images: torch.Tensor) -> torch.Tensor:
@@ -97,21 +104,8 @@ class Robot:
 PAGES = [
     Page(
         "README.md",
-        {
-            "tartanair-records": "tartanair",
-            "aloha-records": "robot",
-            "a-records": "robot",
-            "b-records": "robot",
-        },
-        {
-            "recording": RECORDING,
-            "train": lambda batch: batch["image"],
-        },
-        {
-            '"https://acme.blob.core.windows.net/data/tartanair-records"': '"tartanair-records/"',
-            '    cache_dir="/scratch/cache",  # optional: the second epoch reads nothing remote\n'
-            '    cache_limit="200GiB",\n': "",
-        },
+        {"tartanair-records": "tartanair"},
+        {"recording": RECORDING, "train": lambda batch: batch["image"]},
     ),
     Page("docs/index.md", {}, {"recording": RECORDING}),
     Page(
@@ -120,15 +114,20 @@ PAGES = [
         {"DataLoader": DataLoader},
         {'device="cuda"': 'device="cpu"', '(loader, "cuda")': '(loader, "cpu")'},
     ),
+    Page("docs/rgbd.md", knows_torch=False),
+    Page(
+        "docs/lerobot-training.md",
+        {"my-lerobot-dataset": "lerobot", "other-lerobot-dataset": "lerobot"},
+        {"device": "cpu", "policy": act},
+    ),
+    Page("docs/world-models.md", {"robot-records": "robot"}, {"model": sequence_model}),
     Page(
         "docs/recipes.md",
         names={"policy": policy, "model": depth_model, "world_model": world_model},
         knows_torch=False,
     ),
     Page(
-        "docs/clips.md",
-        {"robot-records": "robot", "lidar-records": "lidar", "gps-records": "gps"},
-        {"model": sequence_model},
+        "docs/clips.md", {"robot-records": "robot", "lidar-records": "lidar", "gps-records": "gps"}
     ),
     Page("docs/ranks.md", {"records": "robot"}, {"DataLoader": DataLoader, "tqdm": tqdm}),
     Page(
@@ -201,7 +200,10 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                         episode.append(make_frame(rng, step))
         if kind == "robot":
             run_command(f"seqrecord split {folder / kind} train=0.5 val=0.5")
-    return {kind: folder / kind for kind in kinds}
+    unpack(folder, "lerobot_v3").rename(folder / "lerobot")
+    for name in CAMERAS:
+        with_video(folder / "lerobot", (5, 3, 7), name)
+    return {kind: folder / kind for kind in (*kinds, "lerobot")}
 
 
 def blocks_of(text: str) -> Iterator[tuple[str, str]]:
@@ -246,6 +248,7 @@ def test_examples_run(
     page: Page, datasets: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     for name, kind in page.datasets.items():
         shutil.copytree(datasets[kind], tmp_path / name, copy_function=os.link)
     text = (ROOT / page.path).read_text()
@@ -258,7 +261,7 @@ def test_examples_run(
     checked = 0
     for language, source in blocks_of(text):
         if language == "bash":
-            if page.path == "docs/recipes.md":
+            if page.path in ("docs/recipes.md", "docs/rgbd.md"):
                 run_command(source.strip())
             continue
         exec(compile(source, page.path, "exec"), there)

@@ -17,9 +17,9 @@ from seqrecord.edit import (
     delete_episodes,
     keep_episodes,
     merge_datasets,
-    relabel_episodes,
     rename_episodes,
     rewrite_files,
+    set_metadata,
     split_episodes,
 )
 from seqrecord.errors import ConflictError
@@ -30,7 +30,7 @@ from tests.command_line import main
 
 def write(path: Path, numbers: range, **settings: Any) -> Path:
     """Episodes of three frames each, two of them in a record file."""
-    with SeqRecordWriter(path, codecs="raw", record_bytes=20_000, **settings) as writer:
+    with SeqRecordWriter(path, codecs="raw", max_file_size=20_000, **settings) as writer:
         for number in numbers:
             with writer.episode(f"e{number}", metadata={"number": number, "of": "a"}) as episode:
                 for i in range(3):
@@ -75,7 +75,7 @@ def test_statistics_never_become_stale_in_silence(
     }
     keeps: dict[str, Callable[[Path], Any]] = {
         "rename": lambda path: rename_episodes(path, {"e1": "x"}),
-        "relabel": lambda path: relabel_episodes(path, ["e1"], {"of": "b"}),
+        "relabel": lambda path: set_metadata(path, ["e1"], {"of": "b"}),
         "split": lambda path: split_episodes(path, ["e1"], "val"),
         "append": lambda path: write(path, range(6, 7), mode="append"),
         "reindex": seqrecord.reindex,
@@ -188,8 +188,8 @@ def test_relabel_and_statistics_stay(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(3))
     before = content(path)
     changed = {"scene": {"name": "ä", "lights": [1, 2]}, "of": None}
-    assert relabel_episodes(path, ["e0", "e2"], changed) == ["e0", "e2"]
-    assert relabel_episodes(path, ["e0", "e2"], changed) == []
+    assert set_metadata(path, ["e0", "e2"], changed) == ["e0", "e2"]
+    assert set_metadata(path, ["e0", "e2"], changed) == []
     after = dict(before)
     for number in (0, 2):
         metadata = {"number": number, "scene": changed["scene"]}
@@ -249,7 +249,7 @@ def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not an episode key"):
         rename_episodes(path, {"e0": "../x"})
     with pytest.raises(FormatError, match="JSON"):
-        relabel_episodes(path, ["e0"], {"x": float("nan")})
+        set_metadata(path, ["e0"], {"x": float("nan")})
     with pytest.raises(ClipError, match="not the name of a split"):
         split_episodes(path, ["e0"], "a/b")
     with pytest.raises(NotFoundError, match="no dataset"):
@@ -273,7 +273,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert "1 episode renamed" in run("edit", "rename", path, "e0", "first")
     assert run("edit", "rename", path, "e*", "B/{}", "--dry-run").startswith("e1\ne2\n")
     options = ["--set", "scene=hall", "--set", "lights=[1, 2]", "--remove", "of"]
-    assert "1 episode relabelled" in run("edit", "relabel", path, "e1", *options)
+    assert "1 episode relabelled" in run("edit", "set-metadata", path, "e1", *options)
     assert "2 episodes put into val" in run("edit", "split", path, "e*", "--name", "val")
     assert "1 episode put into no split" in run("edit", "split", path, "e1")
     found = content(path)
@@ -298,7 +298,10 @@ def test_the_commands(tmp_path: Path) -> None:
     for named in (["nowhere=a"], ["records"], ["records=a", "--prefix", f"{path}=b"]):
         result = CliRunner().invoke(main, ["merge", str(path), "-o", "x", "--prefix", *named])
         assert result.exit_code == 2, result.output
-    for words in (["edit", "relabel", path, "e1"], ["edit", "relabel", path, "e1", "--set", "x"]):
+    for words in (
+        ["edit", "set-metadata", path, "e1"],
+        ["edit", "set-metadata", path, "e1", "--set", "x"],
+    ):
         assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 2
     result = CliRunner().invoke(main, ["edit", "delete", str(path), "nothing"])
     assert result.exit_code == 1

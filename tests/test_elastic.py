@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream, StateError
+from seqrecord import SeqRecordIterableDataset, SeqRecordNode, SeqRecordPipe, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import begun, digest, digests, make_loader, names, resumed
 from tests.rank_jobs import CLIPS, PATIENCE, finish, start
@@ -35,7 +35,7 @@ Clip = tuple[str, int]
 
 def make(path: Path, rank: int, ranks: int, **changes: Any) -> Any:
     settings = {"features": ["id"], "batch_size": 2, **changes}
-    return make_loader(path, SeqRecordStream, rank=rank, world_size=ranks, **settings)
+    return make_loader(path, SeqRecordIterableDataset, rank=rank, world_size=ranks, **settings)
 
 
 def clips_of(batch: Any) -> list[Clip]:
@@ -69,9 +69,9 @@ def run(
                 break
         ended.append(given != stop)
         states.append(stream.state_dict())
-        repeated += stream.stats()["clips_repeated"]
-    state = min(states, key=lambda one: one["epoch"])  # without `equal`, some end earlier
-    assert all(one == state or not changes.get("equal", True) for one in states)
+        repeated += stream.stats()["duplicate_clips"]
+    state = min(states, key=lambda one: one["epoch"])  # without `even_batches`, some end earlier
+    assert all(one == state or not changes.get("even_batches", True) for one in states)
     return Session(clips, state, repeated, all(ended))
 
 
@@ -113,7 +113,7 @@ def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
     [
         {},
         {"batch_size": None},
-        {"equal": False},
+        {"even_batches": False},
         {"shuffle": False},
         {"drop_last": True},
         {"stride": 4, "rotate_phase": True},
@@ -121,7 +121,7 @@ def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
         {"clip_len": None, "windows": {"id": [-2, 0, 3]}, "pad": "edge"},
         {"order": "sequences", "shuffle_buffer": None},
         {"order": "sequences", "shuffle_buffer": None, "stride": 1, "drop_last": True},
-        {"order": "sequences", "shuffle_buffer": None, "stride": 1, "equal": False},
+        {"order": "sequences", "shuffle_buffer": None, "stride": 1, "even_batches": False},
     ],
     ids=repr,
 )
@@ -143,7 +143,7 @@ def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
         assert len(every) - 4 * 2 < len(given) <= len(every)
     else:
         check_epoch(sessions, every)
-    if changes.get("equal") is False:
+    if changes.get("even_batches") is False:
         assert sum(len(session.clips) for session in sessions) == len(every)
 
 
@@ -213,8 +213,8 @@ def given_by(loader: Any, steps: int) -> tuple[list[Clip], State]:
     ("workers", "size", "others", "changes"),
     [
         (2, None, (0, 3, 2), {}),
-        (2, 4, (1,), {"batch_size": None, "equal": False}),
-        pytest.param(3, None, (2, 1), {"equal": False}, marks=pytest.mark.slow),
+        (2, 4, (1,), {"batch_size": None, "even_batches": False}),
+        pytest.param(3, None, (2, 1), {"even_batches": False}, marks=pytest.mark.slow),
         pytest.param(3, 4, (0, 2, 3), {"batch_size": None}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -234,7 +234,7 @@ def test_other_numbers_of_workers(
     for number in others:
         rest = [clip for batch in loaded(path, state, number, **changes) for clip in batch]
         # The same parts go on as they were. Those with a clip less than others give one of these.
-        is_equal = changes.get("equal", True)
+        is_equal = changes.get("even_batches", True)
         repeated = -len(every) % workers if number == workers and is_equal else 0
         assert len(set(rest) & set(given)) <= repeated
         assert set(rest) | set(given) == every

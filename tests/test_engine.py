@@ -26,9 +26,9 @@ from seqrecord import (
     ClipError,
     Dataset,
     EngineOptions,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordPipe,
-    SeqRecordStream,
     StorageError,
 )
 from seqrecord.errors import ChecksumError, MemoryLimitError
@@ -139,7 +139,7 @@ def test_every_clip_is_right(
             stats = pipe.stats()
             assert (stats["clips"], stats["batches"]) == (len(expected), len(pipe))
         numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=3))
-        by_number = SeqRecordDataset(dataset, **clips)
+        by_number = SeqRecordMapDataset(dataset, **clips)
         found = [check(by_number[i], features, clip_len, dilation)[0] for i in numbers]
         assert found == [expected[i] for i in numbers]
 
@@ -573,7 +573,7 @@ def test_ctrl_c(path: Path) -> None:
 
 
 def test_a_fork_while_an_iteration_runs(path: Path) -> None:
-    stream = make_loader(path, SeqRecordStream)
+    stream = make_loader(path, SeqRecordIterableDataset)
     iterator = iter(stream)
     first = [digest(next(iterator))]
     child = os.fork()
@@ -589,7 +589,7 @@ def test_a_fork_while_an_iteration_runs(path: Path) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert first + digests(iterator) == digests(make_loader(path, SeqRecordStream))
+    assert first + digests(iterator) == digests(make_loader(path, SeqRecordIterableDataset))
 
 
 def test_workers_while_an_iteration_runs(path: Path) -> None:

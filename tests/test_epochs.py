@@ -14,9 +14,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
     ClipError,
+    SeqRecordIterableDataset,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
     StateError,
 )
@@ -43,7 +43,7 @@ def node(path: Path, **settings: Any) -> Any:
 
 
 def stateful(path: Path, **settings: Any) -> Any:
-    return StatefulDataLoader(SeqRecordStream(path, **settings), batch_size=None)
+    return StatefulDataLoader(SeqRecordIterableDataset(path, **settings), batch_size=None)
 
 
 def named(loader: Any, epochs: int = 1) -> list[Any]:
@@ -59,7 +59,7 @@ def named(loader: Any, epochs: int = 1) -> list[Any]:
         (SeqRecordPipe, {"stride": 7, "clip_len": 2, "memory_limit": 800, **ID}),
         (SeqRecordPipe, {"batch_size": None, "stride": 3, "features": ["image", "flow", "id"]}),
         (SeqRecordPipe, {"windows": {"image": [-1, 0], "flow": [-4, -2, 3]}, "pad": "edge"}),
-        (SeqRecordStream, {}),
+        (SeqRecordIterableDataset, {}),
         (node, {}),
         (stateful, {}),
     ],
@@ -112,7 +112,7 @@ def test_state_is_json(path: Path) -> None:
     assert episodes == {"count": 4, "frames": 75, "dataset": pipe.dataset.fingerprint}
     for name in ("block_frames", "first_block_frames", "num_cursors", "num_shares", "run_frames"):
         assert (chosen := settings.pop(name)) is None or chosen > 0
-    asked = {"shuffle": True, "seed": 5, "batch_size": 4, "drop_last": False, "equal": True}
+    asked = {"shuffle": True, "seed": 5, "batch_size": 4, "drop_last": False, "even_batches": True}
     assert settings == {**asked, "rotate_phase": False, "order": "clips", "resident": False}
     list(iterator)
     assert (pipe.state_dict()["epoch"], pipe.state_dict()["batch"]) == (1, 0)
@@ -198,7 +198,7 @@ def test_not_an_epoch(path: Path, epoch: Any) -> None:
 
 
 def test_a_second_iteration_ends_the_first(path: Path) -> None:
-    stream = SeqRecordStream(path, clip_len=3)
+    stream = SeqRecordIterableDataset(path, clip_len=3)
     first, second = iter(stream), iter(stream)
     with pytest.raises(ClipError, match="another one has begun"):
         next(first)
@@ -224,7 +224,7 @@ SHORTER = {"frame_transform": lambda frame: {"id": frame["id"][:1]}}
         ({}, {"stride": 2, "seed": 6}, "settings: stride, seed; .*expected: stride=1, seed=5; "),
         ({}, {"stride": 2, "rotate_phase": True}, "settings: stride, rotate_phase;"),
         ({}, {"dilation": 2}, "settings: dilation;"),
-        ({}, {"equal": False}, "expected: equal=True; got: equal=False"),
+        ({}, {"even_batches": False}, "expected: even_batches=True; got: even_batches=False"),
         (
             {},
             {"features": ["image"]},
@@ -489,7 +489,7 @@ def test_junk_is_refused_and_changes_nothing(path: Path, change: Any) -> None:
 # ---- ranks
 
 
-@pytest.mark.parametrize("settings", [{}, {"batch_size": None}, {"equal": False}])
+@pytest.mark.parametrize("settings", [{}, {"batch_size": None}, {"even_batches": False}])
 def test_the_state_of_any_rank_is_everyones(path: Path, settings: dict[str, Any]) -> None:
     def of_rank(rank: int) -> Any:
         return make_loader(path, rank=rank, world_size=3, **settings)
@@ -507,8 +507,8 @@ def test_the_state_of_any_rank_is_everyones(path: Path, settings: dict[str, Any]
 
 
 def test_a_rank_that_has_one_batch_fewer(path: Path) -> None:
-    """Only without `equal` there is one."""
-    changes = {"batch_size": None, "equal": False, **ID}
+    """Only without `even_batches` there is one."""
+    changes = {"batch_size": None, "even_batches": False, **ID}
     pipes = [make_loader(path, rank=rank, world_size=2, **changes) for rank in range(2)]
     shorter, longer = sorted(pipes, key=len)
     assert len(longer) == len(shorter) + 1

@@ -100,7 +100,7 @@ def test_a_forked_writer_refuses_every_call_and_changes_nothing(tmp_path: Path, 
         if kind is SeqRecordWriter:
             episode.flush()
         else:  # its thread has come to rest
-            while writer.stats().safe_frames < 8:
+            while writer.stats().durable_frames < 8:
                 threading.Event().wait(0.01)
         before = files(tmp_path)
         for name, call in OF[kind].items():
@@ -124,7 +124,7 @@ def test_a_fork_that_leaves_the_block_leaves_all_to_its_parent(tmp_path: Path, k
     for number in range(5):
         episode.append(frame(number))
     if kind is SeqRecordRecorder:
-        while writer.stats().safe_frames < 5:
+        while writer.stats().durable_frames < 5:
             threading.Event().wait(0.01)
 
     def leave(error: BaseException | None) -> None:

@@ -33,7 +33,7 @@ from seqrecord import (
 )
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.export import to_files, to_lerobot, to_mcap
-from seqrecord.sources import Folders
+from seqrecord.sources import FolderSource
 from seqrecord.types import Progress
 from tests.datasets import SmallFrame, small_frames, write_small
 
@@ -186,7 +186,7 @@ def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     numbered = {f"depth_left/00{n}.npy" for n in ("0002", "0006", "0010")}
     assert every > {*numbered, "metadata.json", "seqrecord.json", "step.npy", "note/000006.npy"}
     assert np.load(folder / "step.npy").tolist() == [2, 6, 10]
-    convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
+    convert(FolderSource(tmp_path / "tree"), tmp_path / "again", workers=1)
     read, episode = seqrecord.open(tmp_path / "again").episodes[KEY], dataset.episodes[KEY]
     assert len(read) == 3
     for place, number in enumerate((2, 6, 10)):
@@ -196,7 +196,7 @@ def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
 def test_frames_with_none_of_the_features_are_left_out(dataset: Dataset, tmp_path: Path) -> None:
     key = "alpha/Easy/P000"
     to_files(dataset, key, tmp_path / "tree", features=["flow", "mask"], frames=range(8, 11))
-    convert(Folders(tmp_path / "tree"), tmp_path / "again", workers=1)
+    convert(FolderSource(tmp_path / "tree"), tmp_path / "again", workers=1)
     assert len(seqrecord.open(tmp_path / "again").episodes[key]) == 2
     with pytest.raises(ClipError, match="none of the frames has any of the features"):
         to_files(dataset, key, tmp_path / "none", features=["flow", "mask"], frames=[10])
@@ -214,7 +214,7 @@ def test_metadata_that_indents_to_more_than_is_read(tmp_path: Path) -> None:
         {"a": (metadata, [{"x": np.int64(1)}])},
     )
     to_files(seqrecord.open(tmp_path / "records"), "a", tmp_path / "tree")
-    assert Folders(tmp_path / "tree").episodes()[0].metadata == metadata
+    assert FolderSource(tmp_path / "tree").episodes()[0].metadata == metadata
 
 
 def test_files_and_their_content(dataset: Dataset, tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_a_full_disk(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(DestinationError, match="cannot be written: No space left") as caught:
         to_files(dataset, "alpha/Easy/P000", tmp_path / "tree", features=["pose", "flow"])
     assert caught.value.episode == "alpha/Easy/P000"
-    source = Folders(tmp_path / "tree")  # half an episode is not packed
+    source = FolderSource(tmp_path / "tree")  # half an episode is not packed
     with pytest.raises(SourceError):
         list(source.frames(source.episodes()[0]))
 

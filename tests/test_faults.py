@@ -60,7 +60,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Too large to be read before anyone looks, with little memory."""
     path = tmp_path_factory.mktemp("faults") / "large"
     rng = np.random.default_rng(0)
-    with SeqRecordWriter(path, codecs="raw", chunk_frames=4, record_bytes=1 << 20) as writer:
+    with SeqRecordWriter(path, codecs="raw", chunk_frames=4, max_file_size=1 << 20) as writer:
         for number in range(4):
             with writer.episode(f"set/{number}") as episode:
                 for _ in range(60):

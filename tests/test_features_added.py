@@ -27,7 +27,7 @@ LENGTHS = {"e0": 3, "e1": 5, "e2": 1}
 def write(path: Path, lengths: dict[str, int], names: list[str], **settings: Any) -> Model:
     """Episodes in record files of about two; returns what they hold."""
     made: Model = {}
-    with SeqRecordWriter(path, codecs="raw", record_bytes=20_000, **settings) as writer:
+    with SeqRecordWriter(path, codecs="raw", max_file_size=20_000, **settings) as writer:
         for key, length in lengths.items():
             made[key] = []
             with writer.episode(key, metadata={"key": key}) as episode:
@@ -128,7 +128,9 @@ def test_add_leaves_the_others_as_they_are(dataset: tuple[Path, Model]) -> None:
             assert new.statistics["x"].count.tolist() == old.statistics["x"].count.tolist()
         assert old.episodes["e1"][3].keys() == {"x", "y", "s"}  # opened before
     check(path, with_feature(model, "z"))
-    loader = seqrecord.SeqRecordStream(path, clip_len=2, features=["x", "z"], shuffle=False)
+    loader = seqrecord.SeqRecordIterableDataset(
+        path, clip_len=2, features=["x", "z"], shuffle=False
+    )
     clips = [(clip["episode"], clip["start"], clip["z"][:, 0].tolist()) for clip in loader]
     expected = [
         (key, start, [hash_of(key, "z", start + i) for i in range(2)])
@@ -363,22 +365,22 @@ def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
             return {k: [e[i].get("task") for i in range(4)] for k, e in found.episodes.items()}
 
     before = texts()
-    assert edit.relabel_text(path, ["a", "c"], "task", "neu ä", dry_run=True) == ["a", "c"]
+    assert edit.set_text(path, ["a", "c"], "task", "neu ä", dry_run=True) == ["a", "c"]
     assert texts() == before
-    assert edit.relabel_text(path, "[ab]", "task", "old") == ["a", "b"]
-    command = ["edit", "relabel", str(path), "c", "a", "--text", "task=neu = ä"]
+    assert edit.set_text(path, "[ab]", "task", "old") == ["a", "b"]
+    command = ["edit", "set-metadata", str(path), "c", "a", "--text", "task=neu = ä"]
     assert "2 episodes relabelled" in run(*command).stdout
     assert texts() == {"a": ["neu = ä"] * 4, "b": ["old"] * 4, "c": ["neu = ä"] * 4}
-    assert edit.relabel_text(path, "*", "task", "old") == ["a", "c"]
-    assert edit.relabel_text(path, "*", "task", "old") == []
+    assert edit.set_text(path, "*", "task", "old") == ["a", "c"]
+    assert edit.set_text(path, "*", "task", "old") == []
     for batch in seqrecord.SeqRecordPipe(path, clip_len=4, batch_size=3, shuffle=False):
         assert batch["task"] == [["old"] * 4] * 3
     check_files = (path / "manifest.json").read_bytes()
     for name, error in (("x", SchemaError), ("nothing", SchemaError)):
         with pytest.raises(error) as caught:
-            edit.relabel_text(path, ["a"], name, "text")
+            edit.set_text(path, ["a"], name, "text")
     with pytest.raises(SchemaError) as caught:
-        edit.relabel_episodes(path, ["a"], {"task": "new"})
+        edit.set_metadata(path, ["a"], {"task": "new"})
     assert caught.value.feature == "task"
     for words in (["--text", "task"], ["--text", "task=a", "--set", "x=2"]):
         run(*command[:4], *words, code=2)

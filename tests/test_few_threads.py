@@ -15,10 +15,10 @@ import torch
 
 import seqrecord
 from seqrecord import (
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordRecorder,
-    SeqRecordStream,
     SeqRecordWriter,
     convert,
 )
@@ -107,7 +107,9 @@ def test_an_epoch(path: Path, options: dict[str, Any], is_local: bool, limit: Li
     def epoch() -> None:
         storage = path if is_local else on_network(path)
         found = []
-        for batch in SeqRecordStream(storage, batch_size=8, memory_limit="4MiB", **options):
+        for batch in SeqRecordIterableDataset(
+            storage, batch_size=8, memory_limit="4MiB", **options
+        ):
             if "clip_transform" in options:
                 batch["image"] = torch.flip(batch["image"], [3])
             found += check(batch, features, length)
@@ -121,8 +123,10 @@ def test_an_epoch(path: Path, options: dict[str, Any], is_local: bool, limit: Li
 
 def test_a_mix(path: Path, limit: Limit) -> None:
     def epoch() -> None:
-        sources = {name: SeqRecordStream(path, clip_len=2, features=["id"]) for name in "abc"}
-        mix = SeqRecordMix(sources, batch_size=4, stop="first")
+        sources = {
+            name: SeqRecordIterableDataset(path, clip_len=2, features=["id"]) for name in "abc"
+        }
+        mix = SeqRecordMix(sources, batch_size=4, stopping_strategy="first_exhausted")
         assert sum(len(batch["start"]) for batch in mix) > 40
 
     failed = failing(limit, epoch, least=6)
@@ -134,7 +138,9 @@ def test_a_mix(path: Path, limit: Limit) -> None:
 def test_random_access(path: Path, limit: Limit) -> None:
     def read() -> None:
         with seqrecord.open(on_network(path)) as dataset:
-            clips = SeqRecordDataset(dataset, clip_len=4, features=["image", "note"], episodes=[0])
+            clips = SeqRecordMapDataset(
+                dataset, clip_len=4, features=["image", "note"], episodes=[0]
+            )
             for clip in clips.__getitems__([*range(len(clips))]):
                 check(clip, ["image", "note"], 4)
 
@@ -145,7 +151,7 @@ def test_a_writer(limit: Limit, tmp_path: Path) -> None:
     def write() -> None:
         number = len([*tmp_path.iterdir()])
         said = {"note": {"shape": (None,)}}
-        with SeqRecordWriter(tmp_path / f"{number}", record_bytes=2000, features=said) as writer:
+        with SeqRecordWriter(tmp_path / f"{number}", max_file_size=2000, features=said) as writer:
             for key in range(5):
                 with writer.episode(str(key)) as episode:
                     for frame in range(9):
@@ -200,7 +206,7 @@ def test_a_conversion_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(threading.Thread, "start", start_one)
     for most in range(3):
-        begin = partial(convert, MadeSource(), tmp_path / f"{most}", record_bytes=20_000)
+        begin = partial(convert, MadeSource(), tmp_path / f"{most}", max_file_size=20_000)
         if most < 2:
             with pytest.raises(ResourceError, match="no thread can be started"):
                 begin(workers=2)

@@ -45,7 +45,7 @@ def check(root: Path, lengths: dict[str, int]) -> None:
 
 def resume(root: Path) -> frozenset[str]:
     with SeqRecordWriter(root, mode="resume") as writer:
-        return writer.finished_keys
+        return writer.completed_episodes
 
 
 def test_a_flush_ends_the_chunks_that_are_open(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_flush_ends_the_chunks_that_are_open(tmp_path: Path) -> None:
 
 
 def test_flushing_changes_no_frame_and_not_the_number_of_episodes(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path, **SETTINGS, record_bytes=20_000) as writer:
+    with SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=20_000) as writer:
         for key in ("a", "b"):
             with writer.episode(key) as episode:
                 episode.flush()  # of no frames
@@ -77,12 +77,12 @@ def test_flushing_changes_no_frame_and_not_the_number_of_episodes(tmp_path: Path
     assert seqrecord.open(tmp_path).fingerprint in before.decode()
 
 
-@pytest.mark.parametrize("record_bytes", [1, 20_000, 1 << 30])
+@pytest.mark.parametrize("max_file_size", [1, 20_000, 1 << 30])
 @pytest.mark.parametrize(("flushes", "length"), [((), 0), ((11,), 11), ((1, 6, 30), 30)])
 def test_a_kill_keeps_what_was_flushed(
-    tmp_path: Path, record_bytes: int, flushes: tuple[int, ...], length: int
+    tmp_path: Path, max_file_size: int, flushes: tuple[int, ...], length: int
 ) -> None:
-    writer = SeqRecordWriter(tmp_path, **SETTINGS, record_bytes=record_bytes)
+    writer = SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=max_file_size)
     with writer.episode("first") as episode:
         append(episode, 0, 5)
     episode = writer.episode("a")
@@ -102,17 +102,17 @@ def test_a_kill_keeps_what_was_flushed(
         # Where a file is full it is flushed, so a little more may be there.
         assert not length or length <= len(dataset.episodes["a"]) <= 37
         lengths = {key: len(item) for key, item in dataset.episodes.items()}
-    if record_bytes == 1 << 30:
+    if max_file_size == 1 << 30:
         assert lengths == want
     check(tmp_path, lengths)
     assert resume(tmp_path) == found
     check(tmp_path, lengths)
 
 
-@pytest.mark.parametrize("record_bytes", [1, 20_000, 1 << 30])
+@pytest.mark.parametrize("max_file_size", [1, 20_000, 1 << 30])
 @pytest.mark.parametrize("error", ["bad frame", "abort", "raised"])
-def test_an_error_keeps_what_was_flushed(tmp_path: Path, record_bytes: int, error: str) -> None:
-    with SeqRecordWriter(tmp_path, **SETTINGS, record_bytes=record_bytes) as writer:
+def test_an_error_keeps_what_was_flushed(tmp_path: Path, max_file_size: int, error: str) -> None:
+    with SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=max_file_size) as writer:
         episode = writer.episode("a")
         append(episode, 0, 11)
         episode.flush()
@@ -125,14 +125,14 @@ def test_an_error_keeps_what_was_flushed(tmp_path: Path, record_bytes: int, erro
         else:
             with pytest.raises(KeyError), episode:
                 raise KeyError
-        assert writer.finished_keys == {"a"}
+        assert writer.completed_episodes == {"a"}
         with pytest.raises(DestinationError, match="there already"):
             writer.episode("a")
         with writer.episode("b") as episode:
             append(episode, 0, 9)
     with seqrecord.open(tmp_path) as dataset:
         length = len(dataset.episodes["a"])
-    assert length == 11 if record_bytes == 1 << 30 else 11 <= length <= 20
+    assert length == 11 if max_file_size == 1 << 30 else 11 <= length <= 20
     check(tmp_path, {"a": length, "b": 9})
     reindex(tmp_path)
     check(tmp_path, {"a": length, "b": 9})
@@ -211,7 +211,7 @@ def test_each_note_tells_only_of_what_came_since_the_last(tmp_path: Path) -> Non
 
 def test_every_file_says_up_to_where_it_was_flushed(tmp_path: Path) -> None:
     with (
-        SeqRecordWriter(tmp_path, **SETTINGS, record_bytes=1) as writer,
+        SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=1) as writer,
         writer.episode("a") as episode,
     ):
         append(episode, 0, 4)

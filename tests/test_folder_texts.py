@@ -14,7 +14,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders, inventory_of
+from seqrecord.sources import FolderSource, inventory_of
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def images(folder: Path, names: list[str], size: tuple[int, int] = (4, 6)) -> No
         Image.fromarray(pixels).save(folder / name)
 
 
-def frames(source: Folders, episode: int = 0) -> list[dict[str, Any]]:
+def frames(source: FolderSource, episode: int = 0) -> list[dict[str, Any]]:
     return [dict(frame) for frame in source.frames(source.episodes()[episode])]
 
 
@@ -35,7 +35,7 @@ def numbered(count: int, ending: str = ".png") -> list[str]:
     return [f"{number:06d}{ending}" for number in range(count)]
 
 
-def features(source: Folders) -> dict[str, str]:
+def features(source: FolderSource) -> dict[str, str]:
     told = ("frame_number", "frame_name")
     return {n: f"{s.dtype} {list(s.shape)}" for n, s in source.schema().items() if n not in told}
 
@@ -54,7 +54,7 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             (folder / f"._frame-{i:06d}.pose.txt").write_bytes(b"junk")
         (folder / "Thumbs.db").write_bytes(b"junk")
     (tmp_path / "chess" / "TrainSplit.txt").write_text("sequence1\nsequence2\n")
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["chess/seq-01", "chess/seq-02"]
     assert features(source) == {
         "frame_color": "uint8 [4, 6, 3]",
@@ -70,7 +70,7 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=2)
     (tmp_path / "chess" / "seq-02" / "frame-000001.pose.txt").unlink()
     with pytest.raises(SourceError, match="disagrees") as caught:
-        frames(Folders(tmp_path), 1)
+        frames(FolderSource(tmp_path), 1)
     assert caught.value.feature == "frame_pose"
 
 
@@ -84,7 +84,7 @@ def test_a_folder_of_texts_beside_folders_of_images(tmp_path: Path) -> None:
     (tmp_path / "scene" / "captions").mkdir()
     for i in range(12):
         (tmp_path / "scene" / "captions" / f"{i}.txt").write_text(f"a cup and {i} spoons")
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert features(source) == {"color": "uint8 [4, 6, 3]", "pose": "float64 [2, 2]"}
     read = frames(source)
     assert read[11]["pose"].tolist() == [[11, 0.5], [0, 1]]
@@ -98,7 +98,7 @@ def test_texts_of_any_number_of_rows(tmp_path: Path) -> None:
     for i, rows in enumerate((2, 1, 0, 3)):
         text = "".join(f"{row} 0.1 0.2 0.3 {i}\n" for row in range(rows))
         (tmp_path / "run" / "labels" / f"{i:06d}.txt").write_text(text)
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert features(source)["labels"] == "float64 [None, 5]"
     assert [frame["labels"].shape for frame in frames(source)] == [(2, 5), (1, 5), (0, 5), (3, 5)]
 
@@ -122,7 +122,7 @@ def test_a_table_with_a_row_a_frame(tmp_path: Path, name: str) -> None:
     (tmp_path / "run" / "motion.csv").write_bytes((text + line * 3).replace("\ufeff", "").encode())
     if name == "windows":
         (tmp_path / "run" / "motion.csv").write_bytes((line + line[1:] * 2).encode())
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert features(source)["motion"] == "float64 [3]"
     assert [frame["motion"].tolist() for frame in frames(source)] == [[0.5, 1, -2000]] * 3
     assert source.episodes()[0].metadata.get("columns", {}) == (
@@ -136,7 +136,7 @@ def test_integers_that_float64_cannot_represent(tmp_path: Path, base: int) -> No
     (tmp_path / "run" / "times.txt").write_text("".join(f"{base + i}\n" for i in range(3)))
     rows = "".join(f"{base + i},{i}.5,2\n" for i in range(3))
     (tmp_path / "run" / "poses.csv").write_text(f"time,x,y\n{rows}")
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert features(source) == {
         "poses": "float64 [2]",
         "poses.time": "int64 []",
@@ -154,7 +154,7 @@ def test_one_table_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "run" / "pose").mkdir()
     np.savetxt(tmp_path / "run" / "pose" / "left_0.txt", np.zeros((3, 7)))
     np.savetxt(tmp_path / "run" / "rgb.txt", np.zeros((3, 2)))
-    assert features(Folders(tmp_path)) == {
+    assert features(FolderSource(tmp_path)) == {
         "pose.left_0": "float64 [7]",
         "rgb": "uint8 [4, 6, 3]",
         "rgb.txt": "float64 [2]",
@@ -177,7 +177,7 @@ def test_one_table_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_other_text_is_no_feature(tmp_path: Path, text: str) -> None:
     images(tmp_path / "run" / "rgb", numbered(3))
     (tmp_path / "run" / "imu.csv").write_text(text)
-    assert features(Folders(tmp_path)) == {"rgb": "uint8 [4, 6, 3]"}
+    assert features(FolderSource(tmp_path)) == {"rgb": "uint8 [4, 6, 3]"}
 
 
 def test_text_alone_is_no_episode(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_text_alone_is_no_episode(tmp_path: Path) -> None:
         (tmp_path / "poses").mkdir(exist_ok=True)
         np.savetxt(tmp_path / "poses" / f"{name}.txt", np.zeros((3, 12)))
     np.savetxt(tmp_path / "splits.txt", np.zeros((3, 2)))
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["sequences/00", "sequences/01"]
     assert [*features(source)] == ["left"]
 
@@ -210,7 +210,7 @@ def test_cameras(tmp_path: Path, name: str) -> None:
     images(tmp_path / "run" / "rgb", numbered(3))
     (tmp_path / "run" / name).write_text(CAMERAS[name])
     np.savetxt(tmp_path / "run" / "extrinsics.txt", np.eye(4))
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert source.episodes()[0].metadata["camera"] == CAMERA
     assert [*features(source)] == ["rgb"]
 
@@ -234,7 +234,7 @@ def test_cameras_that_are_ambiguous(tmp_path: Path, files: dict[str, str]) -> No
     images(tmp_path / "run" / "rgb", numbered(3))
     for name, text in files.items():
         (tmp_path / "run" / name).write_text(text)
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert "camera" not in source.episodes()[0].metadata
     assert [*features(source)] == ["rgb"]
 
@@ -242,7 +242,7 @@ def test_cameras_that_are_ambiguous(tmp_path: Path, files: dict[str, str]) -> No
 def test_a_table_that_is_called_like_a_camera(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", numbered(5))
     np.savetxt(tmp_path / "run" / "camera_poses.txt", np.zeros((5, 7)))
-    assert features(Folders(tmp_path))["camera_poses"] == "float64 [7]"
+    assert features(FolderSource(tmp_path))["camera_poses"] == "float64 [7]"
 
 
 # --- names of files ----------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_a_table_that_is_called_like_a_camera(tmp_path: Path) -> None:
 def test_files_that_are_of_another_recording(tmp_path: Path, names: list[str], shown: str) -> None:
     images(tmp_path / "run" / "rgb", names)
     images(tmp_path / "sound" / "rgb", numbered(3))
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert len(frames(source, 1)) == 3
     with pytest.raises(SourceError, match="differ by more than a number") as caught:
         frames(source)
@@ -282,7 +282,7 @@ def test_a_copy_among_features_in_one_folder(tmp_path: Path) -> None:
         names = [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")]
         images(tmp_path / run, names)
     images(tmp_path / "a", ["1_rgb (1).png"])
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["a", "b"]
     assert len(frames(source, 1)) == 3
     with pytest.raises(SourceError, match="differ by more than a number") as caught:
@@ -294,30 +294,30 @@ def test_recordings_that_share_numbers_and_differ_in_length(tmp_path: Path) -> N
     """Equal numbers make them features: cam0_0007.png and cam1_0007.png."""
     images(tmp_path / "run", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
     with pytest.raises(SourceError, match=r"a_0.png and b_0.png are of two recordings") as caught:
-        frames(Folders(tmp_path))
+        frames(FolderSource(tmp_path))
     assert caught.value.feature == "b"
 
 
 def test_a_minus_is_a_part_of_the_number(tmp_path: Path) -> None:
     for feature in ("rgb", "depth"):
         images(tmp_path / "run" / feature, [f"{number}.png" for number in range(-5, 6)])
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     numbers = [int(frame["frame_number"]) for frame in frames(source)]
     assert numbers == [*range(-5, 6)]
     assert source.episodes()[0].metadata["files"]["rgb"] == "rgb/{:01d}.png"
     images(tmp_path / "other" / "rgb", [f"frame-{number}.png" for number in range(4)])
-    assert [int(frame["frame_number"]) for frame in frames(Folders(tmp_path))] == [0, 1, 2, 3]
+    assert [int(frame["frame_number"]) for frame in frames(FolderSource(tmp_path))] == [0, 1, 2, 3]
     images(tmp_path / "third" / "rgb", [f"frame_{number}.png" for number in range(-2, 1)])
-    source = Folders(tmp_path / "third")
+    source = FolderSource(tmp_path / "third")
     assert [int(frame["frame_number"]) for frame in frames(source)] == [-2, -1, 0]
 
 
 def test_times_of_any_number_of_decimals_are_in_order(tmp_path: Path) -> None:
     names = ["1305031102.05", "1305031102.15", "1305031102.2", "1305031102.25", "1305031103.0"]
     images(tmp_path / "run" / "rgb", [f"{name}.png" for name in names])
-    assert [frame["frame_name"] for frame in frames(Folders(tmp_path))] == names
+    assert [frame["frame_name"] for frame in frames(FolderSource(tmp_path))] == names
     images(tmp_path / "second" / "rgb", [f"{name}.png" for name in names[:4]])  # no gap in 05 … 25
-    assert [frame["frame_name"] for frame in frames(Folders(tmp_path), 1)] == names[:4]
+    assert [frame["frame_name"] for frame in frames(FolderSource(tmp_path), 1)] == names[:4]
 
 
 @pytest.mark.parametrize(
@@ -408,17 +408,17 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
     for i in range(3):
         np.savetxt(tmp_path / "flat" / f"{i}_pose.txt", np.eye(4))
     (tmp_path / "flat" / "K.txt").write_text(CAMERAS["K.txt"])
-    assert unpacked(Folders(tmp_path / "flat")) == {}
-    source = Folders(tmp_path / "flat")
+    assert unpacked(FolderSource(tmp_path / "flat")) == {}
+    source = FolderSource(tmp_path / "flat")
     with pytest.raises(SourceError, match="no such feature"):
-        Folders(tmp_path / "flat", features=["imu"]).schema()
+        FolderSource(tmp_path / "flat", features=["imu"]).schema()
     seqrecord.convert(source, tmp_path / "records", workers=1, strict=True)
 
 
 def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
     images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
     images(tmp_path / "run", ["preview.png"])
-    assert unpacked(Folders(tmp_path)) == {"run/preview.png": (1, "not a frame of a feature")}
+    assert unpacked(FolderSource(tmp_path)) == {"run/preview.png": (1, "not a frame of a feature")}
 
 
 def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
@@ -434,7 +434,7 @@ def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "src" / "d" / "actions.npy").write_bytes(b"cut")
     (tmp_path / "src" / "b" / "poses.txt").write_text("1 2\n" * 4 + "1 2 3\n")
     report = seqrecord.convert(
-        Folders(tmp_path / "src"), tmp_path / "records", workers=1, skip_bad_episodes=True
+        FolderSource(tmp_path / "src"), tmp_path / "records", workers=1, skip_bad_episodes=True
     )
     assert report.inventory is not None
     with seqrecord.open(tmp_path / "records") as dataset:
@@ -448,19 +448,19 @@ def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
 def test_the_folder_of_one_recording_itself(tmp_path: Path) -> None:
     images(tmp_path / "run", numbered(5))
     np.savetxt(tmp_path / "run" / "poses.txt", np.zeros((5, 7)))
-    source = Folders(tmp_path / "run")
+    source = FolderSource(tmp_path / "run")
     assert [info.key for info in source.episodes()] == ["run"]
     assert features(source) == {"frame": "uint8 [4, 6, 3]", "poses": "float64 [7]"}
     assert len(frames(source)) == 5
 
 
-def seven_scenes(root: Path, third: str) -> Folders:
+def seven_scenes(root: Path, third: str) -> FolderSource:
     """Five frames, with this text as the third pose."""
     images(root / "seq-01", [f"frame-{i:06d}.color.png" for i in range(5)])
     for i in range(5):
         text = third if i == 2 else "1 0 0 0\n0 1 0 0\n0 0 1 0\n0 0 0 1\n"
         (root / "seq-01" / f"frame-{i:06d}.pose.txt").write_text(text)
-    return Folders(root)
+    return FolderSource(root)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_names_of_columns_are_no_numbers(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", numbered(3))
     (tmp_path / "run" / "broken.csv").write_text("0,1.#QNAN\n1,2\n2,3\n3,4\n")
     (tmp_path / "run" / "frame.csv").write_text(",0,1\n0,5,6\n1,7,8\n2,9,9\n")
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert features(source)["frame"] == "float64 [3]"
     assert unpacked(source)["*/broken.csv"][1] == "not a table of numbers: '0,1.#QNAN'"
 
@@ -501,7 +501,7 @@ def test_left_out_files_name_their_type(tmp_path: Path) -> None:
         (tmp_path / "run" / name).write_text(pointer)
     (tmp_path / "run" / "all.bag").write_bytes(b"#ROSBAG V2.0\n")
     (tmp_path / "run" / "more.tgz").write_bytes(b"\x1f\x8b")
-    found = unpacked(Folders(tmp_path))
+    found = unpacked(FolderSource(tmp_path))
     assert "git lfs pull" in found["run/poses.txt"][1]
     assert "git lfs pull" in found["words/*.txt"][1]
     assert "git lfs pull" in found["*/arrays.npz"][1]
@@ -513,7 +513,7 @@ def test_strict_accepts_tables_that_were_not_chosen(tmp_path: Path) -> None:
     images(tmp_path / "in" / "run" / "rgb", numbered(3))
     (tmp_path / "in" / "run" / "imu.csv").write_text("1,2\n" * 50)
     with pytest.raises(SourceError, match=r"imu\.csv: 1 file, 50 rows for 3 frames"):
-        seqrecord.convert(Folders(tmp_path / "in"), tmp_path / "all", workers=1, strict=True)
+        seqrecord.convert(FolderSource(tmp_path / "in"), tmp_path / "all", workers=1, strict=True)
     chosen = open_source(tmp_path / "in", features=["rgb"])
     report = seqrecord.convert(chosen, tmp_path / "rgb", workers=1, strict=True)
     assert [each.pattern for each in report.inventory.left_out] == ["*/imu.csv"]
@@ -525,7 +525,7 @@ def test_a_unit_that_is_given_is_not_asked_for(tmp_path: Path) -> None:
     for name in numbered(2):
         depth = np.full((4, 6), 700, np.uint16)
         Image.fromarray(depth).save(tmp_path / "in" / "run" / "depth" / name)
-    source = Folders(tmp_path / "in")
+    source = FolderSource(tmp_path / "in")
     [note] = seqrecord.convert(source, tmp_path / "unknown", workers=1).inventory.notes
     assert "without a unit" in note
     known = seqrecord.convert(source, tmp_path / "known", workers=1, units={"depth": "mm"})
@@ -543,7 +543,7 @@ def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> Non
         times = (f"2011-09-26 13:02:25.{i}" for i in range(3))
         (folder / "timestamps.txt").write_text("\n".join(times))
     for root, key in ((tmp_path, "2011_09_26/drive_0001"), (drive, "drive_0001")):
-        source = Folders(root)
+        source = FolderSource(root)
         assert [info.key for info in source.episodes()] == [key]
         assert features(source) == {
             "image_02": "uint8 [4, 6, 3]",
@@ -554,7 +554,7 @@ def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> Non
         assert set(unpacked(source)) == {"timestamps.txt", "oxts/timestamps.txt"}
     images(tmp_path / "runs" / "a" / "data", numbered(2))  # without times: a recording each
     images(tmp_path / "runs" / "b" / "data", numbered(2))
-    assert [info.key for info in Folders(tmp_path / "runs").episodes()] == ["a", "b"]
+    assert [info.key for info in FolderSource(tmp_path / "runs").episodes()] == ["a", "b"]
 
 
 def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
@@ -567,7 +567,7 @@ def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
     }
     for name, text in tables.items():
         (tmp_path / "run" / name).write_text(text)
-    found = {pattern: reason for pattern, (_, reason) in unpacked(Folders(tmp_path)).items()}
+    found = {pattern: reason for pattern, (_, reason) in unpacked(FolderSource(tmp_path)).items()}
     commas = "numbers with decimal commas, write points"
     assert found == {
         "*/semicolons.csv": f"{commas}: '1,5;2,5'",
@@ -576,4 +576,4 @@ def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
         "run/notes.txt": "no reader",
     }
     with pytest.raises(SourceError, match=r"without a row for each frame.*decimal commas"):
-        Folders(tmp_path, features=["rgb", "semicolons"]).schema()
+        FolderSource(tmp_path, features=["rgb", "semicolons"]).schema()

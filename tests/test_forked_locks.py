@@ -15,7 +15,7 @@ from tests.forked_locks import stuck_children, watch
 watch()
 import numpy as np
 import seqrecord
-from seqrecord import Seconds, SeqRecordDataset, SeqRecordStream
+from seqrecord import Seconds, SeqRecordMapDataset, SeqRecordIterableDataset
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import RetryingStorage
@@ -36,13 +36,13 @@ with seqrecord.SeqRecordWriter(
                     "small": np.array([number, i]),
                     "packed": np.array([number, i]),
                 })
-windows = {"small": Seconds([0, 0.1], by="time"), "packed": [0, 1], "image": [-1, 0]}
+windows = {"small": Seconds([0, 0.1], timestamps="time"), "packed": [0, 1], "image": [-1, 0]}
 storage = RetryingStorage(ParallelStorage(LocalStorage(path), max_gap=0, max_bytes=256))
-clips = SeqRecordDataset(path, windows=windows)
-packed = SeqRecordDataset(storage, clip_len=2, memory_limit=0)
-stream = SeqRecordStream(path, windows=windows, batch_size=4)
-far = SeqRecordStream(storage, clip_len=3)
-single = SeqRecordStream(path, clip_len=2)
+clips = SeqRecordMapDataset(path, windows=windows)
+packed = SeqRecordMapDataset(storage, clip_len=2, memory_limit=0)
+stream = SeqRecordIterableDataset(path, windows=windows, batch_size=4)
+far = SeqRecordIterableDataset(storage, clip_len=3)
+single = SeqRecordIterableDataset(path, clip_len=2)
 
 def do():
     for dataset in (clips, packed):
@@ -50,7 +50,7 @@ def do():
             some = dataset.__getitems__(numbers)
             assert len(seqrecord.collate(some)["start"]) == 3
             assert len(seqrecord.collate([dict(clip) for clip in reversed(some)])["start"]) == 3
-    told = SeqRecordStream(path, windows=windows)  # of what is left out
+    told = SeqRecordIterableDataset(path, windows=windows)  # of what is left out
     for loader in (stream, far, single, told):
         loader.stats()
         assert sum(1 for _ in loader) > 5

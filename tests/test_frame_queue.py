@@ -324,7 +324,7 @@ class Machine:
     def run(self) -> Machine:
         while not self.has_ended:
             self.writer.step()
-        assert self.writer.safe_frames == self.writer.written_frames == self.num_frames
+        assert self.writer.durable_frames == self.writer.written_frames == self.num_frames
         return self
 
     @property

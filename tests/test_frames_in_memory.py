@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordStream
+from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordPipe
 from seqrecord.engine.buffers import HostBuffers
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage
@@ -131,13 +131,15 @@ def test_a_chunk_that_many_cursors_need_is_read_once(
         stats = pipe.stats()
         assert stats["frames_decoded"] == (sum(LENGTHS) if most else 0)
         assert most <= stats["bytes_read"] <= 2 * most  # pages are padded, and have sums
-        assert device or stats["resident_bytes"] <= FRAME * sum(LENGTHS)
+        assert device or stats["peak_buffer_bytes"] <= FRAME * sum(LENGTHS)
 
 
 def test_a_mix_reads_its_small_sources_once(path: Path, encoded: Path) -> None:
     del (options := dict(CLIPS))["batch_size"], options["seed"]
-    sources = {str(i): SeqRecordStream(one, **options) for i, one in enumerate((path, encoded))}
-    mix = seqrecord.SeqRecordMix(sources, batch_size=4, stop="longest")
+    sources = {
+        str(i): SeqRecordIterableDataset(one, **options) for i, one in enumerate((path, encoded))
+    }
+    mix = seqrecord.SeqRecordMix(sources, batch_size=4, stopping_strategy="all_exhausted")
     read = []
     for _ in range(3):
         for batch in mix:
@@ -178,12 +180,12 @@ def test_a_chain_that_torch_shuffles_in_some_epochs(
 
 
 def test_an_epoch_goes_on_where_another_process_was(path: Path) -> None:
-    stream = SeqRecordStream(path, **CLIPS)
+    stream = SeqRecordIterableDataset(path, **CLIPS)
     whole = digests(stream)
     for count in (0, 1, len(whole) // 2):
-        first = SeqRecordStream(path, **CLIPS)
+        first = SeqRecordIterableDataset(path, **CLIPS)
         assert digests(islice(first, count)) == whole[:count]
-        other = resumed(SeqRecordStream(path, **CLIPS), first.state_dict())
+        other = resumed(SeqRecordIterableDataset(path, **CLIPS), first.state_dict())
         assert digests(other) == whole[count:]
         stream.load_state_dict(first.state_dict())  # one that has read all
         assert digests(stream) == whole[count:]

@@ -86,7 +86,7 @@ def is_left_open(destination: Any) -> None:
 
 
 def discards(destination: Any) -> None:
-    with SeqRecordWriter(destination, schema=SCHEMA, record_bytes=10_000, **SETTINGS) as writer:
+    with SeqRecordWriter(destination, schema=SCHEMA, max_file_size=10_000, **SETTINGS) as writer:
         episode = writer.episode("bad")
         for number in range(FRAMES):
             episode.append(frame(number))
@@ -123,17 +123,17 @@ EARLY: dict[str, Callable[[Any], None]] = {
     "an error of the user's": fails(KeyError("mine"), 0),
     "an interrupt": fails(KeyboardInterrupt(), 0),
     "before the first frame": fails(KeyError("mine"), 0, frames=0),
-    "full record files": fails(KeyError("mine"), 0, record_bytes=10_000),
-    "an interrupt, full record files": fails(KeyboardInterrupt(), 0, record_bytes=10_000),
+    "full record files": fails(KeyError("mine"), 0, max_file_size=10_000),
+    "an interrupt, full record files": fails(KeyboardInterrupt(), 0, max_file_size=10_000),
     "a frame that does not fit": misfits,
     "closed amid an episode": is_left_open,
     "discarded": discards,
     "a recorder without frames": records_nothing,
     "a recorder that gives up": gives_up_recording,
     "a bad source": converts(SourceError("broken")),
-    "a bad source, full record files": converts(SourceError("broken"), record_bytes=10_000),
+    "a bad source, full record files": converts(SourceError("broken"), max_file_size=10_000),
     "an interrupted source": converts(KeyboardInterrupt()),
-    "an interrupted source, full record files": converts(KeyboardInterrupt(), record_bytes=10_000),
+    "an interrupted source, full record files": converts(KeyboardInterrupt(), max_file_size=10_000),
     "a defect of a source": converts(ZeroDivisionError("mine")),
 }
 
@@ -180,7 +180,7 @@ def check_resumable(destination: Path, error: BaseException, keys: set[str]) -> 
     with pytest.raises(DestinationError, match="--resume"):
         SeqRecordWriter(destination)
     with SeqRecordWriter(destination, mode="resume") as writer:
-        assert writer.finished_keys == keys
+        assert writer.completed_episodes == keys
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), FrameError("mine")])
@@ -237,7 +237,7 @@ def test_a_storage_that_fails(tmp_path: Path) -> None:
         return StorageError("no", file=path) if operation == "remove" else None
 
     with pytest.raises(KeyError):
-        fails(KeyError("mine"), 0, record_bytes=10_000)(
+        fails(KeyError("mine"), 0, max_file_size=10_000)(
             FaultyStorage(LocalStorage(tmp_path / "d"), stuck)
         )
     assert (tmp_path / "d").exists()
@@ -247,7 +247,7 @@ def test_a_storage_that_fails(tmp_path: Path) -> None:
 def test_a_bucket(place: Place) -> None:
     url, options = place.at(place.host)
     for name in ("an error of the user's", "full record files"):
-        error = fails(KeyError("mine"), 0, storage_options=options, record_bytes=10_000)
+        error = fails(KeyError("mine"), 0, storage_options=options, max_file_size=10_000)
         with pytest.raises(KeyError):
             error(url)
         assert place.names() == [], name

@@ -132,8 +132,8 @@ def check(root: Path, num_frames: int) -> None:
         ({}, [32] * 6 + [8], [200]),
         ({"chunk_frames": 150}, [150, 50], [150, 50]),
         ({"chunk_frames": 1}, [1] * 200, [1] * 200),
-        ({"record_bytes": 300_000}, [32] * 6 + [8], [200]),
-        ({"record_bytes": 1}, [32] * 6 + [8], [200]),
+        ({"max_file_size": 300_000}, [32] * 6 + [8], [200]),
+        ({"max_file_size": 1}, [32] * 6 + [8], [200]),
     ],
 )
 def test_each_group_has_chunks_of_its_own(

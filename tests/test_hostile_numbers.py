@@ -50,7 +50,7 @@ def _pipe(**settings: Any) -> Callable[[Path, Any], Any]:
 
 
 def _weighted(records: Path, value: Any) -> Any:
-    sources = {"a": seqrecord.SeqRecordStream(records, clip_len=2)}
+    sources = {"a": seqrecord.SeqRecordIterableDataset(records, clip_len=2)}
     return seqrecord.SeqRecordMix(sources, weights={"a": value}, batch_size=1)
 
 
@@ -60,7 +60,7 @@ _TAKE: dict[str, Callable[[Path, Any], Any]] = {
     "RandomCrop": _pipe(clip_transform=seqrecord.RandomCrop),
     "Seconds": lambda _, value: seqrecord.Seconds(value, 0),
     "Seconds last": lambda _, value: seqrecord.Seconds(0, value),
-    "Seconds every": lambda _, value: seqrecord.Seconds(0, 1, every=value),
+    "Seconds every": lambda _, value: seqrecord.Seconds(0, 1, step=value),
     "Seconds list": lambda _, value: seqrecord.Seconds([value]),
     "tolerance": lambda _, value: seqrecord.Seconds(0, 1, tolerance=value),
     **{

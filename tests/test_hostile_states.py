@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seqrecord import SeqRecordError, SeqRecordMix, SeqRecordStream, StateError
+from seqrecord import SeqRecordError, SeqRecordIterableDataset, SeqRecordMix, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.clip_data import digest
 from tests.mix_data import write_sources
@@ -18,7 +18,7 @@ from tests.mix_data import write_sources
 HUGE = (1 << 31) - 1, 1 << 45, (1 << 62) - 1
 ODD: tuple[Any, ...] = -1, 0, 2, 1 << 63, 10**5000, True, 1.5, "1", None, []
 
-Loader = SeqRecordMix | SeqRecordStream
+Loader = SeqRecordMix | SeqRecordIterableDataset
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +30,24 @@ def mixed(root: Path, world_size: int = 1) -> SeqRecordMix:
     """Epochs of `b` and `c` differ in their length."""
     chosen = {"episode": ["e/0", "e/1", "e/0"], "start": [4, 0, 7], "weight": [1.5, 3.2, 0.3]}
     sources = {
-        "a": SeqRecordStream(root / "a", clip_len=3),
-        "b": SeqRecordStream(root / "b", clip_len=3, clips=chosen),
-        "c": SeqRecordStream(root / "c", clip_len=3, stride=4, rotate_phase=True),
+        "a": SeqRecordIterableDataset(root / "a", clip_len=3),
+        "b": SeqRecordIterableDataset(root / "b", clip_len=3, clips=chosen),
+        "c": SeqRecordIterableDataset(root / "c", clip_len=3, stride=4, rotate_phase=True),
     }
     weights = {"a": 3, "b": 2, "c": 1}
     return SeqRecordMix(
-        sources, weights=weights, batch_size=4, stop=5, rank=0, world_size=world_size
+        sources, weights=weights, batch_size=4, stopping_strategy=5, rank=0, world_size=world_size
     )
 
 
-def stream(root: Path, world_size: int = 1) -> SeqRecordStream:
-    return SeqRecordStream(root / "a", clip_len=3, batch_size=4, rank=0, world_size=world_size)
+def stream(root: Path, world_size: int = 1) -> SeqRecordIterableDataset:
+    return SeqRecordIterableDataset(
+        root / "a", clip_len=3, batch_size=4, rank=0, world_size=world_size
+    )
 
 
-def sequences(root: Path, world_size: int = 1) -> SeqRecordStream:
-    return SeqRecordStream(
+def sequences(root: Path, world_size: int = 1) -> SeqRecordIterableDataset:
+    return SeqRecordIterableDataset(
         root / "a", clip_len=3, batch_size=2, order="sequences", rank=0, world_size=world_size
     )
 

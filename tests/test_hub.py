@@ -381,7 +381,7 @@ def test_whatever_reads_originals(tmp_path: Path) -> None:
         for context in ("fork", "spawn"):  # a forkserver has the environment of its own start
             there.of_file.clear()
             loader = torch.utils.data.DataLoader(
-                seqrecord.SeqRecordStream(there.url, clip_len=2, batch_size=4),
+                seqrecord.SeqRecordIterableDataset(there.url, clip_len=2, batch_size=4),
                 batch_size=None,
                 num_workers=2,
                 multiprocessing_context=context,

@@ -24,7 +24,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import MissingPackageError, SourceError
-from seqrecord.sources import Folders
+from seqrecord.sources import FolderSource
 from tests.golden.make_rasters import FOLDER
 from tests.golden.make_rasters import values as rasters
 from tests.in_place_cases import index_source
@@ -247,7 +247,7 @@ def test_damaged_openexr_is_an_error_or_an_image(
     for place in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=3)):
         whole[place] ^= data.draw(st.integers(1, 255))
     (folder / "0.exr").write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    source = Folders(folder.parents[1])
+    source = FolderSource(folder.parents[1])
     with suppress(SourceError):
         [frame] = source.frames(source.episodes()[0])
         assert np.asarray(frame["depth"]).dtype.kind in "fu"
@@ -267,7 +267,7 @@ def write_tree(tree: Path) -> None:
 def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
     tree = tmp_path / "src" / "scene"
     write_tree(tree)
-    source = Folders(tmp_path / "src")
+    source = FolderSource(tmp_path / "src")
     assert [(str(s), s.kind, s.unit) for s in source.schema().values()] == [
         ("depth: float32 [5, 7]", "depth", None),
         ("flow: float32 [5, 7, 2]", "flow", "px"),
@@ -395,7 +395,7 @@ def test_refused(tmp_path: Path, number: int, is_first: bool) -> None:
         (folder / f"0{ending}").write_bytes(bytes_of(GOOD[ending], tmp_path))
     bad = folder / f"{int(not is_first)}{ending}"
     bad.write_bytes(bytes_of(data, tmp_path))
-    source = Folders(tmp_path / "src")
+    source = FolderSource(tmp_path / "src")
     with pytest.raises(SourceError, match=match or ".") as caught:
         list(source.frames(source.episodes()[0]))
     assert caught.value.file == str(bad)
@@ -411,7 +411,7 @@ def test_a_file_that_is_cut_or_gone(tmp_path: Path, ending: str, is_gone: bool) 
     data = bytes_of(GOOD[ending], tmp_path)
     for number in range(2):
         (folder / f"{number}{ending}").write_bytes(data)
-    source = Folders(tmp_path / "src")
+    source = FolderSource(tmp_path / "src")
     assert len(list(source.frames(source.episodes()[0]))) == 2
     bad, frames = folder / f"1{ending}", source.frames(source.episodes()[0])
     next(frames)
@@ -490,7 +490,7 @@ def test_npz_of_a_frame(tmp_path: Path) -> None:
             points=points[number],
             intensity=points[number, :, 0],
         )
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [str(spec) for spec in source.schema().values()] == [
         "depth: float32 [5, 7]",
         "frame_number: int64 []",
@@ -509,7 +509,7 @@ def test_npz_of_an_episode(tmp_path: Path) -> None:
     actions, state = values("f4", 6, 2), values("i8", 6)
     np.savez(tmp_path / "a" / "data.npz", actions=actions, state=state, K=np.eye(3))
     np.savez(tmp_path / "a" / "reward.npz", np.arange(6.0))
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [info.num_frames for info in source.episodes()] == [6]
     assert [*source.schema()] == ["actions", "frame_number", "reward", "state"]
     for index, frame in enumerate(source.frames(source.episodes()[0])):
@@ -522,4 +522,4 @@ def test_npz_at_the_root_makes_no_episode_of_it(tmp_path: Path) -> None:
         (tmp_path / name / "rgb").mkdir(parents=True)
         Image.fromarray(values("u1", 4, 5, 3)).save(tmp_path / name / "rgb" / "0.png")
     np.savez(tmp_path / "mean.npz", np.zeros(3))
-    assert [info.key for info in Folders(tmp_path).episodes()] == ["a", "b"]
+    assert [info.key for info in FolderSource(tmp_path).episodes()] == ["a", "b"]

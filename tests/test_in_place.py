@@ -36,9 +36,9 @@ pytestmark = pytest.mark.usefixtures("home")
 
 def test_a_feature_is_dropped_whose_pages_refer(tmp_path: Path) -> None:
     source = open_source(write_video(tmp_path / "a.mp4", pictures(40)))
-    seqrecord.convert(source, tmp_path / "index", workers=1, reference=True)
+    seqrecord.convert(source, tmp_path / "index", workers=1, in_place=True)
     seqrecord.edit.drop_features(tmp_path / "index", ["image"])
-    seqrecord.edit.rewrite_files(tmp_path / "index", least_dead=0.01)
+    seqrecord.edit.rewrite_files(tmp_path / "index", min_unused=0.01)
     with seqrecord.open(tmp_path / "index") as dataset:
         assert len(dataset.episodes["a"][:]["timestamp"]) == 40
     assert seqrecord.summarize(tmp_path / "index").external_bytes == 0
@@ -221,7 +221,7 @@ def test_a_bad_episode_says_how_to_read_the_others(tmp_path: Path) -> None:
     assert "reference=True, skip_bad_episodes=True" in info.value.message
     assert "resume" not in info.value.message, "there is nothing to go on with"
     done = seqrecord.convert(
-        open_source(root), tmp_path / "index", reference=True, skip_bad_episodes=True, workers=1
+        open_source(root), tmp_path / "index", in_place=True, skip_bad_episodes=True, workers=1
     )
     assert (len(done.written), [bad.key for bad in done.bad]) == (2, ["episode_000001"])
 
@@ -249,7 +249,7 @@ def test_an_episode_without_frames(tmp_path: Path, *, reference: bool) -> None:
     _table(root / _ROWS, lambda t: [column.__delitem__(slice(9, None)) for column in t.values()])
     _info(root, lambda value: value.update(total_frames=9))
     with pytest.raises(SourceError) as info:
-        seqrecord.convert(open_source(root), tmp_path / "x", workers=1, reference=reference)
+        seqrecord.convert(open_source(root), tmp_path / "x", workers=1, in_place=reference)
     assert info.value.episode == "episode_000002"
     assert "an episode without frames" in info.value.message
 
@@ -303,7 +303,7 @@ def test_tables_that_lie(lie: str, tmp_path: Path) -> None:
     path.write_bytes(data)
     source = open_source(path)
     with pytest.raises(SourceError) as info:
-        seqrecord.convert(source, tmp_path / "index", workers=1, reference=True)
+        seqrecord.convert(source, tmp_path / "index", workers=1, in_place=True)
     assert info.value.file == str(path)
     if HAS_TABLES:  # else the packets are read, which end with the file
         assert str(info.value.expected).startswith(("at most", "packets up to")), info.value

@@ -266,7 +266,7 @@ def test_edits_and_packing(name: str, tmp_path: Path) -> None:
     with seqrecord.open(index) as dataset:
         assert_same(frames_of(dataset), expected)
     with pytest.raises(SourceError):
-        seqrecord.convert(open_source(index), tmp_path / "j", reference=True)
+        seqrecord.convert(open_source(index), tmp_path / "j", in_place=True)
     if name == "tartanair":
         originals.tartanair(root / "more")
     run("write", "--src", index, "--dst", tmp_path / "packed", "--quiet")
@@ -343,16 +343,18 @@ def test_loaders_give_the_same_batches(tmp_path: Path) -> None:
     options: dict[str, Any] = {"clip_len": 2, "batch_size": 4, "memory_limit": "64MiB"}
     one, other = (list(seqrecord.SeqRecordPipe(place, seed=3, **options)) for place in places)
     assert_same(one, other)
-    clips, packed_clips = (seqrecord.SeqRecordDataset(place, clip_len=2) for place in places)
+    clips, packed_clips = (seqrecord.SeqRecordMapDataset(place, clip_len=2) for place in places)
     assert torch.equal(clips[5][CAMERAS[0]], packed_clips[5][CAMERAS[0]])
     sources = {
         name: seqrecord.SeqRecordPipe(place, clip_len=2)
         for name, place in zip(("lying", "packed"), places, strict=True)
     }
-    mix = seqrecord.SeqRecordMix(sources, batch_size=4, stop="longest")
+    mix = seqrecord.SeqRecordMix(sources, batch_size=4, stopping_strategy="all_exhausted")
     assert {name for batch in mix for name in batch["dataset"]} == {"lying", "packed"}
     workers = torch.utils.data.DataLoader(
-        seqrecord.SeqRecordStream(root, clip_len=2, batch_size=4), batch_size=None, num_workers=2
+        seqrecord.SeqRecordIterableDataset(root, clip_len=2, batch_size=4),
+        batch_size=None,
+        num_workers=2,
     )
     found = {clip for b in workers for clip in zip(b["episode"], b["start"].tolist(), strict=True)}
     assert len(found) == len(clips)
@@ -559,11 +561,11 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     at = data.index(b"mdat") + 4
     size = int.from_bytes(data[at - 8 : at - 4], "big") - 8
     source = open_source(root, features=[CAMERAS[0], "timestamp"])
-    seqrecord.convert(source, tmp_path / "a", workers=1, reference=True)
+    seqrecord.convert(source, tmp_path / "a", workers=1, in_place=True)
     middle = slice(at + size // 2, at + size)
     data[middle] = bytes(len(data[middle]))
     path.write_bytes(data)
-    seqrecord.convert(source, tmp_path / "b", workers=1, reference=True)
+    seqrecord.convert(source, tmp_path / "b", workers=1, in_place=True)
     one, other = (seqrecord.open(tmp_path / name).contents.index for name in "ab")
     assert np.array_equal(one.groups[0].external, other.groups[0].external)
 

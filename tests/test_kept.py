@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import ClipError, FeatureSpec, Schema, SeqRecordDataset, SeqRecordWriter
+from seqrecord import ClipError, FeatureSpec, Schema, SeqRecordMapDataset, SeqRecordWriter
 from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.format.pages import slice_frames
 from seqrecord.reading.dataset import Dataset
@@ -68,7 +68,7 @@ def opened(root: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
         yield dataset
 
 
-def check(clips: SeqRecordDataset, numbers: list[int], step: int = 1) -> None:
+def check(clips: SeqRecordMapDataset, numbers: list[int], step: int = 1) -> None:
     """Clips of these numbers are the right ones."""
     for clip in clips.__getitems__(numbers):
         first = sum(EPISODES[: int(clip["episode"][1:])]) + clip["start"]
@@ -88,7 +88,7 @@ def test_frames_are_the_right_ones_and_each_is_read_once(
     limit = data.draw(st.sampled_from([None, None, 0, TOTAL * 900]))
     asked: Any = {"features": names, "clip_len": length, "dilation": step}
     asked |= {} if limit is None else {"memory_limit": limit}
-    clips = SeqRecordDataset(opened, **asked)
+    clips = SeqRecordMapDataset(opened, **asked)
     storage = opened.contents.storage
     assert isinstance(storage, CountingStorage)
     storage.reset()
@@ -105,7 +105,7 @@ def test_frames_are_read_with_their_neighbours(root: Path, name: str) -> None:
     """In blocks of 128 KiB, so that a slice is not read again for each of its frames."""
     storage = CountingStorage(LocalStorage(root), is_local=True)
     with seqrecord.open(storage, features=[name]) as dataset:
-        clips = SeqRecordDataset(dataset, clip_len=1)
+        clips = SeqRecordMapDataset(dataset, clip_len=1)
         storage.reset()
         block = min(CHUNK, (128 << 10) // SCHEMA[name].nbytes // 6 * 6)
         for number in range(block):
@@ -121,7 +121,9 @@ def test_only_the_selected_episodes_have_room(root: Path) -> None:
     for limit, reads_again in ((nbytes, False), (nbytes - 1, True)):
         storage = CountingStorage(LocalStorage(root), is_local=True)
         with seqrecord.open(storage, features=["big"]) as dataset:
-            clips = SeqRecordDataset(dataset, clip_len=1, episodes=["e1", "e3"], memory_limit=limit)
+            clips = SeqRecordMapDataset(
+                dataset, clip_len=1, episodes=["e1", "e3"], memory_limit=limit
+            )
             check(clips, list(range(len(clips))))
             storage.reset()
             check(clips, list(range(len(clips))))
@@ -129,7 +131,7 @@ def test_only_the_selected_episodes_have_room(root: Path) -> None:
 
 
 def test_many_threads(root: Path) -> None:
-    clips = SeqRecordDataset(root, features=["mid", "big"], clip_len=5)
+    clips = SeqRecordMapDataset(root, features=["mid", "big"], clip_len=5)
 
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -143,7 +145,7 @@ def test_many_threads(root: Path) -> None:
 def test_damage_is_named_where_a_clip_has_it_and_is_not_kept(tmp_path: Path) -> None:
     folder, frame = write(tmp_path / "records"), 10
     assert slice_frames(SCHEMA["big"]) == 1
-    clips = SeqRecordDataset(folder, clip_len=3, features=["big"])
+    clips = SeqRecordMapDataset(folder, clip_len=3, features=["big"])
     first = sum(length - 2 for length in EPISODES[:3] if length > 2)  # clip of the episode
     for number in (0, 1):  # chunks
         page = damage(folder, "big", 3, number, at=frame * 5000 + 17)
@@ -169,7 +171,7 @@ def test_what_fits_is_kept(root: Path) -> None:
         storage = CountingStorage(LocalStorage(root), is_local=True)
         again = set()
         with seqrecord.open(storage) as dataset:
-            clips = SeqRecordDataset(dataset, clip_len=2, memory_limit=limit)
+            clips = SeqRecordMapDataset(dataset, clip_len=2, memory_limit=limit)
             for _ in range(2):
                 storage.reset()
                 check(clips, list(range(len(clips))))
@@ -194,12 +196,12 @@ def test_what_fits_is_kept(root: Path) -> None:
 
 def test_a_limit_that_is_none(root: Path) -> None:
     with pytest.raises(ClipError, match="memory_limit"):
-        SeqRecordDataset(root, clip_len=4, memory_limit="much")
+        SeqRecordMapDataset(root, clip_len=4, memory_limit="much")
 
 
 def test_a_file_that_is_too_short_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "records")
-    clips = SeqRecordDataset(folder, clip_len=3, features=["mid"])
+    clips = SeqRecordMapDataset(folder, clip_len=3, features=["mid"])
     assert len(clips.__getitems__([3, 7])) == 2
     [file] = (folder / "records").iterdir()
     with file.open("r+b") as opened:

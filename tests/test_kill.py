@@ -32,7 +32,7 @@ from tests.test_merge import state
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 OLD = MadeSource(MadeSource().lengths[:3])
-SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
+SETTINGS: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 30_000}
 
 # Forked after the imports for one worker, so that many kills take little time.
 _SCRIPT = """
@@ -47,7 +47,7 @@ if __name__ == "__main__":
         if pid == 0:
             convert(
                 MadeSource(delay=0.001), folder, mode=mode, workers=int(workers),
-                chunk_frames=4, record_bytes=30_000,
+                chunk_frames=4, max_file_size=30_000,
             )
             os._exit(0)
         print(pid, flush=True)
@@ -240,7 +240,7 @@ def readable(path: Path) -> Content | None:
 @pytest.mark.timeout(600)
 def test_killed_at_some_steps(sources: tuple[Path, Path], tmp_path: Path, thorough: bool) -> None:
     expected = {**content(sources[0]), **content(sources[1])}
-    merge = partial(merge_datasets, sources, record_bytes=2000)
+    merge = partial(merge_datasets, sources, max_file_size=2000)
     made, step, killed = tmp_path / "made", 0, True
     while killed:
         killed = killed_at(step, partial(merge, made))

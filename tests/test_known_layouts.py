@@ -14,7 +14,7 @@ from PIL import Image
 
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders, TartanAir, inventory_of
+from seqrecord.sources import FolderSource, TartanAirSource, inventory_of
 from tests.source_faults import check_frames
 from tests.source_writers import write_euroc, write_kitti, write_tum
 from tests.trees import make_frames, write_junk, write_v1, write_v2
@@ -27,7 +27,7 @@ def test_a_trajectory_under_any_name(tmp_path: Path, place: str, v2: bool) -> No
     (write_v2 if v2 else write_v1)(tmp_path / place, frames)
     write_junk(tmp_path)
     source = open_source(tmp_path)
-    assert isinstance(source, TartanAir)
+    assert isinstance(source, TartanAirSource)
     [info] = source.episodes()
     assert info.key == place
     assert info.metadata["env"] is None
@@ -58,7 +58,7 @@ def test_a_part_of_the_modalities(tmp_path: Path, kept: tuple[str, ...]) -> None
     for path in (tmp_path / "x" / "office").glob("flow/*_mask.npy"):
         path.unlink()
     source = open_source(tmp_path)
-    assert isinstance(source, TartanAir)
+    assert isinstance(source, TartanAirSource)
     assert [*source.schema()] == [*kept]
     wanted = [{name: frame[name] for name in kept if name in frame} for frame in frames]
     check_frames(source, 0, wanted)
@@ -82,7 +82,7 @@ def test_a_pose_file_alone_claims_no_other_tree(tmp_path: Path) -> None:
         )
     np.savetxt(tmp_path / "run" / "pose_left.txt", np.zeros((3, 7)))
     source = open_source(tmp_path)
-    assert isinstance(source, Folders)
+    assert isinstance(source, FolderSource)
     assert [*source.schema()] == ["frame_number", "left", "pose_left"]
 
 
@@ -91,7 +91,7 @@ def test_folders_of_these_names_with_other_files(tmp_path: Path) -> None:
     for number in range(3):
         path = tmp_path / "run" / "image_left" / f"{number}.png"
         Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(path)
-    assert isinstance(open_source(tmp_path), Folders)
+    assert isinstance(open_source(tmp_path), FolderSource)
 
 
 @pytest.mark.parametrize("name", ["tum", "euroc", "kitti"])

@@ -113,7 +113,7 @@ def test_the_index_keeps_them(tmp_path: Path) -> None:
     """After a flush, with several record files, with other episodes left out, and built anew."""
     features = {"t": {"kind": "timestamp", "unit": "s"}}
     path = tmp_path / "records"
-    with SeqRecordWriter(path, features=features, chunk_frames=50, record_bytes=2000) as writer:
+    with SeqRecordWriter(path, features=features, chunk_frames=50, max_file_size=2000) as writer:
         for number, length in enumerate((30, 1, 700)):
             with writer.episode(f"{number}") as episode:
                 for i in range(length):

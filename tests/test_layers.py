@@ -189,15 +189,15 @@ def make(kind=seqrecord.SeqRecordPipe, **options):
     return kind(sys.argv[1], clip_len=3, **options)
 
 loaders = [
-    make(), make(batch_size=4), make(seqrecord.SeqRecordStream), make(seqrecord.SeqRecordNode),
+    make(), make(batch_size=4), make(seqrecord.SeqRecordIterableDataset),
+    make(seqrecord.SeqRecordNode),
     make().shuffle().sharding_filter().batch(4).collate(seqrecord.collate),
     DataLoader(make().shuffle().batch(4).collate(), batch_size=None, shuffle=True),
-    DataLoader(make(batch_size=4), batch_size=None, num_workers=2),
-    DataLoader(make(), batch_size=4, collate_fn=seqrecord.collate),
-    DataLoader(make(seqrecord.SeqRecordDataset), batch_size=4, collate_fn=seqrecord.collate),
-    DataLoader(make(seqrecord.SeqRecordDataset), batch_size=4),
-    StatefulDataLoader(make(seqrecord.SeqRecordStream), batch_size=None, num_workers=1),
-    seqrecord.SeqRecordMix({"one": make(seqrecord.SeqRecordStream)}, batch_size=3),
+    DataLoader(make(batch_size=4), batch_size=None, num_workers=2), DataLoader(make(), batch_size=4,
+    collate_fn=seqrecord.collate), DataLoader(make(seqrecord.SeqRecordMapDataset), batch_size=4,
+    collate_fn=seqrecord.collate), DataLoader(make(seqrecord.SeqRecordMapDataset), batch_size=4),
+    StatefulDataLoader(make(seqrecord.SeqRecordIterableDataset), batch_size=None, num_workers=1),
+    seqrecord.SeqRecordMix({"one": make(seqrecord.SeqRecordIterableDataset)}, batch_size=3),
     seqrecord.prefetch_to_device(make(batch_size=4), "cpu"),
 ]
 for loader in loaders:
@@ -207,12 +207,12 @@ for loader in loaders:
         pass  # of a chain whose pipes have none
     starts = sorted(found(loader))
     assert starts == list(range(18)), (loader, starts)
-stream = make(seqrecord.SeqRecordStream, batch_size=4)
+stream = make(seqrecord.SeqRecordIterableDataset, batch_size=4)
 loader = StatefulDataLoader(stream, batch_size=None, num_workers=1)
 batches = iter(loader)
 next(batches)
 state = loader.state_dict()
-stream = make(seqrecord.SeqRecordStream, batch_size=4)
+stream = make(seqrecord.SeqRecordIterableDataset, batch_size=4)
 loader = StatefulDataLoader(stream, batch_size=None, num_workers=1)
 loader.load_state_dict(state)
 assert len(list(loader)) == 4

@@ -388,7 +388,7 @@ def test_the_order_is_that_of_a_pipe(root: Path) -> None:
         pad="edge",
         batch_size=4,
         seed=9,
-        equal=False,
+        even_batches=False,
     )
     begin = np.cumsum(LENGTHS) - LENGTHS
     order = []
@@ -549,7 +549,7 @@ def test_arguments_that_make_no_sense(root: Path, wrong: dict[str, Any]) -> None
 def test_batches_of_a_pipe_in_their_form(root: Path, as_uint8: bool) -> None:
     ours = dataset(root, delta_timestamps=WINDOWS, return_uint8=as_uint8)
     pipe = seqrecord.SeqRecordPipe(
-        root, windows=ours.delta_indices, pad="edge", squeeze=True, batch_size=5
+        root, windows=ours.delta_indices, pad="edge", squeeze_time=True, batch_size=5
     )
     for batch in islice(pipe, 3):
         given = to_lerobot(batch, return_uint8=as_uint8)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord import Seconds, SeqRecordDataset, SeqRecordPipe, convert, open_source
+from seqrecord import Seconds, SeqRecordMapDataset, SeqRecordPipe, convert, open_source
 from tests.golden.make_lerobot_windows import WINDOWS
 from tests.test_sources_lerobot import unpack
 
@@ -28,12 +28,12 @@ def test_every_clip_is_that_of_lerobot(
 ) -> None:
     """By the frames a second, and by the timestamps that lerobot has written."""
     path, options = arguments
-    windows = {name: Seconds(times, by=by) for name, times in WINDOWS.items()}
+    windows = {name: Seconds(times, timestamps=by) for name, times in WINDOWS.items()}
     options = {**options, "windows": windows}
     with np.load(GOLDEN) as golden:
         wanted = dict(golden)
     order = list(zip(wanted["episode_index"], wanted["frame_index"], strict=True))
-    clips = SeqRecordDataset(path, **options)
+    clips = SeqRecordMapDataset(path, **options)
     assert len(clips) == len(order) == 15
     [batch] = SeqRecordPipe(path, **options, batch_size=15, shuffle=True, seed=3)
     for i, (episode, frame) in enumerate(order):

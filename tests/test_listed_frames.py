@@ -21,10 +21,10 @@ import seqrecord
 from seqrecord import (
     ClipError,
     RandomCrop,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordStream,
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
@@ -140,7 +140,7 @@ def test_transforms_get_these_frames(path: Path) -> None:
 
 
 def test_by_number_they_have_the_order_of_the_list(path: Path) -> None:
-    dataset = SeqRecordDataset(path, features=["image", "id", "note"], clips=TABLE)
+    dataset = SeqRecordMapDataset(path, features=["image", "id", "note"], clips=TABLE)
     assert len(dataset) == 8
     batch = seqrecord.collate(dataset.__getitems__([*range(8), 3]))
     assert found_in(batch) == [(key, tuple(frames)) for key, frames in [*PAIRS, PAIRS[3]]]
@@ -183,17 +183,17 @@ def test_a_state_of_other_lists_is_refused(path: Path) -> None:
 
 
 def test_parts_workers_and_mixes_share_them(path: Path) -> None:
-    parts = [make(path, rank=i, world_size=2, equal=False) for i in range(2)]
+    parts = [make(path, rank=i, world_size=2, even_batches=False) for i in range(2)]
     found = [c for pipe in parts for batch in pickle.loads(pickle.dumps(pipe)) for c in
              found_in(batch)]  # fmt: skip
     assert Counter(found) == listed(PAIRS)
     with leaves_nothing():
-        stream = SeqRecordStream(path, features=["image", "id"], clips=TABLE, batch_size=2)
+        stream = SeqRecordIterableDataset(path, features=["image", "id"], clips=TABLE, batch_size=2)
         loader = DataLoader(stream, batch_size=None, num_workers=2)
         assert Counter(c for batch in loader for c in found_in(batch)) == listed(PAIRS)
         del stream, loader
-    a = SeqRecordStream(path, features=["image", "id", "flow"], clips=TABLE)
-    b = SeqRecordStream(path, features=["image", "id"], clip_len=2)
+    a = SeqRecordIterableDataset(path, features=["image", "id", "flow"], clips=TABLE)
+    b = SeqRecordIterableDataset(path, features=["image", "id"], clip_len=2)
     mix = SeqRecordMix({"a": a, "b": b}, batch_size=4, features="intersection")
     for batch in mix:
         for i, name in enumerate(batch["dataset"]):
@@ -243,7 +243,7 @@ def test_each_frame_is_decoded_once_or_how_many_more_is_said(
     (record,) = [r for r in caplog.records if "decodes" in r.getMessage()]
     found = [c for batch in small for c in found_in(batch, ("id",))]
     assert Counter(found) == listed(MANY)
-    assert small.stats()["resident_bytes"] <= 4 * nbytes * 24
+    assert small.stats()["peak_buffer_bytes"] <= 4 * nbytes * 24
     decoded = small.stats()["frames_decoded"]
     assert sum(LENGTHS) < decoded < 2 * sum(LENGTHS)
     share = round(100 * (decoded / sum(LENGTHS) - 1))
@@ -254,7 +254,9 @@ def test_each_frame_is_decoded_once_or_how_many_more_is_said(
 
 @pytest.mark.parametrize("path", ["balanced"], indirect=True)
 @pytest.mark.parametrize("ranks", [2, pytest.param(7, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("more", [{}, {"drop_last": True}, {"equal": False}, {"shuffle": False}])
+@pytest.mark.parametrize(
+    "more", [{}, {"drop_last": True}, {"even_batches": False}, {"shuffle": False}]
+)
 def test_ranks_cut_episodes_only_where_their_parts_begin(
     path: Path, ranks: int, more: dict[str, Any]
 ) -> None:
@@ -267,10 +269,10 @@ def test_ranks_cut_episodes_only_where_their_parts_begin(
         found.update(clips_of_rank)
         counts.append(len(clips_of_rank))
         decoded += pipe.stats()["frames_decoded"]
-    assert max(counts) - min(counts) <= ("equal" in more)
+    assert max(counts) - min(counts) <= ("even_batches" in more)
     repeated = found - listed(MANY)
     missing = listed(MANY) - found
-    assert sum(repeated.values()) == (0 if "equal" in more or "drop_last" in more else
+    assert sum(repeated.values()) == (0 if "even_batches" in more or "drop_last" in more else
                                       sum(counts) - len(MANY))  # fmt: skip
     assert sum(missing.values()) == (len(MANY) - sum(counts) if "drop_last" in more else 0)
     assert decoded <= sum(LENGTHS) + (ranks - 1) * max(LENGTHS)

@@ -15,10 +15,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import (
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
     StateError,
 )
 from tests.clip_data import begun, names, resumed
@@ -115,7 +115,7 @@ def test_loader_without_workers(path: Path) -> None:
 
 @row("DataLoader with workers")
 def test_loader_with_workers(path: Path) -> None:
-    for kind in (SeqRecordPipe, SeqRecordStream):
+    for kind in (SeqRecordPipe, SeqRecordIterableDataset):
         data: Any = kind(path, **BATCHES)
         loader = DataLoader(data, batch_size=None, num_workers=2)
         assert shapes(next(iter(loader))) == [4, 3, 2]
@@ -139,7 +139,7 @@ def test_loader_of_single_clips(path: Path) -> None:
 
     assert shapes(next(iter(make()))) == [4, 3, 2]
     check_reshuffles(make())
-    clips = SeqRecordDataset(path, clip_len=3, features=["id"])
+    clips = SeqRecordMapDataset(path, clip_len=3, features=["id"])
     check_reshuffles(DataLoader(clips, batch_size=4, shuffle=True, collate_fn=seqrecord.collate))
 
     loader = make()
@@ -150,7 +150,7 @@ def test_loader_of_single_clips(path: Path) -> None:
     again.dataset._datapipe.load_state_dict(pipe.state_dict())
     rest = [name for batch in again for name in names(batch)]
     assert len(seen) == 20
-    stream = SeqRecordStream(path, **SETTINGS)
+    stream = SeqRecordIterableDataset(path, **SETTINGS)
     loader = DataLoader(stream, 4, num_workers=2, collate_fn=seqrecord.collate)
     first = run(loader)
     stream.set_epoch(0, batches=5, batch_size=4)
@@ -166,7 +166,7 @@ WITH_WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pyte
 @WITH_WORKERS
 def test_stateful_loader(path: Path, workers: int) -> None:
     def make() -> Any:
-        stream = SeqRecordStream(path, **BATCHES)
+        stream = SeqRecordIterableDataset(path, **BATCHES)
         return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
 
     assert shapes(next(iter(make()))) == [4, 3, 2]
@@ -176,7 +176,7 @@ def test_stateful_loader(path: Path, workers: int) -> None:
         lambda loader, state: loader.load_state_dict(state),
     )
     pipe = StatefulDataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None, num_workers=workers)
-    with pytest.warns(UserWarning, match="resumes SeqRecordStream exactly"):
+    with pytest.warns(UserWarning, match="resumes SeqRecordIterableDataset exactly"):
         iter(pipe)
 
 
@@ -240,7 +240,7 @@ def test_chains(path: Path) -> None:
 
     with pytest.raises(AttributeError, match="state_dict"):
         pipe.map(mapped).state_dict()
-    with pytest.warns(UserWarning, match="resumes SeqRecordStream exactly"):
+    with pytest.warns(UserWarning, match="resumes SeqRecordIterableDataset exactly"):
         iter(StatefulDataLoader(pipe.map(mapped), batch_size=None))
 
 
@@ -268,7 +268,7 @@ def test_lightning(path: Path, tmp_path: Path, workers: int, is_stateful: bool) 
             return loss
 
         def train_dataloader(self) -> Any:
-            stream = SeqRecordStream(path, **BATCHES)
+            stream = SeqRecordIterableDataset(path, **BATCHES)
             if is_stateful:
                 return StatefulDataLoader(stream, batch_size=None, num_workers=workers)
             stream.set_epoch(*self.begin)
@@ -296,7 +296,7 @@ def test_lightning(path: Path, tmp_path: Path, workers: int, is_stateful: bool) 
         trainer.fit(model, **options)
         return model.seen
 
-    stream = SeqRecordStream(path, **BATCHES)
+    stream = SeqRecordIterableDataset(path, **BATCHES)
     epochs = check_reshuffles(StatefulDataLoader(stream, batch_size=None, num_workers=workers))
     count = len(epochs[0])
     assert fit(Model(save_at=count + 5)) == epochs[0] + epochs[1] + epochs[2]
@@ -318,7 +318,7 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
                 use_stateful_dataloader=True, dispatch_batches=False
             ),
         )
-        stream = SeqRecordStream(path, **BATCHES, world_size=1)
+        stream = SeqRecordIterableDataset(path, **BATCHES, world_size=1)
         loader = DataLoader(stream, batch_size=None, num_workers=workers)
         return accelerator, accelerator.prepare(loader)
 
@@ -345,7 +345,7 @@ def test_accelerate(path: Path, tmp_path: Path, workers: int) -> None:
             use_stateful_dataloader=kind, dispatch_batches=False
         )
         accelerator = accelerate.Accelerator(cpu=True, dataloader_config=configuration)
-        stream = SeqRecordStream(path, **BATCHES, world_size=1)
+        stream = SeqRecordIterableDataset(path, **BATCHES, world_size=1)
         stream.set_epoch(
             1, batches=5
         )  # before `prepare`: a StatefulDataLoader starts workers there

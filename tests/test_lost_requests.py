@@ -53,7 +53,7 @@ def frames(number: int) -> list[float]:
 
 
 def append(where: Any, number: int, mode: Any = "append") -> None:
-    writer = SeqRecordWriter(where, codecs="raw", record_bytes=20_000, mode=mode)
+    writer = SeqRecordWriter(where, codecs="raw", max_file_size=20_000, mode=mode)
     with writer, writer.episode(f"e{number}") as episode:
         for value in frames(number):
             episode.append({"x": np.full(1000, value, np.float32)})
@@ -96,7 +96,7 @@ COMMANDS = {
     "split": Command(lambda where: split_dataset(where, {"a": 0.5}), lambda path: splits(path) > 0),
     "stats": Command(lambda where: add_statistics(where), lambda path: True),
     "rewrite": Command(
-        lambda where: rewrite_files(where, least_dead=0.01, commit_bytes=1), lambda path: True
+        lambda where: rewrite_files(where, min_unused=0.01, commit_bytes=1), lambda path: True
     ),
     "reindex": Command(lambda where: seqrecord.reindex(where), lambda path: True),
 }
@@ -108,7 +108,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path
     folder = tmp_path_factory.mktemp("interleaved")
     base = write(folder / "base", range(5))
     delete_episodes(base, ["e0", "e3"])
-    killed = abandonable(base, codecs="raw", record_bytes=1, mode="append")
+    killed = abandonable(base, codecs="raw", max_file_size=1, mode="append")
     with killed.episode("e6") as episode:
         for value in frames(6):
             episode.append({"x": np.full(1000, value, np.float32)})
@@ -286,7 +286,7 @@ def test_a_base_that_is_older_than_the_ids_kept(path: Path) -> None:
 
     def many() -> None:
         for number in range(102):
-            split_dataset(path, {"a": 0.5 if number % 2 else 1.0}, anew=True)
+            split_dataset(path, {"a": 0.5 if number % 2 else 1.0}, reassign=True)
 
     storage: Any = LosesAnswer(LocalStorage(path), now=True, meanwhile=many)
     with pytest.raises(CommitUnknownError):

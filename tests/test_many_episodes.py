@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from seqrecord import SeqRecordDataset, SeqRecordStream, SeqRecordWriter
+from seqrecord import SeqRecordIterableDataset, SeqRecordMapDataset, SeqRecordWriter
 from seqrecord.checksum import crc32c
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import IndexFile, RecordFile, put_manifest, read_tagged
@@ -78,7 +78,7 @@ def _texts(letters: npt.NDArray[np.uint8]) -> pa.StringArray:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_random_access_to_more_episodes_than_23_bits_number(root: Path) -> None:
-    dataset = SeqRecordDataset(root, clip_len=2, memory_limit="1MiB")
+    dataset = SeqRecordMapDataset(root, clip_len=2, memory_limit="1MiB")
     numbers = [*range(2 * FIRST, 2 * EPISODES)]
     wanted = [[[e % STORED, f], [e % STORED, f + 1]] for e, f in (divmod(n, 2) for n in numbers)]
     assert [clip["x"].tolist() for clip in dataset.__getitems__(numbers)] == wanted
@@ -87,7 +87,7 @@ def test_random_access_to_more_episodes_than_23_bits_number(root: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_epoch_of_more_runs_than_23_bits_number(root: Path) -> None:
-    stream = SeqRecordStream(root, clip_len=2, batch_size=100, shuffle=False)
+    stream = SeqRecordIterableDataset(root, clip_len=2, batch_size=100, shuffle=False)
     state = stream.state_dict()
     stream.load_state_dict(state | {"batch": 2 * FIRST // 100})
     count = 2 * FIRST // 100 * 100

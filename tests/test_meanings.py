@@ -285,7 +285,7 @@ def test_a_writer_that_began_before_the_edit(tmp_path: Path) -> None:
     with pytest.raises(ConflictError):
         writer.close()
     with SeqRecordWriter(path, mode="resume") as resumed:
-        assert resumed.finished_keys == {"e", "f"}
+        assert resumed.completed_episodes == {"e", "f"}
     check_survives(path, {"d": (None, "mm")})
 
 

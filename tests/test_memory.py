@@ -113,7 +113,7 @@ def test_the_limit_is_kept(path: Path, request: dict[str, Any], limit: int) -> N
                 pass
 
     check_taken(run, limit + BESIDE)
-    assert 0 < pipe.stats()["resident_bytes"] <= limit
+    assert 0 < pipe.stats()["peak_buffer_bytes"] <= limit
 
 
 def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord import SeqRecordMix, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
+from seqrecord import SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe, SeqRecordWriter
 from seqrecord.errors import MemoryLimitError
 
 LISTS = {
@@ -71,7 +71,7 @@ def test_the_least_memory_of_an_error_suffices(
     for limit in (number, number + 1, number * 5 // 4):
         pipe = make(limit)
         assert sum(len(batch["start"]) if batch_size else 1 for batch in pipe) >= 1
-        assert pipe.stats()["resident_bytes"] <= limit
+        assert pipe.stats()["peak_buffer_bytes"] <= limit
 
 
 @pytest.mark.parametrize("name", ["clips", "lists", "windows"])
@@ -79,7 +79,7 @@ def test_that_of_a_mix_suffices(path: Path, name: str) -> None:
     options = {"features": ["image", "pose"], **CASES[name]}
 
     def make(limit: int) -> SeqRecordMix:
-        sources = {key: SeqRecordStream(path, **options) for key in "ab"}
+        sources = {key: SeqRecordIterableDataset(path, **options) for key in "ab"}
         mix = SeqRecordMix(sources, batch_size=3, memory_limit=limit)
         next(iter(mix))
         return mix

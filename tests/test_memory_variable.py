@@ -46,7 +46,7 @@ for epoch in range(2):
     for batch in pipe:
         count += 1
 stats = pipe.stats()
-print(json.dumps([status("VmHWM") - before, stats["resident_bytes"], count]))
+print(json.dumps([status("VmHWM") - before, stats["peak_buffer_bytes"], count]))
 """
 
 

@@ -19,8 +19,8 @@ from seqrecord.edit import (
     delete_episodes,
     drop_features,
     merge_datasets,
-    relabel_episodes,
     rename_episodes,
+    set_metadata,
     split_episodes,
 )
 from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError, StorageError
@@ -37,7 +37,7 @@ def parts(tmp_path: Path) -> tuple[Path, Path]:
     split_episodes(b, ["e4"], "train")
     split_episodes(b, ["e5"], "val")
     delete_episodes(a, ["e1"])
-    relabel_episodes(b, ["e6"], {"number": "six"})
+    set_metadata(b, ["e6"], {"number": "six"})
     return a, b
 
 
@@ -202,7 +202,7 @@ def test_what_is_stored_otherwise_is_encoded_as_in_the_first(tmp_path: Path) -> 
     split_episodes(c, ["p"], "val")
     delete_episodes(b, ["l"])
     rename_episodes(b, {"m": "renamed"})
-    relabel_episodes(b, ["renamed"], {"n": "two"})
+    set_metadata(b, ["renamed"], {"n": "two"})
     before = [state(path) for path in paths]
     made = tmp_path / "made"
     merge_datasets(paths, made, dry_run=True)

@@ -33,10 +33,10 @@ from tests.numbered import add, lengths_of
 
 
 @pytest.mark.parametrize(
-    "kind", [seqrecord.SeqRecordPipe, seqrecord.SeqRecordStream, seqrecord.SeqRecordNode]
+    "kind", [seqrecord.SeqRecordPipe, seqrecord.SeqRecordIterableDataset, seqrecord.SeqRecordNode]
 )
 def test_a_stream_is_no_list(kind: Any, path: Path) -> None:
-    with pytest.raises(TypeError, match=rf"{kind.__name__} streams clips.*SeqRecordDataset"):
+    with pytest.raises(TypeError, match=rf"{kind.__name__} streams clips.*SeqRecordMapDataset"):
         _ = kind(path, clip_len=3)[0]
 
 
@@ -357,7 +357,7 @@ def test_clean_of_an_interrupted_write_names_resume(tmp_path: Path) -> None:
     assert "remove" not in message
 
 
-@pytest.mark.parametrize("kind", [seqrecord.SeqRecordPipe, seqrecord.SeqRecordDataset])
+@pytest.mark.parametrize("kind", [seqrecord.SeqRecordPipe, seqrecord.SeqRecordMapDataset])
 def test_originals_in_place_of_a_dataset(kind: Any, originals: Path) -> None:
     with pytest.raises(seqrecord.NotFoundError, match=r"write --src SRC.*seqrecord index"):
         kind(originals, clip_len=1)
@@ -397,9 +397,9 @@ def test_an_episode_that_is_there_names_finished_keys(tmp_path: Path, mode: Any)
     with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
         episode.append({"x": np.zeros(3)})
     with seqrecord.SeqRecordWriter(tmp_path / "records", mode=mode) as writer:
-        with pytest.raises(DestinationError, match=r"skip the keys in writer\.finished_keys"):
+        with pytest.raises(DestinationError, match=r"skip the keys in writer\.completed_episodes"):
             writer.episode("a")
-        assert "a" in writer.finished_keys
+        assert "a" in writer.completed_episodes
 
 
 @pytest.mark.parametrize("name", ["episode", "start", "intrinsics", "crop"])

@@ -22,15 +22,17 @@ from seqrecord import (
     ClipError,
     EngineOptions,
     Latest,
-    SeqRecordDataset,
+    Seconds,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordStream,
+    SeqRecordWriter,
     StateError,
 )
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.memory import divide_memory
+from seqrecord.sampling.mix_memory import divide_memory
 from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
@@ -58,8 +60,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def streams(root: Path, names: str = "abc", **options: Any) -> dict[str, SeqRecordStream]:
-    return {name: SeqRecordStream(root / name, **{"clip_len": 3, **options}) for name in names}
+def streams(root: Path, names: str = "abc", **options: Any) -> dict[str, SeqRecordIterableDataset]:
+    return {
+        name: SeqRecordIterableDataset(root / name, **{"clip_len": 3, **options}) for name in names
+    }
 
 
 def mixed(root: Path, **options: Any) -> SeqRecordMix:
@@ -105,10 +109,12 @@ def check_source_epochs(clips: list[tuple[str, int]], num_clips: int) -> None:
         assert len(set(epoch)) == len(epoch)
 
 
-@pytest.mark.parametrize("stop", ["first", "longest", 11])
-def test_shares_epochs_and_ends(root: Path, stop: Any) -> None:
-    mix = mixed(root, stop=stop)
-    num_batches = {"first": 4, "longest": 19, 11: 11}[stop]  # 5 x 6 // 7, -(-66 x 2 // 7)
+@pytest.mark.parametrize("stopping_strategy", ["first_exhausted", "all_exhausted", 11])
+def test_shares_epochs_and_ends(root: Path, stopping_strategy: Any) -> None:
+    mix = mixed(root, stopping_strategy=stopping_strategy)
+    num_batches = {"first_exhausted": 4, "all_exhausted": 19, 11: 11}[
+        stopping_strategy
+    ]  # 5 x 6 // 7, -(-66 x 2 // 7)
     assert len(mix) == num_batches
     clips = list(run(mix, 3))
     assert len(clips) == 3 * 7 * num_batches
@@ -116,7 +122,7 @@ def test_shares_epochs_and_ends(root: Path, stop: Any) -> None:
     check_shares([name for name, _, _ in clips], SHARES)
     for name, count in CLIPS.items():
         check_source_epochs([(k, s) for n, k, s in clips if n == name], count)
-    if stop == "longest":
+    if stopping_strategy == "all_exhausted":
         first = set(clips[: 7 * num_batches])
         assert len(first) == sum(CLIPS.values())
     # Source a's second epoch is in another order than its first.
@@ -136,7 +142,9 @@ def test_the_order_is_a_function_of_the_seed(root: Path) -> None:
 
 
 def test_ranks_give_equally_many_and_all(root: Path) -> None:
-    mixes = [mixed(root, stop="longest", rank=rank, world_size=4) for rank in range(4)]
+    mixes = [
+        mixed(root, stopping_strategy="all_exhausted", rank=rank, world_size=4) for rank in range(4)
+    ]
     assert {len(mix) for mix in mixes} == {5}  # a has 17 clips on each rank: -(-17 x 2 // 7)
     by_rank = [list(run(mix, 2)) for mix in mixes]
     names = [[name for name, _, _ in clips] for clips in by_rank]
@@ -153,13 +161,15 @@ def test_ranks_give_equally_many_and_all(root: Path) -> None:
 
 
 def test_a_source_smaller_than_the_ranks_is_repeated(root: Path) -> None:
-    mixes = [mixed(root, stop=3, rank=rank, world_size=9) for rank in range(9)]
+    mixes = [mixed(root, stopping_strategy=3, rank=rank, world_size=9) for rank in range(9)]
     by_rank = [[clip for clip in run(mix) if clip[0] == "c"] for mix in mixes]
     assert all(by_rank)
     assert {clips[0] for clips in by_rank} == {("c", "e/0", start) for start in range(5)}
 
 
-@pytest.mark.parametrize("options", [{}, {"stop": "longest"}, {"alternate": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"stopping_strategy": "all_exhausted"}, {"single_source_batches": True}]
+)
 def test_resume(root: Path, options: dict[str, Any]) -> None:
     def make() -> Any:
         return mixed(root, **options)
@@ -173,11 +183,11 @@ def test_resume(root: Path, options: dict[str, Any]) -> None:
 
 
 def test_resume_uses_the_settings_of_the_state(root: Path) -> None:
-    mix = mixed(root, memory_limit="64MiB", stop=20)
+    mix = mixed(root, memory_limit="64MiB", stopping_strategy=20)
     iterator = begun(mix, 4)
     state = mix.state_dict()
     rest = digests(iterator)
-    small = resumed(mixed(root, memory_limit="1GiB", stop=20), state)
+    small = resumed(mixed(root, memory_limit="1GiB", stopping_strategy=20), state)
     assert digests(small) == rest
 
 
@@ -189,16 +199,16 @@ def test_states_of_other_mixes(root: Path) -> None:
         "shares": {"weights": {"a": 3, "b": 2, "c": 2}},
         "seed": {"seed": 1},
         "batch_size": {"batch_size": 6},
-        "stop": {"stop": "longest"},
+        "stopping_strategy": {"stopping_strategy": "all_exhausted"},
         "features": {"features": "intersection"},
     }
     for named, options in others.items():
         with pytest.raises(StateError, match=f"another mix: .*{named}"):
             mixed(root, **options).load_state_dict(state)
     with pytest.raises(StateError, match="another kind of loader"):
-        mix.load_state_dict(SeqRecordStream(root / "a", clip_len=3).state_dict())
+        mix.load_state_dict(SeqRecordIterableDataset(root / "a", clip_len=3).state_dict())
     with pytest.raises(StateError, match="another kind of loader"):
-        SeqRecordStream(root / "a", clip_len=3).load_state_dict(state)
+        SeqRecordIterableDataset(root / "a", clip_len=3).load_state_dict(state)
     with pytest.raises(StateError, match="beyond the end"):
         mix.load_state_dict({**state, "batch": 99})
     with pytest.raises(StateError, match="out of range"):
@@ -229,10 +239,14 @@ def test_union_and_intersection(root: Path) -> None:
 
 
 def test_whole_batches_alternate_where_shapes_disagree(root: Path) -> None:
-    sources = {name: SeqRecordStream(root / name, clip_len=3) for name in ("a", "tall")}
-    settings: dict[str, Any] = {"weights": {"a": 2, "tall": 1}, "batch_size": 4, "stop": 12}
+    sources = {name: SeqRecordIterableDataset(root / name, clip_len=3) for name in ("a", "tall")}
+    settings: dict[str, Any] = {
+        "weights": {"a": 2, "tall": 1},
+        "batch_size": 4,
+        "stopping_strategy": 12,
+    }
     mix = SeqRecordMix(sources, **settings)
-    assert mix.alternate
+    assert mix.single_source_batches
     names = []
     for batch in mix:
         (name,) = set(batch["dataset"])
@@ -242,28 +256,31 @@ def test_whole_batches_alternate_where_shapes_disagree(root: Path) -> None:
         names += batch["dataset"]
     check_shares(names, {"a": Fraction(2, 3), "tall": Fraction(1, 3)}, unit=4)
     with pytest.raises(ClipError, match=r"disagree.*image.*uint8 \[3, 6, 8, 3\].*\[3, 9, 8, 3\]"):
-        SeqRecordMix(sources, **settings, alternate=False)
+        SeqRecordMix(sources, **settings, single_source_batches=False)
     only = streams(root, "a", features=["where"]) | {
-        "tall": SeqRecordStream(root / "tall", clip_len=3, features=["where"])
+        "tall": SeqRecordIterableDataset(root / "tall", clip_len=3, features=["where"])
     }
-    assert not SeqRecordMix(only, **settings).alternate
+    assert not SeqRecordMix(only, **settings).single_source_batches
 
 
 def test_squeezed(root: Path) -> None:
-    windows: dict[str, Any] = {"clip_len": None, "windows": {"image": [0, 1]}, "squeeze": True}
+    windows: dict[str, Any] = {"clip_len": None, "windows": {"image": [0, 1]}, "squeeze_time": True}
     sources = streams(root, "ab", **windows)
-    sources |= {"talking": SeqRecordStream(root / "talking", **windows)}
-    mix = SeqRecordMix(sources, batch_size=6, stop=5)
-    assert not mix.alternate
+    sources |= {"talking": SeqRecordIterableDataset(root / "talking", **windows)}
+    mix = SeqRecordMix(sources, batch_size=6, stopping_strategy=5)
+    assert not mix.single_source_batches
     for batch in mix:
         assert (batch["image"].shape[1], batch["where"].shape) == (2, (6, 3))
         assert batch["pose_is_missing"].tolist() == [name != "b" for name in batch["dataset"]]
         for name, text in zip(batch["dataset"], batch["say"], strict=True):
             assert isinstance(text, str) if name == "talking" else text is None
-    other = {**sources, "b": SeqRecordStream(root / "b", **{**windows, "squeeze": False})}
+    other = {
+        **sources,
+        "b": SeqRecordIterableDataset(root / "b", **{**windows, "squeeze_time": False}),
+    }
     with pytest.raises(ClipError, match=r"disagree.*where.*a: \w+ \[3\]; b: \w+ \[1, 3\]"):
-        SeqRecordMix(other, batch_size=6, alternate=False)
-    for batch in SeqRecordMix(other, batch_size=6, stop=3):
+        SeqRecordMix(other, batch_size=6, single_source_batches=False)
+    for batch in SeqRecordMix(other, batch_size=6, stopping_strategy=3):
         [name] = set(batch["dataset"])
         assert batch["where"].shape == ((6, 1, 3) if name == "b" else (6, 3))
 
@@ -271,10 +288,10 @@ def test_squeezed(root: Path) -> None:
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_texts_and_metadata(root: Path, device: str | None) -> None:
     sources = streams(root, "a", metadata=["task"]) | {
-        "talking": SeqRecordStream(root / "talking", clip_len=3),
+        "talking": SeqRecordIterableDataset(root / "talking", clip_len=3),
     }
-    mix = SeqRecordMix(sources, batch_size=6, stop=5, device=device)
-    assert not mix.alternate
+    mix = SeqRecordMix(sources, batch_size=6, stopping_strategy=5, device=device)
+    assert not mix.single_source_batches
     for batch in mix:
         assert batch["say_is_missing"].tolist() == [name == "a" for name in batch["dataset"]]
         clips = zip(batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True)
@@ -297,9 +314,9 @@ def of_where(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("of_a", "of_b", "message"),
     [
-        (of_where("dataset"), {}, r"name that a mix gives.*'dataset'.*dataset"),
-        ({"metadata": ["task"]}, of_where("task"), r"what one source tells of its.*source 'a'"),
-        ({"clip_transform": CenterCrop((4, 4))}, of_where("crop"), "name of something else.*crop"),
+        (of_where("dataset"), {}, r"a name stands for two.*feature: dataset"),
+        ({"metadata": ["task"]}, of_where("task"), r"a name stands for two.*feature: task.*'b'"),
+        ({"clip_transform": CenterCrop((4, 4))}, of_where("crop"), "two entries.*feature: crop"),
     ],
 )
 def test_names_that_a_mix_gives(
@@ -316,8 +333,8 @@ def test_every_batch_has_the_columns_of_all_sources(root: Path) -> None:
         | streams(root, "b", dilation=(1, 2), reverse=0.5, features=["image", "where"])
         | streams(root, "c", pad="edge", metadata=["task"])
     )
-    mix = SeqRecordMix(sources, weights={"a": 1, "b": 1, "c": 5}, batch_size=2, stop=9)
-    assert not mix.alternate
+    mix = SeqRecordMix(sources, weights={"a": 1, "b": 1, "c": 5}, batch_size=2, stopping_strategy=9)
+    assert not mix.single_source_batches
     lone = 0
     for batch in mix:
         assert {"crop", "dilation", "reversed", "image_is_pad", "where_is_pad", "task"} < set(batch)
@@ -338,8 +355,8 @@ def test_an_intersection_leaves_out_what_is_said_of_other_features(root: Path) -
     assert "pose" not in batch
     assert batch["image"].shape[:2] == (4, 2)
     assert batch["image_is_pad"].shape == (4, 2)
-    only = {"b": SeqRecordStream(root / "b", windows={"pose": range(9)}, pad="edge")}
-    crop = SeqRecordStream(root / "a", clip_len=1, clip_transform=CenterCrop((4, 4)))
+    only = {"b": SeqRecordIterableDataset(root / "b", windows={"pose": range(9)}, pad="edge")}
+    crop = SeqRecordIterableDataset(root / "a", clip_len=1, clip_transform=CenterCrop((4, 4)))
     others = streams(root, "c", clip_len=1, features=["where"])
     batch = next(iter(SeqRecordMix({"a": crop, **others}, batch_size=4, features="intersection")))
     assert set(batch) == {"where", "dataset", "episode", "start"}
@@ -374,7 +391,7 @@ def test_the_device_is_that_of_the_thread_that_begins(
 
 def test_crops_of_one_source(root: Path) -> None:
     sources = streams(root, "ab", clip_transform=CenterCrop((4, 4)))
-    for batch in SeqRecordMix(sources, batch_size=5, stop=4):
+    for batch in SeqRecordMix(sources, batch_size=5, stopping_strategy=4):
         assert batch["image"].shape == (5, 3, 4, 4, 3)
         assert batch["crop"].tolist() == [[1, 2, 4, 4]] * 5
 
@@ -382,9 +399,9 @@ def test_crops_of_one_source(root: Path) -> None:
 def test_dilations_of_one_source(root: Path) -> None:
     """A source that draws none says its own."""
     sources = {
-        "a": SeqRecordStream(root / "a", clip_len=3, dilation=(1, 2)),
-        "b": SeqRecordStream(root / "b", clip_len=3, dilation=3),
-        "c": SeqRecordStream(root / "c", clip_len=3),
+        "a": SeqRecordIterableDataset(root / "a", clip_len=3, dilation=(1, 2)),
+        "b": SeqRecordIterableDataset(root / "b", clip_len=3, dilation=3),
+        "c": SeqRecordIterableDataset(root / "c", clip_len=3),
     }
     seen = set()
     for batch in SeqRecordMix(sources, batch_size=12):
@@ -401,11 +418,13 @@ def test_windows_of_features(root: Path) -> None:
     """Each feature has frames of its own, as many in all sources; masks come with each."""
     windows = {"image": [-1, 0], "where": range(4)}
     sources = {
-        name: SeqRecordStream(root / name, windows=windows, pad="edge", features=["image", "where"])
+        name: SeqRecordIterableDataset(
+            root / name, windows=windows, pad="edge", features=["image", "where"]
+        )
         for name in "ac"
     }
-    mix = SeqRecordMix(sources, batch_size=6, stop=12)
-    assert not mix.alternate
+    mix = SeqRecordMix(sources, batch_size=6, stopping_strategy=12)
+    assert not mix.single_source_batches
     for batch in mix:
         assert batch["image"].shape[:2] == (6, 2)
         for i, name in enumerate(batch["dataset"]):
@@ -413,13 +432,15 @@ def test_windows_of_features(root: Path) -> None:
             frames = int(batch["start"][i]) + np.arange(4)
             assert batch["where"][i, :, 2].tolist() == frames.clip(0, length - 1).tolist()
             assert batch["where_is_pad"][i].tolist() == (frames >= length).tolist()
-    other = SeqRecordStream(root / "b", windows={"image": [0], "where": range(4)}, pad="edge")
-    assert SeqRecordMix({**sources, "b": other}, batch_size=6).alternate
+    other = SeqRecordIterableDataset(
+        root / "b", windows={"image": [0], "where": range(4)}, pad="edge"
+    )
+    assert SeqRecordMix({**sources, "b": other}, batch_size=6).single_source_batches
 
 
 def test_it_ends_on_every_way_out(root: Path) -> None:
     with leaves_nothing():
-        mix = mixed(root, stop=50)
+        mix = mixed(root, stopping_strategy=50)
         iterator = begun(mix)
         other = iter(mix)  # ends the first one
         next(other)
@@ -427,7 +448,7 @@ def test_it_ends_on_every_way_out(root: Path) -> None:
             next(iterator)
         del iterator, other, mix
     with leaves_nothing():
-        for batch in mixed(root, stop=50):
+        for batch in mixed(root, stopping_strategy=50):
             del batch
             break
 
@@ -440,25 +461,42 @@ def test_an_error_in_one_source_ends_the_mix(root: Path) -> None:
 
     with leaves_nothing():
         sources = streams(root, "a", frame_transform=fail) | streams(root, "b")
-        mix = SeqRecordMix(sources, batch_size=4, stop="longest")
+        mix = SeqRecordMix(sources, batch_size=4, stopping_strategy="all_exhausted")
         with pytest.raises(RuntimeError, match="no"):
             list(mix)
         del sources, mix
 
 
 def test_stats(root: Path) -> None:
-    mix = mixed(root, stop="longest", rank=0, world_size=4)
+    mix = mixed(root, stopping_strategy="all_exhausted", rank=0, world_size=4)
     num_clips = len(list(run(mix)))
     stats = mix.stats()
     assert stats["clips"] == num_clips
     assert stats["batches"] == len(mix)
     assert set(stats["sources"]) == set("abc")
-    for name in ("bytes_read", "frames_decoded", "loads", "resident_bytes", "clips_repeated"):
+    for name in ("bytes_read", "frames_decoded", "loads", "peak_buffer_bytes", "duplicate_clips"):
         assert stats[name] == sum(source[name] for source in stats["sources"].values())
-    assert stats["clips_repeated"] > 0
+    assert stats["duplicate_clips"] > 0
     assert sum(source["clips"] for source in stats["sources"].values()) >= num_clips
     assert stats["bottleneck"].startswith(("source ", "the consumer"))
     assert "'b' 0.3333" in repr(mix)
+    stream = SeqRecordIterableDataset(root / "a", clip_len=3)
+    list(stream)
+    assert stream.stats().keys() <= stats.keys() & stats["sources"]["a"].keys()
+
+
+def test_stats_count_times_without_a_frame_of_one_iteration(tmp_path: Path) -> None:
+    features = {"time": {"kind": "timestamp", "unit": "s"}}
+    with SeqRecordWriter(tmp_path, features=features) as writer, writer.episode("e") as episode:
+        for frame in range(20):
+            episode.append({"x": np.zeros(2), "time": np.float64(frame * (1 + (frame > 9)))})
+    windows = {"x": Seconds([0, 1], timestamps="time", tolerance=0.1, out_of_range="pad")}
+    source = SeqRecordIterableDataset(tmp_path, windows=windows, features=["x"], pad="edge")
+    mix, far = SeqRecordMix({"s": source}, batch_size=4, stopping_strategy=5), []
+    for _ in range(2):
+        assert len(list(mix)) == 5
+        far.append(mix.stats()["times_without_frame"])
+    assert far[0] == far[1] > 0
 
 
 @pytest.mark.parametrize(
@@ -469,16 +507,19 @@ def test_stats(root: Path) -> None:
             ({"weights": {"a": weight, "b": 1, "c": 1}}, "weight of source 'a'")
             for weight in (float("nan"), "1", float("inf"))
         ),
-        ({"weights": {"a": 1, "b": 1, "d": 1}}, "other names.*a, b, c.*a, b, d"),
+        ({"weights": {"a": 1, "b": 1, "d": 1}}, "weights is not.*of a, b, c.*'d'"),
         ({"weights": {"a": 0, "b": 0, "c": 0}}, "draws from no source"),
-        ({"stop": "last"}, "stop is not.*'first' or 'longest'.*'last'"),
-        ({"stop": 0}, "stop is too small"),
-        ({"stop": 1 << 62}, "stop is not.*fewer than"),
+        (
+            {"stopping_strategy": "last"},
+            "stopping_strategy is not.*'first_exhausted' or 'all_exhausted'.*'last'",
+        ),
+        ({"stopping_strategy": 0}, "stopping_strategy is too small"),
+        ({"stopping_strategy": 1 << 62}, "stopping_strategy is too large"),
         ({"batch_size": 0}, "batch_size is too small"),
         ({"batch_size": None}, "batch_size is not an integer"),
         ({"features": "both"}, "features is not"),
         ({"features": np.zeros(3)}, "features is not"),
-        ({"alternate": 1}, "alternate"),
+        ({"single_source_batches": 1}, "single_source_batches"),
         ({"rank": 2, "world_size": 2}, "rank and world_size"),
         ({"rank": 0, "world_size": 1 << 64}, "rank and world_size"),
     ],
@@ -496,12 +537,14 @@ def test_sources_that_make_no_sense(root: Path) -> None:
         with pytest.raises(ClipError, match=f"belongs to the mix.*{next(iter(options))}"):
             SeqRecordMix(streams(root, "ab", **options), batch_size=2)
     other: Any
-    lone = SeqRecordStream(root / "a", clip_len=3)
+    lone = SeqRecordIterableDataset(root / "a", clip_len=3)
     for other in ({}, [], None, {1: lone}, {"\ud800": lone}):
         with pytest.raises(ClipError):
             SeqRecordMix(other, batch_size=2)
-    other = {"a": SeqRecordDataset(root / "a", clip_len=3)}
-    with pytest.raises(ClipError, match=r"no loader.*SeqRecordStream.*SeqRecordDataset"):
+    other = {"a": SeqRecordMapDataset(root / "a", clip_len=3)}
+    with pytest.raises(
+        ClipError, match=r"no loader.*SeqRecordIterableDataset.*SeqRecordMapDataset"
+    ):
         SeqRecordMix(other, batch_size=2)
 
 
@@ -541,13 +584,13 @@ def test_a_mix_of_mixes_is_one_of_all_datasets(root: Path) -> None:
     flat.load_state_dict(mix.state_dict())
     assert digests(flat) == digests(iterator)
     wrong = SeqRecordMix(streams(root, "a"), batch_size=1, seed=1)
-    rows = SeqRecordStream(root / "a", clip_len=2, order="sequences", batch_size=2)
+    rows = SeqRecordIterableDataset(root / "a", clip_len=2, order="sequences", batch_size=2)
     with pytest.raises(ClipError, match="source 'x' of a mix gives sequences"):
         SeqRecordMix({"x": rows}, batch_size=2)
     with pytest.raises(ClipError, match="source 'x' of a mix sets what belongs to the mix"):
         SeqRecordMix({"x": wrong}, batch_size=2)
-    until = SeqRecordMix(streams(root, "a"), batch_size=1, stop=3)
-    with pytest.raises(ClipError, match="stop of source 'x'"):
+    until = SeqRecordMix(streams(root, "a"), batch_size=1, stopping_strategy=3)
+    with pytest.raises(ClipError, match="stopping_strategy of source 'x'"):
         SeqRecordMix({"x": until}, batch_size=2)
     whole = SeqRecordMix(streams(root, "a"), batch_size=1)
     with pytest.raises(ClipError, match=r"two datasets of a mix have one name.*got: x/a"):
@@ -566,13 +609,13 @@ def test_sources_of_their_own_kinds(root: Path) -> None:
     """A rotated phase, weights of clips, and one that is not shuffled."""
     table = {"episode": ["e/0", "e/1", "e/1"], "start": [4, 0, 7], "weight": [1, 2, 0.5]}
     sources = {
-        "a": SeqRecordStream(root / "a", clip_len=3, stride=4, rotate_phase=True),
-        "b": SeqRecordStream(root / "b", clip_len=3, clips=table),
-        "c": SeqRecordStream(root / "c", clip_len=3, shuffle=False),
+        "a": SeqRecordIterableDataset(root / "a", clip_len=3, stride=4, rotate_phase=True),
+        "b": SeqRecordIterableDataset(root / "b", clip_len=3, clips=table),
+        "c": SeqRecordIterableDataset(root / "c", clip_len=3, shuffle=False),
     }
 
     def make() -> Any:
-        return SeqRecordMix(sources, weights=WEIGHTS, batch_size=6, stop=5)
+        return SeqRecordMix(sources, weights=WEIGHTS, batch_size=6, stopping_strategy=5)
 
     clips = list(run(make(), 4))
     assert [start for name, _, start in clips if name == "c"] == [*range(5)] * 4
@@ -588,8 +631,11 @@ def test_a_source_that_was_iterated_alone_gives_the_same_clips(root: Path) -> No
     table = {"episode": ["e/2"] * 30, "start": list(range(30)), "weight": [0.5] * 30}
 
     def first_epochs(alone: bool) -> list[tuple[str, str, int]]:
-        sources = {**streams(root, "b"), "a": SeqRecordStream(root / "a", clip_len=3, clips=table)}
-        mix = SeqRecordMix(sources, weights={"a": 1, "b": 1}, batch_size=4, stop=7)
+        sources = {
+            **streams(root, "b"),
+            "a": SeqRecordIterableDataset(root / "a", clip_len=3, clips=table),
+        }
+        mix = SeqRecordMix(sources, weights={"a": 1, "b": 1}, batch_size=4, stopping_strategy=7)
         if alone:
             assert list(sources["a"])
         return list(run(mix))
@@ -606,7 +652,7 @@ def test_memory(root: Path) -> None:
         for batch in mix:
             del batch
         # One batch that is filled, and two that the consumer has
-        assert mix.stats()["resident_bytes"] <= limit - 3 * 7 * 3 * (6 * 8 * 3 + 24 + 12)
+        assert mix.stats()["peak_buffer_bytes"] <= limit - 3 * 7 * 3 * (6 * 8 * 3 + 24 + 12)
     with pytest.raises(MemoryLimitError):
         mixed(root, memory_limit=least - 1)
 
@@ -634,7 +680,7 @@ def test_memory_is_divided_by_demand() -> None:
 def test_stateful_loader(root: Path, workers: int, persistent: bool) -> None:
     def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
         return StatefulDataLoader(
-            mixed(root, stop=13),
+            mixed(root, stopping_strategy=13),
             batch_size=None,
             num_workers=workers,
             persistent_workers=persistent,
@@ -646,7 +692,7 @@ def test_stateful_loader(root: Path, workers: int, persistent: bool) -> None:
 
 def test_workers(root: Path) -> None:
     """Each worker has shares and parts of its own, and goes on after a state."""
-    mix = mixed(root, stop=9)
+    mix = mixed(root, stopping_strategy=9)
     loader: StatefulDataLoader[Any] = StatefulDataLoader(mix, batch_size=None, num_workers=2)
     with leaves_nothing():
         assert len(loader) == 9
@@ -663,7 +709,7 @@ def test_workers(root: Path) -> None:
         with pytest.raises(StateError, match="worker processes"):
             mix.state_dict()
         again: StatefulDataLoader[Any] = StatefulDataLoader(
-            mixed(root, stop=9), batch_size=None, num_workers=2
+            mixed(root, stopping_strategy=9), batch_size=None, num_workers=2
         )
         again.load_state_dict(states[3])
         rest = digests(again)

@@ -13,7 +13,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, Quality, batch_quality
-from seqrecord import EngineOptions, SeqRecordMix, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
+from seqrecord import (
+    EngineOptions,
+    SeqRecordIterableDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordWriter,
+)
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage
 from tests.clip_data import names
@@ -49,7 +55,7 @@ def test_small_frames_are_as_good_as_fully_shuffled(path: Path) -> None:
     assert quality(batches).neighbours <= 0.2
     assert pipe.stats()["frames_decoded"] <= 1.035 * sum(ABANDONEDFACTORY)
     # Loads of the next round do not wait for this one's end.
-    assert pipe.stats()["loads_held_back"] == 0
+    assert pipe.stats()["loads_throttled"] == 0
 
 
 def test_a_number_that_is_given_binds(path: Path) -> None:
@@ -59,7 +65,7 @@ def test_a_number_that_is_given_binds(path: Path) -> None:
         pipe = SeqRecordPipe(
             path, clip_len=16, batch_size=32, engine=EngineOptions(shuffle_buffer=clips), **few
         )
-        found[clips] = quality([names(batch) for batch in pipe]), pipe.stats()["resident_bytes"]
+        found[clips] = quality([names(batch) for batch in pipe]), pipe.stats()["peak_buffer_bytes"]
     (free, most), (bound, held) = found[None], found[256]
     assert bound.neighbours > 2 * free.neighbours
     # Up to 32 cursors hold the frames of 256 clips, and a clip and a chunk beyond each. There is
@@ -117,12 +123,12 @@ def test_the_limit_that_would_do_does(path: Path, caplog: pytest.LogCaptureFixtu
 def test_says_from_how_many_places_batches_are_mixed(path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=16, batch_size=32)
     next(iter(pipe))
-    places = pipe.stats()["mixed_from"]
+    places = pipe.stats()["num_interleaved"]
     assert places >= 30
     assert f"mixed from {places} places" in repr(pipe)
     pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, engine=EngineOptions(num_cursors=7))
     next(iter(pipe))
-    assert pipe.stats()["mixed_from"] == 7
+    assert pipe.stats()["num_interleaved"] == 7
 
 
 def has(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
@@ -145,7 +151,7 @@ def test_a_machine_that_is_too_small_is_an_error_with_the_limit_to_give(
         next(iter(pipe))
         return pipe.stats()
 
-    order = first()["mixed_from"]
+    order = first()["num_interleaved"]
     has(monkeypatch, 4 << 20)
     with pytest.raises(MemoryLimitError, match="this machine") as caught:
         first()
@@ -155,7 +161,7 @@ def test_a_machine_that_is_too_small_is_an_error_with_the_limit_to_give(
     limit = int(re.findall(r"memory_limit=(\d+)", str(caught.value))[0])
     assert limit == int(0.8 * (4 << 20) / 2)
     caplog.clear()
-    assert first(memory_limit=limit)["mixed_from"] <= order
+    assert first(memory_limit=limit)["num_interleaved"] <= order
     (line,) = [one for one in caplog.messages if "of this machine's memory" in one]
     assert "each process here, 2 in all" in line
     caplog.clear()
@@ -165,11 +171,11 @@ def test_a_machine_that_is_too_small_is_an_error_with_the_limit_to_give(
 
 def test_workers_share_the_default_limit(path: Path) -> None:
     """Three batches of two gigabytes fit into what one rank has, but not into a worker's share."""
-    pipe = SeqRecordStream(path, rank=0, world_size=1, clip_len=512, batch_size=20_000)
+    pipe = SeqRecordIterableDataset(path, rank=0, world_size=1, clip_len=512, batch_size=20_000)
     assert len(DataLoader(pipe, batch_size=None, num_workers=1)) == 1
     with pytest.raises(MemoryLimitError, match="each of 2 workers"):
         len(DataLoader(pipe, batch_size=None, num_workers=2))
-    pipe = SeqRecordStream(
+    pipe = SeqRecordIterableDataset(
         path, rank=0, world_size=1, clip_len=512, batch_size=20_000, memory_limit="6GiB"
     )
     assert len(DataLoader(pipe, batch_size=None, num_workers=2)) == 2

@@ -85,9 +85,9 @@ def test_mixed_data_sets_keep_their_tasks(
     tmp_path: Path, packed: dict[str, dict[str, list[str]]]
 ) -> None:
     mix = seqrecord.SeqRecordMix(
-        {name: seqrecord.SeqRecordStream(tmp_path / name, clip_len=2) for name in packed},
+        {name: seqrecord.SeqRecordIterableDataset(tmp_path / name, clip_len=2) for name in packed},
         batch_size=3,
-        stop="longest",
+        stopping_strategy="all_exhausted",
     )
     seen = set()
     for batch in mix:

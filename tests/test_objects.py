@@ -193,7 +193,7 @@ if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")
 
     def clips(**more):
-        pipe = seqrecord.SeqRecordStream(
+        pipe = seqrecord.SeqRecordIterableDataset(
             seqrecord.open(url, storage_options=options), clip_len=3, seed=5, batch_size=2,
             engine=seqrecord.EngineOptions(num_threads=2),
             features=["image_left", "depth_left", "pose"],

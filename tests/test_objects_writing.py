@@ -28,7 +28,7 @@ from tests.storage_contract import DATA, PATH, StorageContract, get, left, put
 # As a hastened storage sees them:
 LARGE = np.random.default_rng(1).bytes(11 << 16)  # is sent in pieces
 SOURCE = MadeSource()
-SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
+SETTINGS: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 30_000}
 
 
 pytestmark = pytest.mark.parametrize("place", CLOUDS, indirect=True)

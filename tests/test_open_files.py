@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordMix, SeqRecordStream, SeqRecordWriter
+from seqrecord import SeqRecordIterableDataset, SeqRecordMix, SeqRecordWriter
 from seqrecord.errors import StorageError
 from seqrecord.storage import CachedStorage, LocalStorage, Storage
 from seqrecord.storage.mounts import MountStorage
@@ -73,7 +73,7 @@ def files(tmp_path: Path) -> tuple[Path, list[str]]:
 
 
 def packed(folder: Path) -> str:
-    with SeqRecordWriter(folder, record_bytes="1KiB", chunk_frames=6) as writer:
+    with SeqRecordWriter(folder, max_file_size="1KiB", chunk_frames=6) as writer:
         for number in range(30):
             with writer.episode(f"{number}") as episode:
                 for step in range(6):
@@ -96,7 +96,9 @@ def test_a_mix_has_fewer_open_files_than_its_sources(
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     options: dict[str, Any] = {"storage_options": {"mount": True}} if is_mount else {}
     datasets = [seqrecord.open(make(tmp_path / f"data/{i}"), **options) for i in range(4)]
-    sources = {str(i): SeqRecordStream(data, clip_len=2) for i, data in enumerate(datasets)}
+    sources = {
+        str(i): SeqRecordIterableDataset(data, clip_len=2) for i, data in enumerate(datasets)
+    }
     mix = SeqRecordMix(sources, batch_size=4)
     with limit(80):
         for epoch in range(3):

@@ -26,11 +26,11 @@ from seqrecord import (
     ClipError,
     EngineOptions,
     LoaderOptions,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
     bench,
 )
 from seqrecord.errors import ResourceError
@@ -38,10 +38,10 @@ from seqrecord.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.profiler.bench import BenchOptions
 from tests.datasets import write_small
 
-STREAMING: list[Any] = [SeqRecordPipe, SeqRecordStream, SeqRecordNode]
+STREAMING: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
 TAKERS: list[tuple[Any, type[ClipOptions]]] = [
     *((loader, LoaderOptions) for loader in STREAMING),
-    (SeqRecordDataset, DatasetOptions),
+    (SeqRecordMapDataset, DatasetOptions),
     (bench, BenchOptions),
 ]
 
@@ -86,7 +86,7 @@ def test_help_has_every_argument_and_its_text(taker: Any, options: type[ClipOpti
     shown = pydoc.plain(pydoc.render_doc(taker))
     for field in fields(options):
         assert f" {field.name}: " in shown.partition("Args:")[2], field.name
-    assert "memory_limit: 'int | str | None' = None" in shown or taker is SeqRecordDataset
+    assert "memory_limit: 'int | str | None' = None" in shown or taker is SeqRecordMapDataset
     assert "frames of a clip, N, at most 2^20." in shown
 
 
@@ -103,12 +103,12 @@ from seqrecord import NoSuchName  # E: attr-defined
 pipe = seqrecord.SeqRecordPipe("records", clip_len=16, batch_size=4, memory_limit="1GiB")
 pipe.options.seed + 1
 pipe.options.stride + 1  # E: operator
-seqrecord.SeqRecordStream.from_options("records", pipe.options).set_epoch(2)
+seqrecord.SeqRecordIterableDataset.from_options("records", pipe.options).set_epoch(2)
 seqrecord.SeqRecordPipe("records", 16)  # E: call-arg
 seqrecord.SeqRecordPipe("records", clip_length=16)  # E: call-arg
-seqrecord.SeqRecordStream("records", clip_len="16")  # E: arg-type
+seqrecord.SeqRecordIterableDataset("records", clip_len="16")  # E: arg-type
 seqrecord.SeqRecordNode("records", clip_len=16, shuffle=None)  # E: arg-type
-seqrecord.SeqRecordDataset("records", clip_len=16, shuffle=True)  # E: call-arg
+seqrecord.SeqRecordMapDataset("records", clip_len=16, shuffle=True)  # E: call-arg
 seqrecord.SeqRecordPipe(3, clip_len=16)  # E: arg-type
 seqrecord.LoaderOptions(clip_len=16, seeds=1)  # E: call-arg
 seqrecord.bench("records", max_batches=3, clip_len=8).seconds
@@ -160,11 +160,11 @@ def test_they_are_frozen_and_replaced() -> None:
 
 @pytest.mark.parametrize("loader", STREAMING)
 def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
-    first = SeqRecordStream(records, clip_len=4, batch_size=2, shuffle=False)
+    first = SeqRecordIterableDataset(records, clip_len=4, batch_size=2, shuffle=False)
     again = loader.from_options(records, first.options)
     assert again.options == first.options
     assert len(again) == len(first)
-    map_style = SeqRecordDataset(records, clip_len=4)
+    map_style = SeqRecordMapDataset(records, clip_len=4)
     assert map_style.options == DatasetOptions(clip_len=4)
 
 
@@ -198,7 +198,7 @@ def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
         ("seed", None, "an integer"),
         ("batch_size", 0, "at least 1"),
         ("drop_last", "yes", "True or False"),
-        ("equal", None, "True or False"),
+        ("even_batches", None, "True or False"),
         ("memory_limit", "2 elephants", "bytes, or text"),
         ("memory_limit", 1.5, "bytes, or text"),
         ("rank", 3, "both, with 0 <= rank < world_size"),
@@ -213,7 +213,7 @@ def test_a_loader_of_the_options_of_another(records: Path, loader: Any) -> None:
 )
 def test_a_wrong_value_is_named(records: Path, name: str, value: object, expected: str) -> None:
     arguments: dict[str, Any] = {"clip_len": 4, name: value}
-    for take in (LoaderOptions, lambda **these: SeqRecordStream(records, **these)):
+    for take in (LoaderOptions, lambda **these: SeqRecordIterableDataset(records, **these)):
         with pytest.raises(ClipError) as caught:
             take(**arguments)
         assert name.removeprefix("clip_") in caught.value.message or name == "device"
@@ -256,13 +256,13 @@ def test_threads_have_the_niceness_of_the_engine(records: Path) -> None:
 
     before = niceness()[1]
     options: dict[str, Any] = {"clip_len": 4, "features": ["pose"]}
-    stream = SeqRecordStream(records, **options, frame_transform=see, clip_transform=see)
+    stream = SeqRecordIterableDataset(records, **options, frame_transform=see, clip_transform=see)
     list(stream)
     assert found == {("load", before), ("copy", before)}
     for more, expected in ((3, min(before + 3, 19)), (19, 19)):
         found.clear()
         engine = EngineOptions(thread_niceness=more)
-        list(SeqRecordStream.from_options(records, replace(stream.options, engine=engine)))
+        list(SeqRecordIterableDataset.from_options(records, replace(stream.options, engine=engine)))
         list(SeqRecordMix({"a": stream}, batch_size=2, engine=engine))
         assert found == {("load", expected), ("copy", expected)}
     assert niceness()[1] == before, "the training's own thread"
@@ -285,7 +285,11 @@ def test_niceness_that_the_system_does_not_have(
         monkeypatch.setattr(os, "setpriority", action)
         engine = EngineOptions(thread_niceness=5)
         with pytest.raises(ResourceError, match="refuses to lower the priority") as error:
-            next(iter(SeqRecordStream(records, clip_len=4, features=["pose"], engine=engine)))
+            next(
+                iter(
+                    SeqRecordIterableDataset(records, clip_len=4, features=["pose"], engine=engine)
+                )
+            )
         assert "engine.thread_niceness=0" in str(error.value.expected)
 
 
@@ -300,7 +304,7 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
         "rotate_phase",
         "a stride above 1",
     ),
-    ({"drop_last": True, "equal": False}, "drop_last", "a batch_size, or equal=True"),
+    ({"drop_last": True, "even_batches": False}, "drop_last", "a batch_size, or even_batches=True"),
     ({"engine": EngineOptions(video_decoder="torchcodec")}, "video_decoder", "a device too"),
     (
         {
@@ -333,7 +337,7 @@ def test_what_has_no_effect_is_refused(
     [
         {"shuffle": False, "seed": 3},
         {"shuffle": False, "drop_last": True},
-        {"drop_last": True, "equal": False, "batch_size": 2},
+        {"drop_last": True, "even_batches": False, "batch_size": 2},
         {"rotate_phase": True, "order": "sequences", "batch_size": 2},
         {"device": "cpu"},
         {"clip_len": 1, "dilation": 2},
@@ -341,7 +345,7 @@ def test_what_has_no_effect_is_refused(
     ],
 )
 def test_what_is_accepted_beside_others(records: Path, arguments: dict[str, Any]) -> None:
-    assert len(SeqRecordStream(records, **{"clip_len": 4, **arguments})) > 0
+    assert len(SeqRecordIterableDataset(records, **{"clip_len": 4, **arguments})) > 0
 
 
 def test_what_a_data_loader_sets_is_no_mistake(records: Path) -> None:
@@ -351,8 +355,8 @@ def test_what_a_data_loader_sets_is_no_mistake(records: Path) -> None:
 
 
 def test_a_mix_decides_what_decodes_video(records: Path) -> None:
-    def source(**changes: Any) -> SeqRecordStream:
-        return SeqRecordStream(records, clip_len=4, features=["image_left"], **changes)
+    def source(**changes: Any) -> SeqRecordIterableDataset:
+        return SeqRecordIterableDataset(records, clip_len=4, features=["image_left"], **changes)
 
     there = EngineOptions(video_decoder="torchcodec")
     with pytest.raises(
@@ -369,10 +373,10 @@ def test_a_mix_decides_what_decodes_video(records: Path) -> None:
 
 def test_a_mix_has_the_cursors_of_its_sources(records: Path) -> None:
     few = EngineOptions(num_cursors=1, shuffle_buffer=1)
-    stream = SeqRecordStream(records, clip_len=4, features=["pose"], engine=few)
+    stream = SeqRecordIterableDataset(records, clip_len=4, features=["pose"], engine=few)
     mix = SeqRecordMix({"a": stream}, batch_size=2, engine=EngineOptions(num_threads=1))
     list(mix)
-    assert mix.stats()["sources"]["a"]["mixed_from"] == 1
+    assert mix.stats()["sources"]["a"]["num_interleaved"] == 1
     for engine in (EngineOptions(num_cursors=3), EngineOptions(shuffle_buffer=3)):
         with pytest.raises(ClipError, match="is that of a source"):
             SeqRecordMix({"a": stream}, batch_size=2, engine=engine)
@@ -382,11 +386,11 @@ def test_a_mix_has_the_cursors_of_its_sources(records: Path) -> None:
 def test_an_integer_that_is_too_long_to_print(records: Path, name: str) -> None:
     arguments: dict[str, Any] = {"clip_len": 4, name: -(10**5000)}
     with pytest.raises(ClipError) as caught:
-        SeqRecordStream(records, **arguments)
+        SeqRecordIterableDataset(records, **arguments)
     assert "an integer of 16,610 bits" in str(caught.value)
 
 
-@pytest.mark.parametrize("loader", [*STREAMING, SeqRecordDataset, bench])
+@pytest.mark.parametrize("loader", [*STREAMING, SeqRecordMapDataset, bench])
 @pytest.mark.parametrize("name", ["verify", "storage_options", "cache_dir", "cache_limit"])
 def test_how_a_dataset_is_opened_is_said_when_it_is(records: Path, loader: Any, name: str) -> None:
     """The error has what to write instead."""
@@ -404,12 +408,12 @@ def test_what_belongs_to_the_engine(records: Path, name: str) -> None:
         assert caught.value.expected == f"engine=seqrecord.EngineOptions({name}=…)"
     for argument in (name, "engine"):
         with pytest.raises(ClipError, match="by their number have no epochs"):
-            SeqRecordDataset(records, clip_len=4, **{argument: None})  # type: ignore[arg-type]
+            SeqRecordMapDataset(records, clip_len=4, **{argument: None})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["last_known", "unknown"])
 def test_what_was_known_last_is_a_window(records: Path, name: str) -> None:
-    for loader in (*STREAMING, SeqRecordDataset):
+    for loader in (*STREAMING, SeqRecordMapDataset):
         with pytest.raises(ClipError) as caught:
             loader(records, clip_len=4, **{name: ["gps"]})
         assert 'windows={"gps": seqrecord.Latest(' in str(caught.value.expected)
@@ -422,7 +426,7 @@ def test_an_unknown_name(records: Path) -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple, set, dict.fromkeys, np.array])
 def test_names_in_any_collection(records: Path, kind: Any) -> None:
-    made = SeqRecordStream(
+    made = SeqRecordIterableDataset(
         records, clip_len=4, features=kind(["image_left"]), episodes=kind(["a/Easy"])
     )
     assert len(made) == 8
@@ -437,7 +441,7 @@ def test_what_bench_alone_takes(records: Path, wrong: dict[str, Any]) -> None:
         bench(records, consumer_seconds="long")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("loader", [*STREAMING, SeqRecordDataset])
+@pytest.mark.parametrize("loader", [*STREAMING, SeqRecordMapDataset])
 def test_a_loader_is_pickled_without_the_function_that_chose_its_episodes(
     records: Path, loader: Any
 ) -> None:

@@ -38,11 +38,13 @@ def _exported(dataset: Any, path: Path, **more: Any) -> object:
 
 
 def _streamed(dataset: Any, path: Path, **more: Any) -> object:
-    return [clip["start"] for clip in seqrecord.SeqRecordStream(dataset, clip_len=4, **more)]
+    return [
+        clip["start"] for clip in seqrecord.SeqRecordIterableDataset(dataset, clip_len=4, **more)
+    ]
 
 
 def _indexed(dataset: Any, path: Path, **more: Any) -> object:
-    return len(seqrecord.SeqRecordDataset(dataset, clip_len=4, **more))
+    return len(seqrecord.SeqRecordMapDataset(dataset, clip_len=4, **more))
 
 
 FUNCTIONS: list[Callable[..., object]] = [
@@ -53,7 +55,7 @@ FUNCTIONS: list[Callable[..., object]] = [
     _streamed,
     _indexed,
 ]
-NAMES = ["summarize", "verify", "view", "export", "SeqRecordStream", "SeqRecordDataset"]
+NAMES = ["summarize", "verify", "view", "export", "SeqRecordIterableDataset", "SeqRecordMapDataset"]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=NAMES)

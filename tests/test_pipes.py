@@ -16,10 +16,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seqrecord import (
     ClipError,
     EngineOptions,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
 )
 from tests.clip_data import (
     begun,
@@ -110,7 +110,7 @@ def test_an_error_in_a_worker(path: Path) -> None:
     iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s for each
 
 
-@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     "settings", [{}, {"batch_size": 1}, {"batch_size": 7}, {"batch_size": 7, "drop_last": True}]
@@ -168,15 +168,15 @@ def test_repr(path: Path) -> None:
     )
     assert str(pipe) == repr(pipe)
     assert "SeqRecordNode(" in repr(SeqRecordNode(path, clip_len=3))
-    assert "SeqRecordStream(" in repr(SeqRecordStream(path, clip_len=3))
-    assert "SeqRecordDataset(" in repr(SeqRecordDataset(path, clip_len=3))
+    assert "SeqRecordIterableDataset(" in repr(SeqRecordIterableDataset(path, clip_len=3))
+    assert "SeqRecordMapDataset(" in repr(SeqRecordMapDataset(path, clip_len=3))
     assert isinstance(pipe, IterDataPipe)
-    assert torch.utils.data.IterableDataset in SeqRecordStream.__mro__
+    assert torch.utils.data.IterableDataset in SeqRecordIterableDataset.__mro__
     assert isinstance(repr(pipe.shuffle()), str)
 
 
 def make_all(path: Path, **settings: Any) -> dict[str, Any]:
-    kinds: list[Any] = [SeqRecordPipe, SeqRecordStream, SeqRecordNode]
+    kinds: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
     return {kind.__name__: kind(path, **settings) for kind in kinds}
 
 
@@ -188,7 +188,7 @@ def run(loader: Any) -> list[Any]:
 
 def test_all_give_the_same(path: Path) -> None:
     runs = {name: run(loader) for name, loader in make_all(path, **BATCH).items()}
-    assert runs["SeqRecordPipe"] == runs["SeqRecordStream"] == runs["SeqRecordNode"]
+    assert runs["SeqRecordPipe"] == runs["SeqRecordIterableDataset"] == runs["SeqRecordNode"]
 
 
 @pytest.mark.parametrize("running", [False, True])
@@ -203,7 +203,7 @@ def test_pickling(path: Path, running: bool) -> None:
         assert repr(copy) == repr(loader)
         assert run(copy) == run(loader)
         del iterator
-    dataset = SeqRecordDataset(path, clip_len=3, frame_transform=only_id)
+    dataset = SeqRecordMapDataset(path, clip_len=3, frame_transform=only_id)
     assert digest(pickle.loads(pickle.dumps(dataset))[5]) == digest(dataset[5])
 
 
@@ -214,7 +214,7 @@ def test_resume_where_one_worker_has_ended(path: Path) -> None:
     """An odd number of single clips: the second worker has one fewer."""
 
     def stateful() -> StatefulDataLoader[Any]:
-        stream = SeqRecordStream(path, **CLIP, features=["id"])
+        stream = SeqRecordIterableDataset(path, **CLIP, features=["id"])
         assert len(stream) % 2 == 1
         return StatefulDataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
 
@@ -232,12 +232,12 @@ def test_resume_where_one_worker_has_ended(path: Path) -> None:
         assert digests(again) == second
 
 
-# ---- SeqRecordDataset
+# ---- SeqRecordMapDataset
 
 
 def test_dataset_gives_the_pipes_clips(path: Path) -> None:
     clips: Any = {"clip_len": 3, "stride": 2, "dilation": 2}
-    dataset, pipe = SeqRecordDataset(path, **clips), SeqRecordPipe(path, **clips, shuffle=False)
+    dataset, pipe = SeqRecordMapDataset(path, **clips), SeqRecordPipe(path, **clips, shuffle=False)
     assert [digest(dataset[i]) for i in range(len(dataset))] == run(pipe)
     assert digest(dataset[-1]) == digest(dataset[len(dataset) - 1])
     for number in (len(dataset), -len(dataset) - 1):
@@ -248,7 +248,7 @@ def test_dataset_gives_the_pipes_clips(path: Path) -> None:
 
 
 def test_dataset_transforms_frames(path: Path) -> None:
-    dataset = SeqRecordDataset(path, clip_len=3, frame_transform=only_id)
+    dataset = SeqRecordMapDataset(path, clip_len=3, frame_transform=only_id)
     pipe = SeqRecordPipe(path, clip_len=3, frame_transform=only_id, shuffle=False)
     assert [digest(dataset[i]) for i in range(len(dataset))] == digests(pipe)
 
@@ -256,13 +256,13 @@ def test_dataset_transforms_frames(path: Path) -> None:
         return {"note": frame["note"]}
 
     with pytest.raises(ClipError, match="another dtype or shape"):
-        [SeqRecordDataset(path, clip_len=3, frame_transform=bad)[i] for i in range(9)]
+        [SeqRecordMapDataset(path, clip_len=3, frame_transform=bad)[i] for i in range(9)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_dataset_under_a_loader(path: Path, workers: int) -> None:
     with leaves_nothing():
-        dataset = SeqRecordDataset(path, clip_len=3, features=["image", "flow", "id"])
+        dataset = SeqRecordMapDataset(path, clip_len=3, features=["image", "flow", "id"])
         loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers)
         clips = [name for b in loader for name in check(b, ["image", "flow", "id"], 3)]
         assert sorted(clips) == possible_clips(FEATURES, 3)

@@ -38,7 +38,7 @@ def test_parts_are_disjoint_and_cover_the_epoch(request: Request) -> None:
         assert max(together.values(), default=0) <= 1
     else:
         assert set(together) == set(every)
-    if not chosen.equal or chosen.drop_last:
+    if not chosen.even_batches or chosen.drop_last:
         assert repeated == 0
     if not chosen.shuffle and not chosen.drop_last and not repeated:
         assert [clip for clips in emitted for clip in clips] == every
@@ -63,7 +63,7 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
     low, high = total // request.num_parts, -(-total // request.num_parts)
     if not plans:
         return
-    if request.settings.equal:
+    if request.settings.even_batches:
         wanted = low // size * size if request.settings.drop_last else high
         assert counts == [wanted] * len(plans)
     elif not request.settings.drop_last:
@@ -92,7 +92,11 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
     Request(
         Case((22, 7), (1, 5), ClipSpec(5, stride=5, phase=2), (0, 1), frozenset()),
         PlanSettings(
-            equal=False, num_cursors=3, block_frames=10, run_frames=None, first_block_frames=1
+            even_batches=False,
+            num_cursors=3,
+            block_frames=10,
+            run_frames=None,
+            first_block_frames=1,
         ),
         epoch=0,
         num_parts=2,
@@ -221,7 +225,7 @@ def test_fewer_clips_than_parts() -> None:
     case = Case((17,), (8,), ClipSpec(16), (0,), frozenset())
     plans = parts(Request(case, PlanSettings(), 0, 3))
     assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(1, 1), (1, 0), (1, 0)]
-    exact = parts(Request(case, PlanSettings(equal=False), 0, 3))
+    exact = parts(Request(case, PlanSettings(even_batches=False), 0, 3))
     assert sorted(plan.num_clips for plan in exact) == [0, 1, 1]
     with pytest.raises(ClipError, match=r"no batch at all.*at least 3 clips.*got: 2 clips"):
         Request(case, PlanSettings(drop_last=True), 0, 3).plan(2)
@@ -263,7 +267,7 @@ def test_a_part_one_clip_short_gives_one_that_another_gives_too(batch_size: int 
     assert len({plan.num_batches for plan in plans}) == 1
     emitted = Counter(clip for plan in plans for clip in request.run(plan).clips)
     assert sorted(emitted.values()) == [1] * 16 + [2]
-    exact = replace(request, settings=replace(request.settings, equal=False))
+    exact = replace(request, settings=replace(request.settings, even_batches=False))
     assert [plan.num_clips for plan in parts(exact)] == [8, 9]
     dropping = replace(request, settings=replace(request.settings, drop_last=True))
     assert {plan.num_clips for plan in parts(dropping)} == {8}

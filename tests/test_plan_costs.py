@@ -19,8 +19,8 @@ import seqrecord
 from seqrecord import (
     ClipError,
     Latest,
+    SeqRecordIterableDataset,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
     plan,
 )
@@ -142,7 +142,7 @@ def test_ranks_and_workers(place: Place, tmp_path: Path, ranks: int, workers: in
         batches = 0
         for rank in range(ranks):
             dataset = seqrecord.open(url, storage_options=options)
-            stream = SeqRecordStream(dataset, rank=rank, world_size=ranks, **CLIPS)
+            stream = SeqRecordIterableDataset(dataset, rank=rank, world_size=ranks, **CLIPS)
             context = "fork" if workers else None
             loader = DataLoader(
                 stream, batch_size=None, num_workers=workers, multiprocessing_context=context
@@ -177,7 +177,7 @@ def test_workers_that_do_not_fork_open_the_dataset(place: Place, tmp_path: Path)
         meter.reset()
         meter.nbytes = 0
         dataset = seqrecord.open(url, storage_options=options)
-        stream = SeqRecordStream(dataset, rank=0, world_size=1, **CLIPS)
+        stream = SeqRecordIterableDataset(dataset, rank=0, world_size=1, **CLIPS)
         loader = DataLoader(stream, batch_size=None, num_workers=2)
         for _ in range(3):
             assert sum(1 for _ in loader) == report.batches
@@ -417,7 +417,7 @@ def test_a_mount_has_no_requests(tmp_path: Path) -> None:
 
 def test_more_ranks_than_clips(tmp_path: Path) -> None:
     path = write(tmp_path)
-    report = plan(path, ranks=200, equal=False, **CLIPS)
+    report = plan(path, ranks=200, even_batches=False, **CLIPS)
     assert report.clips == plan(path, **CLIPS).clips < 200
 
 
@@ -425,7 +425,7 @@ def test_windows_and_lists_say_which_frames_a_clip_has(tmp_path: Path) -> None:
     path = write(tmp_path)
     with seqrecord.open(path) as dataset:
         clips = {"episode": [*dataset.episodes][:1], "frames": [[0, 2]]}
-    for given in ({"windows": {"image": [-1, 0]}, "squeeze": True}, {"clips": clips}):
+    for given in ({"windows": {"image": [-1, 0]}, "squeeze_time": True}, {"clips": clips}):
         report = plan(path, **given)
         assert report == plan(path, clip_len=None, **given)
         assert report.settings["clip_len"] is None

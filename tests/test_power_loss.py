@@ -40,7 +40,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         add(killed, "de")
         abandon(killed)
         resumed = writer(folder, "resume")
-        assert resumed.finished_keys == set("abcde")
+        assert resumed.completed_episodes == set("abcde")
         add(resumed, "f")
         resumed.close()
         record.mark("abcdef")
@@ -120,8 +120,8 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
         if resumes % 4:
             return
         with writer(folder, "resume") as resumed:
-            assert resumed.finished_keys >= set(keys)
-            add(resumed, sorted({*"abcdef"} - resumed.finished_keys))
+            assert resumed.completed_episodes >= set(keys)
+            add(resumed, sorted({*"abcdef"} - resumed.completed_episodes))
         assert sorted(keys_of(folder)) == sorted("abcdef")
         clean(folder, older_than=0)
         assert sorted(keys_of(folder)) == sorted("abcdef")

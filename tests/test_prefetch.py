@@ -15,7 +15,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordStream, StateError, prefetch_to_device
+from seqrecord import ClipError, SeqRecordIterableDataset, StateError, prefetch_to_device
 from seqrecord.engine.device.prefetch import DevicePrefetcher
 from seqrecord.engine.device.streams import SideStream, streams_of
 from tests.clip_data import leaves_nothing, make_loader
@@ -179,7 +179,8 @@ def test_a_loader_without_length_or_state() -> None:
     with pytest.raises(TypeError, match="no length"):
         len(prefetcher)
     with pytest.raises(
-        StateError, match=r"the loader has no state_dict; .*StatefulDataLoader\(SeqRecordStream"
+        StateError,
+        match=r"the loader has no state_dict; .*StatefulDataLoader\(SeqRecordIterableDataset",
     ):
         prefetcher.state_dict()
     with pytest.raises(StateError, match="the loader has no load_state_dict"):
@@ -198,7 +199,7 @@ class OnHost(DevicePrefetcher[Any]):
 
 def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
     check_resume(
-        lambda: OnHost(make_loader(path, SeqRecordStream), stream, 2),
+        lambda: OnHost(make_loader(path, SeqRecordIterableDataset), stream, 2),
         num_epochs=2,
         positions=lambda n: (2, n // 2, n - 1),
     )
@@ -208,7 +209,7 @@ def test_resuming_a_stream(path: Path, stream: SideStream) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_resuming_a_stateful_loader(path: Path, workers: int) -> None:
     def make() -> OnHost:
-        stream = make_loader(path, SeqRecordStream)
+        stream = make_loader(path, SeqRecordIterableDataset)
         loader: Any = StatefulDataLoader(
             stream, batch_size=None, num_workers=workers, persistent_workers=workers > 0
         )
@@ -218,7 +219,7 @@ def test_resuming_a_stateful_loader(path: Path, workers: int) -> None:
 
 
 def test_the_state_is_that_of_the_batch_in_hand(path: Path) -> None:
-    prefetcher = prefetch_to_device(make_loader(path, SeqRecordStream), "cpu", depth=4)
+    prefetcher = prefetch_to_device(make_loader(path, SeqRecordIterableDataset), "cpu", depth=4)
     assert prefetcher.state_dict()["batch"] == 0
     for number, _ in enumerate(prefetcher, start=1):
         assert prefetcher.state_dict()["batch"] == number
@@ -230,7 +231,7 @@ def test_the_state_is_that_of_the_batch_in_hand(path: Path) -> None:
 
 
 def test_leaving_a_prefetcher_early(path: Path, stream: SideStream) -> None:
-    prefetcher = DevicePrefetcher(make_loader(path, SeqRecordStream), stream, 3)
+    prefetcher = DevicePrefetcher(make_loader(path, SeqRecordIterableDataset), stream, 3)
     list(prefetcher)
     with leaves_nothing():
         for _ in prefetcher:

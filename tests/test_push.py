@@ -349,7 +349,7 @@ def test_an_index_of_several_originals(hub: HubStub, tmp_path: Path) -> None:
                 features=["observation.images.front"],
             )
             made.append(tmp_path / f"index-{name}")
-            seqrecord.convert(source, made[-1], reference=True, workers=1)
+            seqrecord.convert(source, made[-1], in_place=True, workers=1)
             places[there.url] = f"{there.url}@{there.branches['main']}"
     both = tmp_path / "both"
     seqrecord.edit.merge_datasets(made, both, prefixes=["", "b/"])

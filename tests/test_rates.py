@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import ClipError, Seconds, SeqRecordDataset, SeqRecordRecorder, SeqRecordWriter, edit
+from seqrecord import (
+    ClipError,
+    Seconds,
+    SeqRecordMapDataset,
+    SeqRecordRecorder,
+    SeqRecordWriter,
+    edit,
+)
 from seqrecord.export import to_files
 from tests.bags import image, write_mcap
 from tests.command_line import run
@@ -119,7 +126,7 @@ def test_long_episodes_in_many_files(tmp_path: Path) -> None:
     """Parts that were written before the contradiction still say the fps."""
     said = {"timestamp": {"kind": "timestamp", "unit": "s"}}
     options: dict[str, Any] = {"features": said, "codecs": "raw", "fps": FPS}
-    with SeqRecordWriter(tmp_path / "a", **options, record_bytes=10_000, chunk_frames=4) as writer:
+    with SeqRecordWriter(tmp_path / "a", **options, max_file_size=10_000, chunk_frames=4) as writer:
         for key, late in (("e", False), ("f", True)):
             with writer.episode(key) as episode:
                 for i in range(60):
@@ -213,19 +220,19 @@ def test_video_of_a_varying_rate(
     for path in (tmp_path / "packed", video):
         assert rates(path) == [30.0, None]
         windows = {"timestamp": Seconds([-0.3, 0], tolerance=0.02)}
-        clips = SeqRecordDataset(path, windows=windows, episodes=["vary"], pad="edge")
+        clips = SeqRecordMapDataset(path, windows=windows, episodes=["vary"], pad="edge")
         times = clips[7]["timestamp"]
         assert times.tolist() == pytest.approx([0.3, 0.6])
-        both = SeqRecordDataset(path, windows=windows, pad="edge")
+        both = SeqRecordMapDataset(path, windows=windows, pad="edge")
         assert both[7 + 10]["timestamp"].tolist() == pytest.approx([0.3, 0.6])
-        strict = SeqRecordDataset(
+        strict = SeqRecordMapDataset(
             path, windows={"image": Seconds([-0.2, 0])}, episodes=["vary"], pad="edge"
         )
         with pytest.raises(ClipError, match="tolerance=") as caught:
             strict[7]
         assert "timestamps in s" in str(caught.value)
-        with pytest.raises(ClipError, match="without a list of times or every") as caught:
-            SeqRecordDataset(path, windows={"image": Seconds(-0.3, 0)})
+        with pytest.raises(ClipError, match="without a list of times or step") as caught:
+            SeqRecordMapDataset(path, windows={"image": Seconds(-0.3, 0)})
         assert caught.value.episode == "vary"
     assert "use the timestamps of feature timestamp (s)" in caplog.text
 
@@ -235,10 +242,10 @@ def test_video_without_its_timestamps(video: Path, tmp_path: Path) -> None:
     run("write", "--src", video, "--dst", tmp_path / "a", "--features", "image", "--quiet")
     assert rates(tmp_path / "a") == [30.0, None]
     with pytest.raises(ClipError, match="how many frames a second") as caught:
-        SeqRecordDataset(tmp_path / "a", windows={"image": Seconds([0.1])})
+        SeqRecordMapDataset(tmp_path / "a", windows={"image": Seconds([0.1])})
     assert caught.value.episode == "vary"
     assert "timestamp" in str(caught.value.expected)
-    SeqRecordDataset(tmp_path / "a", windows={"image": Seconds([0.1])}, episodes=["even"])
+    SeqRecordMapDataset(tmp_path / "a", windows={"image": Seconds([0.1])}, episodes=["even"])
 
 
 @pytest.mark.parametrize("features", [None, ["action"]])
@@ -256,7 +263,7 @@ def test_lerobot_of_another_fps(tmp_path: Path, version: str, features: list[str
     if features is None:
         windows = {"action": Seconds([0, 1 / fps], tolerance=1e-3)}
         good, bad = (
-            SeqRecordDataset(tmp_path / n, windows=windows, pad="edge") for n in ("good", "bad")
+            SeqRecordMapDataset(tmp_path / n, windows=windows, pad="edge") for n in ("good", "bad")
         )
         assert all(good[i]["action"].equal(bad[i]["action"]) for i in range(len(good)))
 
@@ -308,10 +315,10 @@ def test_mcap_that_drifts(tmp_path: Path) -> None:
 )
 def test_windows_of_every_unit(tmp_path: Path, unit: str, dtype: str) -> None:
     path = write(tmp_path / "a", {"e": regular()}, unit, dtype, fps=None)
-    for seconds in (Seconds([-0.2, 0.1]), Seconds([-0.2, 0.1], by="timestamp")):
-        clips = SeqRecordDataset(path, windows={"a": seconds}, pad="edge")
+    for seconds in (Seconds([-0.2, 0.1]), Seconds([-0.2, 0.1], timestamps="timestamp")):
+        clips = SeqRecordMapDataset(path, windows={"a": seconds}, pad="edge")
         assert clips[10]["a"].tolist() == [8, 11]
-    clips = SeqRecordDataset(path, windows={"a": Seconds(-0.2, 0, every=0.1)}, pad="edge")
+    clips = SeqRecordMapDataset(path, windows={"a": Seconds(-0.2, 0, step=0.1)}, pad="edge")
     assert clips[10]["a"].tolist() == [8, 9, 10]
 
 
@@ -323,13 +330,15 @@ def test_timestamps_without_a_unit(tmp_path: Path, unit: str, fps: float | None)
     path = write(tmp_path / "a", {"e": times}, None, "i8", fps)
     assert rates(path) == [fps]  # what is not known contradicts nothing
     with pytest.raises(ClipError, match="without a unit") as caught:
-        SeqRecordDataset(path, windows={"a": Seconds([0.1], by="timestamp")}, pad="edge")
+        SeqRecordMapDataset(path, windows={"a": Seconds([0.1], timestamps="timestamp")}, pad="edge")
     error = caught.value
     assert (error.episode, error.feature) == ("e", "timestamp")
     assert "if the unit is s" in str(error.got)
     command = str(error.expected).partition("`seqrecord ")[2].partition("`")[0]
     run(*command.replace("=ns", f"={unit}").split())
-    clips = SeqRecordDataset(path, windows={"a": Seconds([0.1], by="timestamp")}, pad="edge")
+    clips = SeqRecordMapDataset(
+        path, windows={"a": Seconds([0.1], timestamps="timestamp")}, pad="edge"
+    )
     assert clips[3]["a"].tolist() == [4]
 
 
@@ -340,8 +349,8 @@ def test_a_unit_that_is_given_later_counts(tmp_path: Path) -> None:
     assert rates(path) == [FPS, FPS]
     edit.describe_features(path, units={"timestamp": "ms"})
     windows = {"a": Seconds([0.1], tolerance=0.01)}
-    assert SeqRecordDataset(path, windows=windows, episodes=["f"], pad="edge")[3]["a"] == 4
-    clips = SeqRecordDataset(path, windows=windows, episodes=["e"], pad="edge")
+    assert SeqRecordMapDataset(path, windows=windows, episodes=["f"], pad="edge")[3]["a"] == 4
+    clips = SeqRecordMapDataset(path, windows=windows, episodes=["e"], pad="edge")
     assert clips[5]["a"] == 6
     with pytest.raises(ClipError, match="near enough"):
         clips[6]  # the next frame is 0.2 s later
@@ -349,7 +358,7 @@ def test_a_unit_that_is_given_later_counts(tmp_path: Path) -> None:
 
 def test_plausible_seconds_need_no_unit(tmp_path: Path) -> None:
     path = write(tmp_path / "a", {"e": regular(), "one": [7.0]}, None, fps=None)
-    clips = SeqRecordDataset(path, windows={"a": Seconds([0.1])}, pad="edge")
+    clips = SeqRecordMapDataset(path, windows={"a": Seconds([0.1])}, pad="edge")
     assert clips[3]["a"].tolist() == [4]
     assert rates(write(tmp_path / "b", {"e": moved(7, 1)}, None)) == [None]
 
@@ -358,10 +367,10 @@ def test_units_that_are_no_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a", {"e": regular()}, "s", fps=None)
     edit.describe_features(path, units={"timestamp": "m"})
     with pytest.raises(ClipError, match="not a timestamp") as caught:
-        SeqRecordDataset(path, windows={"a": Seconds([0.1], by="timestamp")})
+        SeqRecordMapDataset(path, windows={"a": Seconds([0.1], timestamps="timestamp")})
     assert "unit m" in str(caught.value.got)
     with pytest.raises(ClipError, match="how many frames a second"):
-        SeqRecordDataset(path, windows={"a": Seconds([0.1])})
+        SeqRecordMapDataset(path, windows={"a": Seconds([0.1])})
 
 
 def test_several_timestamps_must_be_chosen_from(tmp_path: Path) -> None:
@@ -370,19 +379,21 @@ def test_several_timestamps_must_be_chosen_from(tmp_path: Path) -> None:
         for i, time in enumerate(regular()):
             episode.append({"a": np.int64(i), "one": time, "two": 2 * time})
     with pytest.raises(ClipError, match="how many frames a second") as caught:
-        SeqRecordDataset(tmp_path / "a", windows={"a": Seconds([0.1])})
-    assert caught.value.expected == "by= one of one, two"
-    clips = SeqRecordDataset(tmp_path / "a", windows={"a": Seconds([0.2], by="two")}, pad="edge")
+        SeqRecordMapDataset(tmp_path / "a", windows={"a": Seconds([0.1])})
+    assert caught.value.expected == "timestamps= one of one, two"
+    clips = SeqRecordMapDataset(
+        tmp_path / "a", windows={"a": Seconds([0.2], timestamps="two")}, pad="edge"
+    )
     assert clips[3]["a"].tolist() == [4]
 
 
 def test_messages_name_the_unit(tmp_path: Path) -> None:
     path = write(tmp_path / "a", {"e": [0.0, 0.1, 0.1, 0.3]}, "ms", fps=None)
     with pytest.raises(ClipError, match=r"do not ascend.*timestamps in ms"):
-        SeqRecordDataset(path, windows={"a": Seconds([0.1])})
+        SeqRecordMapDataset(path, windows={"a": Seconds([0.1])})
     path = write(tmp_path / "b", {"e": [0.0, 0.1, 0.15, 0.3]}, "ns", "i8", fps=None)
     with pytest.raises(ClipError, match=r"near enough.*timestamps in ns"):
-        SeqRecordDataset(path, windows={"a": Seconds([0.1])}, pad="edge")[2]
+        SeqRecordMapDataset(path, windows={"a": Seconds([0.1])}, pad="edge")[2]
 
 
 @pytest.mark.parametrize("fps", [FPS, 3 * FPS])

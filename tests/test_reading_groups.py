@@ -67,7 +67,7 @@ def write(root: Path, seed: int) -> dict[str, Frames]:
         schema=SCHEMA,
         codecs=codecs,
         chunk_frames=rng.choice([None, 3, 64, 100]),
-        record_bytes=rng.choice([1000, 20_000, 1 << 30]),
+        max_file_size=rng.choice([1000, 20_000, 1 << 30]),
     ) as writer:
         for number in range(4):
             key = f"env/{number}"

@@ -59,7 +59,7 @@ def test_it_records_what_a_writer_writes(tmp_path: Path) -> None:
         tmp_path / "recorded",
         schema=small_schema(),
         chunk_frames=4,
-        record_bytes=30_000,
+        max_file_size=30_000,
         flush_seconds=60,
     ) as recorder:
         for number, key in enumerate(EPISODES):
@@ -165,7 +165,7 @@ def test_appending_waits_for_nothing(tmp_path: Path, gate: Gate, gated: Storage)
     assert reached
     assert (before.recorded_frames, before.written_frames) == (50, 0)
     assert before.queued_frames == 49
-    assert (after.safe_frames, after.queued_frames) == (50, 0)
+    assert (after.durable_frames, after.queued_frames) == (50, 0)
     with seqrecord.open(tmp_path / "d") as dataset:
         np.testing.assert_array_equal(dataset.episodes["a"][:]["x"][:, 0], np.arange(50))
 

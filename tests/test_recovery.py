@@ -39,9 +39,9 @@ def write_ended(writer: SeqRecordWriter, *keys: str) -> None:
                 episode.append(frame)
 
 
-def write(folder: Path, *ends: bool, record_bytes: int = 1 << 20) -> None:
+def write(folder: Path, *ends: bool, max_file_size: int = 1 << 20) -> None:
     """Episodes e0, e1, …, of which the last may not end, as a kill leaves them."""
-    writer = abandonable(folder, record_bytes=record_bytes, **SETTINGS)
+    writer = abandonable(folder, max_file_size=max_file_size, **SETTINGS)
     write_ended(writer, *(f"e{number}" for number in range(sum(ends))))
     if not all(ends):
         episode = writer.episode("open")
@@ -70,7 +70,7 @@ def recovered(root: Path) -> list[str]:
     """Keys of what a resume finds, which changes nothing and leaves whole copies."""
     before = contents(root)
     writer = SeqRecordWriter(root, mode="resume")
-    keys = sorted(writer.finished_keys)
+    keys = sorted(writer.completed_episodes)
     writer.abort()
     after = contents(root)
     assert before.items() <= after.items()
@@ -160,7 +160,7 @@ def test_notes_of_another_file(cut: Path, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.parametrize("lost", [0, 1])
 def test_an_episode_whose_first_part_is_in_a_finished_file(tmp_path: Path, lost: int) -> None:
     """It is recovered, and its last part copied, if the first is there."""
-    write(tmp_path, True, record_bytes=300)
+    write(tmp_path, True, max_file_size=300)
     assert num_copies(tmp_path) == 1
     for path in list((tmp_path / "records").glob("*.seqrec"))[:lost]:
         path.unlink()
@@ -281,7 +281,7 @@ def test_a_damaged_file_of_the_dataset(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A resume would drop its episodes, and refuses; a reindex is asked to, and says which."""
-    with SeqRecordWriter(tmp_path, record_bytes=1, **SETTINGS) as writer:
+    with SeqRecordWriter(tmp_path, max_file_size=1, **SETTINGS) as writer:
         write_ended(writer, "a", "b")
     writer = abandonable(tmp_path, mode="append", **SETTINGS)
     write_ended(writer, "c")

@@ -17,7 +17,14 @@ from click.testing import CliRunner
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
 from seqrecord.errors import LocationError, MissingPackageError, SourceError
-from seqrecord.sources import Folders, Source, SourceFormat, TartanAir, Videos, format_names
+from seqrecord.sources import (
+    FolderSource,
+    Source,
+    SourceFormat,
+    TartanAirSource,
+    VideoSource,
+    format_names,
+)
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.cache import CachedStorage
@@ -118,9 +125,9 @@ def test_docs_list_every_format() -> None:
 
 def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
-    assert isinstance(open_source(tmp_path), TartanAir)
-    assert isinstance(open_source(tmp_path, format="tartanair"), TartanAir)
-    assert isinstance(open_source(tmp_path, format="folders"), Folders)
+    assert isinstance(open_source(tmp_path), TartanAirSource)
+    assert isinstance(open_source(tmp_path, format="tartanair"), TartanAirSource)
+    assert isinstance(open_source(tmp_path, format="folders"), FolderSource)
     with pytest.raises(SourceError, match="nothing here of the format folders") as caught:
         open_source(tmp_path / "a" / "Easy" / "P000" / "image_left", format="folders")
     assert "000000_left.png" in str(caught.value.got)
@@ -140,7 +147,7 @@ def test_options_are_of_one_format(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="cameras cannot be chosen for the format folders"):
         open_source(tmp_path / "two", cameras=["left"])
     with pytest.raises(LocationError, match="a URL; expected: a path of this machine"):
-        TartanAir("az://container/tartanair")
+        TartanAirSource("az://container/tartanair")
 
 
 def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install) -> None:
@@ -268,7 +275,7 @@ def test_a_part_of_a_lerobot_dataset(tmp_path: Path, part: str) -> None:
     assert caught.value.expected == str(root)
     if part == "videos":
         source: Source = open_source(path, format="videos")
-        assert isinstance(source, Videos)
+        assert isinstance(source, VideoSource)
         with pytest.raises(SourceError, match="a part of a LeRobot dataset"):
             open_source(next(path.rglob("*.mp4")))
 

@@ -19,11 +19,11 @@ from seqrecord import (
     FeatureSpec,
     Latest,
     Seconds,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
     StateError,
 )
@@ -89,7 +89,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "windows": {
                 "image_left": [-1, 0],
-                "points": Seconds([-0.1, 0.2], by="stamp"),
+                "points": Seconds([-0.1, 0.2], timestamps="stamp"),
                 "gps": Latest([0], max_age=2),
             },
             "ragged": {"points": 4},
@@ -107,7 +107,7 @@ def renamed(options: Any) -> Any:
     if isinstance(options, CenterCrop):
         return CenterCrop((4, 4), features=[NAMES[name] for name in options.features or ()])
     if isinstance(options, Seconds):
-        return Seconds([-0.1, 0.2], by=NAMES["stamp"])
+        return Seconds([-0.1, 0.2], timestamps=NAMES["stamp"])
     if isinstance(options, list):
         return [renamed(one) for one in options]
     if isinstance(options, dict):
@@ -124,12 +124,12 @@ def same(old: Any, new: Any) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordNode, SeqRecordDataset])
+@pytest.mark.parametrize("loader", [SeqRecordPipe, SeqRecordNode, SeqRecordMapDataset])
 def test_the_same_clips_under_other_names(path: Path, loader: Any, name: str) -> None:
     plain, of_features = OPTIONS[name]
     old = loader(path, **plain, **of_features)
     new = loader(path, **plain, rename=NAMES, **renamed(of_features))
-    if loader is SeqRecordDataset:
+    if loader is SeqRecordMapDataset:
         same((old[i] for i in range(len(old))), (new[i] for i in range(len(new))))
     else:
         same(old, new)
@@ -149,7 +149,9 @@ def test_a_transform_gets_and_names_the_new_ones(path: Path) -> None:
 
 def test_workers_and_open_datasets(path: Path) -> None:
     """An open dataset with other names is pickled with these."""
-    stream = SeqRecordStream(path, clip_len=3, batch_size=2, features=["image_left"], rename=NAMES)
+    stream = SeqRecordIterableDataset(
+        path, clip_len=3, batch_size=2, features=["image_left"], rename=NAMES
+    )
     here = [digest(batch) for batch in DataLoader(stream, batch_size=None, num_workers=0)]
     stream.set_epoch(0)
     loader = DataLoader(
@@ -177,8 +179,10 @@ def test_a_mix_joins_what_was_renamed(path: Path, tmp_path: Path) -> None:
         for _ in range(8):
             episode.append({"image": np.zeros((6, 8, 3), np.uint8), "pose": np.zeros(2)})
     sources = {
-        "a": SeqRecordStream(path, clip_len=2, rename=NAMES, windows={"position": Latest()}),
-        "b": SeqRecordStream(tmp_path / "other", clip_len=2),
+        "a": SeqRecordIterableDataset(
+            path, clip_len=2, rename=NAMES, windows={"position": Latest()}
+        ),
+        "b": SeqRecordIterableDataset(tmp_path / "other", clip_len=2),
     }
     mix = SeqRecordMix(sources, batch_size=4, features="intersection")
     for batch in mix:
@@ -217,7 +221,7 @@ def test_names_that_cannot_be(
     path: Path, rename: Any, error: type[SeqRecordError], got: str
 ) -> None:
     options: dict[str, Any] = {"features": ["image_left", "points"], "metadata": ["task"]}
-    for loader in (SeqRecordPipe, SeqRecordDataset):
+    for loader in (SeqRecordPipe, SeqRecordMapDataset):
         with pytest.raises(error) as caught:
             loader(path, clip_len=2, pad="edge", **options, rename=rename)
         assert got in str(caught.value.got)

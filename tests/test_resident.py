@@ -20,9 +20,9 @@ import seqrecord
 from seqrecord import (
     DepthToMeters,
     EngineOptions,
+    SeqRecordIterableDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
     open_source,
 )
@@ -125,12 +125,14 @@ def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]
     if options == CLIPS:
         assert decoded == [FRAMES, 0, 0]
         assert all(sorted(epoch) == every_clip() for epoch in epochs)
-        assert pipe.stats()["mixed_from"] == NUM_CLIPS
+        assert pipe.stats()["num_interleaved"] == NUM_CLIPS
     assert options.get("shuffle", True) == (epochs[1] != epochs[2])
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"drop_last": True}, {"equal": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": False}, {"drop_last": True}, {"even_batches": False}]
+)
 def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, Any]) -> None:
     """Each clip comes once in an epoch over all ranks, and each rank decodes only its own."""
     pipes = [
@@ -142,11 +144,11 @@ def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, A
     for epoch in range(3):
         found = [clips_of(path, pipe) for pipe in pipes]
         every = Counter(clip for clips in found for clip in clips)
-        repeated = sum(pipe.stats()["clips_repeated"] for pipe in pipes)
+        repeated = sum(pipe.stats()["duplicate_clips"] for pipe in pipes)
         if "drop_last" not in options:
             assert every.keys() == set(every_clip())
             assert every.total() == NUM_CLIPS + repeated
-        assert len({len(pipe) for pipe in pipes}) == 1 or "equal" in options
+        assert len({len(pipe) for pipe in pipes}) == 1 or "even_batches" in options
         if epoch and "drop_last" not in options:
             assert [Counter(clips) for clips in found] == shards
         shards = [Counter(clips) for clips in found]
@@ -157,7 +159,7 @@ def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, A
             assert decoded == [0] * num_ranks
     assert total < 2 * FRAMES
     nbytes = sum(one["image"].nbytes + one["id"].nbytes for one in frames_of(path).values())
-    held = [pipe.stats()["resident_bytes"] for pipe in pipes]
+    held = [pipe.stats()["peak_buffer_bytes"] for pipe in pipes]
     assert sum(held) < 1.6 * nbytes
     assert max(held) < nbytes
 
@@ -206,7 +208,7 @@ def test_memory_is_within_the_limit(path: Path) -> None:
         pipe = SeqRecordPipe(path, **CLIPS, memory_limit=limit)
         for _ in range(2):
             assert sorted(clips_of(path, pipe)) == every_clip()
-        assert pipe.stats()["resident_bytes"] <= limit
+        assert pipe.stats()["peak_buffer_bytes"] <= limit
         kept.append(pipe.stats()["frames_decoded"] == 0)
     assert kept == [False, False, True]
 
@@ -263,17 +265,19 @@ def test_every_position_resumes(video: Path, options: dict[str, Any]) -> None:
     if "rank" in options:
         options = {"world_size": 2, **options}
     if "shuffle" in options:
-        stream = SeqRecordStream(video, **CLIPS, **options)
+        stream = SeqRecordIterableDataset(video, **CLIPS, **options)
         whole = [digests(stream) for _ in range(3)]
         for place in (1, 4):
-            first = SeqRecordStream(video, **CLIPS, **options)
+            first = SeqRecordIterableDataset(video, **CLIPS, **options)
             digests(first)
             list(islice(first, place))
-            assert digests(resumed(SeqRecordStream(video, **CLIPS, **options), first.state_dict()))
+            assert digests(
+                resumed(SeqRecordIterableDataset(video, **CLIPS, **options), first.state_dict())
+            )
         assert whole[0] == whole[1]
         return
     check_resume(
-        lambda: SeqRecordStream(video, **{**CLIPS, "batch_size": 16}, **options),
+        lambda: SeqRecordIterableDataset(video, **{**CLIPS, "batch_size": 16}, **options),
         positions=lambda count: range(1, count, 3),
     )
 
@@ -319,8 +323,8 @@ def test_a_state_needs_memory_for_its_order(video: Path) -> None:
 
 
 def mix_of(path: Path, **ranks: Any) -> SeqRecordMix:
-    sources = {name: SeqRecordStream(path, clip_len=4) for name in ("one", "two")}
-    return SeqRecordMix(sources, batch_size=6, seed=4, stop="longest", **ranks)
+    sources = {name: SeqRecordIterableDataset(path, clip_len=4) for name in ("one", "two")}
+    return SeqRecordMix(sources, batch_size=6, seed=4, stopping_strategy="all_exhausted", **ranks)
 
 
 def test_a_mix_decodes_once(video: Path) -> None:
@@ -346,7 +350,7 @@ def test_workers(video: Path, tmp_path: Path) -> None:
 
     def epochs(**options: Any) -> list[list[tuple[str, int]]]:
         loader: Any = DataLoader(
-            SeqRecordStream(video, **CLIPS), batch_size=None, num_workers=2, **options
+            SeqRecordIterableDataset(video, **CLIPS), batch_size=None, num_workers=2, **options
         )
         return [clips_of(video, loader) for _ in range(3)]
 
@@ -361,7 +365,7 @@ def test_workers(video: Path, tmp_path: Path) -> None:
         assert set(clips) == set(every_clip())
     check_stateful_loader(
         lambda **options: StatefulDataLoader(
-            SeqRecordStream(video, **CLIPS), batch_size=None, num_workers=2, **options
+            SeqRecordIterableDataset(video, **CLIPS), batch_size=None, num_workers=2, **options
         )
     )
 
@@ -383,11 +387,11 @@ def test_depth_in_metres_is_deterministic(tmp_path: Path) -> None:
 def test_the_map_style_class_decodes_once(
     path: Path, given: dict[str, Any], windows: dict[str, Any] | None
 ) -> None:
-    def make(**options: Any) -> seqrecord.SeqRecordDataset:
+    def make(**options: Any) -> seqrecord.SeqRecordMapDataset:
         if given:
             options["deterministic_transform"] = True
         wanted = {"clip_len": 4} if windows is None else {"windows": windows}
-        return seqrecord.SeqRecordDataset(path, **wanted, **given, **options)
+        return seqrecord.SeqRecordMapDataset(path, **wanted, **given, **options)
 
     kept, anew = make(), make(memory_limit=0)
     order = np.random.default_rng(0).permutation(len(kept)).tolist()

@@ -18,10 +18,10 @@ from seqrecord import (
     FeatureSpec,
     RandomCrop,
     Resize,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
     export,
 )
@@ -160,7 +160,7 @@ def test_values_by_codec(path: Path) -> None:
 def test_masks_depth_and_labels_take_the_nearest_pixel(path: Path) -> None:
     frames, size = seqrecord.open(path).episodes["b"][:], (37, 150)
     names = ["depth", "labels", "seg"]
-    clips = SeqRecordDataset(path, clip_len=9, episodes=["b"], resize=dict.fromkeys(names, size))
+    clips = SeqRecordMapDataset(path, clip_len=9, episodes=["b"], resize=dict.fromkeys(names, size))
     for name in names:
         np.testing.assert_array_equal(clips[0][name], nearest(frames[name], size))
 
@@ -181,7 +181,7 @@ def test_every_path_gives_the_same(home: Path, codec: str) -> None:
     ):
         given = {**CLIPS, "resize": SIZES, **options}
         assert clips_of(SeqRecordPipe(location, **given)) == expected, options
-    by_number = SeqRecordDataset(path, clip_len=3, resize=SIZES, memory_limit=0)
+    by_number = SeqRecordMapDataset(path, clip_len=3, resize=SIZES, memory_limit=0)
     assert clips_of(by_number[i] for i in range(len(by_number))) == expected
     episode = by_number.dataset.episodes["a"]
     np.testing.assert_array_equal(episode[4]["image"], by_number[4]["image"][0])
@@ -189,7 +189,7 @@ def test_every_path_gives_the_same(home: Path, codec: str) -> None:
 
 
 def test_worker_processes_give_the_same(video: Path) -> None:
-    stream = SeqRecordStream(video, **CLIPS, resize=SIZES)
+    stream = SeqRecordIterableDataset(video, **CLIPS, resize=SIZES)
     expected = clips_of(SeqRecordPipe(video, **CLIPS, resize=SIZES))
     assert clips_of(DataLoader(stream, batch_size=None, num_workers=1)) == expected
 
@@ -208,7 +208,7 @@ def test_memory_is_that_of_resized_frames(video: Path) -> None:
     names = ["image", "labels"]
     sizes: dict[str, Any] = dict.fromkeys(names, HALF)
     pipes = [SeqRecordPipe(video, **CLIPS, features=names, resize=r) for r in (None, sizes)]
-    full, half = (collect(pipe)["resident_bytes"] for pipe in pipes)
+    full, half = (collect(pipe)["peak_buffer_bytes"] for pipe in pipes)
     assert full == 4 * half == FRAMES * HEIGHT * WIDTH * 4
     reports = [
         seqrecord.plan(video, **CLIPS, features=names, memory_limit=2_500_000, resize=r)
@@ -221,18 +221,21 @@ def test_memory_is_that_of_resized_frames(video: Path) -> None:
 
 def test_one_size_for_all_images(raw: Path) -> None:
     """Features of kind image, and no others."""
-    clip = SeqRecordDataset(raw, clip_len=1, resize=HALF)[0]
+    clip = SeqRecordMapDataset(raw, clip_len=1, resize=HALF)[0]
     shapes = {name: tuple(clip[name].shape[1:3]) for name in ("image", "seg", "labels", "depth")}
     assert shapes.pop("image") == HALF
     assert {*shapes.values()} == {(HEIGHT, WIDTH)}
 
 
 def test_names_are_the_new_ones(raw: Path) -> None:
-    clips = SeqRecordDataset(raw, clip_len=1, rename={"image": "rgb"}, resize={"rgb": HALF})
+    clips = SeqRecordMapDataset(raw, clip_len=1, rename={"image": "rgb"}, resize={"rgb": HALF})
     assert clips[0]["rgb"].shape == (1, *HALF, 3)
-    again = SeqRecordDataset(clips.dataset, clip_len=1, rename={"rgb": "eye"}, features=["rgb"])
+    again = SeqRecordMapDataset(clips.dataset, clip_len=1, rename={"rgb": "eye"}, features=["rgb"])
     assert again[0]["eye"].shape == (1, *HALF, 3)
-    assert SeqRecordDataset(again.dataset, clip_len=1, resize=(8, 8))[0]["eye"].shape[1:3] == (8, 8)
+    assert SeqRecordMapDataset(again.dataset, clip_len=1, resize=(8, 8))[0]["eye"].shape[1:3] == (
+        8,
+        8,
+    )
 
 
 def test_transforms_get_resized_frames(video: Path) -> None:
@@ -266,15 +269,15 @@ def test_intrinsics(raw: Path) -> None:
     """Those that `Resize` tells of; with a crop, those of its window of the resized frame."""
     size = (40, 200)
     options: dict[str, Any] = {"clip_len": 1, "features": ["image", "labels"]}
-    resized = SeqRecordDataset(raw, **options, resize=dict.fromkeys(options["features"], size))
-    expected = SeqRecordDataset(raw, **options, clip_transform=Resize(size))[0]["intrinsics"]
+    resized = SeqRecordMapDataset(raw, **options, resize=dict.fromkeys(options["features"], size))
+    expected = SeqRecordMapDataset(raw, **options, clip_transform=Resize(size))[0]["intrinsics"]
     along_y, along_x = size[0] / HEIGHT, size[1] / WIDTH
     by_hand = [100 * along_x, 90 * along_y, 51 * along_x - 0.5, 40.75 * along_y - 0.5]
     np.testing.assert_allclose(expected, by_hand)
     for name in options["features"]:
         np.testing.assert_allclose(resized[0][f"{name}_intrinsics"], by_hand)
     assert "intrinsics" not in resized[0]
-    cropped = SeqRecordDataset(
+    cropped = SeqRecordMapDataset(
         *(raw,), **options, resize=size, clip_transform=RandomCrop((20, 20), features=["image"])
     )[0]
     top, left = cropped["crop"][:2].tolist()
@@ -293,7 +296,7 @@ def test_intrinsics_of_frames_of_several_sizes(tmp_path: Path) -> None:
             with writer.episode(key, metadata={"camera": camera}) as episode:
                 images[key] = pictures(1, 5)[0, :height, :width]
                 episode.append({"image": images[key]})
-    clips = SeqRecordDataset(tmp_path / "r", clip_len=1, resize=(4, 5))
+    clips = SeqRecordMapDataset(tmp_path / "r", clip_len=1, resize=(4, 5))
     found = clips.__getitems__([0, 1])
     for clip, (key, image) in zip(found, images.items(), strict=True):
         pillow = Image.fromarray(image).resize((5, 4), Image.Resampling.BILINEAR)
@@ -333,7 +336,7 @@ def test_images_of_other_dtypes(tmp_path: Path, dtype: str, channels: tuple[int,
     writer = SeqRecordWriter(tmp_path / "r", schema=Schema([spec]))
     with writer, writer.episode("a") as episode:
         episode.append({"image": image})
-    found = SeqRecordDataset(tmp_path / "r", clip_len=1, resize=(4, 6))[0]["image"][0].numpy()
+    found = SeqRecordMapDataset(tmp_path / "r", clip_len=1, resize=(4, 6))[0]["image"][0].numpy()
     assert found.dtype == image.dtype
     expected = image.reshape(4, 2, 6, 2, *channels).mean(axis=(1, 3), dtype=np.float64)
     np.testing.assert_allclose(found, expected, atol=0.5 if dtype[0] == "u" else 0.1)
@@ -370,7 +373,7 @@ def test_in_place(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exports_are_of_stored_frames(raw: Path, tmp_path: Path) -> None:
-    clips = SeqRecordDataset(raw, clip_len=1, resize=HALF)
+    clips = SeqRecordMapDataset(raw, clip_len=1, resize=HALF)
     export.to_files(clips.dataset, ["b"], tmp_path / "files")
     [path, *_] = sorted((tmp_path / "files").rglob("image/*.png"))
     with Image.open(path) as image:

@@ -118,7 +118,7 @@ def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
         with seqrecord.open(path) as reader:
             fingerprint = reader.fingerprint
         before = size_of(path)
-        report = edit.rewrite_files(path, least_dead=0.001)
+        report = edit.rewrite_files(path, min_unused=0.001)
         assert set(report.rewritten) | set(report.written) <= paths_in(path)
         model = without(model, name)
         assert content(path) == model
@@ -146,7 +146,7 @@ def test_a_feature_of_a_group_is_freed(dataset: tuple[Path, Model]) -> None:
 def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> None:
     path, _ = dataset
     edit.delete_episodes(path, "e0")
-    [record, *_] = edit.rewrite_files(path, dry_run=True, least_dead=0.001).rewritten
+    [record, *_] = edit.rewrite_files(path, dry_run=True, min_unused=0.001).rewritten
     with seqrecord.open(path) as reader:
         group = reader.contents.index.groups[0]
         [number] = [
@@ -164,7 +164,7 @@ def test_of_what_is_damaged_nothing_is_copied(dataset: tuple[Path, Model]) -> No
         ChecksumError,
         match=rf"{record}; offset: {offset}; episode: {key}; feature: x; expected: CRC",
     ):
-        edit.rewrite_files(path, least_dead=0.001)
+        edit.rewrite_files(path, min_unused=0.001)
     assert paths_in(path) == before
 
 
@@ -175,7 +175,7 @@ def test_what_came_damaged_once_is_copied(dataset: tuple[Path, Model], tmp_path:
     for number in itertools.count(3 * len(named(path))):  # three reads of each footer
         place = shutil.copytree(path, tmp_path / str(number))
         storage = DamagesOnce(LocalStorage(place), number=number)
-        assert edit.rewrite_files(storage, least_dead=0.001).written  # type: ignore[arg-type]
+        assert edit.rewrite_files(storage, min_unused=0.001).written  # type: ignore[arg-type]
         if storage.left >= 0:  # there are no more reads
             break
         check(place, kept(model, "e0"))
@@ -189,7 +189,7 @@ def test_what_is_hardly_dead_stays(dataset: tuple[Path, Model]) -> None:
         found = [
             share / 20
             for share in range(1, 21)
-            if record in edit.rewrite_files(path, dry_run=True, least_dead=share / 20).rewritten
+            if record in edit.rewrite_files(path, dry_run=True, min_unused=share / 20).rewritten
         ]
         assert found == [share / 20 for share in range(1, len(found) + 1)]
         shares[record] = max(found, default=0)
@@ -198,8 +198,8 @@ def test_what_is_hardly_dead_stays(dataset: tuple[Path, Model]) -> None:
     expected = {record for record, share in shares.items() if share >= 0.25}
     assert set(edit.rewrite_files(path).rewritten) == expected
     for share in (0, -1, 1.01, float("nan")):
-        with pytest.raises(ValueError, match="least_dead"):
-            edit.rewrite_files(path, least_dead=share)
+        with pytest.raises(ValueError, match="min_unused"):
+            edit.rewrite_files(path, min_unused=share)
     with pytest.raises(NotFoundError, match="no dataset"):
         edit.rewrite_files(path.parent / "nowhere")
     check(path, kept(model, "e1"))
@@ -214,7 +214,7 @@ def test_a_reader_keeps_old_files_until_they_are_old_enough(dataset: tuple[Path,
     edit.delete_episodes(path, ["e0", "e1", "e3"])
     by_edit = old - named(path)
     assert by_edit
-    rewritten = set(edit.rewrite_files(path, least_dead=0.001).rewritten)
+    rewritten = set(edit.rewrite_files(path, min_unused=0.001).rewritten)
     assert rewritten
     assert edit.clean(path, older_than=86_400) == []
     for note in (path / "records").glob("*.left"):
@@ -231,7 +231,7 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
     path, model = dataset
     edit.drop_features(path, "y")
     model = without(model, "y")
-    total = set(edit.rewrite_files(path, least_dead=0.001, dry_run=True).rewritten)
+    total = set(edit.rewrite_files(path, min_unused=0.001, dry_run=True).rewritten)
     assert len(total) > 3
     seen: list[edit.CopyProgress] = []
 
@@ -241,13 +241,13 @@ def test_several_commits_and_another_writer(dataset: tuple[Path, Model]) -> None
             model.update(write(path, {"late": 2}, ["x", "s"], mode="append"))
 
     with pytest.raises(ConflictError, match="another writer committed meanwhile"):
-        edit.rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=show)
+        edit.rewrite_files(path, min_unused=0.001, commit_bytes=1, progress=show)
     left = named(path) & total
     assert len(left) == len(total) - 2
     # And one that was written for a commit that was refused.
     assert named(path) | total < {p for p in paths_in(path) if p.endswith(".seqrec")}
     check(path, model)
-    report = edit.rewrite_files(path, least_dead=0.001, commit_bytes=1, progress=seen.append)
+    report = edit.rewrite_files(path, min_unused=0.001, commit_bytes=1, progress=seen.append)
     assert not total & named(path)
     assert (seen[-1].copied_bytes, seen[-1].total_bytes) == (report.copied_bytes,) * 2
     check(path, model)
@@ -265,7 +265,7 @@ def test_leaving_out_a_file_that_alone_tells_an_episodes_length(tmp_path: Path) 
     edit.rename_episodes(path, {"e0": "first"})
     model = {"first": model["e0"], "e1": model["e1"]}
     assert content(path) == model
-    edit.rewrite_files(path, least_dead=0.001)
+    edit.rewrite_files(path, min_unused=0.001)
     edit.clean(path, older_than=0)
     check(path, model)
 
@@ -277,12 +277,12 @@ def test_chunks_of_an_episode_that_do_not_follow_each_other_stay_apart(tmp_path:
     assert len(named(path)) > 3
     edit.delete_episodes(path, ["e0", "e2"])
     model = kept(model, "e0", "e2")
-    report = edit.rewrite_files(path, least_dead=0.001)
+    report = edit.rewrite_files(path, min_unused=0.001)
     assert (len(report.rewritten), len(report.written)) == (2, 2)
     edit.clean(path, older_than=0)
     check(path, model)
     edit.drop_features(path, "y")  # of all of them
-    report = edit.rewrite_files(path, least_dead=0.001)
+    report = edit.rewrite_files(path, min_unused=0.001)
     assert len(report.rewritten) == 4 > len(report.written)
     edit.clean(path, older_than=0)
     check(path, without(model, "y"))
@@ -292,7 +292,7 @@ def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
     path = tmp_path / "records"
     described: dict[str, Any] = {name: {"kind": "timestamp"} for name in "tu"}
     described |= {name: {"shape": (None, size)} for name, size in (("gone", 2), ("cloud", 3))}
-    with SeqRecordWriter(path, features=described, chunk_frames=3, record_bytes=3000) as writer:
+    with SeqRecordWriter(path, features=described, chunk_frames=3, max_file_size=3000) as writer:
         for number in range(6):
             with writer.episode(f"e{number}", fps=10) as episode:
                 for i in range(number + 3):
@@ -320,7 +320,7 @@ def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
     edit.delete_episodes(path, ["e1", "e4"])
     edit.drop_features(path, ["u", "gone"])
     expected = frames()
-    assert len(edit.rewrite_files(path, least_dead=0.01).rewritten) > 2
+    assert len(edit.rewrite_files(path, min_unused=0.01).rewritten) > 2
     assert frames() == expected
     edit.clean(path, older_than=0)
     assert not seqrecord.verify(path, deep=True).problems
@@ -357,11 +357,11 @@ def test_any_history(
             edit.drop_features(path, dropped)
             model = without(model, dropped)
         elif step == "add" and (name := f"z{choice % 2}") not in names:
-            edit.add_feature(path, name, some(name, number), record_bytes=100 + choice)
+            edit.add_feature(path, name, some(name, number), max_file_size=100 + choice)
             model, names = with_feature(model, name, number), [*names, name]
         elif step == "rewrite":
             size = 1 + choice % 60_000
-            edit.rewrite_files(path, least_dead=(0.001, 0.25, 0.6)[choice % 3], record_bytes=size)
+            edit.rewrite_files(path, min_unused=(0.001, 0.25, 0.6)[choice % 3], max_file_size=size)
         elif step == "clean":
             edit.clean(path, older_than=0)
         elif step == "reindex":
@@ -379,7 +379,7 @@ def test_any_history(
             other, dropped = f"late{number}", names.pop(choice % len(names))
             edit.add_feature(path, other, some(other))
             edit.drop_features(path, dropped)
-            edit.rewrite_files(path, least_dead=0.001)
+            edit.rewrite_files(path, min_unused=0.001)
             model, names = without(with_feature(model, other), dropped), [*names, other]
             with pytest.raises(ConflictError):
                 writer.close()
@@ -408,7 +408,7 @@ def test_killed_at_some_steps(
     edit.drop_features(path, "y")
     model = without(kept(model, "e1", "e3"), "y")
     actions: dict[str, tuple[Callable[[Path], object], Model]] = {
-        "rewrite": (partial(edit.rewrite_files, least_dead=0.001), model),
+        "rewrite": (partial(edit.rewrite_files, min_unused=0.001), model),
         "add": (lambda folder: edit.add_feature(folder, "z", some("z")), with_feature(model, "z")),
         "drop": (lambda folder: edit.drop_features(folder, "s"), without(model, "s")),
     }
@@ -431,7 +431,7 @@ def test_killed_at_some_steps(
             assert content(copy) == found
         if not is_done:
             action(copy)
-        assert what != "rewrite" or not edit.rewrite_files(copy, least_dead=0.001).rewritten
+        assert what != "rewrite" or not edit.rewrite_files(copy, min_unused=0.001).rewritten
         edit.clean(copy, older_than=0)
         assert paths_in(copy) == named(copy)
         check(copy, after)
@@ -444,7 +444,7 @@ def test_rewritten_files_are_merged(dataset: tuple[Path, Model], tmp_path: Path)
     path, model = dataset
     edit.delete_episodes(path, "e1")
     other = write(tmp_path / "other", {"o": 3}, NAMES)
-    edit.rewrite_files(path, least_dead=0.001)
+    edit.rewrite_files(path, min_unused=0.001)
     edit.merge_datasets([path, tmp_path / "other"], tmp_path / "merged")
     check(tmp_path / "merged", {**kept(model, "e1"), **other})
 
@@ -468,12 +468,12 @@ def test_the_command(dataset: tuple[Path, Model]) -> None:
         f" freed when the old ones are removed\n{path}: 0 files would be removed\n"
     )
     assert "rewritten" not in run("--no-rewrite")
-    assert "rewritten" not in run("--min-dead", "1")
+    assert "rewritten" not in run("--min-unused", "1")
     assert paths_in(path) == before
     text = run("--quiet")
     assert f"{path}: {count} rewritten: " in text
     assert text.endswith("0 files removed\n")
     assert set(planned.rewritten) <= set(run("--older-than", "0s").splitlines())
     check(path, kept(model, "e3"))
-    for words in (["--min-dead", "0"], ["--min-dead", "1.1"]):
+    for words in (["--min-unused", "0"], ["--min-unused", "1.1"]):
         run(*words, code=2)

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream, StateError
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateError
 from tests.clip_data import check, effective, names, possible_clips
 from tests.resume_contract import check_resume
 
@@ -150,7 +150,7 @@ def test_ranks_have_equally_many_batches(path: Path, monkeypatch: pytest.MonkeyP
             batches = [names(batch) for batch in pipe]
             counts[-1].append(list(map(len, batches)))
             clips += [name for batch in batches for name in batch]
-            repeated += pipe.stats()["clips_repeated"]
+            repeated += pipe.stats()["duplicate_clips"]
     assert counts[0] == counts[1] == counts[2]
     assert sorted(set(clips)) == every_clip()
     assert len(clips) - len(set(clips)) == repeated > 0
@@ -181,10 +181,10 @@ def test_no_batch_in_some_epoch_is_refused_in_any(
         {},
         {"batch_size": None, "stride": 9},
         {"shuffle": False, "stride": 3},
-        {"shuffle": False, "batch_size": 7, "equal": False},
+        {"shuffle": False, "batch_size": 7, "even_batches": False},
     ],
 )
-@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
 def test_resuming_after_any_batch(path: Path, kind: type[Any], changes: dict[str, Any]) -> None:
     check_resume(lambda: make(path, kind, **changes))
 
@@ -192,7 +192,7 @@ def test_resuming_after_any_batch(path: Path, kind: type[Any], changes: dict[str
 @pytest.mark.slow
 def test_resuming_a_stateful_loader_with_workers(path: Path) -> None:
     def loader() -> Any:
-        stream = make(path, SeqRecordStream)
+        stream = make(path, SeqRecordIterableDataset)
         return StatefulDataLoader(stream, batch_size=None, num_workers=2)
 
     check_resume(

@@ -291,7 +291,7 @@ def test_a_dataset_that_works(
     where.use(monkeypatch)
     url, options = where.url, {**where.options, "backend": backend}
     more: dict[str, Any] = {"storage_options": options}
-    settings: dict[str, Any] = {"workers": 1, "chunk_frames": 4, "record_bytes": 30_000}
+    settings: dict[str, Any] = {"workers": 1, "chunk_frames": 4, "max_file_size": 30_000}
     report = seqrecord.convert(MadeSource(), url, **settings, **more)
     texts = [repr(report), repr(parse_location(where.url)), str(parse_location(where.url))]
     texts += all_of(open_storage(url, options))
@@ -310,7 +310,7 @@ def test_a_dataset_that_works(
             error()
         texts += texts_of(caught.value)
     trace, cache = tmp_path / "trace.json", tmp_path / "cache"
-    stream = seqrecord.SeqRecordStream(
+    stream = seqrecord.SeqRecordIterableDataset(
         seqrecord.open(url, cache_dir=cache, cache_limit="1GiB", **more),
         clip_len=2,
         engine=EngineOptions(num_threads=2, trace=trace),
@@ -320,7 +320,7 @@ def test_a_dataset_that_works(
     texts += [repr(stream), str(stream), json.dumps(stream.stats(), default=str)]
     for pipe in (
         seqrecord.SeqRecordPipe(seqrecord.open(url, **more), clip_len=2, features=["image"]),
-        seqrecord.SeqRecordDataset(seqrecord.open(url, **more), clip_len=2, features=["image"]),
+        seqrecord.SeqRecordMapDataset(seqrecord.open(url, **more), clip_len=2, features=["image"]),
     ):
         texts += [repr(pipe), str(pipe)]
     texts += [str(seqrecord.verify(url, deep=True, **more)), repr(seqrecord.reindex(url, **more))]

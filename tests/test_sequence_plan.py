@@ -40,7 +40,7 @@ def plans_of(request: Request) -> list[SequencePlan]:
     parts = [Part(index, request.num_parts) for index in range(request.num_parts)]
     rows = request.num_parts * (chosen.batch_size or 1)
     clips, episodes = len(case.clips()), len({episode for episode, _ in case.clips()})
-    too_few = clips < rows if chosen.equal else episodes <= rows - request.num_parts
+    too_few = clips < rows if chosen.even_batches else episodes <= rows - request.num_parts
     if chosen.drop_last and clips and too_few:
         for part in parts:
             with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
@@ -109,7 +109,7 @@ def test_each_row_follows_one_sequence_after_the_other(request: Request) -> None
     )
 )
 def test_equal_parts_cover_the_epoch(request: Request) -> None:
-    request = replace(request, settings=replace(request.settings, equal=True))
+    request = replace(request, settings=replace(request.settings, even_batches=True))
     case, size, count = request.case, request.settings.batch_size or 1, request.num_parts
     plans = plans_of(request)
     together: Counter[tuple[int, int]] = Counter()
@@ -142,7 +142,7 @@ def test_equal_parts_cover_the_epoch(request: Request) -> None:
 
 @given(requests())
 def test_without_equal_no_sequence_is_cut_or_given_twice(request: Request) -> None:
-    request = replace(request, settings=replace(request.settings, equal=False))
+    request = replace(request, settings=replace(request.settings, even_batches=False))
     size, sequences = request.settings.batch_size or 1, sequences_of(request.case)
     plans = plans_of(request)
     together: Counter[tuple[int, int]] = Counter()

@@ -19,10 +19,10 @@ from seqrecord import (
     EngineOptions,
     HorizontalFlip,
     RandomCrop,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
     StateError,
 )
@@ -45,9 +45,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbered(tmp_path_factory.mktemp("sequences") / "data", groups=None)
 
 
-def stream(path: Path, **settings: Any) -> SeqRecordStream:
+def stream(path: Path, **settings: Any) -> SeqRecordIterableDataset:
     given: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "features": FEATURES, "world_size": 1}
-    return SeqRecordStream(path, order="sequences", **{**given, **settings})
+    return SeqRecordIterableDataset(path, order="sequences", **{**given, **settings})
 
 
 def follow(
@@ -92,7 +92,7 @@ def test_rows_follow_episodes(
         stats = loader.stats()
         assert stats["frames_left_out"] == sum(LENGTHS) - clip_len * len(every)
         assert stats["sequences"] - stats["sequences_cut"] == len(sequences(every, clip_len))
-        assert stats["clips_dropped"] == stats["clips_repeated"] == 0
+        assert stats["clips_dropped"] == stats["duplicate_clips"] == 0
     assert len(loader) == -(-len(every) // 2)
     left = stats["frames_left_out"]
     number = len(sequences(every, clip_len))
@@ -124,25 +124,25 @@ def test_phases_move_the_first_frames(path: Path) -> None:
     assert seen == Counter(possible_clips(FEATURES, 3))
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_ranks_and_workers(path: Path, monkeypatch: pytest.MonkeyPatch, equal: bool) -> None:
+@pytest.mark.parametrize("even_batches", [True, False])
+def test_ranks_and_workers(path: Path, monkeypatch: pytest.MonkeyPatch, even_batches: bool) -> None:
     lengths, repeated = set(), 0
     together: Counter[tuple[str, int]] = Counter()
     for rank in range(2):
         for worker in range(2):
             be_worker(monkeypatch, worker, 2)
-            part = stream(path, rank=rank, world_size=2, equal=equal)
+            part = stream(path, rank=rank, world_size=2, even_batches=even_batches)
             rows = follow(part, FEATURES, 3)
             lengths.add(max(map(len, rows)))
             together.update(clip for row in rows for clip in row)
-            repeated += part.stats()["clips_repeated"]
-            if not equal:
+            repeated += part.stats()["duplicate_clips"]
+            if not even_batches:
                 assert part.stats()["sequences_cut"] == 0
     every = possible_clips(FEATURES, 3, 3)
     assert set(together) == set(every)
     assert together.total() == len(every) + repeated
-    assert len(lengths) == 1 or not equal
-    assert repeated == 0 or equal
+    assert len(lengths) == 1 or not even_batches
+    assert repeated == 0 or even_batches
 
 
 def test_resumes_at_every_batch(path: Path) -> None:
@@ -171,7 +171,7 @@ def test_rows_of_each_worker(path: Path) -> None:
 def test_a_state_of_another_order(path: Path) -> None:
     loader = stream(path)
     next(iter(loader))
-    other = SeqRecordStream(
+    other = SeqRecordIterableDataset(
         path, clip_len=3, stride=3, batch_size=2, features=FEATURES, world_size=1
     )
     with pytest.raises(StateError, match="order"):
@@ -215,7 +215,7 @@ def test_memory_is_that_of_a_clip_a_row(path: Path) -> None:
     loader = stream(path, clip_len=6, batch_size=4)  # chunks of images have 4 frames
     list(loader)
     held = 4 * 2 * (6 + 3) * frame  # that of the next batch beside it
-    assert 0 < loader.stats()["resident_bytes"] <= held
+    assert 0 < loader.stats()["peak_buffer_bytes"] <= held
     with pytest.raises(MemoryLimitError, match="too small for these sequences") as caught:
         stream(path, clip_len=6, batch_size=4, memory_limit=5000)
     least = int(str(caught.value).split("at least ")[1].split(" ")[0])
@@ -243,16 +243,16 @@ def test_what_cannot_be_is_an_error_at_once(
 
 
 def test_drop_last_that_leaves_no_batch(path: Path) -> None:
-    loader = stream(path, batch_size=3, drop_last=True, equal=False, clip_len=9)
+    loader = stream(path, batch_size=3, drop_last=True, even_batches=False, clip_len=9)
     assert [len(row) for row in follow(loader, FEATURES, 9)] == [1, 1, 1]
-    loader = stream(path, batch_size=4, drop_last=True, equal=False, clip_len=9)
+    loader = stream(path, batch_size=4, drop_last=True, even_batches=False, clip_len=9)
     with pytest.raises(ClipError, match=r"(?s)drop_last leaves no batch.*3 episodes"):
         iter(loader).__next__()
 
 
 def test_a_map_style_dataset_has_no_order(path: Path) -> None:
     with pytest.raises(ClipError, match="by their number"):
-        SeqRecordDataset(path, clip_len=3, order="sequences")  # type: ignore[call-arg]
+        SeqRecordMapDataset(path, clip_len=3, order="sequences")  # type: ignore[call-arg]
 
 
 def test_no_filter_picks_batches_from_the_rows(path: Path) -> None:
@@ -268,7 +268,7 @@ def test_features_that_batches_would_hide(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
         for i in range(9):
             episode.append({"x": np.float32(i), "is_first": np.bool_(i == 0)})
-    with pytest.raises(ClipError, match=r"(?s)name of a sequence batch's extra column.*is_first"):
+    with pytest.raises(ClipError, match=r"(?s)name of a batch's extra column.*is_first"):
         SeqRecordPipe(tmp_path, clip_len=3, order="sequences", batch_size=1)
     SeqRecordPipe(tmp_path, clip_len=3, order="sequences", batch_size=1, features=["x"])
     SeqRecordPipe(tmp_path, clip_len=3, batch_size=1)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # even with the services that need nothing instal
 
 KINDS = ("reset", "lost", "cut", "short", "500", "503", "429", "busy")
 LARGE = np.random.default_rng(3).bytes(11 << 16)  # a hastened storage sends it in pieces
-SETTINGS: dict[str, Any] = {"chunk_frames": 4, "record_bytes": 30_000}
+SETTINGS: dict[str, Any] = {"chunk_frames": 4, "max_file_size": 30_000}
 SOURCE = MadeSource((9, 3, 1, 6))
 
 clouds = pytest.mark.parametrize("place", CLOUDS, indirect=True)

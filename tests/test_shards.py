@@ -25,7 +25,7 @@ SETTINGS = st.builds(
     PlanSettings,
     seed=st.integers(0, 9),
     batch_size=st.none() | st.integers(1, 5),
-    equal=st.booleans(),
+    even_batches=st.booleans(),
     num_cursors=st.integers(1, 5),
     block_frames=st.integers(1, 20),
     run_frames=st.none() | st.integers(4, 30),
@@ -59,7 +59,7 @@ def test_parts_keep_their_clips(case: Case, settings: PlanSettings, count: int) 
         total = sum(found[-1], Counter())
         assert total.keys() == set(clips)
         assert total.total() == len(clips) + sum(plan.num_repeated for plan in parts)
-        assert not settings.equal or len({plan.num_clips for plan in parts}) == 1
+        assert not settings.even_batches or len({plan.num_clips for plan in parts}) == 1
     assert found[0] == found[1] == found[2]
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordStream, SeqRecordWriter
+from seqrecord import SeqRecordError, SeqRecordIterableDataset, SeqRecordPipe, SeqRecordWriter
 from seqrecord.engine.pools import SharedBufferPool, can_share
 from tests.datasets import write_small
 
@@ -402,7 +402,9 @@ BATCH: dict[str, Any] = {
 }
 
 
-def loader_of(records: Path, kind: Any = SeqRecordStream, workers: int = 1, **options: Any) -> Any:
+def loader_of(
+    records: Path, kind: Any = SeqRecordIterableDataset, workers: int = 1, **options: Any
+) -> Any:
     options = {"persistent_workers": True, "num_workers": workers, **options}
     return DataLoader(kind(records, **BATCH), batch_size=None, **options)
 
@@ -431,7 +433,7 @@ def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) ->
     assert mapped().keys() <= before
 
 
-class CountingStream(SeqRecordStream):
+class CountingStream(SeqRecordIterableDataset):
     """Says with each batch in which epoch it is, and how many segments the worker has."""
 
     def __iter__(self) -> Iterator[Any]:
@@ -458,7 +460,7 @@ def test_mappings_do_not_grow_with_epochs(most: int, tmp_path: Path) -> None:
             with writer.episode(f"{number}") as episode:
                 for _ in range(40):
                     episode.append({f"{name}": np.zeros(9, np.uint8) for name in range(6)})
-    stream = SeqRecordStream(tmp_path / "records", clip_len=4, batch_size=4)
+    stream = SeqRecordIterableDataset(tmp_path / "records", clip_len=4, batch_size=4)
     loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
     counts = []
     for _ in range(10):
@@ -504,7 +506,7 @@ def test_a_small_tensor_of_a_users_own_stays_shared(records: Path) -> None:
         assert batch["count"].is_shared()
 
 
-class _Counted(SeqRecordStream):
+class _Counted(SeqRecordIterableDataset):
     """Gives a tensor of its own with each batch."""
 
     def __iter__(self) -> Iterator[Any]:

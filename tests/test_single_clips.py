@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import SeqRecordPipe, SeqRecordStream, SeqRecordWriter
+from seqrecord import SeqRecordIterableDataset, SeqRecordPipe, SeqRecordWriter
 from tests.clip_data import (
     LARGE,
     check,
@@ -134,4 +134,4 @@ def test_little_memory_is_enough(path: Path) -> None:
 
 
 def test_an_iteration_that_was_ended_gives_no_more_of_them(path: Path) -> None:
-    check_ended(SeqRecordStream(path, **CLIPS))
+    check_ended(SeqRecordIterableDataset(path, **CLIPS))

@@ -196,7 +196,7 @@ SETS: dict[str, Set] = {
     "droid": Set(
         "Hdf5", droid, lambda root: cut(root / "Sat/trajectory.h5"), "Sat", "Sat/trajectory.h5"
     ),
-    "videos": damaged("Videos", originals.videos, ".", "b.mp4", key="b"),
+    "videos": damaged("Video", originals.videos, ".", "b.mp4", key="b"),
     "tartanair": damaged(
         *("TartanAir", tartanair, "house/Hard/P000", "image_right/000001_right.png"),
         keeps_images=True,
@@ -207,7 +207,7 @@ SETS: dict[str, Set] = {
         keeps_images=True,
     ),
     "folders": damaged(
-        *("Folders", originals.folders, "b", "rgb/2.jpg"),
+        *("Folder", originals.folders, "b", "rgb/2.jpg"),
         options={"sparse": "mask"},
         keeps_images=True,
     ),
@@ -234,7 +234,7 @@ SETS: dict[str, Set] = {
 }
 if importlib.util.find_spec("zarr") is not None:  # it needs Python 3.11
     SETS["zarr"] = Set(
-        "ZarrBuffers",
+        "Zarr",
         lambda folder: shutil.copy(FILE, folder / "cup.zarr.zip"),
         lambda root: damaged_zip(root / "cup.zarr.zip"),
         "cup/000002",
@@ -286,7 +286,7 @@ def _bytes(value: Any) -> bytes:
 
 def test_it_is_found_and_listed(case: Set, root: Path) -> None:
     source = opened(case, root)
-    assert type(source) is getattr(seqrecord.sources, case.source)
+    assert type(source) is getattr(seqrecord.sources, f"{case.source}Source")
     assert isinstance(source, Source)
     infos = source.episodes()
     assert len({info.key for info in infos}) == len(infos) > 1
@@ -376,7 +376,7 @@ def test_an_episode_that_is_not_there(case: Set, root: Path) -> None:
 def test_a_folder_without_one(case: Set, root: Path) -> None:
     empty = root.parent / "empty"
     empty.mkdir()
-    kind = next(name for name in format_names() if case.source.lower().startswith(name))
+    kind = next(name for name in format_names() if name.startswith(case.source.lower()))
     with pytest.raises(SourceError):
         open_source(empty, format=kind, **case.options).episodes()
 

@@ -16,7 +16,7 @@ from PIL import ImageFile
 
 from seqrecord import EncodedImage, FeatureSpec, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import TartanAir, inventory_of
+from seqrecord.sources import TartanAirSource, inventory_of
 from tests.source_faults import (
     check_fault,
     check_frames,
@@ -48,7 +48,7 @@ def told(spec: FeatureSpec) -> tuple[str, str | None, str | None]:
 def test_v1(tmp_path: Path) -> None:
     frames = make_frames(0, 4)
     folder = write_v1(tmp_path / "carwelding" / "Easy" / "P004", frames)
-    source = TartanAir(tmp_path)
+    source = TartanAirSource(tmp_path)
     assert inventory_of(source).left_out == ()
     (folder / "image_left" / "000104_right.png").write_bytes(b"not of this camera")
     [info] = source.episodes()
@@ -78,7 +78,7 @@ def test_v1(tmp_path: Path) -> None:
 def test_v2(tmp_path: Path) -> None:
     frames = make_frames(1, 4, v2=True)
     write_v2(tmp_path / "AbandonedSchool" / "Data_hard" / "P001", frames, first_id=12)
-    source = TartanAir(tmp_path)
+    source = TartanAirSource(tmp_path)
     assert inventory_of(source).left_out == ()
     [info] = source.episodes()
     assert info.key == "AbandonedSchool/Data_hard/P001"
@@ -113,7 +113,7 @@ def test_every_form_of_root_gives_the_same_keys(
         write_v1(tmp_path / path, make_frames(len(path), 2))
     write_junk(tmp_path)
     monkeypatch.chdir(tmp_path / root)
-    for source in (TartanAir("."), TartanAir(tmp_path / root)):
+    for source in (TartanAirSource("."), TartanAirSource(tmp_path / root)):
         assert [info.key for info in source.episodes()] == keys
         for info in source.episodes():
             assert info.metadata["env"] == info.key.split("/")[0]
@@ -124,29 +124,31 @@ def test_difficulty(tmp_path: Path) -> None:
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
     write_v2(tmp_path / "b" / "Data_hard" / "P000", make_frames(0, 2, v2=True))
     for level in ("Hard", "hard", "Data_hard"):
-        assert [i.key for i in TartanAir(tmp_path, difficulty=level).episodes()] == [
+        assert [i.key for i in TartanAirSource(tmp_path, difficulty=level).episodes()] == [
             "b/Data_hard/P000"
         ]
     with pytest.raises(SourceError, match="no such difficulty; expected: Easy, Hard; got: medium"):
-        TartanAir(tmp_path, difficulty="medium")
+        TartanAirSource(tmp_path, difficulty="medium")
     with pytest.raises(SourceError, match="no Hard TartanAir trajectory found"):
-        TartanAir(tmp_path / "a", difficulty="Hard").episodes()
+        TartanAirSource(tmp_path / "a", difficulty="Hard").episodes()
 
 
 def test_cameras_and_features(tmp_path: Path) -> None:
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
-    left = TartanAir(tmp_path, cameras=("left",))
+    left = TartanAirSource(tmp_path, cameras=("left",))
     assert list(left.schema()) == [name for name in V1_FEATURES if "right" not in name]
-    right = TartanAir(tmp_path, cameras=("right",))
+    right = TartanAirSource(tmp_path, cameras=("right",))
     assert list(right.schema()) == ["image_right", "depth_right", "seg_right", "pose_right"]
-    chosen = TartanAir(tmp_path, features=["pose_right", "mask"])
+    chosen = TartanAirSource(tmp_path, features=["pose_right", "mask"])
     assert list(chosen.schema()) == ["pose_right", "mask"]
     frames = list(chosen.frames(chosen.episodes()[0]))
     assert [list(frame) for frame in frames] == [["pose_right", "mask"]] * 2 + [["pose_right"]]
     with pytest.raises(SourceError, match=r"no such feature .*seg_left.*; got: seg_right, lidar"):
-        TartanAir(tmp_path, features=["seg_right", "mask", "lidar"], cameras=("left",)).schema()
+        TartanAirSource(
+            tmp_path, features=["seg_right", "mask", "lidar"], cameras=("left",)
+        ).schema()
     with pytest.raises(SourceError, match="no such camera; expected: left, right or both; got: up"):
-        TartanAir(tmp_path, cameras=("up",))
+        TartanAirSource(tmp_path, cameras=("up",))
 
 
 def test_an_episode_without_a_folder_lacks_its_features(tmp_path: Path) -> None:
@@ -156,12 +158,12 @@ def test_an_episode_without_a_folder_lacks_its_features(tmp_path: Path) -> None:
     ]
     write_v1(tmp_path / "a" / "Easy" / "P000", no_seg)
     write_v1(tmp_path / "a" / "Easy" / "P001", make_frames(7, 3))
-    source = TartanAir(tmp_path)
+    source = TartanAirSource(tmp_path)
     assert list(source.schema()) == V1_FEATURES
     check_frames(source, 0, no_seg)
     check_frames(source, 1, make_frames(7, 3))
     with pytest.raises(SourceError, match="a trajectory with none of the features"):
-        list(TartanAir(tmp_path, features=["seg_left"]).frames(source.episodes()[0]))
+        list(TartanAirSource(tmp_path, features=["seg_left"]).frames(source.episodes()[0]))
 
 
 def test_flow_and_mask_are_separate_downloads(tmp_path: Path) -> None:
@@ -169,12 +171,12 @@ def test_flow_and_mask_are_separate_downloads(tmp_path: Path) -> None:
     folder = write_v1(tmp_path / "a" / "Easy" / "P000", frames)
     for file in (folder / "flow").glob("*_mask.npy"):
         file.unlink()
-    source = TartanAir(tmp_path)
+    source = TartanAirSource(tmp_path)
     assert list(source.schema()) == [name for name in V1_FEATURES if name != "mask"]
     no_mask = [{k: v for k, v in frame.items() if k != "mask"} for frame in frames]
     check_frames(source, 0, no_mask)
     write_v1(tmp_path / "a" / "Easy" / "P001", frames)
-    source = TartanAir(tmp_path)
+    source = TartanAirSource(tmp_path)
     assert list(source.schema()) == V1_FEATURES
     check_frames(source, 0, no_mask)
     check_frames(source, 1, frames)
@@ -184,7 +186,7 @@ def test_a_tree_may_hold_both_versions(tmp_path: Path) -> None:
     one, two = make_frames(0, 3, size=(4, 6)), make_frames(0, 3, v2=True)
     write_v1(tmp_path / "a" / "Easy" / "P000", one)
     write_v2(tmp_path / "b" / "Data_easy" / "P000", two)
-    source = TartanAir(tmp_path)
+    source = TartanAirSource(tmp_path)
     assert set(source.schema()) == {*one[0], *two[0]}
     assert source.schema()["image_left"].shape == (4, 6, 3)
     check_frames(source, 0, one)
@@ -195,14 +197,14 @@ def test_poses_alone_are_a_source(tmp_path: Path) -> None:
     frames = [{"pose_left": frame["pose_left"]} for frame in make_frames(0, 3)]
     (tmp_path / "P000").mkdir()
     write_v1(tmp_path / "P000", frames)
-    source = TartanAir(tmp_path / "P000")
+    source = TartanAirSource(tmp_path / "P000")
     assert source.episodes()[0].num_frames == 3
     check_frames(source, 0, frames)
 
 
 def test_kept_images_are_the_files_bytes(tmp_path: Path) -> None:
     folder = write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 3))
-    source = TartanAir(tmp_path, features=["image_left", "seg_left"], keep_encoded=True)
+    source = TartanAirSource(tmp_path, features=["image_left", "seg_left"], keep_encoded=True)
     assert source.schema()["image_left"].codec == ({"id": "seqrecord.image", "format": "png"},)
     assert source.schema()["image_left"].shape == (6, 8, 3)
     assert source.schema()["seg_left"].codec == ()
@@ -225,7 +227,7 @@ def test_a_flow_to_a_frame_that_was_not_kept(tmp_path: Path, version: str, folde
                 shutil.rmtree(folder)
         kinds = ("flow", "mask", "pose")
         frames = [{n: f[n] for n in f if n.startswith(kinds)} for f in frames]
-    check_frames(TartanAir(tmp_path / "P000"), 0, frames)
+    check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
 def test_as_many_flows_as_frames_and_one_mask_fewer(tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ def test_as_many_flows_as_frames_and_one_mask_fewer(tmp_path: Path) -> None:
     folder = write_v1(tmp_path / "P000", frames)
     del frames[3]["mask"]
     (folder / "flow" / "000003_000004_mask.npy").unlink()
-    check_frames(TartanAir(tmp_path / "P000"), 0, frames)
+    check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
 # --- ways to be broken -----------------------------------------------------------------------
@@ -374,7 +376,7 @@ def test_broken_v1(
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
     folder = write_v1(tmp_path / "a" / "Easy" / "P001", make_frames(1, 4))
     BROKEN[name].damage(folder)
-    source = TartanAir(tmp_path)
+    source = TartanAirSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["a/Easy/P000", "a/Easy/P001"]
     check_fault(BROKEN[name], source, "a/Easy/P001", folder)
     assert lenient_pillow == ImageFile.LOAD_TRUNCATED_IMAGES
@@ -387,7 +389,7 @@ def test_threads_are_strict_beside_a_lenient_program(
     for name in ("P000", "P001"):
         write_v1(tmp_path / name, make_frames(0, 4))
     edit(IMAGE, png_of_few_pixels)(tmp_path / "P000")
-    source = TartanAir(tmp_path, features=["image_left"])
+    source = TartanAirSource(tmp_path, features=["image_left"])
     infos = source.episodes()
 
     def read(number: int) -> bool:
@@ -440,14 +442,14 @@ def test_broken_v2(tmp_path: Path, name: str) -> None:
     write_v2(tmp_path / "a" / "Data_easy" / "P000", make_frames(0, 2, v2=True))
     folder = write_v2(tmp_path / "a" / "Data_easy" / "P001", make_frames(1, 4, v2=True))
     BROKEN_V2[name].damage(folder)
-    check_fault(BROKEN_V2[name], TartanAir(tmp_path), "a/Data_easy/P001", folder)
+    check_fault(BROKEN_V2[name], TartanAirSource(tmp_path), "a/Data_easy/P001", folder)
 
 
 def test_imu_of_ten_rows_for_the_last_frame_too(tmp_path: Path) -> None:
     frames = make_frames(0, 4, v2=True)
     frames[3]["imu_gyro"] = np.ones((10, 3))
     write_v2(tmp_path / "P000", frames)
-    check_frames(TartanAir(tmp_path / "P000"), 0, frames)
+    check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
 def test_a_mask_value_above_a_byte(tmp_path: Path) -> None:
@@ -455,7 +457,7 @@ def test_a_mask_value_above_a_byte(tmp_path: Path) -> None:
     for frame in frames[:2]:
         frame["mask_lcam_front"] = frame["mask_lcam_front"].astype(np.uint16) + 200
     write_v2(tmp_path / "P000", frames)
-    source = TartanAir(tmp_path / "P000")
+    source = TartanAirSource(tmp_path / "P000")
     with pytest.raises(SourceError, match=r"a mask value that is no byte.*; got: 300"):
         list(source.frames(source.episodes()[0]))
 
@@ -466,7 +468,7 @@ def test_fortran_order_and_header_version_2(tmp_path: Path) -> None:
     np.save(folder / DEPTH, np.asfortranarray(frames[2]["depth_left"]))
     with (folder / "depth_left" / "000001_left_depth.npy").open("wb") as stream:
         np.lib.format.write_array(stream, frames[1]["depth_left"], version=(2, 0))
-    check_frames(TartanAir(tmp_path / "P000"), 0, frames)
+    check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
 def test_the_size_comes_from_the_first_sound_image(tmp_path: Path) -> None:
@@ -475,7 +477,7 @@ def test_the_size_comes_from_the_first_sound_image(tmp_path: Path) -> None:
     write_v1(tmp_path / "a" / "Easy" / "P001", frames)
     for kind in ("image_left", "image_right"):
         next(iter(sorted((folder / kind).iterdir()))).write_bytes(b"")
-    source = TartanAir(tmp_path, features=["image_left"])
+    source = TartanAirSource(tmp_path, features=["image_left"])
     assert source.schema()["image_left"].shape == (6, 8, 3)
     check_frames(source, 1, [{"image_left": frame["image_left"]} for frame in frames])
     (folder.parent / "P001").rename(tmp_path / "P001")
@@ -483,7 +485,7 @@ def test_the_size_comes_from_the_first_sound_image(tmp_path: Path) -> None:
         if file.suffix in (".png", ".npy"):
             file.write_bytes(b"")
     with pytest.raises(SourceError, match=r"the file is empty; file: .*image_left"):
-        TartanAir(tmp_path / "a").schema()
+        TartanAirSource(tmp_path / "a").schema()
 
 
 def test_flow_needs_imagecodecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,8 +493,8 @@ def test_flow_needs_imagecodecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write_v2(tmp_path / "P000", frames)
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
     with pytest.raises(SourceError, match="pip install imagecodecs"):
-        TartanAir(tmp_path / "P000").schema()
-    source = TartanAir(tmp_path / "P000", features=["depth_lcam_front"])
+        TartanAirSource(tmp_path / "P000").schema()
+    source = TartanAirSource(tmp_path / "P000", features=["depth_lcam_front"])
     expected = [{"depth_lcam_front": frame["depth_lcam_front"]} for frame in frames]
     check_frames(source, 0, expected)
 
@@ -501,7 +503,7 @@ def test_the_same_trajectory_twice(tmp_path: Path) -> None:
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
     write_v1(tmp_path / "a" / "a" / "Easy" / "P000", make_frames(0, 2))
     with pytest.raises(SourceError, match="two episodes of one key"):
-        TartanAir(tmp_path).episodes()
+        TartanAirSource(tmp_path).episodes()
 
 
 # --- the real thing --------------------------------------------------------------------------

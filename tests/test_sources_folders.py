@@ -17,7 +17,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Folders, Source
+from seqrecord.sources import FolderSource, Source
 from tests.source_faults import check_fault, cut, encoded, fault, remove, save, write
 from tests.trees import write_junk
 
@@ -75,7 +75,7 @@ def test_an_episode_of_every_kind(tmp_path: Path) -> None:
     metadata = {"task": "pick", "nested": {"list": [1, 2.5, None, True, "ü"]}}
     (tmp_path / "run" / "metadata.json").write_text(json.dumps(metadata))
     write_junk(tmp_path)
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     [info] = source.episodes()
     names = ("depth16", "gray", "points", "rgb", "rgba")
     files = {n: f"{n}/{{:06d}}.{'npy' if n == 'points' else 'png'}" for n in names}
@@ -101,11 +101,11 @@ def test_keys_are_paths_at_any_depth(tmp_path: Path) -> None:
         _save(tmp_path / path / "rgb", _images(0, 2, 4, 5, 3))
     np.save(tmp_path / "b" / "x" / "actions.npy", np.zeros((2, 3)))
     (tmp_path / "b" / "notes").mkdir()
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [i.key for i in source.episodes()] == ["a", "b/2020/run1", "b/2020/run10", "b/x"]
     assert [list(frame) for frame in _read(source, 0)] == [["frame_number", "rgb"]] * 2
     assert [list(frame) for frame in _read(source, 3)] == [["actions", "frame_number", "rgb"]] * 2
-    one = Folders(tmp_path / "b" / "x")
+    one = FolderSource(tmp_path / "b" / "x")
     assert [info.key for info in one.episodes()] == ["x"]
     assert len(_read(one)) == 2
 
@@ -114,7 +114,7 @@ def test_frames_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     images = _images(0, 3, 4, 5)
     _save(tmp_path / "run" / "gray", images, ["frame_2", "frame_10", "frame_100"])
     _save(tmp_path / "run" / "level", np.arange(3), ["frame_2", "frame_10", "frame_100"], "npy")
-    for index, frame in enumerate(_read(Folders(tmp_path, allow_gaps=True))):
+    for index, frame in enumerate(_read(FolderSource(tmp_path, allow_gaps=True))):
         assert frame["level"] == index
         np.testing.assert_array_equal(frame["gray"], images[index])
 
@@ -156,7 +156,7 @@ def test_a_gap_in_the_numbers_is_an_error_unless_it_is_allowed(
 )
 def test_a_batch_leads_back_to_its_files(tmp_path: Path, names: tuple[str, ...]) -> None:
     _touch(tmp_path / "src" / "run" / "rgb", *names)
-    seqrecord.convert(Folders(tmp_path / "src"), tmp_path / "records", workers=1)
+    seqrecord.convert(FolderSource(tmp_path / "src"), tmp_path / "records", workers=1)
     pipe = seqrecord.SeqRecordPipe(
         tmp_path / "records", clip_len=len(names), batch_size=1, metadata=["files"]
     )
@@ -181,10 +181,11 @@ def test_names_that_numbers_do_not_tell_are_kept(
 ) -> None:
     _touch(tmp_path / "run" / "rgb", *names)
     found = {
-        str(frame["frame_name"]): int(frame["frame_number"]) for frame in _read(Folders(tmp_path))
+        str(frame["frame_name"]): int(frame["frame_number"])
+        for frame in _read(FolderSource(tmp_path))
     }
     assert found == {name[:-4]: number for name, number in zip(names, numbers, strict=True)}
-    assert "files" not in Folders(tmp_path).episodes()[0].metadata
+    assert "files" not in FolderSource(tmp_path).episodes()[0].metadata
 
 
 def test_features_in_one_folder_by_the_words_of_names(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_features_in_one_folder_by_the_words_of_names(tmp_path: Path) -> None:
         _touch(tmp_path / name, *files, "preview.png")
     _touch(tmp_path / "c", "0000_rgb.png", "0001_rgb.png")  # an episode that lacks the others
     (tmp_path / "a" / "metadata.json").write_text('{"task": "pick"}')
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["a", "b", "c"]
     assert list(source.schema()) == ["depth", "frame_number", "rgb", "seg"]
     paths = {"depth": "{:04d}_depth.npy", "rgb": "{:04d}_rgb.png", "seg": "{:04d}_seg.png"}
@@ -204,7 +205,7 @@ def test_features_in_one_folder_by_the_words_of_names(tmp_path: Path) -> None:
         assert frame["depth"] == 3 * index + 1
         np.testing.assert_array_equal(frame["rgb"], _images(3 * index, 4, 5, 3))
     assert [list(frame) for frame in _read(source, 2)] == [["frame_number", "rgb"]] * 2
-    assert [info.key for info in Folders(tmp_path / "a").episodes()] == ["a"]
+    assert [info.key for info in FolderSource(tmp_path / "a").episodes()] == ["a"]
     (tmp_path / "b" / "0001_rgb.png").unlink()
     with pytest.raises(SourceError, match="disagrees") as caught:
         list(source.frames(source.episodes()[1]))
@@ -229,12 +230,12 @@ def test_names_of_features(tmp_path: Path, files: list[str], features: str) -> N
         _touch((tmp_path / "run" / file).parent, Path(file).name)
     if "arm.npy" in files:
         np.save(tmp_path / "run" / "arm.npy", np.zeros((1, 2)))
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     [info] = source.episodes()
     assert info.key == "run"
     names = [name for name in source.schema() if not name.startswith("frame_")]
     assert names == features.split()
-    assert {*_read(Folders(tmp_path))[0]} >= {*names}
+    assert {*_read(FolderSource(tmp_path))[0]} >= {*names}
 
 
 def test_sparse_features(tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_sparse_features(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "rgb", _images(0, 5, 4, 5, 3), stems)
     _save(tmp_path / "run" / "depth", np.arange(2.0), ["006", "009"], "npy")
     np.save(tmp_path / "run" / "arm.npy", np.zeros((5, 2)))
-    source: Source = Folders(tmp_path)
+    source: Source = FolderSource(tmp_path)
     with pytest.raises(SourceError, match="disagrees") as caught:
         list(source.frames(source.episodes()[0]))
     assert "sparse=" in str(caught.value.expected)
@@ -273,7 +274,7 @@ def test_dimensions_that_differ_between_episodes_are_variable(tmp_path: Path) ->
     _save(tmp_path / "a" / "rgb", _images(0, 2, 4, 5, 3))
     _save(tmp_path / "b" / "rgb", _images(1, 2, 4, 7, 3))
     _save(tmp_path / "c" / "rgb", _images(2, 2, 6, 5, 3))
-    source = Folders(tmp_path)
+    source = FolderSource(tmp_path)
     assert source.schema()["rgb"].shape == (None, None, 3)
     assert [_read(source, i)[1]["rgb"].shape for i in range(3)] == [(4, 5, 3), (4, 7, 3), (6, 5, 3)]
 
@@ -284,7 +285,7 @@ def test_a_palette_image_gives_its_indices(tmp_path: Path) -> None:
     image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
     (tmp_path / "run" / "labels").mkdir(parents=True)
     image.save(tmp_path / "run" / "labels" / "0.png")
-    np.testing.assert_array_equal(_read(Folders(tmp_path))[0]["labels"], labels, strict=True)
+    np.testing.assert_array_equal(_read(FolderSource(tmp_path))[0]["labels"], labels, strict=True)
 
 
 def test_masks_of_one_bit(tmp_path: Path) -> None:
@@ -292,9 +293,9 @@ def test_masks_of_one_bit(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "mask", np.stack([mask, ~mask]))
     with Image.open(tmp_path / "run" / "mask" / "000000.png") as image:
         assert image.mode == "1"
-    read = [frame["mask"] for frame in _read(Folders(tmp_path))]
+    read = [frame["mask"] for frame in _read(FolderSource(tmp_path))]
     np.testing.assert_array_equal([np.asarray(each).view(np.uint8) for each in read], [mask, ~mask])
-    seqrecord.convert(Folders(tmp_path), tmp_path / "records", workers=1)
+    seqrecord.convert(FolderSource(tmp_path), tmp_path / "records", workers=1)
     with seqrecord.open(tmp_path / "records") as dataset:
         np.testing.assert_array_equal(dataset.episodes["run"][:]["mask"], [mask, ~mask])
 
@@ -304,17 +305,17 @@ def test_16_bit_colour_keeps_its_bits(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "run" / "normals").mkdir(parents=True)
     path = tmp_path / "run" / "normals" / "0.png"
     path.write_bytes(imagecodecs.png_encode(rgb))
-    np.testing.assert_array_equal(_read(Folders(tmp_path))[0]["normals"], rgb, strict=True)
+    np.testing.assert_array_equal(_read(FolderSource(tmp_path))[0]["normals"], rgb, strict=True)
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
     with pytest.raises(SourceError, match="pip install imagecodecs"):
-        Folders(tmp_path).schema()
+        FolderSource(tmp_path).schema()
 
 
 def test_big_endian_and_fortran_arrays(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(3, 4, 5))
     _save(tmp_path / "run" / "frames", values.astype(">f8"), ending="npy")
     np.save(tmp_path / "run" / "whole.npy", np.asfortranarray(values.astype(">f4")))
-    for index, frame in enumerate(_read(Folders(tmp_path))):
+    for index, frame in enumerate(_read(FolderSource(tmp_path))):
         np.testing.assert_array_equal(frame["frames"], values[index], strict=True)
         np.testing.assert_array_equal(frame["whole"], values[index].astype("f4"), strict=True)
 
@@ -323,7 +324,7 @@ def test_kept_images(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "photo", _images(0, 2, 16, 16, 3), ending="jpg")
     _save(tmp_path / "run" / "render", _images(1, 2, 4, 5, 3))
     _save(tmp_path / "run" / "labels", _images(2, 2, 4, 5))
-    source = Folders(tmp_path, keep_encoded=True)
+    source = FolderSource(tmp_path, keep_encoded=True)
     codecs = {name: spec.codec for name, spec in source.schema().items()}
     assert codecs == {
         "frame_number": (),
@@ -419,7 +420,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken(tree: Path, name: str, keep_encoded: bool) -> None:
     BROKEN[name].damage(tree / "b")
-    check_fault(BROKEN[name], Folders(tree, keep_encoded=keep_encoded), "b", tree / "b")
+    check_fault(BROKEN[name], FolderSource(tree, keep_encoded=keep_encoded), "b", tree / "b")
 
 
 @pytest.mark.parametrize("episodes", ["a", "ab"], ids=["in one episode", "in two"])
@@ -432,10 +433,10 @@ def test_jpegs_and_pngs_are_kept_side_by_side(
             path = tree / episode / "rgb" / f"{number}.png"
             path.unlink()
             Image.fromarray(_images(number, 4, 5, 3)).save(path.with_suffix(".jpg"))
-    source = Folders(tree, keep_encoded=True)
+    source = FolderSource(tree, keep_encoded=True)
     codec = {"id": "seqrecord.image", "format": "any"}
     assert source.schema()["rgb"].codec == (codec,)
-    wanted = [_read(Folders(tree), i) for i in range(2)]
+    wanted = [_read(FolderSource(tree), i) for i in range(2)]
     out = tmp_path_factory.mktemp("out")
     records = out / "records"
     seqrecord.convert(source, records, workers=1)
@@ -455,7 +456,7 @@ def test_jpegs_and_pngs_are_kept_side_by_side(
 def test_names_that_cannot_be_features(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "left camera", _images(0, 2, 4, 5))
     with pytest.raises(SourceError, match="not a feature name") as caught:
-        Folders(tmp_path).schema()
+        FolderSource(tmp_path).schema()
     assert caught.value.episode == "run"
 
 
@@ -463,20 +464,20 @@ def test_text_arrays_cannot_be_stored(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     np.save(tmp_path / "run" / "words.npy", np.array(["a", "b"]))
     with pytest.raises(SourceError, match=r"a dtype that cannot be stored; file: .*words.npy"):
-        Folders(tmp_path).schema()
+        FolderSource(tmp_path).schema()
 
 
 def test_no_episode(tmp_path: Path) -> None:
     (tmp_path / "run" / "rgb").mkdir(parents=True)
     with pytest.raises(SourceError, match="no episode found"):
-        Folders(tmp_path).episodes()
+        FolderSource(tmp_path).episodes()
 
 
 def test_a_link_that_leads_back_up(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "rgb", _images(0, 1, 4, 5))
     (tmp_path / "run" / "again").symlink_to(tmp_path)
     with pytest.raises(SourceError, match="leads back to a folder above"):
-        Folders(tmp_path).episodes()
+        FolderSource(tmp_path).episodes()
 
 
 _CUT = """

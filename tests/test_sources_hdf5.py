@@ -20,7 +20,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Hdf5, Source
+from seqrecord.sources import Hdf5Source, Source
 from tests.bags import jpeg
 from tests.source_faults import check_refused
 from tests.video_file_data import of_file, of_gops, pictures, write_video
@@ -159,22 +159,22 @@ def test_aloha_compressed_is_what_its_own_reader_gives(tmp_path: Path) -> None:
         padded = file["observations/images/cam_low"][()]
         # OpenCV decodes to BGR, which ALOHA takes as it is: what it calls RGB.
         own = [_decoded(row.tobytes())[..., ::-1] for row in padded]
-    source = Hdf5(tmp_path)
+    source = Hdf5Source(tmp_path)
     assert {spec.kind for spec in source.schema().values()} == {"action", "image", "state"}
     assert source.episodes()[0].fps is None
     assert "compress_len" not in source.schema()
     assert str(source.schema()[name]) == f"{name}: uint8 [6, 8, 3]"
     for frame, image in zip(frames_of(source), own, strict=True):
         np.testing.assert_array_equal(frame[name], image, strict=True)
-    for frame, image in zip(frames_of(Hdf5(tmp_path, jpeg_order="rgb")), own, strict=True):
+    for frame, image in zip(frames_of(Hdf5Source(tmp_path, jpeg_order="rgb")), own, strict=True):
         np.testing.assert_array_equal(frame[name], image[..., ::-1], strict=True)
-    assert Hdf5(tmp_path, keep_encoded=True).schema()[name].codec == ()
-    kept = Hdf5(tmp_path, keep_encoded=True, jpeg_order="rgb")
+    assert Hdf5Source(tmp_path, keep_encoded=True).schema()[name].codec == ()
+    kept = Hdf5Source(tmp_path, keep_encoded=True, jpeg_order="rgb")
     assert kept.schema()[name].codec == ({"id": "seqrecord.image", "format": "jpeg"},)
     for frame, row in zip(frames_of(kept), padded, strict=True):
         assert frame[name] == EncodedImage(row.tobytes().rstrip(b"\0"))
     with pytest.raises(SourceError, match="no such jpeg_order; expected: rgb or bgr; got: gbr"):
-        Hdf5(tmp_path, jpeg_order="gbr")
+        Hdf5Source(tmp_path, jpeg_order="gbr")
 
 
 def test_robomimic(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_robomimic(tmp_path: Path) -> None:
             values = [frame[name] for frame in frames]
             np.testing.assert_array_equal(values, array, strict=True)
         array = file["data/demo_2/next_obs/robot0_eef_pos"][()]
-    chosen = Hdf5(tmp_path, features=["next_obs.robot0_eef_pos", "dones"])
+    chosen = Hdf5Source(tmp_path, features=["next_obs.robot0_eef_pos", "dones"])
     assert list(chosen.schema()) == ["next_obs.robot0_eef_pos", "dones"]
     for frame, row in zip(frames_of(chosen, 2), array, strict=True):
         np.testing.assert_array_equal(frame["next_obs.robot0_eef_pos"], row)
@@ -247,7 +247,7 @@ def test_texts(tmp_path: Path) -> None:
         file["observations/code"] = np.array([b"a", b"bc", b"d"], "S2")
         file["hints"] = ["one", "two"]  # not one a frame
         file.attrs["operator"] = b"caf\xc3\xa9"
-    source = Hdf5(tmp_path)
+    source = Hdf5Source(tmp_path)
     [info] = source.episodes()
     assert str(source.schema()["observations.said"]) == "observations.said: text"
     assert info.metadata["left_out"] == ["hints"]
@@ -258,7 +258,7 @@ def test_texts(tmp_path: Path) -> None:
         del file["observations/said"]
         file["observations/said"] = np.array([b"a", b"\xff", b"b"], h5py.string_dtype())
     with pytest.raises(SourceError, match=r"text that is not UTF-8; .*said; frame: 1"):
-        frames_of(Hdf5(tmp_path))
+        frames_of(Hdf5Source(tmp_path))
 
 
 def test_a_map_names_features_of_any_layout(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_map_names_features_of_any_layout(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no dataset /sensors/back; .*feature: image; .*/ctrl"):
         open_source(tmp_path, map={"image": "/sensors/back"}).schema()
     write_robomimic(tmp_path / "demos.h5")
-    demos = Hdf5(tmp_path / "demos.h5", map={"image": "obs/agentview_image"})
+    demos = Hdf5Source(tmp_path / "demos.h5", map={"image": "obs/agentview_image"})
     assert [len(frames_of(demos, n)) for n in (0, 1)] == [3, 5]
     assert list(demos.schema()) == ["image"]
 
@@ -294,10 +294,10 @@ def test_images_of_a_length_of_their_own(tmp_path: Path) -> None:
         for number, image in enumerate(images):
             rows[number] = np.frombuffer(jpeg(image), np.uint8)
         file["fixed"] = np.array([jpeg(image) for image in images], "S")
-    source = Hdf5(tmp_path, map={"a": "rgb", "b": "fixed"}, keep_encoded=True)
+    source = Hdf5Source(tmp_path, map={"a": "rgb", "b": "fixed"}, keep_encoded=True)
     for frame, image in zip(frames_of(source), images, strict=True):
         assert frame == {"a": EncodedImage(jpeg(image)), "b": EncodedImage(jpeg(image))}
-    decoded = frames_of(Hdf5(tmp_path, map={"a": "rgb"}))[1]["a"]
+    decoded = frames_of(Hdf5Source(tmp_path, map={"a": "rgb"}))[1]["a"]
     np.testing.assert_array_equal(decoded, _decoded(jpeg(images[1])), strict=True)
 
 
@@ -307,7 +307,7 @@ def test_rows_come_once_whatever_the_chunks(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "run.h5", "w") as file:
         for number, chunk in enumerate(chunks):
             file.create_dataset(f"c{number}", data=values, chunks=chunk)
-    source = Hdf5(tmp_path, map={f"c{n}": f"c{n}" for n in range(len(chunks))})
+    source = Hdf5Source(tmp_path, map={f"c{n}": f"c{n}" for n in range(len(chunks))})
     for name, array in zip(source.schema(), [values] * len(chunks), strict=True):
         read = [frame[name] for frame in frames_of(source)]
         np.testing.assert_array_equal(read, array, strict=True)
@@ -470,7 +470,7 @@ def test_a_broken_episode_is_refused_by_name(tmp_path: Path, name: str) -> None:
         write_aloha(tmp_path / f"episode_{number}.hdf5", number)
     with h5py.File(tmp_path / "episode_1.hdf5", "a") as file:
         change(file)
-    source = Hdf5(tmp_path)
+    source = Hdf5Source(tmp_path)
     assert [info.key for info in source.episodes()] == [f"episode_{n}" for n in range(3)]
     check_refused(source, ["episode_1"], message, file=tmp_path / "episode_1.hdf5")
 
@@ -485,7 +485,7 @@ def test_damage_anywhere_is_a_source_error_or_goes_unseen(tmp_path: Path) -> Non
         for _ in range(rng.randint(1, 4)):
             whole[rng.randrange(min(len(whole), 12_000))] = rng.choice([0, 255, rng.randrange(256)])
         (tmp_path / "x.hdf5").write_bytes(whole)
-        source = Hdf5(tmp_path / "x.hdf5")
+        source = Hdf5Source(tmp_path / "x.hdf5")
         try:
             source.schema()
             for info in source.episodes():
@@ -500,19 +500,19 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
         file["observations/images/cam_high"][3, :40] = 0
     with pytest.raises(SourceError, match="a row that is no image") as caught:
-        frames_of(Hdf5(tmp_path))
+        frames_of(Hdf5Source(tmp_path))
     assert caught.value.feature == "observations.images.cam_high"
     assert caught.value.frame == 3
     with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
         file["observations/images/cam_high"][0] = 0
     with pytest.raises(SourceError, match="a first row that is no image"):
-        Hdf5(tmp_path).schema()
+        Hdf5Source(tmp_path).schema()
 
 
 def test_no_file_that_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "episode_0.hdf5").write_bytes(b"\x89HDF but not one")
     with pytest.raises(SourceError, match=r"not an HDF5 file that can be read; .*episode_0"):
-        Hdf5(tmp_path).schema()
+        Hdf5Source(tmp_path).schema()
 
 
 def with_video(root: Path, episode: str, seed: int, *counts: int) -> list[Path]:
@@ -529,16 +529,16 @@ def with_video(root: Path, episode: str, seed: int, *counts: int) -> list[Path]:
 def test_videos_of_droid(tmp_path: Path) -> None:
     paths = [with_video(tmp_path, name, seed, 4, 4) for seed, name in ((1, "Fri"), (2, "Sat"))]
     write_video(paths[0][0].with_name("11-stereo.mp4"), pictures(4))
-    source: Any = Hdf5(tmp_path)
+    source: Any = Hdf5Source(tmp_path)
     schema, cameras = source.schema(), ["observation.image.wrist", "observation.image.ext1"]
     assert [name for name, spec in schema.items() if spec.is_video] == cameras
-    others = Hdf5(tmp_path, without_video=True)
+    others = Hdf5Source(tmp_path, without_video=True)
     assert [name for name in schema if name not in cameras] == list(others.schema())
     for number, info in enumerate(source.episodes()):
         np.testing.assert_equal(frames_of(source, number), frames_of(others, number))
         for (name, gops), path in zip(source.videos(info).items(), paths[number], strict=True):
             np.testing.assert_array_equal(of_gops(schema[name], gops), of_file(path))
-    only = Hdf5(tmp_path, features=cameras)
+    only = Hdf5Source(tmp_path, features=cameras)
     assert frames_of(only) == [{}] * 4
 
 

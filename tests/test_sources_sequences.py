@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Euroc, Kitti, Tum
+from seqrecord.sources import EurocSource, KittiSource, TumSource
 from tests.source_faults import Damage, check_fault, check_frames, cut, edit, fault, remove
 from tests.source_writers import write_euroc, write_kitti, write_tum
 
@@ -22,7 +22,7 @@ from tests.source_writers import write_euroc, write_kitti, write_tum
 def test_tum(tmp_path: Path) -> None:
     want = write_tum(tmp_path / "freiburg1" / "xyz")
     source = open_source(tmp_path)
-    assert isinstance(source, Tum)
+    assert isinstance(source, TumSource)
     [info] = source.episodes()
     assert info.key == "freiburg1/xyz"
     assert info.metadata == {
@@ -67,7 +67,7 @@ def test_tum(tmp_path: Path) -> None:
 )
 def test_cameras_of_tum(tmp_path: Path, name: str, focal: float | None) -> None:
     write_tum(tmp_path / name)
-    [info] = Tum(tmp_path).episodes()
+    [info] = TumSource(tmp_path).episodes()
     assert info.metadata.get("camera", {}).get("fx") == focal
 
 
@@ -75,7 +75,7 @@ def test_tum_without_depth_and_poses(tmp_path: Path) -> None:
     write_tum(tmp_path)
     for name in ("depth.txt", "groundtruth.txt", "accelerometer.txt"):
         (tmp_path / name).unlink()
-    source = Tum(tmp_path, keep_encoded=True)
+    source = TumSource(tmp_path, keep_encoded=True)
     [info] = source.episodes()
     assert list(source.schema()) == ["image", "timestamp"]
     frames = list(source.frames(info))
@@ -125,7 +125,7 @@ def test_times_are_associated_as_by_looking_at_every_pair(
     listed(root / "depth.txt", [f"{t!r} depth/{other.name}" for t in depth])
     listed(root / "accelerometer.txt", [f"{t!r} 1 2 3" for t in samples])
     for name, key in (("depth_timestamp", "depth"), ("accelerometer", "accelerometer")):
-        source = Tum(root, features=["timestamp", name])
+        source = TumSource(root, features=["timestamp", name])
         pairs = as_associate_py(colour, depth, 0.02)
         end = colour[-1] + (colour[-1] - colour[-2] if len(colour) > 1 else 0)
         bounds = [*colour, end]
@@ -155,7 +155,7 @@ def test_separators_are_those_of_the_file(tmp_path: Path, old: str, new: str) ->
         head, *lines = path.read_text().splitlines()
         text = "\n".join([f"\ufeff{head}", *(line.replace(old, new) for line in lines)])
         path.write_text(text, "utf-8")
-    source = Tum(tmp_path, features=[*want[1]])
+    source = TumSource(tmp_path, features=[*want[1]])
     check_frames(source, 0, want)
 
 
@@ -191,13 +191,13 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, name: str) -> None
     write_tum(tmp_path / "b")
     text, match = TABLES[name]
     (tmp_path / "a/groundtruth.txt").write_text(text)
-    source = Tum(tmp_path)
+    source = TumSource(tmp_path)
     bad, good = source.episodes()
     with pytest.raises(SourceError, match=match) as caught:
         list(source.frames(bad))
     assert caught.value.file == str(tmp_path / "a/groundtruth.txt")
     assert len(list(source.frames(good))) == 4
-    other = Tum(tmp_path, features=["image"])
+    other = TumSource(tmp_path, features=["image"])
     assert [info.num_frames for info in other.episodes()] == [6, 6]
 
 
@@ -243,7 +243,7 @@ def test_an_empty_list_is_refused(tmp_path: Path, name: str) -> None:
     write_tum(tmp_path)
     (tmp_path / name).write_text("# timestamp filename\n")
     with pytest.raises(SourceError, match="an empty list of images") as caught:
-        Tum(tmp_path).schema()
+        TumSource(tmp_path).schema()
     assert caught.value.file == str(tmp_path / name)
 
 
@@ -253,24 +253,24 @@ def test_rows_of_kitti_have_the_columns_of_their_format(tmp_path: Path) -> None:
     text = poses.read_text()
     poses.write_text("\n".join(f"{n} {row}" for n, row in enumerate(text.splitlines())))
     with pytest.raises(SourceError, match="12 finite numbers; got: 13 columns"):
-        Kitti(tmp_path).schema()
+        KittiSource(tmp_path).schema()
     poses.write_text(text)
     times.write_text("\n".join(f"{n} {n / 10}" for n in range(3)))
     with pytest.raises(SourceError, match=r"line 1; .*got: 2 columns"):
-        Kitti(tmp_path).schema()
+        KittiSource(tmp_path).schema()
 
 
 def test_features_that_are_not_selected_drop_no_frames(tmp_path: Path) -> None:
     write_tum(tmp_path)
-    source = Tum(tmp_path, features=["image", "pose"])
+    source = TumSource(tmp_path, features=["image", "pose"])
     [info] = source.episodes()
     assert info.num_frames == 6
     assert "rgb_without_depth" not in info.metadata
     frames = list(source.frames(info))
     assert ["pose" in frame for frame in frames] == [False, True, True, True, False, False]
-    assert Tum(tmp_path, features=["depth"]).episodes()[0].num_frames == 4
+    assert TumSource(tmp_path, features=["depth"]).episodes()[0].num_frames == 4
     with pytest.raises(SourceError, match="some of image, timestamp, depth"):
-        Tum(tmp_path, features=["dept"]).schema()
+        TumSource(tmp_path, features=["dept"]).schema()
 
 
 def test_the_header_of_rgb_txt_names_the_camera(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_the_header_of_rgb_txt_names_the_camera(tmp_path: Path) -> None:
     path = tmp_path / "freiburg1/xyz/rgb.txt"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(["# file: 'rgbd_dataset_freiburg3_office.bag'", *lines]))
-    source = Tum(tmp_path)
+    source = TumSource(tmp_path)
     assert source.episodes()[0].metadata["camera"]["fx"] == 535.4
     assert any("freiburg3's, named by the header" in note for note in source.account().notes)
 
@@ -310,18 +310,18 @@ def test_a_euroc_camera_that_is_no_pinhole_is_none(tmp_path: Path) -> None:
     for old, new in (("pinhole", "omni"), ("[8, 6]", "[8]"), ("[458.654,", "[")):
         text = yaml.read_text()
         yaml.write_text(text.replace(old, new))
-        assert [*Euroc(tmp_path).episodes()[0].metadata["camera"]] == ["image_cam1"]
+        assert [*EurocSource(tmp_path).episodes()[0].metadata["camera"]] == ["image_cam1"]
         yaml.write_text(text)
     for camera in ("cam0", "cam1"):
         (tmp_path / "mav0" / camera / "sensor.yaml").unlink()
-    assert "camera" not in Euroc(tmp_path).episodes()[0].metadata
+    assert "camera" not in EurocSource(tmp_path).episodes()[0].metadata
 
 
 @pytest.mark.parametrize("state", [True, False])
 def test_euroc(tmp_path: Path, state: bool) -> None:
     want = write_euroc(tmp_path / "MH_01_easy", state=state)
     source = open_source(tmp_path)
-    assert isinstance(source, Euroc)
+    assert isinstance(source, EurocSource)
     [info] = source.episodes()
     assert info.key == "MH_01_easy"
     imu = info.metadata["imu"]
@@ -375,7 +375,7 @@ def test_kitti(tmp_path: Path) -> None:
     want = [write_kitti(root, "00"), write_kitti(root, "11", 1, (7, 20))]
     (root / "poses" / "11.txt").unlink()  # as of the sequences that are for evaluation
     source = open_source(tmp_path)
-    assert isinstance(source, Kitti)
+    assert isinstance(source, KittiSource)
     assert [info.key for info in source.episodes()] == ["00", "11"]
     assert str(source.schema()["image_2"]) == "image_2: uint8 [?, 20, 3]"
     assert str(source.schema()["pose"]) == "pose: float64 [3, 4]"
@@ -456,4 +456,4 @@ def test_no_image_there(tmp_path: Path) -> None:
     for path in (tmp_path / "rgb").iterdir():
         path.unlink()
     with pytest.raises(SourceError, match="cannot be read"):
-        Tum(tmp_path, features=["image"]).schema()
+        TumSource(tmp_path, features=["image"]).schema()

@@ -17,7 +17,7 @@ import pytest
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source, WebDataset, inventory_of
+from seqrecord.sources import Source, WebDatasetSource, inventory_of
 from tests.source_faults import check_frames, check_refused, encoded
 from tests.source_writers import write_samples, write_tar
 
@@ -45,7 +45,7 @@ def test_tars_and_folders_in_tars_are_episodes(tmp_path: Path) -> None:
     want = [write_samples(tmp_path / "part-000000.tar")]
     want.append(write_samples(tmp_path / "more" / "b.tar", 1, "./kitchen/run_1/"))
     source = open_source(tmp_path)
-    assert isinstance(source, WebDataset)
+    assert isinstance(source, WebDatasetSource)
     infos = source.episodes()
     assert [info.key for info in infos] == ["more/b/kitchen/run_1", "part-000000"]
     assert [str(spec) for spec in source.schema().values()] == [
@@ -73,13 +73,13 @@ def test_tars_and_folders_in_tars_are_episodes(tmp_path: Path) -> None:
 def test_episodes_of_one_tar(tmp_path: Path) -> None:
     files = {f"run_{run}/{n}.jpg": image(10 * run + n, "jpeg") for run in (2, 1) for n in range(3)}
     write_tar(tmp_path / "a.tar", files)
-    source = WebDataset(tmp_path, keep_encoded=True)
+    source = WebDatasetSource(tmp_path, keep_encoded=True)
     assert [info.key for info in source.episodes()] == ["a/run_2", "a/run_1"]
     assert [frame["jpg"] for frame in read(source, 1)] == [
         EncodedImage(files[f"run_1/{n}.jpg"]) for n in range(3)
     ]
     write_tar(tmp_path / "a.tar", {**files, "run_2/3.jpg": image()})
-    source = WebDataset(tmp_path)
+    source = WebDatasetSource(tmp_path)
     with pytest.raises(SourceError, match="tar --sort=name") as caught:
         source.episodes()
     assert caught.value.episode == "a/run_2"
@@ -97,7 +97,7 @@ def test_what_is_not_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     files |= {"README": b"", "png": b"", "._0.png": b"junk", "__MACOSX/0.png": b"junk"}
     write_tar(tmp_path / "a.tar", dict(sorted(files.items())))
     with caplog.at_level(logging.WARNING, "seqrecord"):
-        source = WebDataset(tmp_path)
+        source = WebDatasetSource(tmp_path)
         [info] = source.episodes()
     left_out = ["README", "mp4", "pickle", "png", "pth", "pyd", "state.pkl"]
     assert info.metadata["left_out"] == left_out
@@ -105,7 +105,7 @@ def test_what_is_not_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert list(source.schema()) == ["png", "frame_number"]
     assert len(read(source)) == 2
     with pytest.raises(SourceError) as caught:
-        WebDataset(tmp_path, features=["pyd"]).schema()
+        WebDatasetSource(tmp_path, features=["pyd"]).schema()
     assert caught.value.got == "pyd"
 
 
@@ -183,7 +183,7 @@ def test_missing_shards_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     for name in (*present, "t/20240131.tar", "t/20250131.tar"):
         write_tar(tmp_path / name, {"0.png": image()})
     with caplog.at_level(logging.WARNING, "seqrecord"):
-        notes = WebDataset(tmp_path).account().notes
+        notes = WebDatasetSource(tmp_path).account().notes
     assert notes == (
         "2 shards missing: s-000002.tar, s-000003.tar",
         "2 shards missing: x-00000-of-00003.tar, x-00002-of-00003.tar",
@@ -218,10 +218,10 @@ def test_images_of_both_formats_are_kept(tmp_path: Path) -> None:
         files = [image(i, kind) for i, kind in enumerate(kinds)]
         each = zip(endings, files, strict=True)
         write_tar(tmp_path / f"{name}.tar", {f"{i}.rgb.{e}": f for i, (e, f) in enumerate(each)})
-    source = WebDataset(tmp_path, keep_encoded=True)
+    source = WebDatasetSource(tmp_path, keep_encoded=True)
     assert source.schema()["rgb"].codec == ({"id": "seqrecord.image", "format": "any"},)
     seqrecord.convert(source, tmp_path / "records", workers=1)
-    plain = WebDataset(tmp_path)
+    plain = WebDatasetSource(tmp_path)
     with seqrecord.open(tmp_path / "records") as dataset:
         for episode, key in enumerate("ab"):
             want = [frame["rgb"] for frame in read(plain, episode)]
@@ -260,7 +260,7 @@ def test_a_broken_value_is_refused_by_name(tmp_path: Path, name: str) -> None:
     ending, one, other = VALUES[name]
     write_tar(tmp_path / "bad.tar", {f"run/0.{ending}": one, f"run/1.{ending}": other})
     write_tar(tmp_path / "good.tar", {f"0.{VALUES[name][0]}": npy(1.0) if "first" in name else one})
-    check_refused(WebDataset(tmp_path), ["bad/run"], file=tmp_path / "bad.tar" / "run")
+    check_refused(WebDatasetSource(tmp_path), ["bad/run"], file=tmp_path / "bad.tar" / "run")
 
 
 def header(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
@@ -305,7 +305,7 @@ def test_a_broken_tar_is_refused_by_name(tmp_path: Path, name: str) -> None:
     bad = tmp_path / "a.tar"
     bad.write_bytes(damaged(bad.read_bytes())[name])
     tracemalloc.start()
-    source = WebDataset(tmp_path)
+    source = WebDatasetSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["a", "b"]
     check_refused(source, ["a"], file=bad)
     assert tracemalloc.get_traced_memory()[1] < 30 << 20

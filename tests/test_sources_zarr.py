@@ -18,7 +18,7 @@ import pytest
 
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import ZarrBuffers
+from seqrecord.sources import ZarrSource
 from tests.golden.make_replay_buffer import ENDS, FILE, arrays
 from tests.source_faults import check_refused
 from tests.source_writers import write_buffer
@@ -26,7 +26,7 @@ from tests.source_writers import write_buffer
 zarr = pytest.importorskip("zarr")  # it needs Python 3.11
 
 
-def frames_of(source: ZarrBuffers, number: int = 0) -> list[dict[str, Any]]:
+def frames_of(source: ZarrSource, number: int = 0) -> list[dict[str, Any]]:
     return [dict(frame) for frame in source.frames(source.episodes()[number])]
 
 
@@ -34,7 +34,7 @@ def frames_of(source: ZarrBuffers, number: int = 0) -> list[dict[str, Any]]:
 def test_episodes_are_the_rows_between_their_ends(tmp_path: Path, zarr_format: int) -> None:
     arrays = write_buffer(tmp_path / "pusht.zarr", zarr_format=zarr_format, spare=5)
     source = open_source(tmp_path / "pusht.zarr")
-    assert isinstance(source, ZarrBuffers)
+    assert isinstance(source, ZarrSource)
     infos = source.episodes()
     assert [(info.key, info.num_frames) for info in infos] == [
         *(("pusht/000000", 4), ("pusht/000001", 2), ("pusht/000002", 7))
@@ -59,7 +59,7 @@ def test_a_zip_and_a_folder_of_buffers(tmp_path: Path) -> None:
     write_buffer(tmp_path / "task_9.zarr", (1, 1))
     (tmp_path / "notes").mkdir()
     source = open_source(tmp_path)
-    assert isinstance(source, ZarrBuffers)
+    assert isinstance(source, ZarrSource)
     assert [info.key for info in source.episodes()] == [
         *("cup/000000", "cup/000001"),
         *("task_9/000000", "task_9/000001", "task_10/000000"),
@@ -92,7 +92,7 @@ def test_images_of_the_codec_that_umi_uses(tmp_path: Path) -> None:
     codec = image_codecs.Jpegxl(lossless=True, numthreads=1)
     data = zarr.open_group(tmp_path / "a.zarr")["data"]
     data.create_array("camera0_rgb", data=images, chunks=(1, 16, 16, 3), compressors=codec)
-    source = ZarrBuffers(tmp_path, features=["camera0_rgb"])
+    source = ZarrSource(tmp_path, features=["camera0_rgb"])
     read = [frame["camera0_rgb"] for number in (0, 1) for frame in frames_of(source, number)]
     np.testing.assert_array_equal(read, images, strict=True)
 
@@ -101,7 +101,7 @@ def test_texts_and_kinds(tmp_path: Path) -> None:
     write_buffer(tmp_path / "a.zarr", (2, 1), zarr_format=2)
     data = zarr.open_group(tmp_path / "a.zarr")["data"]
     data.create_array("task", data=np.array(["öffnen", "", "greifen"]), chunks=(2,))
-    source = ZarrBuffers(tmp_path)
+    source = ZarrSource(tmp_path)
     assert str(source.schema()["task"]) == "task: text"
     assert [frame["task"] for frame in frames_of(source)] == ["öffnen", ""]
     assert [frame["task"] for frame in frames_of(source, 1)] == ["greifen"]
@@ -114,8 +114,8 @@ def test_texts_and_kinds(tmp_path: Path) -> None:
     }
     data.create_array("when", data=np.array([1, 2, 3], "M8[s]"), chunks=(2,))
     with pytest.raises(SourceError, match=r"a dtype that cannot be stored; .*feature: when"):
-        ZarrBuffers(tmp_path).schema()
-    assert len(frames_of(ZarrBuffers(tmp_path, features=["task", "action"]))) == 2
+        ZarrSource(tmp_path).schema()
+    assert len(frames_of(ZarrSource(tmp_path, features=["task", "action"]))) == 2
 
 
 # --- broken buffers --------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_broken_episode_is_refused_by_name(
 ) -> None:
     write_buffer(tmp_path / "a.zarr")
     breaks(tmp_path / "a.zarr")
-    source = ZarrBuffers(tmp_path)
+    source = ZarrSource(tmp_path)
     keys = [f"a/{number:06d}" for number in bad]
     check_refused(source, keys, message, file=tmp_path / "a.zarr")
 
@@ -199,7 +199,7 @@ def test_no_chunk_decodes_to_more_than_its_array_declares(
     group.create_group("meta").create_array("episode_ends", data=np.array([3]))
     data = group.create_group("data")
     data.create_array("action", data=wanted, chunks=(1, 4), compressors=codec, **shards)
-    source = ZarrBuffers(path)
+    source = ZarrSource(path)
     np.testing.assert_array_equal([frame["action"] for frame in frames_of(source)], wanted)
     big = np.ones((3 << 15, 4))
     chunks = (1 << 15, 4) if is_sharded else big.shape
@@ -210,7 +210,7 @@ def test_no_chunk_decodes_to_more_than_its_array_declares(
     shutil.rmtree(path / "data/big")
     tracemalloc.start()
     with pytest.raises(SourceError) as caught:
-        frames_of(ZarrBuffers(path))
+        frames_of(ZarrSource(path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (caught.value.episode, caught.value.feature) == ("a/000000", "action")
@@ -223,7 +223,7 @@ def test_codecs_that_nobody_knows_are_refused(tmp_path: Path) -> None:
     filters = [{"id": "categorize", "labels": [], "dtype": "O"}]
     file.write_text(json.dumps(json.loads(file.read_text()) | {"filters": filters}))
     with pytest.raises(SourceError) as caught:
-        frames_of(ZarrBuffers(tmp_path))
+        frames_of(ZarrSource(tmp_path))
     assert (caught.value.feature, caught.value.got) == ("data/action", "categorize")
 
 
@@ -236,11 +236,11 @@ def test_texts_of_a_chunk_are_counted(tmp_path: Path, zarr_format: int) -> None:
         "task", shape=(2,), dtype=str, chunks=(2,), compressors=None
     )
     texts[:] = np.array(["a", "é"], object)
-    assert [frame["task"] for frame in frames_of(ZarrBuffers(path))] == ["a", "é"]
+    assert [frame["task"] for frame in frames_of(ZarrSource(path))] == ["a", "é"]
     chunk = path / "data/task" / ("c/0" if zarr_format == 3 else "0")
     chunk.write_bytes(b"\xff\xff\xff\x7f" + chunk.read_bytes()[4:])
     with pytest.raises(SourceError, match="cannot be read") as caught:
-        frames_of(ZarrBuffers(path))
+        frames_of(ZarrSource(path))
     assert caught.value.feature == "task"
 
 
@@ -283,12 +283,12 @@ def test_a_broken_buffer_is_one_bad_episode(
     write_buffer(tmp_path / "a.zarr")
     write_buffer(tmp_path / "b.zarr", (2,))
     breaks(tmp_path / "a.zarr")
-    source = ZarrBuffers(tmp_path)
+    source = ZarrSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["a", "b/000000"]
     check_refused(source, ["a"], message)
     shutil.rmtree(tmp_path / "b.zarr")
     with pytest.raises(SourceError, match=message):
-        ZarrBuffers(tmp_path).schema()
+        ZarrSource(tmp_path).schema()
 
 
 def test_a_zip_that_is_none(tmp_path: Path) -> None:

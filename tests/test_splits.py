@@ -80,7 +80,7 @@ def test_episodes_stay_in_their_splits_when_others_come(tmp_path: Path) -> None:
     assert split_dataset(path, {"train": 0.75, "val": 0.25}) == {"train": 30, "val": 10}
     after = splits_of(path)
     assert {key: after[key] for key in before} == before
-    split_dataset(path, {"train": 0.75, "val": 0.25}, seed=7, anew=True)
+    split_dataset(path, {"train": 0.75, "val": 0.25}, seed=7, reassign=True)
     assert Counter(splits_of(path).values()) == {"train": 30, "val": 10}
     assert splits_of(path) != after
 
@@ -91,7 +91,7 @@ def test_what_is_left_is_in_no_split(tmp_path: Path) -> None:
     assert Counter(splits_of(path).values()) == {"val": 2, None: 18}
     # Episodes of another split are left alone.
     assert split_dataset(path, {"train": 0.5}) == {"val": 2, "train": 9}
-    assert split_dataset(path, {"train": 0.0}, anew=True) == {"val": 2, "train": 0}
+    assert split_dataset(path, {"train": 0.0}, reassign=True) == {"val": 2, "train": 0}
 
 
 def test_all_of_a_scene_come_into_one_split(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_the_command(tmp_path: Path) -> None:
 
     assert "train 9 episodes, val 1 episode\n" in run("split", path, "train=0.9", "val=0.1")
     assert "train 9" in run("info", path)
-    assert "lacks the entry" in run("split", path, "train=1", "--by", "room", "--anew")
+    assert "lacks the entry" in run("split", path, "train=1", "--by", "room", "--reassign")
     assert "not a share: 'train'" in run("split", path, "train")
-    assert run("split", path, "val=1", "--anew").endswith("train 9 episodes, val 1 episode\n")
+    assert run("split", path, "val=1", "--reassign").endswith("train 9 episodes, val 1 episode\n")
 
 
 def test_a_split_without_an_episode_is_an_error(tmp_path: Path) -> None:

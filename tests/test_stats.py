@@ -29,7 +29,7 @@ def test_the_most_that_was_resident() -> None:
     stats = EngineStats()
     for amount in (3, 9, 4):
         stats.hold(amount)
-    assert stats.report()["resident_bytes"] == 9
+    assert stats.report()["peak_buffer_bytes"] == 9
 
 
 def test_the_share_of_an_epoch_that_the_training_waits() -> None:
@@ -38,7 +38,7 @@ def test_the_share_of_an_epoch_that_the_training_waits() -> None:
     for begin in (0, 3, 6):
         stats.add_waiting(stats.begun + begin, stats.begun + begin + 1)
     report = stats.report()
-    assert report["waiting_for_batches_seconds"] == pytest.approx(3)
+    assert report["data_wait_seconds"] == pytest.approx(3)
     assert report["epoch_seconds"] == pytest.approx(7)
     assert report["waiting_percent"] == pytest.approx(300 / 7)
 
@@ -66,10 +66,10 @@ def test_a_storages_counters_count_from_the_beginning() -> None:
     ("seconds", "word"),
     [
         ({"waiting_for_consumer_seconds": 2.0, "fetch_seconds": 9.0}, "consumer"),
-        ({"waiting_for_batches_seconds": 2.0, "fetch_seconds": 9.0}, "reading"),
-        ({"waiting_for_batches_seconds": 2.0, "decode_seconds": 9.0}, "decoding"),
-        ({"waiting_for_batches_seconds": 2.0, "gather_seconds": 9.0}, "copying clips"),
-        ({"waiting_for_batches_seconds": 2.0, "device_seconds": 9.0}, "the bus"),
+        ({"data_wait_seconds": 2.0, "fetch_seconds": 9.0}, "reading"),
+        ({"data_wait_seconds": 2.0, "decode_seconds": 9.0}, "decoding"),
+        ({"data_wait_seconds": 2.0, "gather_seconds": 9.0}, "copying clips"),
+        ({"data_wait_seconds": 2.0, "device_seconds": 9.0}, "the bus"),
         # Two threads have decoded for longer than one has copied, which was never kept waiting.
         ({"decode_seconds": 9.0, "gather_seconds": 6.0}, "copying clips"),
         (

@@ -22,7 +22,7 @@ import seqrecord
 from seqrecord import (
     EngineOptions,
     NotFoundError,
-    SeqRecordDataset,
+    SeqRecordMapDataset,
     SeqRecordPipe,
     SeqRecordWriter,
     StorageError,
@@ -254,7 +254,7 @@ def test_what_is_dropped_is_closed_at_once(path: Path) -> None:
         next(iter(SeqRecordPipe(path, clip_len=2, batch_size=1)))
         next(iter(SeqRecordPipe(path, **PIPE)))
         next(iter(SeqRecordPipe(path, clip_len=2).shuffle().batch(2).collate(seqrecord.collate)))
-        SeqRecordDataset(path, clip_len=2)[0]
+        SeqRecordMapDataset(path, clip_len=2)[0]
         assert seqrecord.open(path).episodes["set/0"][0]
 
     with without_collector():

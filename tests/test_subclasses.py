@@ -12,11 +12,11 @@ from torchdata.nodes import Loader
 
 import seqrecord
 from seqrecord import (
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordNode,
     SeqRecordPipe,
-    SeqRecordStream,
 )
 from tests.clip_data import digest, names
 
@@ -27,7 +27,7 @@ Clip = dict[str, Any]
 # ---- clips by their number
 
 
-class Marked(SeqRecordDataset):
+class Marked(SeqRecordMapDataset):
     def __getitem__(self, number: int) -> Clip:
         return {**super().__getitem__(number), "mark": int(number)}
 
@@ -39,11 +39,11 @@ class Mark(Dataset[Clip]):
         return {**super().__getitem__(number), "mark": int(number)}
 
 
-class Mixed(Mark, SeqRecordDataset):
+class Mixed(Mark, SeqRecordMapDataset):
     pass
 
 
-class Both(SeqRecordDataset):
+class Both(SeqRecordMapDataset):
     """Marks a clip once, however it is asked for."""
 
     asked = 0
@@ -68,7 +68,7 @@ class Below(Marked):
 
 @pytest.mark.parametrize("kind", [Marked, Mixed, Both, Below])
 def test_an_overridden_getitem_gives_the_clips_of_a_batch(path: Path, kind: Any) -> None:
-    data, plain = kind(path, **SETTINGS), SeqRecordDataset(path, **SETTINGS)
+    data, plain = kind(path, **SETTINGS), SeqRecordMapDataset(path, **SETTINGS)
     order = [5, 0, 11, 3, 7, 2]
     loaders: list[Any] = [
         DataLoader(data, batch_size=4, sampler=order, collate_fn=list),
@@ -94,7 +94,7 @@ def _unmarked(clip: Clip) -> Clip:
     return {name: value for name, value in clip.items() if name != "mark"}
 
 
-class Twice(SeqRecordDataset):
+class Twice(SeqRecordMapDataset):
     """Has each clip two times: as it is, and marked."""
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class Twice(SeqRecordDataset):
 
 
 def test_a_length_of_its_own_is_that_of_the_subclass_alone(path: Path) -> None:
-    data, plain = Twice(path, **SETTINGS), SeqRecordDataset(path, **SETTINGS)
+    data, plain = Twice(path, **SETTINGS), SeqRecordMapDataset(path, **SETTINGS)
     loader: Any = DataLoader(data, batch_size=6, collate_fn=list)
     clips = [clip for batch in loader for clip in batch]
     assert [clip["mark"] for clip in clips] == [0, 1] * len(plain)
@@ -120,7 +120,7 @@ def test_a_length_of_its_own_is_that_of_the_subclass_alone(path: Path) -> None:
 # ---- streams
 
 
-class StreamedAgain(SeqRecordStream):
+class StreamedAgain(SeqRecordIterableDataset):
     def __iter__(self) -> Iterator[Clip]:
         for clip in super().__iter__():
             yield _mark(clip)
@@ -166,8 +166,10 @@ def ways(data: Any) -> Iterator[Any]:
     [StreamedAgain, pytest.param(PipedAgain, marks=pytest.mark.slow)],
 )
 def test_an_overridden_iter_gets_clips(path: Path, kind: Any) -> None:
-    expected = sorted(name for clip in SeqRecordStream(path, **SETTINGS) for name in names(clip))
-    plain = SeqRecordDataset(path, **SETTINGS)
+    expected = sorted(
+        name for clip in SeqRecordIterableDataset(path, **SETTINGS) for name in names(clip)
+    )
+    plain = SeqRecordMapDataset(path, **SETTINGS)
     number = {names(plain[n])[0]: n for n in range(len(plain))}
     for way in ways(kind(path, **SETTINGS)):
         found = []
@@ -180,7 +182,7 @@ def test_an_overridden_iter_gets_clips(path: Path, kind: Any) -> None:
 
 
 def test_an_overridden_next_gets_clips(path: Path) -> None:
-    expected = [digest(clip) for clip in SeqRecordStream(path, **SETTINGS)]
+    expected = [digest(clip) for clip in SeqRecordIterableDataset(path, **SETTINGS)]
     loader: Any = Loader(NodeAgain(path, **SETTINGS))
     clips = list(loader)
     assert [clip["mark"] for clip in clips] == [3] * len(clips)
@@ -191,8 +193,8 @@ def test_a_mix_of_subclasses_and_its_own_subclass_get_clips(path: Path) -> None:
     def sources(kind: Any) -> dict[str, Any]:
         return {name: kind(path, **SETTINGS, shuffle=name == "one") for name in ("one", "two")}
 
-    plain = SeqRecordMix(sources(SeqRecordStream), batch_size=4)
-    again = MixAgain(sources(SeqRecordStream), batch_size=4)
+    plain = SeqRecordMix(sources(SeqRecordIterableDataset), batch_size=4)
+    again = MixAgain(sources(SeqRecordIterableDataset), batch_size=4)
     for loader in (again, DataLoader(again, batch_size=None, num_workers=1)):
         marks = [batch["mark"] for batch in loader]
         assert marks == [4] * len(again)

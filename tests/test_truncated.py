@@ -53,7 +53,7 @@ def write_and_die(folder: Path, steps: str, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("gives_up", [False, True], ids=["killed", "gives up"])
-@pytest.mark.parametrize("record_bytes", [1 << 30, 40_000], ids=["one file", "several files"])
+@pytest.mark.parametrize("max_file_size", [1 << 30, 40_000], ids=["one file", "several files"])
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
@@ -70,9 +70,9 @@ def write_and_die(folder: Path, steps: str, settings: dict[str, Any]) -> None:
     ],
 )
 def test_a_writer_that_stops(
-    tmp_path: Path, steps: str, expected: tuple[int, Any] | None, record_bytes: int, gives_up: bool
+    tmp_path: Path, steps: str, expected: tuple[int, Any] | None, max_file_size: int, gives_up: bool
 ) -> None:
-    settings: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "record_bytes": record_bytes}
+    settings: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "max_file_size": max_file_size}
     if gives_up:
         write(tmp_path / "d", steps, settings).abort()
     else:

@@ -62,7 +62,7 @@ def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
     before = record_files_of(tmp_path)
     assert any(name.endswith(".partial") for name in before)
     resumed = writer(tmp_path, "resume")
-    assert resumed.finished_keys == set("abcde")
+    assert resumed.completed_episodes == set("abcde")
     assert before.items() <= record_files_of(tmp_path).items()
     add(running, "fg")
     add(resumed, "gh")
@@ -78,7 +78,7 @@ def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
         second.close()
     assert set(keys_of(tmp_path)) == set("abcdefg" if first == "running" else "abcdegh")
     with writer(tmp_path, "resume") as last:
-        assert last.finished_keys == set("abcdefgh")
+        assert last.completed_episodes == set("abcdefgh")
     assert set(keys_of(tmp_path)) == set("abcdefgh")
     clean(tmp_path, older_than=0)
     assert set(keys_of(tmp_path)) == set("abcdefgh")
@@ -86,13 +86,13 @@ def test_a_resume_beside_a_running_writer(tmp_path: Path, first: str) -> None:
 
 def test_an_episode_that_a_resume_adopted_while_it_was_written(tmp_path: Path) -> None:
     """Its first part is in a file that the resume commits, its last one comes later."""
-    running = writer(tmp_path, record_bytes=1)
+    running = writer(tmp_path, max_file_size=1)
     add(running, "a")
     half = running.episode("g")
     for number in range(5):
         half.append(frame("g", number))
     with writer(tmp_path, "resume") as resumed:
-        assert resumed.finished_keys == {"a"}
+        assert resumed.completed_episodes == {"a"}
         add(resumed, "b")
     for number in range(5, 7):
         half.append(frame("g", number))
@@ -186,7 +186,7 @@ def test_many_writers_that_end_in_any_order(tmp_path: Path) -> None:
         mode = "append"
         while True:
             each = writer(tmp_path, mode)
-            add(each, sorted(set(keys) - each.finished_keys))
+            add(each, sorted(set(keys) - each.completed_episodes))
             try:
                 each.close()
             except ConflictError:
@@ -214,16 +214,16 @@ def test_whatever_happens_every_episode_that_ended_comes_in(tmp_path: Path, seed
         if action == "begin":
             with contextlib.suppress(DestinationError):
                 mode = rng.choice(["create", "append", "resume"])
-                each = writer(tmp_path, mode, record_bytes=rng.choice([1, 500, 10_000]))
-                assert committed <= each.finished_keys <= ended
-                assert mode != "resume" or each.finished_keys == ended
+                each = writer(tmp_path, mode, max_file_size=rng.choice([1, 500, 10_000]))
+                assert committed <= each.completed_episodes <= ended
+                assert mode != "resume" or each.completed_episodes == ended
                 at_work.append(each)
         elif action == "clean":
             with contextlib.suppress(NotFoundError):
                 assert clean(tmp_path, older_than=3600) == []
         elif at_work:
             each = rng.choice(at_work)
-            left = sorted(LENGTHS.keys() - each.finished_keys)
+            left = sorted(LENGTHS.keys() - each.completed_episodes)
             if action == "write" and left:
                 key = rng.choice(left)
                 add(each, key)
@@ -235,9 +235,9 @@ def test_whatever_happens_every_episode_that_ended_comes_in(tmp_path: Path, seed
             elif action == "close":
                 with contextlib.suppress(DestinationError):
                     each.close()
-                    assert set(keys_of(tmp_path)) == each.finished_keys
-                    assert committed <= each.finished_keys
-                    committed = set(each.finished_keys)
+                    assert set(keys_of(tmp_path)) == each.completed_episodes
+                    assert committed <= each.completed_episodes
+                    committed = set(each.completed_episodes)
     for each in at_work:
         abandon(each)
     if ended:
@@ -274,7 +274,7 @@ def test_others_that_commit_while_a_writer_begins(tmp_path: Path) -> None:
                 add(other, key)
 
     with writer(Slow(LocalStorage(tmp_path), others), "append") as late:
-        assert late.finished_keys == set("abc")
+        assert late.completed_episodes == set("abc")
         add(late, "d")
     assert keys_of(tmp_path) == "abcd"
 
@@ -374,7 +374,7 @@ def test_clean_removes_what_is_old_and_not_named(tmp_path: Path) -> None:
     assert keys_of(tmp_path) == "abc"
     assert clean(tmp_path, older_than=0) == []
     with writer(tmp_path, "resume") as more:
-        assert more.finished_keys == set("abc")
+        assert more.completed_episodes == set("abc")
         add(more, "g")
     assert read_manifest(LocalStorage(tmp_path)).removed == ()
     assert keys_of(tmp_path) == "abcg"
@@ -519,7 +519,7 @@ def test_a_resume_that_begins_while_clean_removes(tmp_path: Path) -> None:
 
     def resume() -> None:
         with writer(tmp_path, "resume") as resumed:
-            assert resumed.finished_keys == set("ab")
+            assert resumed.completed_episodes == set("ab")
             add(resumed, "g")
         assert read_manifest(LocalStorage(tmp_path)).removed
 
@@ -542,7 +542,7 @@ def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         clean(storage, older_than=0)
     with writer(tmp_path, "resume") as resumed:
-        assert resumed.finished_keys == set("ab")
+        assert resumed.completed_episodes == set("ab")
     assert clean(tmp_path, older_than=3600), "what is condemned goes, however old it is"
     assert all(
         name in str(read_manifest(LocalStorage(tmp_path))) for name in record_files_of(tmp_path)
@@ -571,7 +571,7 @@ class Requests(CountingStorage):
 
 def test_an_append_asks_each_committed_file_once(tmp_path: Path) -> None:
     """Five requests a record file, one after the other, made 200 files take 32 s at 30 ms."""
-    with writer(tmp_path, record_bytes=1) as old:
+    with writer(tmp_path, max_file_size=1) as old:
         for _ in range(6):
             for key in "abcdefghijkl":
                 with old.episode(f"{key}{_}") as episode:

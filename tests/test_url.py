@@ -176,7 +176,7 @@ _TAKES_A_LOCATION: dict[str, Callable[[Any], Any]] = {
     "clean": lambda path: clean(path, older_than=0),
     "view": seqrecord.view,
     "pipe": lambda path: seqrecord.SeqRecordPipe(path, clip_len=2),
-    "dataset": lambda path: seqrecord.SeqRecordDataset(path, clip_len=2),
+    "dataset": lambda path: seqrecord.SeqRecordMapDataset(path, clip_len=2),
     "bench": lambda path: seqrecord.bench(path, clip_len=2),
 }
 _TAKES_A_PATH: dict[str, Callable[[Any], Any]] = {

@@ -327,7 +327,7 @@ def _in_group(index: Index, **columns: Any) -> dict[str, Any]:
 def test_index_and_footer_must_agree(
     tmp_path: Path, change: Callable[[Index], dict[str, Any]], message: str
 ) -> None:
-    write_small(tmp_path, record_bytes=1 << 30)
+    write_small(tmp_path, max_file_size=1 << 30)
     index, footers = _loaded(tmp_path)
     assert _errors(index, footers) == []
     [error, *_] = _errors(dataclasses.replace(index, **change(index)), footers)
@@ -337,7 +337,7 @@ def test_index_and_footer_must_agree(
 
 def test_an_index_may_name_any_copy_of_a_chunk(tmp_path: Path) -> None:
     """Which one depends on what was committed first, and nothing tells that afterwards."""
-    write_small(tmp_path, record_bytes=1 << 30)
+    write_small(tmp_path, max_file_size=1 << 30)
     index, [footer] = _loaded(tmp_path)
     moved = footer.chunks[0].copy()
     moved["offset"] += np.uint64(64)
@@ -351,7 +351,7 @@ def test_an_index_may_name_any_copy_of_a_chunk(tmp_path: Path) -> None:
 
 
 def test_a_complete_episode_that_the_index_forgot(tmp_path: Path) -> None:
-    write_small(tmp_path, record_bytes=1 << 30)
+    write_small(tmp_path, max_file_size=1 << 30)
     _, [footer] = _loaded(tmp_path)
     *before, beta = footer.episodes  # of one chunk
     cut = dataclasses.replace(
@@ -401,7 +401,7 @@ def test_parts_of_an_episode_that_contradict_each_other(
     tmp_path: Path, name: str, value: Any
 ) -> None:
     """The index is right, but `reindex` would refuse the record files."""
-    write_tiny(tmp_path, record_bytes=1)
+    write_tiny(tmp_path, max_file_size=1)
     assert verify(tmp_path).ok
     # Only the part that the episode ends with tells `num_frames`: change another one.
     records = [(path, split_record(path.read_bytes())) for path in (tmp_path / "records").iterdir()]

@@ -16,9 +16,9 @@ from seqrecord.edit import (
     clean,
     delete_episodes,
     list_versions,
-    relabel_episodes,
     rename_episodes,
     rewrite_files,
+    set_metadata,
     split_episodes,
 )
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
@@ -30,7 +30,7 @@ from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Two episodes in one record file, and one in another."""
-    with SeqRecordWriter(tmp_path / "records", codecs="raw", record_bytes=8000) as writer:
+    with SeqRecordWriter(tmp_path / "records", codecs="raw", max_file_size=8000) as writer:
         for number, key in enumerate("abc"):
             with writer.episode(key) as episode:
                 for frame in range(3):
@@ -63,8 +63,8 @@ def test_each_version_is_opened_as_it_was(path: Path) -> None:
         lambda: delete_episodes(path, "b"),
         lambda: rename_episodes(path, {"c": "d"}),
         lambda: split_episodes(path, None, "train"),
-        lambda: relabel_episodes(path, None, {"x": 1}),
-        lambda: rewrite_files(path, least_dead=0.01),
+        lambda: set_metadata(path, None, {"x": 1}),
+        lambda: rewrite_files(path, min_unused=0.01),
     ):
         change()
         seen.append((version_of(path), content(path)))
@@ -95,7 +95,7 @@ def test_of_the_same_frames_in_other_splits(path: Path) -> None:
 def test_the_last_ten_are_kept(path: Path) -> None:
     versions = [version_of(path)]
     for number in range(12):
-        relabel_episodes(path, None, {"x": number})
+        set_metadata(path, None, {"x": number})
         versions.append(version_of(path))
     assert [each.id for each in list_versions(path)] == versions[:1:-1]
     assert len(list((path / "manifests").iterdir())) == 10
@@ -110,7 +110,7 @@ def test_clean_keeps_what_it_is_told_to(path: Path, keep: int, left: list[str]) 
     versions, contents = {"all": version_of(path)}, {"all": content(path)}
     for key in "ba":
         delete_episodes(path, key)
-        rewrite_files(path, least_dead=0.01)  # which is no other content
+        rewrite_files(path, min_unused=0.01)  # which is no other content
         versions[f"-{key}"], contents[f"-{key}"] = version_of(path), content(path)
     for _ in range(2):  # nor is what clean itself commits
         clean(path, older_than=-1, keep_versions=keep)
@@ -139,7 +139,7 @@ def test_more_versions_than_are_kept(path: Path) -> None:
 
 def test_a_manifest_that_is_another_than_its_name_says(path: Path) -> None:
     for number in range(2):
-        relabel_episodes(path, None, {"x": number})
+        set_metadata(path, None, {"x": number})
     one, other = (path / "manifests").iterdir()
     one.write_bytes(other.read_bytes())
     with pytest.raises(FormatError) as caught:
@@ -149,7 +149,7 @@ def test_a_manifest_that_is_another_than_its_name_says(path: Path) -> None:
 
 
 def test_clean_removes_manifests_that_nobody_knows(path: Path) -> None:
-    relabel_episodes(path, None, {"x": 1})
+    set_metadata(path, None, {"x": 1})
     kept = next((path / "manifests").iterdir())
     (path / "manifests" / f"{'0' * 32}.json").write_bytes(b"")
     (path / "manifests" / "mine.txt").write_bytes(b"")
@@ -163,7 +163,7 @@ def test_a_commit_that_cannot_keep_the_version_before_changes_nothing(path: Path
     fault = FailAt("put", path="manifests/")
     before = version_of(path)
     with pytest.raises(StorageError, match="as asked"):
-        relabel_episodes(FaultyStorage(LocalStorage(path), fault), None, {"x": 1})  # type: ignore[arg-type]
+        set_metadata(FaultyStorage(LocalStorage(path), fault), None, {"x": 1})  # type: ignore[arg-type]
     assert version_of(path) == before
 
 

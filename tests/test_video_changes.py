@@ -95,7 +95,7 @@ def test_a_size_or_pixels_that_change(
     path = changed(tmp_path / "v" / f"a.{ending}", codec, other)
     with pytest.raises(SourceError, match="frame size or pixel format changes") as caught:
         seqrecord.convert(
-            open_source(tmp_path / "v"), tmp_path / "out", reference=reference, workers=1
+            open_source(tmp_path / "v"), tmp_path / "out", in_place=reference, workers=1
         )
     error = caught.value
     assert (error.file, error.episode, error.feature) == (str(path), "a", "image")
@@ -126,7 +126,7 @@ def test_headers_that_change_and_mean_the_same(tmp_path: Path) -> None:
     write(tmp_path / "v" / "a.mp4", "h264", groups, SMALL.shape[1:3])
     for reference in (False, True):
         out = tmp_path / f"out{reference}"
-        seqrecord.convert(open_source(tmp_path / "v"), out, reference=reference, workers=1)
+        seqrecord.convert(open_source(tmp_path / "v"), out, in_place=reference, workers=1)
         with seqrecord.open(out) as dataset:
             assert dataset.episodes["a"][:]["image"].shape == (12, *SMALL.shape[1:])
 

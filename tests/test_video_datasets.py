@@ -144,7 +144,7 @@ def test_clips(kept: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) ->
     stride = options.get("stride", 1)
     span = (length - 1) * step + 1
     assert seen == {(k, s) for k, n in LENGTHS.items() for s in range(0, n - span + 1, stride)}
-    random = seqrecord.SeqRecordDataset(path, **options)
+    random = seqrecord.SeqRecordMapDataset(path, **options)
     for number in (0, 7, len(random) - 1):
         clip = random[number]
         frames = int(clip["start"]) + step * np.arange(length)
@@ -203,7 +203,7 @@ def test_flush_and_resume(tmp_path: Path) -> None:
     with seqrecord.SeqRecordWriter(
         tmp_path, schema=kept_schema("ffv1:gop=6"), mode="resume"
     ) as writer:
-        assert writer.finished_keys == {"kept"}
+        assert writer.completed_episodes == {"kept"}
         with writer.episode("arrays") as episode:
             for n, image in enumerate(moving(30)):
                 episode.append({"image": image, "state": state(30)[n]})

@@ -25,7 +25,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FormatError, MemoryLimitError
 from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
 from seqrecord.pipes.arrays import in_pieces
-from seqrecord.pipes.memory import bytes_beside, open_chunk_bytes
+from seqrecord.reading.chunk_sizes import bytes_beside, open_chunk_bytes
 from seqrecord.schema import FeatureSpec
 from seqrecord.writing.commits import reindex
 from tests.clip_data import effective
@@ -349,7 +349,7 @@ def test_chunks_are_read_and_decoded_once(long: tuple[Path, dict[str, Pixels]]) 
         int(group.page_length.sum()) for group in seqrecord.open(path).contents.index.groups
     )
     assert stats["bytes_read"] == pages
-    assert stats["resident_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
+    assert stats["peak_buffer_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
 
 
 @pytest.mark.parametrize("dataset", ["long", "beside"])
@@ -364,7 +364,7 @@ def test_a_transform_gets_frames_piece_by_piece(
     assert (
         stats["video_frames_decoded"] == stats["frames_decoded"] == sum(map(len, decoded.values()))
     )
-    assert stats["resident_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
+    assert stats["peak_buffer_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
     video, states = seqrecord.open(path).contents.index.groups
     beside = bytes_beside(video, states, states.page_length[:, 0].astype(np.int64))
     assert stats["bytes_read"] == int(video.page_length.sum()) + int(beside.sum())

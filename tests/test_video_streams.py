@@ -14,7 +14,7 @@ import pytest
 from seqrecord.codecs.video.packages import packet_of
 from seqrecord.codecs.video.packets import Start, packet_format
 from seqrecord.errors import SourceError
-from seqrecord.sources import Videos
+from seqrecord.sources import VideoSource
 from tests.video_file_data import (
     QUIET,
     decoded,
@@ -56,7 +56,7 @@ def made(tmp_path: Path, case: str) -> Path:
 
 def check_times(path: Path, times: npt.NDArray[np.float64]) -> None:
     """As many frames as the container says, and their times from the first one on."""
-    source = Videos(path)
+    source = VideoSource(path)
     [info] = source.episodes()
     assert info.num_frames == len(times)
     got: list[Any] = [frame["timestamp"] for frame in source.frames(info)]
@@ -161,7 +161,7 @@ def test_other_codecs_are_encoded_anew(tmp_path: Path, caplog: pytest.LogCapture
     images = pictures(12)
     path = write_video(tmp_path / "a.avi", images, "mpeg4", options={"g": "5", "qscale": "2"})
     lossless = write_video(tmp_path / "b.mkv", images, "ffv1", pixels="bgr0")
-    assert Videos(path).schema()["image"].codec[0]["codec"] == "h264"
+    assert VideoSource(path).schema()["image"].codec[0]["codec"] == "h264"
     times, want = decoded(path)
     assert np.abs(of_file(path, times[4:9]).astype(int) - want[4:9]).mean() < 4
     assert "5 frames were re-encoded: packets of mpeg4 are not kept" in caplog.text

@@ -385,10 +385,10 @@ def test_samples_between_frames_are_points_of_one_curve(spoken: Path) -> None:
 @pytest.mark.parametrize("ragged", ["list", "pad", "nested"])
 def test_what_batches_tell_of_their_clips(spoken: Path, ragged: str) -> None:
     options: dict[str, Any] = {"clip_len": 2, "metadata": ["robot"], "ragged": ragged}
-    loader = seqrecord.SeqRecordStream(spoken, batch_size=2, shuffle=False, **options)
+    loader = seqrecord.SeqRecordIterableDataset(spoken, batch_size=2, shuffle=False, **options)
     for figure in (
         view(next(iter(loader)), row=1),
-        view(seqrecord.SeqRecordDataset(spoken, **options)[1]),
+        view(seqrecord.SeqRecordMapDataset(spoken, **options)[1]),
     ):
         found = texts(figure)
         assert {"frames 1 to 2, robot: arm", "pick up", "place"} <= set(found)

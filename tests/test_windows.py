@@ -24,16 +24,15 @@ from seqrecord import (
     Latest,
     LoaderOptions,
     Seconds,
-    SeqRecordDataset,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
     SeqRecordPipe,
-    SeqRecordStream,
     SeqRecordWriter,
     StateError,
 )
 from seqrecord.clips.frames import ClipFrames, KnownWindow, MissingFrames, OffsetWindow
-from seqrecord.pipes.clip_windows import describe_offsets
+from seqrecord.clips.windows import check_windows, describe_offsets
 from seqrecord.pipes.selecting import select
-from seqrecord.pipes.window_arguments import check_windows
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective, expected_frame, names
 from tests.clip_model import FEATURES, GROUPS, Case, write_all
@@ -42,7 +41,7 @@ from tests.resume_contract import check_resume
 FIXED = ["image", "flow", "id"]
 WINDOWS: dict[str, Any] = {"image": [-1, 0], "id": range(16), "flow": [-4, -2, 3]}
 ASKED: dict[str, Any] = {"features": FIXED, "windows": WINDOWS, "pad": "edge"}
-TAKERS: list[Any] = [SeqRecordPipe, SeqRecordDataset]
+TAKERS: list[Any] = [SeqRecordPipe, SeqRecordMapDataset]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def test_windows_of_what_a_transform_makes(path: Path) -> None:
         if all("flow" in expected_frame(number, i) for i in inside(number, start, [-2, -1, 0, 3]))
     ]
     settings: dict[str, Any] = {"windows": windows, "frame_transform": transform, "pad": "edge"}
-    clips, dataset = list(SeqRecordPipe(path, **settings)), SeqRecordDataset(path, **settings)
+    clips, dataset = list(SeqRecordPipe(path, **settings)), SeqRecordMapDataset(path, **settings)
     assert sorted(names(clip)[0] for clip in clips) == every
     for clip in clips:
         number, start = int(clip["episode"][4:]), int(clip["start"])
@@ -119,7 +118,7 @@ def test_small_windows_hold_few_images(records: Path) -> None:
     whole = SeqRecordPipe(records, clip_len=16, **settings)
     for pipe in (small, whole):
         list(pipe)
-    assert small.stats()["resident_bytes"] < 0.6 * whole.stats()["resident_bytes"]
+    assert small.stats()["peak_buffer_bytes"] < 0.6 * whole.stats()["peak_buffer_bytes"]
 
 
 def test_windows_of_groups() -> None:
@@ -355,7 +354,7 @@ def test_what_is_found_is_the_newest(
         (Seconds(-0.5, 0), 15, [-7, -6, -5, -4, -3, -2, -1, 0]),
         (Seconds(0, 0.1), 30, [0, 1, 2, 3]),
         (Seconds(0, 0), 30, [0]),
-        (Seconds(0.1, 0.4, every=0.1), 30, [3, 6, 9, 12]),
+        (Seconds(0.1, 0.4, step=0.1), 30, [3, 6, 9, 12]),
         (Seconds([0, -0.1, -0.1]), 50, [0, -5, -5]),
         (Seconds([1 / 3]), 30, [10]),
         (Seconds([0.099], tolerance=0.01), 10, [1]),
@@ -387,19 +386,19 @@ def test_every_frame_between_two_times(fps: float, first: int, count: int) -> No
         *(((first, last), "not a number") for first, last in ((0, math.inf), (True, 2))),
         ((10**400, 1), "not a number of seconds"),
         ((0.5, 0), "ends before it begins"),
-        ((0, 1, -1), "every of Seconds is too small"),
-        (([0], None, 0.1), "no every"),
+        ((0, 1, -1), "step of Seconds is too small"),
+        (([0], None, 0.1), "no step"),
         ((0, 1, None, -1), "tolerance of Seconds is too small"),
         ((0, 1, 1e-300), "too many times"),
         ((itertools.count(),), "too many times"),
         ((-0.5, 0, None, 1e-4, "time"), "need to be told each time"),
         (([0], None, None, 1e-4, 3), "not a feature's name"),
-        (([0], None, None, 1e-4, None, "pad"), "beyond of Seconds"),
-        (([0], None, None, 1e-4, "time", "skip"), "beyond of Seconds"),
+        (([0], None, None, 1e-4, None, "pad"), "out_of_range of Seconds"),
+        (([0], None, None, 1e-4, "time", "skip"), "out_of_range of Seconds"),
     ],
 )
 def test_bad_seconds(arguments: tuple[Any, ...], message: str) -> None:
-    names = ("first", "last", "every", "tolerance", "by", "beyond")
+    names = ("first", "last", "step", "tolerance", "timestamps", "out_of_range")
     with pytest.raises(ClipError, match=message):
         Seconds(**dict(zip(names, arguments, strict=False)))
 
@@ -420,7 +419,7 @@ def test_times_without_a_frame() -> None:
         (Seconds([1e8]), 240),
         (Seconds(0, 1), 1e300),
         (Seconds([1]), 1e300),
-        (Seconds(0, 1e8, every=1e6), 1e3),
+        (Seconds(0, 1e8, step=1e6), 1e3),
     ],
 )
 def test_too_many_frames(seconds: Seconds, fps: float) -> None:
@@ -431,7 +430,7 @@ def test_too_many_frames(seconds: Seconds, fps: float) -> None:
 
 def test_repr() -> None:
     for text in (
-        "Seconds(-0.5, 0)", "Seconds([-0.1, 0.0])", "Seconds(0, 1, every=0.5, tolerance=0.01)"
+        "Seconds(-0.5, 0)", "Seconds([-0.1, 0.0])", "Seconds(0, 1, step=0.5, tolerance=0.01)"
     ):  # fmt: skip
         assert repr(eval(text)) == text
 
@@ -447,24 +446,24 @@ def write_rated(path: Path, fps: list[float | None]) -> Path:
 
 def test_seconds_of_a_dataset(tmp_path: Path) -> None:
     path = write_rated(tmp_path / "same", [10, 10])
-    clips = SeqRecordDataset(path, windows={"a": Seconds([-0.2, 0, 0.3])}, pad="edge")
+    clips = SeqRecordMapDataset(path, windows={"a": Seconds([-0.2, 0, 0.3])}, pad="edge")
     assert len(clips) == 40
     assert clips[39]["a"].tolist() == [117, 119, 119]
     assert clips[39]["a_is_pad"].tolist() == [False, False, True]
-    assert len(SeqRecordDataset(path, windows={"a": Seconds(-0.2, 0.3)})) == 30
+    assert len(SeqRecordMapDataset(path, windows={"a": Seconds(-0.2, 0.3)})) == 30
 
     path = write_rated(tmp_path / "other", [10, 30, None])
     for episodes in (None, ["0", "2"], ["2"]):
         with pytest.raises(ClipError, match="how many frames a second") as caught:
-            SeqRecordDataset(path, windows={"a": Seconds(0, 1)}, episodes=episodes)
+            SeqRecordMapDataset(path, windows={"a": Seconds(0, 1)}, episodes=episodes)
         assert (caught.value.episode, caught.value.got) == ("2", "none")
     with pytest.raises(ClipError, match="other numbers of frames in Seconds") as caught:
-        SeqRecordDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["0", "1"])
+        SeqRecordMapDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["0", "1"])
     assert (caught.value.episode, caught.value.feature) == ("1", "a")
     with pytest.raises(ClipError, match="no frame is near enough") as caught:
-        SeqRecordDataset(path, windows={"a": Seconds([0.1, 1 / 30])}, episodes=["0", "1"])
+        SeqRecordMapDataset(path, windows={"a": Seconds([0.1, 1 / 30])}, episodes=["0", "1"])
     assert caught.value.episode == "0"
-    assert len(SeqRecordDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["1"])) == 5
+    assert len(SeqRecordMapDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["1"])) == 5
 
 
 def test_lists_of_clips_of_other_rates(records: Path) -> None:
@@ -475,13 +474,13 @@ def test_lists_of_clips_of_other_rates(records: Path) -> None:
         Case(options),
         {"episode": ["lab/0", "kitchen/3", "kitchen/3"], "start": [6, 3, 24]},
     )
-    every = SeqRecordDataset(records, **options, clips=good)
+    every = SeqRecordMapDataset(records, **options, clips=good)
     assert [case.check(every[i]) for i in range(3)] == [(0, 6), (3, 3), (3, 24)]
-    chosen = SeqRecordDataset(records, **options, clips=good, episodes=["kitchen/3"])
+    chosen = SeqRecordMapDataset(records, **options, clips=good, episodes=["kitchen/3"])
     assert [case.check(chosen[i]) for i in range(len(chosen))] == [(3, 3), (3, 24)]
     for row, start, most in ((1, [6, 25, 24], 24), (0, [18, 3, 24], 17)):
         with pytest.raises(ClipError, match=f"no clip lies in its episode, in row {row}") as caught:
-            SeqRecordDataset(records, **options, clips={**good, "start": start})
+            SeqRecordMapDataset(records, **options, clips={**good, "start": start})
         assert (caught.value.expected, caught.value.got) == (f"0 to {most}", start[row])
 
 
@@ -556,7 +555,7 @@ def split(batch: dict[str, Any]) -> list[dict[str, Any]]:
 def test_the_nearest_frames(
     timed: Path, times: list[float], tolerance: float, shuffle: bool, device: str | None
 ) -> None:
-    windows = {"imu": Seconds(times, by="time", tolerance=tolerance, beyond="pad")}
+    windows = {"imu": Seconds(times, timestamps="time", tolerance=tolerance, out_of_range="pad")}
     options: dict[str, Any] = {"features": ["imu", "image"], "windows": windows, "pad": "edge"}
     order = effective({"shuffle": shuffle, "shuffle_buffer": 16})
     pipe = SeqRecordPipe(timed, **options, **order, batch_size=5, device=device)
@@ -568,16 +567,16 @@ def test_the_nearest_frames(
         wanted = nearest(int(clip["episode"]), int(clip["start"]), times, tolerance)
         far += sum(one[2] for one in wanted)
     assert pipe.stats()["times_without_frame"] == far
-    dataset = SeqRecordDataset(timed, **options)
+    dataset = SeqRecordMapDataset(timed, **options)
     for clip in dataset.__getitems__([0, 59, 60, 65, 102]):
         check({**clip, "imu_is_pad": clip["imu_is_pad"]}, times, tolerance)
 
 
 def test_a_time_without_a_frame_is_an_error(timed: Path) -> None:
-    windows = {"imu": Seconds([0, 0.1], by="time", tolerance=0.06)}
+    windows = {"imu": Seconds([0, 0.1], timestamps="time", tolerance=0.06)}
     for make in (
         lambda: list(SeqRecordPipe(timed, windows=windows, pad="edge", batch_size=4)),
-        lambda: SeqRecordDataset(timed, windows=windows, pad="edge", episodes=["3"])[19],
+        lambda: SeqRecordMapDataset(timed, windows=windows, pad="edge", episodes=["3"])[19],
     ):
         with pytest.raises(ClipError, match="no frame is near enough") as caught:
             make()
@@ -591,7 +590,7 @@ def test_a_time_without_a_frame_is_an_error(timed: Path) -> None:
 
 def test_clips_inside_their_episodes(timed: Path) -> None:
     """Without padding, clips are left out that might have a frame outside."""
-    windows = {"imu": Seconds(TIMES, by="time", tolerance=0.06, beyond="pad")}
+    windows = {"imu": Seconds(TIMES, timestamps="time", tolerance=0.06, out_of_range="pad")}
     pipe = SeqRecordPipe(timed, windows=windows, features=["imu", "image"], batch_size=4)
     clips = [clip for batch in pipe for clip in split(batch)]
     outside = pipe.stats()["clips_outside"]
@@ -604,18 +603,20 @@ def test_clips_inside_their_episodes(timed: Path) -> None:
 
 
 def test_resumes_and_works_in_workers(timed: Path) -> None:
-    windows = {"imu": Seconds(0, 0.4, every=0.1, by="time", tolerance=0.2, beyond="pad")}
+    windows = {
+        "imu": Seconds(0, 0.4, step=0.1, timestamps="time", tolerance=0.2, out_of_range="pad")
+    }
     options: dict[str, Any] = {"windows": windows, "pad": "edge", "batch_size": 8}
     options["engine"] = seqrecord.EngineOptions(num_cursors=8)
     check_resume(
         lambda: SeqRecordPipe(timed, **options), num_epochs=2, positions=lambda n: [2, n - 2]
     )
-    stream = SeqRecordStream(timed, **options)
+    stream = SeqRecordIterableDataset(timed, **options)
     batches = list(DataLoader(stream, batch_size=None, num_workers=1))
-    dataset = pickle.loads(pickle.dumps(SeqRecordDataset(timed, windows=windows, pad="edge")))
+    dataset = pickle.loads(pickle.dumps(SeqRecordMapDataset(timed, windows=windows, pad="edge")))
     assert (
         dataset[30]["imu"].tolist()
-        == SeqRecordDataset(timed, windows=windows, pad="edge")[30]["imu"].tolist()
+        == SeqRecordMapDataset(timed, windows=windows, pad="edge")[30]["imu"].tolist()
     )
     for clip in (clip for batch in batches for clip in split(batch)):
         check(clip, [0, 0.1, 0.2, 0.3, 0.4], 0.2)
@@ -624,7 +625,7 @@ def test_resumes_and_works_in_workers(timed: Path) -> None:
 def test_windows_that_time_cannot_bound(timed: Path, tmp_path: Path) -> None:
     def refused(path: Path, message: str, by: str = "time") -> ClipError:
         with pytest.raises(ClipError, match=message) as caught:
-            SeqRecordDataset(path, windows={"a": Seconds([0.1], by=by)})
+            SeqRecordMapDataset(path, windows={"a": Seconds([0.1], timestamps=by)})
         return caught.value
 
     features = {"time": {"kind": "timestamp", "unit": "s"}}
@@ -643,8 +644,10 @@ def test_windows_that_time_cannot_bound(timed: Path, tmp_path: Path) -> None:
         refused(tmp_path / "back", "not a timestamp", by="a").got
         == "kind None, unit None, int64 []"
     )
-    windows = {"a": Seconds([1], by="time")}  # others than the selected episode do not matter
-    clips = SeqRecordDataset(tmp_path / "none", windows=windows, episodes=["0"], pad="edge")
+    windows = {
+        "a": Seconds([1], timestamps="time")
+    }  # others than the selected episode do not matter
+    clips = SeqRecordMapDataset(tmp_path / "none", windows=windows, episodes=["0"], pad="edge")
     assert [clip["a"].tolist() for clip in (clips[0], clips[1], clips[2])] == [[2], [3], [3]]
 
 
@@ -654,9 +657,11 @@ def test_episodes_of_one_frame_have_no_other(tmp_path: Path) -> None:
     with SeqRecordWriter(path, features=features) as writer, writer.episode("a") as episode:
         episode.append({"x": np.array([3]), "time": np.array(1.5)})
     for times in ([-0.5, 0], [0, 0.5]):
-        windows = {"x": Seconds(times, by="time")}
+        windows = {"x": Seconds(times, timestamps="time")}
         with pytest.raises(ClipError, match="no clip has all of its frames"):
-            SeqRecordDataset(path, windows=windows)
-        padded = SeqRecordDataset(path, windows=windows, pad="edge")[0]
+            SeqRecordMapDataset(path, windows=windows)
+        padded = SeqRecordMapDataset(path, windows=windows, pad="edge")[0]
         assert padded["x_is_pad"].tolist() == [time != 0 for time in times]
-    assert SeqRecordDataset(path, windows={"x": Seconds([0], by="time")})[0]["x"].tolist() == [[3]]
+    assert SeqRecordMapDataset(path, windows={"x": Seconds([0], timestamps="time")})[0][
+        "x"
+    ].tolist() == [[3]]

@@ -24,9 +24,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
     ClipError,
+    SeqRecordIterableDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordStream,
     StateError,
 )
 from seqrecord.pipes.worker_epochs import Start, TurnTable, Worker
@@ -42,7 +42,7 @@ pytestmark = [
 FEATURES = ["image", "flow", "note", "id"]
 
 
-def stream(path: Path, kind: Any = SeqRecordStream, **changes: Any) -> Any:
+def stream(path: Path, kind: Any = SeqRecordIterableDataset, **changes: Any) -> Any:
     return make_loader(path, kind, **{"features": ["id"], **changes})
 
 
@@ -88,7 +88,7 @@ def test_epochs_of_workers_are_those_of_the_plan(
 ) -> None:
     """Whole epochs, one that is set and one from a position inside it, with equal seeds."""
     workers = 2 if start == "fork" or thorough else 1
-    kind = SeqRecordPipe if loader_of is loading else SeqRecordStream
+    kind = SeqRecordPipe if loader_of is loading else SeqRecordIterableDataset
     expected = plan(path, (0, 1, 1), workers, features=FEATURES)
     gc.collect()
     with leaves_nothing() if start == "fork" else nullcontext():
@@ -131,7 +131,7 @@ def _set_epoch(worker: int) -> None:
     info = torch.utils.data.get_worker_info()
     assert info is not None
     assert info.id == worker
-    assert isinstance(info.dataset, SeqRecordStream)
+    assert isinstance(info.dataset, SeqRecordIterableDataset)
     info.dataset.set_epoch(5)
 
 
@@ -152,7 +152,7 @@ def test_a_new_number_of_workers_goes_on_with_the_next_epoch(path: Path) -> None
 class Wrapped(IterableDataset[Any]):
     """What users write."""
 
-    def __init__(self, data: SeqRecordStream) -> None:
+    def __init__(self, data: SeqRecordIterableDataset) -> None:
         self.data = data
 
     def __iter__(self) -> Iterator[Any]:
@@ -182,7 +182,7 @@ def test_copies_go_their_own_way(path: Path) -> None:
     assert run(loader) == planned(path, 1, 1)
 
 
-def _rank(data: SeqRecordStream, rank: int, queue: Any) -> None:
+def _rank(data: SeqRecordIterableDataset, rank: int, queue: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")
     # Else each rank of a fork server would start one of its own, which imports torch.
     loader = loading(data, 1 + rank, multiprocessing_context="fork")
@@ -267,7 +267,7 @@ class Gated:
         return iter(self.gates.go((_name, worker.id, _turn), begin))
 
 
-class GatedStream(Gated, SeqRecordStream):
+class GatedStream(Gated, SeqRecordIterableDataset):
     pass
 
 
@@ -286,7 +286,9 @@ def same(item: Any) -> Any:
 def make_gated(path: Path, kind: Any, order: Sequence[Who], method: str = "fork") -> Any:
     made: Any
     if kind is GatedMix:
-        made = kind({"one": SeqRecordStream(path, clip_len=3, features=["id"])}, batch_size=4)
+        made = kind(
+            {"one": SeqRecordIterableDataset(path, clip_len=3, features=["id"])}, batch_size=4
+        )
     else:
         made = stream(path, kind)
     made.gates = Gates(order, method)
@@ -426,7 +428,7 @@ def test_threads_that_iterate_at_the_same_time(path: Path) -> None:
 class Unpickled(IterableDataset[Any]):
     """Makes a stream of its own in each worker."""
 
-    def __init__(self, data: SeqRecordStream) -> None:
+    def __init__(self, data: SeqRecordIterableDataset) -> None:
         self.pickled = pickle.dumps(data)
 
     def __iter__(self) -> Iterator[Any]:
@@ -465,13 +467,13 @@ def items(given: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("workers", "size", "changes"),
     [
-        (3, None, {"batch_size": None, "equal": False}),
-        (2, 4, {"batch_size": None, "equal": False}),
+        (3, None, {"batch_size": None, "even_batches": False}),
+        (2, 4, {"batch_size": None, "even_batches": False}),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 (2, None, {}),
-                (2, None, {"equal": False}),
+                (2, None, {"even_batches": False}),
                 (3, None, {"order": "sequences", "shuffle_buffer": None}),
                 (1, 5, {"batch_size": None}),
                 (0, 4, {"batch_size": None}),
@@ -568,14 +570,14 @@ def test_a_state_of_so_many_batches_without_workers(path: Path) -> None:
 
 
 def test_evaluation_in_a_fixed_order(path: Path) -> None:
-    data = stream(path, shuffle=False, equal=False)
+    data = stream(path, shuffle=False, even_batches=False)
     loader = loading(data, persistent_workers=True)
     found = []
     for _ in range(2):
         data.set_epoch(0)
         torch.manual_seed(0)
         found.append(run(loader))
-    assert found[0] == found[1] == planned(path, 0, shuffle=False, equal=False)
+    assert found[0] == found[1] == planned(path, 0, shuffle=False, even_batches=False)
 
 
 # ---- StatefulDataLoader
@@ -583,19 +585,21 @@ def test_evaluation_in_a_fixed_order(path: Path) -> None:
 
 def test_resuming_with_workers(path: Path) -> None:
     """By torchdata's own rule; a state that was saved after an elastic resume, too."""
-    first = stream(path, equal=False, batch_size=None)
+    first = stream(path, even_batches=False, batch_size=None)
     left = begun(first, 9)
-    loader = stateful(resumed(stream(path, equal=False, batch_size=None), first.state_dict()))
+    loader = stateful(
+        resumed(stream(path, even_batches=False, batch_size=None), first.state_dict())
+    )
     iterator = begun(loader, 3)
     state = json.loads(json.dumps(loader.state_dict()))
     rest, later = run(iterator), run(loader)
-    again = stateful(stream(path, equal=False, batch_size=None), persistent_workers=True)
+    again = stateful(stream(path, even_batches=False, batch_size=None), persistent_workers=True)
     again.load_state_dict(state)
     assert [run(again) for _ in range(2)] == [rest, later]
     assert len(rest) + 3 == len(run(left))
     assert len({clip for batch in later for clip in batch}) == len(later) == len(rest) + 3 + 9
     with pytest.raises(StateError, match=r"with as many workers.*state_dict\(batches=…\)"):
-        stream(path, equal=False, batch_size=None).load_state_dict(state)
+        stream(path, even_batches=False, batch_size=None).load_state_dict(state)
 
 
 @pytest.mark.slow
@@ -661,10 +665,12 @@ def test_the_settings_of_a_state_reach_the_workers_of_later_epochs(path: Path) -
 
 def mix(path: Path) -> SeqRecordMix:
     sources = {
-        name: SeqRecordStream(path, clip_len=3, features=["id"], episodes=[f"set/{number}"])
+        name: SeqRecordIterableDataset(
+            path, clip_len=3, features=["id"], episodes=[f"set/{number}"]
+        )
         for number, name in ((0, "one"), (3, "two"))
     }
-    return SeqRecordMix(sources, batch_size=4, seed=2, stop="longest")
+    return SeqRecordMix(sources, batch_size=4, seed=2, stopping_strategy="all_exhausted")
 
 
 @pytest.mark.parametrize(("make", "workers"), [(stream, 2), (mix, 1)])
@@ -711,7 +717,7 @@ def test_a_state_that_is_loaded_before_all_workers_have_begun_with_another(path:
 # ---- the state of the process that has the workers
 
 
-@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
 def test_a_state_asked_beside_workers_is_an_error(path: Path, kind: type[Any]) -> None:
     data = make_loader(path, kind)
     loader = loading(data)
@@ -742,14 +748,14 @@ def test_a_loader_without_workers_has_a_state(path: Path) -> None:
 
 def test_stateful_loader_over_a_pipe_warns(path: Path) -> None:
     for pipe in (make_loader(path), make_loader(path).map(len)):
-        with pytest.warns(UserWarning, match="resumes SeqRecordStream exactly"):
+        with pytest.warns(UserWarning, match="resumes SeqRecordIterableDataset exactly"):
             next(iter(stateful(pipe, 0)))
 
 
 # ---- batches of batches
 
 
-@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordStream])
+@pytest.mark.parametrize("kind", [SeqRecordPipe, SeqRecordIterableDataset])
 def test_a_loader_that_makes_batches_of_batches(path: Path, kind: Any) -> None:
     wrong = r"both have a batch_size; expected: DataLoader\(SeqRecord.*batch_size=None\)"
     data = stream(path, kind)

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 if __name__ == "__main__":
     url, options, epochs = json.loads(sys.argv[1])
-    pipe = seqrecord.SeqRecordStream(
+    pipe = seqrecord.SeqRecordIterableDataset(
         seqrecord.open(url, storage_options=options),
         clip_len=8, stride=8, batch_size=4, memory_limit="128MiB",
     )
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """96 MiB of frames that no codec shortens, in record files of 16 MiB, for moto's sake."""
     folder = tmp_path_factory.mktemp("rates") / "records"
     rng = np.random.default_rng(0)
-    with SeqRecordWriter(folder, codecs="raw", record_bytes=16 << 20) as writer:
+    with SeqRecordWriter(folder, codecs="raw", max_file_size=16 << 20) as writer:
         for number in range(16):
             with writer.episode(f"e{number}") as episode:
                 frames = rng.integers(0, 256, (FRAMES, 256, 341, 3), np.uint8)

@@ -18,7 +18,7 @@ from tests.made_source import made_frame
 
 def write(destination: Any, episodes: dict[str, int], **options: Any) -> str:
     """Made frames in small chunks and files; returns the fingerprint."""
-    options = {"chunk_frames": 4, "record_bytes": 20_000, **options}
+    options = {"chunk_frames": 4, "max_file_size": 20_000, **options}
     with SeqRecordWriter(destination, **options) as writer:
         for key, length in episodes.items():
             with writer.episode(key) as episode:
@@ -93,7 +93,7 @@ def test_an_error_in_the_block_commits_nothing_and_keeps_what_ended(tmp_path: Pa
     with pytest.raises(errors.DestinationError, match="--resume"):
         SeqRecordWriter(tmp_path)
     with SeqRecordWriter(tmp_path, mode="resume") as writer:
-        assert writer.finished_keys == {"a"}
+        assert writer.completed_episodes == {"a"}
     resumed = write(tmp_path, {"b": 6}, mode="append")
     assert resumed == write(tmp_path.with_name("whole"), {"a": 5, "b": 6})
 
@@ -378,7 +378,7 @@ def test_layout_of_the_input_does_not_matter(
         assert all((frame == array).all() for frame in got)
 
 
-SIZES = [{"record_bytes": 0}, {"record_bytes": "0.3 B"}, {"record_bytes": "much"}]
+SIZES = [{"max_file_size": 0}, {"max_file_size": "0.3 B"}, {"max_file_size": "much"}]
 SETTINGS: list[dict[str, Any]] = [
     *({"codecs": c} for c in ("zip", "", "jpeg:quality=101", "fast:level=3", ["raw"], 5)),
     *({"codecs": {"x": c}} for c in ("zip", None, [{"id": "zip"}])),
@@ -439,7 +439,7 @@ def test_added_to_with_other_features_or_codecs(tmp_path: Path) -> None:
 
 
 def test_pieces_of_an_episode_that_was_given_up_are_removed(tmp_path: Path) -> None:
-    with SeqRecordWriter(tmp_path, chunk_frames=1, record_bytes=1) as writer:
+    with SeqRecordWriter(tmp_path, chunk_frames=1, max_file_size=1) as writer:
         episode = writer.episode("given up")
         for i in range(40):
             episode.append(made_frame("x", i))

@@ -155,8 +155,8 @@ def test_what_was_flushed_is_in_them(tmp_path: Path) -> None:
 
 def test_conversions_merge_those_of_their_workers(tmp_path: Path) -> None:
     source = MadeSource()
-    convert(source, tmp_path / "one", workers=1, record_bytes=30_000)
-    convert(source, tmp_path / "two", workers=2, record_bytes=30_000)
+    convert(source, tmp_path / "one", workers=1, max_file_size=30_000)
+    convert(source, tmp_path / "two", workers=2, max_file_size=30_000)
     assert_alike(statistics_of(tmp_path / "one"), statistics_of(tmp_path / "two"))
     assert_alike(statistics_of(tmp_path / "one"), computed(tmp_path / "two"))
     convert(source, tmp_path / "none", workers=1, statistics=False)
@@ -312,7 +312,7 @@ def test_those_of_a_split_and_after_a_transform(tmp_path: Path, transform: Any) 
     rows = np.concatenate([np.arange(10) + ord(key) for key in "ac"]) * (2 if transform else 1)
     options = {"split": "train", "frame_transform": transform}
     dataset = seqrecord.open(tmp_path / "d")
-    loader = seqrecord.SeqRecordStream(dataset, clip_len=4, **options)
+    loader = seqrecord.SeqRecordIterableDataset(dataset, clip_len=4, **options)
     for found in (
         dataset.compute_statistics(**options),
         dataset.compute_statistics(episodes=[0, 2], frame_transform=transform),
@@ -459,7 +459,7 @@ def test_features_that_have_none_are_named(tmp_path: Path) -> None:
 def test_a_conversion_may_decode_what_it_keeps_encoded(tmp_path: Path) -> None:
     write_small(tmp_path / "d")
     for statistics, missing in (
-        ("passing", ["photo"]),
+        ("auto", ["photo"]),
         ("all", []),
         ("none", list(small_schema())),
     ):

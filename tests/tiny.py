@@ -64,7 +64,7 @@ def tiny_frames() -> list[dict[str, npt.NDArray[Any]]]:
     return frames
 
 
-def write_tiny(root: Path, *, record_bytes: int = 1 << 20) -> Path:
+def write_tiny(root: Path, *, max_file_size: int = 1 << 20) -> Path:
     """Write the dataset: one episode in chunks of two frames. With few bytes, a file for each."""
     codecs = {name: list(spec.codec) for name, spec in TINY.items()}
     with (
@@ -74,7 +74,7 @@ def write_tiny(root: Path, *, record_bytes: int = 1 << 20) -> Path:
             features={"raw": {"group": 0}},  # and the other with it
             codecs=codecs,
             chunk_frames=2,
-            record_bytes=record_bytes,
+            max_file_size=max_file_size,
         ) as writer,
         writer.episode(KEY, metadata={"place": "Zürich"}) as episode,
     ):

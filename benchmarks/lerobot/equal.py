@@ -146,7 +146,7 @@ def compare(root: Path) -> dict[str, Any]:
         options: dict[str, Any] = {"clip_len": 1}
         if windows:
             options = {"windows": windows, "pad": "edge"}
-        ours = seqrecord.SeqRecordDataset(root, **options)
+        ours = seqrecord.SeqRecordMapDataset(root, **options)
         assert len(ours) == sum(LENGTHS)
         items, rows = [], {}
         for row in range(len(ours)):  # both number them episode by episode, front to back

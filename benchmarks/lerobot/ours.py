@@ -23,7 +23,7 @@ from benchmarks.lerobot.cell import Cell, drop
 from benchmarks.tartanair.compare.meters import usage
 from seqrecord import EngineOptions
 
-_KEPT = ("bottleneck", "frames_decoded", "video_frames_decoded", "bytes_read", "resident_bytes")
+_KEPT = ("bottleneck", "frames_decoded", "video_frames_decoded", "bytes_read", "peak_buffer_bytes")
 
 
 def epoch(

@@ -283,11 +283,11 @@ def _serving(folder: Path, index: str, names: Sequence[str], write_frames: int) 
 
 def _pack(folder: Path, index: str, index_frames: int) -> None:
     """Pack what is not there yet."""
-    for service, record_bytes in RECORD_BYTES.items():
+    for service, max_file_size in RECORD_BYTES.items():
         records = folder / f"records-{service}"
         if not (records / "manifest.json").exists():
             print(f"packing {records}", file=sys.stderr)
-            job = {"tree": str(folder / "tree"), "to": str(records), "record_bytes": record_bytes}
+            job = {"tree": str(folder / "tree"), "to": str(records), "max_file_size": max_file_size}
             _call([str(_ROWS), json.dumps({"action": "pack", **job})])
     if not (folder / index / "manifest.json").exists():
         make_index(folder / index, index_frames)

@@ -225,13 +225,13 @@ def writing(
     }
 
 
-def packing(tree: str, to: str, record_bytes: int | None) -> Result:
+def packing(tree: str, to: str, max_file_size: int | None) -> Result:
     """Pack a tree, as the other rows read it."""
     import seqrecord
     from seqrecord import open_source
 
     source = open_source(tree, features=FEATURES, cameras=["left"])
-    settings: dict[str, Any] = {"record_bytes": record_bytes} if record_bytes else {}
+    settings: dict[str, Any] = {"max_file_size": max_file_size} if max_file_size else {}
     seqrecord.convert(source, to, codecs="balanced", workers=1, **settings)
     return {}
 

@@ -90,7 +90,7 @@ def _text(settings: Mapping[str, Any], runs: Sequence[Run], pictures: Sequence[P
     seeds = len({run["seed"] for run in runs})
     drawn = "\n\n".join(f"![{path.stem}]({path.name})" for path in pictures)
     return f"""\
-# What the order of clips does to training
+# Effect of the order of clips on training
 
 By `python -m benchmarks.tartanair.order_training FOLDER --seeds {seeds} --docs`: a small network \
 learns depth from colour on rendered episodes and is validated on other episodes of the same \
@@ -109,8 +109,8 @@ intervals by Student's t. *Differs*: whether the interval of the differences lea
 
 {drawn}
 
-Do not compare training losses: with little mixing, the loss is that of the recording which is \
-read at that time, and the network fits that recording closely. Compare validation errors.
+Do not compare training losses: with little mixing, the loss is measured on the recording being \
+read, which the network fits closely. Compare validation errors.
 """
 
 

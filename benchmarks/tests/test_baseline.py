@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
-from seqrecord import SeqRecordDataset, SeqRecordPipe, convert
-from seqrecord.sources import TartanAir
+from seqrecord import SeqRecordMapDataset, SeqRecordPipe, convert
+from seqrecord.sources import TartanAirSource
 from tests.clip_data import names
 from tests.trees import REAL_DATA, make_frames, write_junk, write_v1, write_v2
 
@@ -28,7 +28,9 @@ def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def pack(source: Path, destination: Path, *, codec: str | None, **settings: Any) -> Path:
-    convert(TartanAir(source, **settings), destination, codecs=codec, workers=1, chunk_frames=4)
+    convert(
+        TartanAirSource(source, **settings), destination, codecs=codec, workers=1, chunk_frames=4
+    )
     return destination
 
 
@@ -44,7 +46,7 @@ def same(clip: dict[str, Any], original: dict[str, Any]) -> None:
 
 def compare(records: Path, root: Path, clip_len: int, **settings: Any) -> None:
     """One epoch of each kind of loader against the original files."""
-    features = list(SeqRecordDataset(records, clip_len=1).dataset.features)
+    features = list(SeqRecordMapDataset(records, clip_len=1).dataset.features)
     baseline = RawFilesDataset(root, clip_len=clip_len, features=features, **settings)
     originals = {
         (c["episode"], c["start"]): c for c in map(baseline.__getitem__, range(len(baseline)))
@@ -65,7 +67,7 @@ def compare(records: Path, root: Path, clip_len: int, **settings: Any) -> None:
                     seen.append(name)
             assert sorted(seen) == sorted(originals)
             assert shuffle or seen == list(originals)
-    dataset = SeqRecordDataset(records, clip_len=clip_len, **settings)
+    dataset = SeqRecordMapDataset(records, clip_len=clip_len, **settings)
     for number, original in enumerate(originals.values()):
         same(dataset[number], original)
 

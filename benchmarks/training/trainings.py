@@ -140,7 +140,7 @@ def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, P
         found["originals"], found["records"] = dataset_at(options, folder)
     arguments = arguments_of(training, found["originals"])
     if not found["example"].exists():
-        samples = seqrecord.SeqRecordDataset(found["records"], **arguments)
+        samples = seqrecord.SeqRecordMapDataset(found["records"], **arguments)
         example = seqrecord.collate([samples[i] for i in range(training.batch)])
         torch.save({n: v for n, v in example.items() if torch.is_tensor(v)}, found["example"])
     return found
@@ -169,19 +169,19 @@ def once(path: Path, make: Callable[[Path], object]) -> None:
     making.rename(path)
 
 
-def _pack(training: Training, originals: Path, record_bytes: int, to: Path) -> None:
+def _pack(training: Training, originals: Path, max_file_size: int, to: Path) -> None:
     options: dict[str, Any] = {}
     if training.data in _TREES:
         options = {"features": _FEATURES, "cameras": ["left"]}
     source = open_source(originals, **options)
-    seqrecord.convert(source, to, codecs="balanced", record_bytes=record_bytes)
+    seqrecord.convert(source, to, codecs="balanced", max_file_size=max_file_size)
 
 
 def _cut(training: Training, found: Mapping[str, Path], to: Path) -> None:
     import webdataset
 
     to.mkdir()
-    samples = seqrecord.SeqRecordDataset(
+    samples = seqrecord.SeqRecordMapDataset(
         found["records"], **arguments_of(training, found["originals"])
     )
     order = np.random.default_rng(0).permutation(len(samples))

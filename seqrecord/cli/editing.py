@@ -18,9 +18,9 @@ from seqrecord.edit import (
     drop_features,
     keep_episodes,
     merge_datasets,
-    relabel_episodes,
-    relabel_text,
     rename_episodes,
+    set_metadata,
+    set_text,
     split_episodes,
     values_of_dataset,
     values_of_files,
@@ -93,7 +93,7 @@ def rename(path: str, old: str, new: str, **options: Any) -> None:
     _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
 
 
-@edit.command()
+@edit.command("set-metadata")
 @_PATH
 @_EPISODES
 @click.option(
@@ -105,7 +105,7 @@ def rename(path: str, old: str, new: str, **options: Any) -> None:
 )
 @_DRY_RUN
 @common
-def relabel(
+def set_entries(
     path: str,
     episodes: EpisodeFilter,
     entries: tuple[str, ...],
@@ -123,9 +123,9 @@ def relabel(
     if bool(wanted) == (text is not None):
         raise click.UsageError("--set NAME=VALUE and --remove NAME, or --text NAME=TEXT alone")
     if text is not None:
-        changed = relabel_text(path, episodes, *_entry(text), **options)
+        changed = set_text(path, episodes, *_entry(text), **options)
     else:
-        changed = relabel_episodes(path, episodes, wanted, **options)
+        changed = set_metadata(path, episodes, wanted, **options)
     _print_keys(path, changed, "relabelled", options)
 
 

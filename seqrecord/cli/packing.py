@@ -121,9 +121,9 @@ _INVENTORY_LINES = 10
 )
 @click.option(
     "--statistics",
-    type=click.Choice(["passing", "all", "source", "none"]),
-    default="passing",
-    help="Of which features to keep mean, deviation and quantiles: passing, of those that are not "
+    type=click.Choice(["auto", "all", "source", "none"]),
+    default="auto",
+    help="Of which features to keep mean, deviation and quantiles: auto, of those that are not "
     "kept encoded; all, and then video and images that are kept encoded are decoded for it; "
     "source, those that LeRobot's meta/ has, in place of these.",
 )

@@ -12,7 +12,7 @@ from seqrecord.cli.arguments import AT_LEAST_1, DURATION, common, is_given
 from seqrecord.cli.terminal import Group, ProgressBar
 from seqrecord.edit import clean as remove_old
 from seqrecord.edit import rewrite_files, split_dataset
-from seqrecord.edit.cleaning import LEAST_DEAD
+from seqrecord.edit.cleaning import MIN_UNUSED
 from seqrecord.format.manifest import KEPT_VERSIONS
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.storage import cache_info, clear_cache, parse_location
@@ -63,9 +63,9 @@ def clear(folder: str, location: str | None) -> None:
     help="Keep what the last N earlier versions need.",
 )
 @click.option(
-    "--min-dead",
+    "--min-unused",
     type=click.FloatRange(0, 1, min_open=True),
-    default=LEAST_DEAD,
+    default=MIN_UNUSED,
     metavar="SHARE",
     help="Rewrite record files of which at least this share of the bytes was deleted.",
 )
@@ -80,7 +80,7 @@ def clean(
     path: str,
     older_than: float,
     keep_versions: int,
-    min_dead: float,
+    min_unused: float,
     no_rewrite: bool,
     quiet: bool,
     **options: Any,
@@ -92,8 +92,8 @@ def clean(
     lives in record files of which much was deleted or dropped into new ones; the old ones are
     removed when they are old enough. The lists of files to which an index refers (externals/) stay.
     """
-    if no_rewrite and is_given(context, "min_dead"):
-        raise click.UsageError("--min-dead says what is rewritten, and --no-rewrite nothing")
+    if no_rewrite and is_given(context, "min_unused"):
+        raise click.UsageError("--min-unused says what is rewritten, and --no-rewrite nothing")
     would = "would be " if options["dry_run"] else ""
     shown = parse_location(path).shown
     remove = partial(
@@ -103,7 +103,7 @@ def clean(
     report = None
     if not no_rewrite:
         with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
-            report = rewrite_files(path, least_dead=min_dead, progress=bar.show_copied, **options)
+            report = rewrite_files(path, min_unused=min_unused, progress=bar.show_copied, **options)
     if report is not None and report.rewritten and not options["dry_run"]:
         removed += remove()
     for name in removed:
@@ -127,7 +127,9 @@ def clean(
     help="Draw each episode, or all together whose metadata is equal in this entry.",
 )
 @click.option("--seed", type=int, default=0, help="Of what is drawn.")
-@click.option("--anew", is_flag=True, help="Draw also episodes that are in one of these splits.")
+@click.option(
+    "--reassign", is_flag=True, help="Draw also episodes that are in one of these splits."
+)
 @common
 def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     """Name splits of a dataset: train=0.9 val=0.1. Episodes that are in one of them stay there."""

@@ -195,7 +195,7 @@ class TimedWindow:
             clip, number = np.argwhere(far)[0].tolist()
             raise ClipError(
                 "no frame is near enough to a time of a clip's window; allow more with "
-                "Seconds(…, tolerance=), or pad with beyond='pad'",
+                "Seconds(…, tolerance=), or pad with out_of_range='pad'",
                 **self.clock.name(row),  # type: ignore[arg-type]
                 frame=int(start[clip]),
                 expected=f"a timestamp {self.times[number]:g} s from that of the clip's start, to "

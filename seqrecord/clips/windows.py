@@ -1,18 +1,17 @@
-"""The windows that users write: `Seconds`, which frames a second turn into offsets in frames, and
-`Latest`, of features that not every frame has."""
+"""The argument `windows`: offsets in frames, `Seconds`, or `Latest` values, by feature."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import IntArray
+from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError, located
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
@@ -29,42 +28,43 @@ class Seconds:
 
     `Seconds(-0.5, 0)` are all frames of the half second up to and with the clip's own;
     `Seconds([-0.2, -0.1, 0])` the frames at three times. Frames lie `1 / fps` seconds apart, by
-    the fps of each episode, or at the timestamps `by`. An episode has an fps only if its timestamps
-    fit. If a selected episode has none, the timestamps of the dataset are `by`: the only feature of
-    kind `timestamp`, or the one called `timestamp` or `log_time`. If episodes differ in their fps,
-    or without fps, use a list of times or `every`, which give all clips equally many frames.
+    the fps of each episode, or at the timestamps `timestamps`. An episode has an fps only if its
+    timestamps fit. If a selected episode has none, the timestamps of the dataset are `timestamps`:
+    the only feature of kind `timestamp`, or the one called `timestamp` or `log_time`. If episodes
+    differ in their fps, or without fps, use a list of times or `step`, which give all clips equally
+    many frames.
 
     Raises `ClipError` for times that are no numbers, out of order, or too far apart.
 
     Args:
         first: the first time, in seconds; or a list of times, and no `last`.
         last: the last time, which counts too.
-        every: seconds from one time to the next; each frame by default.
+        step: seconds from one time to the next; each frame by default.
         tolerance: how far a frame may lie from its time, in seconds.
-        by: a feature of kind `timestamp`, one number a frame, of which the nearest is taken to
-            each time; with a list of times, or `every`. It need not be read otherwise.
-        beyond: what to do about a time that has no frame within `tolerance`, by such a feature.
-            "error" raises `ClipError`. "pad" takes the nearest frame, which `<feature>_is_pad`
-            tells, and `stats()["times_without_frame"]` counts.
+        timestamps: a feature of kind `timestamp`, one number a frame, of which the nearest is taken
+            to each time; with a list of times, or `step`. It need not be read otherwise.
+        out_of_range: what to do about a time that has no frame within `tolerance`, by such a
+            feature. "error" raises `ClipError`. "pad" takes the nearest frame, which
+            `<feature>_is_pad` tells, and `stats()["times_without_frame"]` counts.
     """
 
     times: tuple[float, ...] | None
     first: float
     last: float
-    every: float | None
+    step: float | None
     tolerance: float
-    by: str | None
-    beyond: str
+    timestamps: str | None
+    out_of_range: str
 
     def __init__(
         self,
         first: float | Iterable[float],
         last: float | None = None,
         *,
-        every: float | None = None,
+        step: float | None = None,
         tolerance: float = _TOLERANCE,
-        by: str | None = None,
-        beyond: str = "error",
+        timestamps: str | None = None,
+        out_of_range: str = "error",
     ) -> None:
         times = None
         if last is None:
@@ -77,41 +77,47 @@ class Seconds:
                 )
             some = islice(first, _MOST + 1)
             times = tuple(_number("a time of Seconds", time) for time in some)
-            if not times or every is not None:
+            if not times or step is not None:
                 raise ClipError(
-                    "a list of times of Seconds has at least one, and no every",
-                    got=f"{len(times)} times, every={repr_of(every, 50)}",
+                    "a list of times of Seconds has at least one, and no step",
+                    got=f"{len(times)} times, step={repr_of(step, 50)}",
                 )
             begin, end = min(times), max(times)
         else:
             begin, end = _number("first of Seconds", first), _number("last of Seconds", last)
         if begin > end:
             raise ClipError("Seconds ends before it begins", expected="first <= last", got=self)
-        step = None if every is None else _number("every of Seconds", every)
+        step = None if step is None else _number("step of Seconds", step)
         if step is not None and step <= 0:
-            raise ClipError("every of Seconds is too small", expected="above 0", got=step)
+            raise ClipError("step of Seconds is too small", expected="above 0", got=step)
         count = len(times or ()) if step is None else (end - begin) / step + 1
         if count > _MOST:
             raise ClipError("Seconds has too many times", expected=f"at most {_MOST}")
-        if not (by is None or isinstance(by, str)):
-            raise ClipError("by of Seconds is not a feature's name", got=repr_of(by, 100))
-        if by is not None and times is None and step is None:
+        if not (timestamps is None or isinstance(timestamps, str)):
             raise ClipError(
-                "Seconds by a feature need to be told each time", expected="a list, or every"
+                "timestamps of Seconds is not a feature's name", got=repr_of(timestamps, 100)
             )
-        one: Any = beyond  # an array, perhaps
-        if not isinstance(one, str) or one not in ("error", "pad") or (one == "pad" and by is None):
+        if timestamps is not None and times is None and step is None:
             raise ClipError(
-                "beyond of Seconds is not valid",
-                expected="'error'; or, with by, 'pad'",
-                got=repr_of(beyond, 100),
+                "Seconds by a feature need to be told each time", expected="a list, or step"
+            )
+        one: Any = out_of_range  # an array, perhaps
+        if (
+            not isinstance(one, str)
+            or one not in ("error", "pad")
+            or (one == "pad" and timestamps is None)
+        ):
+            raise ClipError(
+                "out_of_range of Seconds is not valid",
+                expected="'error'; or, with timestamps, 'pad'",
+                got=repr_of(out_of_range, 100),
             )
         near = _number("tolerance of Seconds", tolerance)
         if near < 0:
             raise ClipError("tolerance of Seconds is too small", expected="0 or more", got=near)
         for name, value in (
-            ("times", times), ("first", begin), ("last", end), ("every", step), ("tolerance", near),
-            ("by", by), ("beyond", beyond),
+            ("times", times), ("first", begin), ("last", end), ("step", step), ("tolerance", near),
+            ("timestamps", timestamps), ("out_of_range", out_of_range),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
@@ -119,18 +125,22 @@ class Seconds:
         if "times" not in vars(self):
             return "Seconds"
         said = f"{self.first:g}, {self.last:g}" if self.times is None else f"{list(self.times)}"
-        said += "" if self.every is None else f", every={self.every:g}"
+        said += "" if self.step is None else f", step={self.step:g}"
         said += "" if self.tolerance == _TOLERANCE else f", tolerance={self.tolerance:g}"
-        said += "" if self.by is None else f", by={self.by!r}"
-        said += "" if self.beyond == "error" else f", beyond={self.beyond!r}"
+        said += "" if self.timestamps is None else f", timestamps={self.timestamps!r}"
+        said += "" if self.out_of_range == "error" else f", out_of_range={self.out_of_range!r}"
         return f"Seconds({said})"
 
     def with_clock(self, feature: str) -> Seconds:
-        """The same times, by a feature of timestamps. They are a list, or `every` so many."""
-        more: dict[str, Any] = {"tolerance": self.tolerance, "by": feature, "beyond": self.beyond}
+        """The same times, by a feature of timestamps. They are a list, or `step` so many."""
+        more: dict[str, Any] = {
+            "tolerance": self.tolerance,
+            "timestamps": feature,
+            "out_of_range": self.out_of_range,
+        }
         if self.times is not None:
             return Seconds(self.times, **more)
-        return Seconds(self.first, self.last, every=self.every, **more)
+        return Seconds(self.first, self.last, step=self.step, **more)
 
     def offsets(self, fps: float, feature: str) -> IntArray:
         """In frames, int64[T], at so many frames a second.
@@ -139,7 +149,7 @@ class Seconds:
         that is further away than `tolerance`. Raises `ClipError`, which names the feature.
         """
         slack = self.tolerance * fps
-        if self.times is None and self.every is None:
+        if self.times is None and self.step is None:
             begin, end = self.first * fps - slack, self.last * fps + slack
             _check_range(feature, [begin, end], count=end - begin)
             first, last = math.ceil(begin), math.floor(end)
@@ -180,19 +190,19 @@ class Seconds:
                     episode=episode,
                     feature=feature,
                     expected=f"{len(found[0])} frames, as at {rates[0]:g} frames a second; ask for "
-                    "times with a list or every",
+                    "times with a list or step",
                     got=f"{len(found[-1])} at {fps:g}",
                 )
         return np.stack(found)
 
     @property
     def asked(self) -> tuple[float, ...]:
-        """The times, of a list or `every` so many seconds."""
+        """The times, of a list or `step` so many seconds."""
         if self.times is not None:
             return self.times
-        assert self.every is not None
-        count = math.floor((self.last - self.first) / self.every + _ROUNDING) + 1
-        return tuple(self.first + i * self.every for i in range(count))
+        assert self.step is not None
+        count = math.floor((self.last - self.first) / self.step + _ROUNDING) + 1
+        return tuple(self.first + i * self.step for i in range(count))
 
 
 def delta_timestamps(
@@ -245,6 +255,71 @@ class Latest:
                 expected="None or 'zeros'",
                 got=repr_of(one, 100),
             )
+
+
+Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Latest]
+
+
+def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]:
+    """The argument `windows`, with offsets as tuples of integers.
+
+    Raises `ClipError` for other types, empty windows, and offsets that are no integers.
+    """
+    if not (
+        isinstance(windows, Mapping) and windows and all(isinstance(name, str) for name in windows)
+    ):
+        raise ClipError(
+            "windows is not valid",
+            expected='a dict such as {"image": [-1, 0], "action": range(16)}',
+            got=repr_of(windows),
+        )
+    found: dict[str, tuple[int, ...] | Seconds | Latest] = {}
+    for name, window in windows.items():
+        if not isinstance(window, Latest):
+            found[name] = _checked_frames(name, window)
+        elif window.window is None:
+            found[name] = window
+        else:
+            found[name] = replace(window, window=_checked_frames(name, window.window))
+    return found
+
+
+def describe_offsets(offsets: IntArray) -> str:
+    """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
+    step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
+    if len(offsets) < 3 or step < 1 or (np.diff(offsets) != step).any():
+        return ",".join(map(str, offsets.tolist()))
+    text = f"{offsets[0]}:{offsets[-1] + 1}"
+    return text if step == 1 else f"{text}:{step}"
+
+
+def _checked_frames(name: str, window: Any) -> tuple[int, ...] | Seconds:
+    if isinstance(window, Seconds):
+        return window
+    is_long = isinstance(window, range) and bool(window[MAX_LENGTH:])  # none of it is looked at
+    try:
+        if isinstance(window, (str, bytes, Mapping)):
+            raise TypeError
+        some = () if is_long else islice(window, MAX_LENGTH + 1)
+        offsets = tuple(check_integer(name, one) for one in some)
+    except (TypeError, ClipError):
+        raise ClipError(
+            "a window is not valid",
+            feature=name,
+            expected="offsets in frames, integers such as [-1, 0] or range(16); Seconds; or Latest",
+            got=repr_of(window, 100),
+        ) from None
+    most = max(map(abs, offsets), default=0)
+    if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
+        raise ClipError(
+            "a window is empty, or too long",
+            feature=name,
+            expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
+            got=repr_of(window, 100)
+            if is_long
+            else f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
+        )
+    return offsets
 
 
 def _check_range(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> None:

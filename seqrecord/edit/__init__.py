@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from seqrecord.edit.cleaning import rewrite_files as rewrite_files
     from seqrecord.edit.episodes import delete_episodes as delete_episodes
     from seqrecord.edit.episodes import keep_episodes as keep_episodes
-    from seqrecord.edit.episodes import relabel_episodes as relabel_episodes
     from seqrecord.edit.episodes import rename_episodes as rename_episodes
+    from seqrecord.edit.episodes import set_metadata as set_metadata
     from seqrecord.edit.episodes import split_dataset as split_dataset
     from seqrecord.edit.episodes import split_episodes as split_episodes
     from seqrecord.edit.features import Values as Values
     from seqrecord.edit.features import add_feature as add_feature
     from seqrecord.edit.features import describe_features as describe_features
     from seqrecord.edit.features import drop_features as drop_features
-    from seqrecord.edit.features import relabel_text as relabel_text
+    from seqrecord.edit.features import set_text as set_text
     from seqrecord.edit.features import values_of_dataset as values_of_dataset
     from seqrecord.edit.features import values_of_files as values_of_files
     from seqrecord.edit.merging import MergeReport as MergeReport
@@ -41,7 +41,7 @@ if not TYPE_CHECKING:
             "episodes": [
                 "delete_episodes",
                 "keep_episodes",
-                "relabel_episodes",
+                "set_metadata",
                 "rename_episodes",
                 "split_dataset",
                 "split_episodes",
@@ -50,7 +50,7 @@ if not TYPE_CHECKING:
                 "add_feature",
                 "describe_features",
                 "drop_features",
-                "relabel_text",
+                "set_text",
                 "Values",
                 "values_of_dataset",
                 "values_of_files",

@@ -52,9 +52,9 @@ from seqrecord.writing.own_files import (
     writer_of,
 )
 from seqrecord.writing.record_files import OpenFile
-from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, check_sizes
+from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, check_sizes
 
-LEAST_DEAD = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
+MIN_UNUSED = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
 
 _CLOCK = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.clock")
 _VERSION = re.compile(rf"{VERSIONS}/[0-9a-f]{{32}}\.json")
@@ -91,8 +91,8 @@ class _Plan:
 def rewrite_files(
     location: str | PathLike[str],
     *,
-    least_dead: float = LEAST_DEAD,
-    record_bytes: int | str = DEFAULT_RECORD_BYTES,
+    min_unused: float = MIN_UNUSED,
+    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
     commit_bytes: int | str = _COMMIT_BYTES,
     dry_run: bool = False,
     progress: Callable[[CopyProgress], None] | None = None,
@@ -100,9 +100,9 @@ def rewrite_files(
 ) -> RewriteReport:
     """Write record files anew without episodes that were deleted and features that were dropped.
 
-    Those are rewritten of which such pages take at least the share `least_dead`, above 0 and up to
+    Those are rewritten of which such pages take at least the share `min_unused`, above 0 and up to
     1. All other pages are copied as they are, checked by their checksums, into new record files of
-    about `record_bytes`; the dataset has the same episodes, frames, statistics and fingerprint as
+    about `max_file_size`; the dataset has the same episodes, frames, statistics and fingerprint as
     before. The new ones take the place of the old ones in one commit, or in several, whenever
     `commit_bytes` were copied; a kill loses what was copied since. The old ones stay until `clean`
     removes them, which is when they left the dataset long enough ago. So a reader that has opened
@@ -114,9 +114,9 @@ def rewrite_files(
     `ValueError` for another share or size, and `ConflictError` where another writer commits
     meanwhile. Then the dataset is as it was, but for what was committed before.
     """
-    if not 0 < least_dead <= 1:
-        raise ValueError(f"least_dead must be above 0 and at most 1, not {least_dead}")
-    file_bytes, most_bytes = check_sizes(None, record_bytes), parse_size(commit_bytes)
+    if not 0 < min_unused <= 1:
+        raise ValueError(f"min_unused must be above 0 and at most 1, not {min_unused}")
+    file_bytes, most_bytes = check_sizes(None, max_file_size), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
         _, manifest = read_dataset(storage)
         if (
@@ -130,7 +130,7 @@ def rewrite_files(
         _, fitting = conformed(list(dataset.footers.items()), manifest.schema, dataset.footers)
         footers = dict(fitting)
         plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
-        plans = [p for p in plans if p.dead and p.dead >= least_dead * (p.dead + p.living)]
+        plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.living)]
         total = sum(plan.living for plan in plans)
         copied, written = 0, list[str]()
         files = _CopiedFiles(storage, manifest.schema, file_bytes)
@@ -210,18 +210,18 @@ def _living(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator
 
 
 class _CopiedFiles:
-    """Puts chunks into record files of about `record_bytes`, one after the other.
+    """Puts chunks into record files of about `max_file_size`, one after the other.
 
     An episode of which several files hold a part goes into one file where its chunks follow each
     other there, and else stays in parts. Nothing of a file that is not finished can be recovered:
     it is a copy.
     """
 
-    def __init__(self, storage: Storage, schema: Schema, record_bytes: int) -> None:
+    def __init__(self, storage: Storage, schema: Schema, max_file_size: int) -> None:
         self.writer = new_writer_id()
         self._storage = storage
         self._schema = schema
-        self._record_bytes = record_bytes
+        self._max_file_size = max_file_size
         self._file: OpenFile | None = None
         self._uids: set[str] = set()  # of the open file
         self._part: EpisodePart | None = None  # the last one
@@ -254,7 +254,7 @@ class _CopiedFiles:
     def _add(self, part: EpisodePart, chunk: StoredChunk) -> None:
         """Add a chunk of an episode, of which another file says `part`."""
         if self._file is not None and (
-            self._file.is_full(self._record_bytes)
+            self._file.is_full(self._max_file_size)
             or not self._fits(part, chunk.group, chunk.first_frame)
         ):
             self.close()

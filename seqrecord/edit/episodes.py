@@ -115,7 +115,7 @@ def renaming(dataset: Opened, keys: Mapping[int, str]) -> list[Edit]:
     return [Delete(_copies(dataset, keys)), renamed]
 
 
-def relabel_episodes(
+def set_metadata(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
     entries: Mapping[str, Any],
@@ -126,7 +126,7 @@ def relabel_episodes(
     """Change entries of the metadata of episodes; `None` removes one. Returns their keys.
 
     Other entries stay. Raises as `delete_episodes` does, `FormatError` for what JSON cannot hold,
-    and `SchemaError` for a new entry of the name of a feature of texts: `relabel_text` changes
+    and `SchemaError` for a new entry of the name of a feature of texts: `set_text` changes
     those.
     """
 
@@ -135,7 +135,7 @@ def relabel_episodes(
         for name, spec in dataset.manifest.schema.active.items():
             if spec.value == "text" and entries.get(name) is not None:
                 raise SchemaError(
-                    "batches have the texts of the feature, not of the metadata; relabel_text "
+                    "batches have the texts of the feature, not of the metadata; set_text "
                     f"(--text {name}=TEXT) changes them",
                     file=dataset.storage.url,
                     feature=name,
@@ -197,15 +197,15 @@ def split_dataset(
     *,
     by: str = "episode",
     seed: int = 0,
-    anew: bool = False,
+    reassign: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """Give episodes to named splits; returns how many episodes each split has now.
 
     Each split of `shares` gets its share of the episodes, as nearly as can be; the shares come to 1
     at most, and what is left is in no split. Episodes that are in one of these splits stay there,
-    so that what was kept for validation is not trained on later; with `anew` they are dealt again.
-    Episodes in other splits stay there, and do not count.
+    so that what was kept for validation is not trained on later; with `reassign` they are dealt
+    again. Episodes in other splits stay there, and do not count.
 
     With `by="episode"` each episode is drawn for itself. Else `by` names an entry of the metadata,
     and episodes that are equal in it come into one split: all recordings of one scene, say.
@@ -229,7 +229,7 @@ def split_dataset(
         names = _names(dataset, shares)
         numbers = [names.index(name) for name in shares]
         old = index.split.astype(np.int64)
-        kept = np.isin(old, numbers) & (not anew)
+        kept = np.isin(old, numbers) & (not reassign)
         units = _units(index, by, url)
         new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
         counts = {name: int((new == number).sum()) for number, name in enumerate(names)}

@@ -43,7 +43,7 @@ from seqrecord.writing.own_files import new_writer_id
 from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
-    DEFAULT_RECORD_BYTES,
+    DEFAULT_MAX_FILE_SIZE,
     Codecs,
     check_sizes,
     infer_schema,
@@ -68,7 +68,7 @@ def add_feature(
     codec: Codecs | None = None,
     kind: str | None = None,
     unit: str | None = None,
-    record_bytes: int | str = DEFAULT_RECORD_BYTES,
+    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
     overwrite: bool = False,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -78,8 +78,8 @@ def add_feature(
     `values` is called with each `Episode` and gives an array [frames, …], or an iterable of arrays,
     text or bytes, of which `None` is a frame without the feature. Dtype and shape are those of the
     first values, or of `spec`, whose name does not count; `codec`, `kind`, `unit` and
-    `record_bytes` are as for `SeqRecordWriter`. The values are written into new record files; those
-    that are there stay as they are, and nobody sees the feature until all of it is committed.
+    `max_file_size` are as for `SeqRecordWriter`. The values are written into new record files;
+    those that are there stay as they are, and nobody sees the feature until all of it is committed.
     Statistics of the dataset, if it has any, get those of the feature. With `overwrite` it comes in
     the place of the one of this name, which is dropped in the same commit. With `dry_run` nothing
     is written: `values` is called for all episodes, but only the first values are looked at.
@@ -91,7 +91,7 @@ def add_feature(
     episode has frames, and `ConflictError` where another writer commits meanwhile. Then the
     dataset is as it was; `clean` removes the record files that were written.
     """
-    size = check_sizes(None, record_bytes)
+    size = check_sizes(None, max_file_size)
     with opened_to_edit(location, storage_options) as dataset:
         storage, manifest = dataset.storage, dataset.manifest
         if name in manifest.schema.active and not overwrite:
@@ -125,7 +125,7 @@ def add_feature(
             storage,
             schema,
             writer=writer,
-            record_bytes=size,
+            max_file_size=size,
             statistics=collector,
             only=[new.group],
         )
@@ -248,7 +248,7 @@ def _without(schema: Schema, names: Collection[str]) -> Iterator[FeatureSpec]:
         yield replace(spec, name=f"~{place}") if spec.name in names else spec
 
 
-def relabel_text(
+def set_text(
     location: str | PathLike[str],
     episodes: EpisodeFilter,
     name: str,
@@ -261,7 +261,7 @@ def relabel_text(
 
     Returns the keys of those of which a frame had another or none. The feature is written anew, in
     the place of the old one: the texts of all episodes, in record files of their own. Datasets of
-    which one was changed so have other schemas then. `relabel_episodes` changes metadata.
+    which one was changed so have other schemas then. `set_metadata` changes metadata.
 
     Raises as `delete_episodes` does, and `SchemaError` where there is no such feature of texts.
     """

@@ -22,7 +22,7 @@ from seqrecord.writing.convert import convert
 from seqrecord.writing.convert_jobs import Progress
 from seqrecord.writing.dataset_source import DatasetSource, MergedSource
 from seqrecord.writing.destination import Destination, WriteMode
-from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES, has_same_pages
+from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, has_same_pages
 
 _logger = logging.getLogger("seqrecord")
 
@@ -46,7 +46,7 @@ def merge_datasets(
     prefixes: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     mode: WriteMode = "create",
-    record_bytes: int | str = DEFAULT_RECORD_BYTES,
+    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
     dry_run: bool = False,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -66,7 +66,7 @@ def merge_datasets(
         features: names of the features to merge, by default all.
         mode: `create`, `append` to a dataset, or `resume` an interrupted merge: episodes that had
             ended are kept, except those in unfinished record files after a kill.
-        record_bytes: as for `SeqRecordWriter`.
+        max_file_size: as for `SeqRecordWriter`.
         dry_run: check everything, write nothing.
         progress: called from this thread, several times a second.
         storage_options: for the filesystems that serve URLs.
@@ -120,7 +120,7 @@ def merge_datasets(
                 target,
                 mode=mode,
                 workers=1,
-                record_bytes=record_bytes,
+                max_file_size=max_file_size,
                 statistics=has_statistics,
                 progress=progress,
             )

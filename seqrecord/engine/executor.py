@@ -161,7 +161,7 @@ class Executor:
         if (following := self._rounds.peek(0)) is not None:
             ahead.place(following.waiting)
             ahead.start()
-            self._workers.stats.add(loads_held_back=len(following.waiting))
+            self._workers.stats.add(loads_throttled=len(following.waiting))
         self._workers.stats.hold(self._store.nbytes)
 
     def _gather(

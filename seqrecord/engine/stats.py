@@ -33,10 +33,10 @@ class EngineStats:
     `bytes_read` counts pages, `frames_decoded` frames that clips need, each once although it may
     have many features; not those that are in memory from an iteration before.
     `video_frames_decoded` counts those of all videos, with frames that were decoded for others
-    only. `clips` and `batches` are those handed to the consumer. `resident_bytes` is the most that
-    the frames held have taken, in the arena or in batches being built.
-    `device_bytes` went to the device: each frame once, and the arena's rows of each clip.
-    `loads_held_back` counts loads that could not begin ahead of their round, for want of memory.
+    only. `clips` and `batches` are those handed to the consumer. `peak_buffer_bytes` is the most
+    that the frames held have taken, in the arena or in batches being built. `device_bytes` went to
+    the device: each frame once, and the arena's rows of each clip. `loads_throttled` counts loads
+    that could not begin ahead of their round, for want of memory.
     """
 
     bytes_read: int = 0
@@ -44,10 +44,10 @@ class EngineStats:
     video_frames_decoded: int = 0
     clips: int = 0
     batches: int = 0
-    resident_bytes: int = 0
+    peak_buffer_bytes: int = 0
     device_bytes: int = 0
     loads: int = 0
-    loads_held_back: int = 0
+    loads_throttled: int = 0
     num_threads: int = 0  # that decode, and that copy
     num_loaders: int = 0  # that read
     fetch_seconds: float = 0.0  # reading pages and checking them
@@ -55,7 +55,7 @@ class EngineStats:
     gather_seconds: float = 0.0  # from the arena into batches
     waiting_for_loads_seconds: float = 0.0  # by the scheduler, for frames
     waiting_for_consumer_seconds: float = 0.0  # by the scheduler, to begin a batch
-    waiting_for_batches_seconds: float = 0.0  # by the consumer
+    data_wait_seconds: float = 0.0  # by the consumer
     epoch_seconds: float = 0.0  # from the beginning until the consumer last had what it asked for
     device_seconds: float = 0.0  # from the host to the device; of the copies, not of a thread
     decode_seconds_by_feature: dict[str, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class EngineStats:
     )
 
     def __reduce__(self) -> tuple[type[EngineStats], tuple[()]]:
-        return EngineStats, ()  # a copy, in another process, counts anew
+        return type(self), ()  # a copy, in another process, counts anew
 
     def add(self, **amounts: float) -> None:
         """Add to counters."""
@@ -80,7 +80,7 @@ class EngineStats:
     def add_waiting(self, begin: float, end: float) -> None:
         """The consumer has waited from one time to another, by `perf_counter`."""
         with self._lock.get():
-            self.waiting_for_batches_seconds += end - begin
+            self.data_wait_seconds += end - begin
             self.epoch_seconds = end - self.begun
 
     def add_decoding(self, seconds: Mapping[str, float]) -> None:
@@ -94,10 +94,10 @@ class EngineStats:
         """Report, too, what these counters count from now on: those of a storage."""
         self._counters, self._counted = counters, dict(counters())
 
-    def hold(self, resident_bytes: int) -> None:
+    def hold(self, peak_buffer_bytes: int) -> None:
         """So many bytes of frames are held now."""
-        self.resident_bytes = max(self.resident_bytes, resident_bytes)
-        self.trace.count("resident", bytes=resident_bytes)
+        self.peak_buffer_bytes = max(self.peak_buffer_bytes, peak_buffer_bytes)
+        self.trace.count("resident", bytes=peak_buffer_bytes)
 
     def report(self) -> dict[str, Any]:
         """All counters by name, the storage's too, `waiting_percent`, the share of `epoch_seconds`
@@ -107,7 +107,7 @@ class EngineStats:
         before = self._counted
         storage = {name: now - before.get(name, 0) for name, now in self._counters().items()}
         words = STAGES[bottleneck(counters)] if self.clips else "nothing has been delivered yet"
-        waiting = 100 * counters["waiting_for_batches_seconds"] / (self.epoch_seconds or 1.0)
+        waiting = 100 * counters["data_wait_seconds"] / (self.epoch_seconds or 1.0)
         return {**storage, **counters, "waiting_percent": waiting, "bottleneck": words}
 
 
@@ -125,7 +125,7 @@ def bottleneck(
     the device, and that it works.
     """
     if waiting is None:
-        waited = stats.get("waiting_for_batches_seconds", 0.0)
+        waited = stats.get("data_wait_seconds", 0.0)
         if waited < stats.get("waiting_for_consumer_seconds", 0.0):
             return "consumer"
     elif max(waiting, copying) < _LITTLE * (waiting + copying + consuming or 1.0):

@@ -8,8 +8,9 @@
     DESTINATION/KEY/metadata.json
     DESTINATION/KEY/seqrecord.json        the features, see `seqrecord.sources.folders.exported`
 
-`seqrecord.sources.Folders` packs it again to the same episode. A vector goes to one file a frame
-where a frame lacks it. A feature whose name is another file's gets a number behind it: `FEATURE~1`.
+`seqrecord.sources.FolderSource` packs it again to the same episode. A vector goes to one file a
+frame where a frame lacks it. A feature whose name is another file's gets a number behind it:
+`FEATURE~1`.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ def _is_decoded(spec: FeatureSpec) -> bool:
 
 
 def _is_image(array: npt.NDArray[Any]) -> bool:
-    """Whether a PNG holds it, and `Folders` reads that: nothing empty, nothing enormous."""
+    """Whether a PNG holds it, and `FolderSource` reads that: nothing empty, nothing enormous."""
     if array.ndim not in (2, 3) or not 0 < array.shape[0] * array.shape[1] <= _MAX_PIXELS:
         return False
     if array.dtype == np.uint16:

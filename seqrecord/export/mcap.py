@@ -5,8 +5,8 @@
     DESTINATION/KEY/metadata.yaml     rosbag2 of version 9; an episode is a recording
     DESTINATION/KEY/NAME.mcap         NAME is the last part of KEY
 
-ROS 2 plays them, Foxglove shows them, and `seqrecord.sources.Mcap` packs them again. Messages are
-those of https://github.com/ros2/common_interfaces, written by the package rosbags.
+ROS 2 plays them, Foxglove shows them, and `seqrecord.sources.McapSource` packs them again. Messages
+are those of https://github.com/ros2/common_interfaces, written by the package rosbags.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def index_source(
     return convert(
         source,
         destination,
-        reference=True,
+        in_place=True,
         kinds=kinds,
         units=units,
         codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},

@@ -22,7 +22,7 @@ from seqrecord.lerobot.form import channels_first, numbers
 from seqrecord.lerobot.planned import PlannedIndex, PlannedReader
 from seqrecord.pipes.collating import collate
 from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.loaders import SeqRecordDataset
+from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.resizing import Sizes
@@ -64,14 +64,14 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         cache_limit: memory of each process for decoded frames that stay, the smallest features
             first: bytes, or text such as "512MiB".
         resize: height and width of images, `{"observation.images.top": (224, 224)}`, or one
-            `(224, 224)` for all, as for `seqrecord.SeqRecordDataset`; stored frames by default.
+            `(224, 224)` for all, as for `seqrecord.SeqRecordMapDataset`; stored frames by default.
             `meta.features` has the stored shapes.
         meta: theirs, where it is loaded already, its statistics of depth in `depth_output_unit`.
 
     Attributes:
         meta: LeRobot's own metadata.
         delta_indices: `delta_timestamps` in frames, or `None`.
-        clips: the items as a `seqrecord.SeqRecordDataset`.
+        clips: the items as a `seqrecord.SeqRecordMapDataset`.
         first_items: the number of the first item of each episode, int64 [all episodes].
     """
 
@@ -157,7 +157,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
     def _select(
         self, dataset: Dataset, cache_limit: int | str, resize: Sizes | None
-    ) -> SeqRecordDataset:
+    ) -> SeqRecordMapDataset:
         """The items of the episodes as clips."""
         lengths = dataset.contents.index.num_frames.astype(np.int64)
         count, total, said = len(lengths), int(lengths.sum()), self.meta
@@ -176,14 +176,14 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             keys = [f"episode_{i:06d}" for i in sorted({*self.episodes}) if 0 <= i < count]
         deltas = (self.delta_indices or {}).items()
         windows = {name: window for name, window in deltas if name in dataset.features}
-        clips = SeqRecordDataset(
+        clips = SeqRecordMapDataset(
             dataset,
             features=[n for n in dataset.features if n in self.features or n in self._texts],
             episodes=keys,
             clip_len=None if windows else 1,
             windows=windows or None,
             pad="edge" if windows else None,
-            squeeze=True,
+            squeeze_time=True,
             resize=resize,
             memory_limit=cache_limit,
         )

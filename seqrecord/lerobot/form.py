@@ -21,7 +21,7 @@ def to_lerobot(
 
     Images, uint8 [batch, …, H, W, C], become float32 [batch, …, C, H, W] from 0 to 1, or with
     `return_uint8` stay uint8; other integers become int64, other floats float32. `start` is called
-    `frame_index`. With `windows`, `pad="edge"` and `squeeze=True` of the loader that is what
+    `frame_index`. With `windows`, `pad="edge"` and `squeeze_time=True` of the loader that is what
     LeRobot's class gives for the same `delta_timestamps`, but for `index` and `task_index`.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from seqrecord.engine.stats import EngineStats
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import say_once, this_worker
-from seqrecord.pipes.loaders import SeqRecordDataset
+from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.sampling import Part, Plan
@@ -34,11 +34,11 @@ class Order:
     def parts(self) -> int:
         return self.ranks * self.workers
 
-    def loader(self, clips: SeqRecordDataset) -> ClipLoader:
+    def loader(self, clips: SeqRecordMapDataset) -> ClipLoader:
         """What plans and reads these clips."""
         given = {item.name: getattr(clips.options, item.name) for item in fields(ClipOptions)}
         given |= {item.name: getattr(self, item.name) for item in fields(self)[:5]}
-        options = LoaderOptions(**given, equal=False, rank=0, world_size=self.ranks)
+        options = LoaderOptions(**given, even_batches=False, rank=0, world_size=self.ranks)
         return ClipLoader(select(clips.dataset, options), options)
 
     def plan(self, loader: ClipLoader, epoch: int, share: int) -> Plan:
@@ -85,7 +85,7 @@ class PlannedReader:
     """
 
     def __init__(
-        self, clips: SeqRecordDataset, items: Callable[[dict[str, Any]], list[dict[str, Any]]]
+        self, clips: SeqRecordMapDataset, items: Callable[[dict[str, Any]], list[dict[str, Any]]]
     ) -> None:
         self.stats = EngineStats()
         self._clips, self._make = clips, items

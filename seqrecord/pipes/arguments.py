@@ -80,7 +80,7 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
     if name in (*of_engine, *inspect.signature(LoaderOptions).parameters):
         return ClipError(
             "clips that are read by their number have no epochs",
-            expected="SeqRecordPipe, SeqRecordStream or SeqRecordNode, which take it",
+            expected="SeqRecordPipe, SeqRecordIterableDataset or SeqRecordNode, which take it",
             got=name,
         )
     near = difflib.get_close_matches(name, names, 1)

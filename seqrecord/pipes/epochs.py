@@ -297,8 +297,8 @@ def _no_position(epoch: int) -> StateError:
     return StateError(
         "the position is in a DataLoader's worker processes, which this process cannot see",
         expected="state_dict(batches=…), with the number of batches that the training has taken in "
-        "this epoch; or torchdata's StatefulDataLoader(SeqRecordStream(…) or SeqRecordMix(…), "
-        "batch_size=None, …), whose state_dict() has it",
+        "this epoch; or torchdata's StatefulDataLoader(SeqRecordIterableDataset(…) or "
+        "SeqRecordMix(…), batch_size=None, …), whose state_dict() has it",
         got=f"a state_dict() asked for while workers run, or have run, epoch {epoch}",
     )
 

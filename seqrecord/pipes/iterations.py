@@ -21,7 +21,7 @@ class Iteration(Generic[PlanT]):
         self, loader: BatchSource[PlanT], plan: PlanT, rest: Remainder | None, batch: int
     ) -> None:
         self._present, self._counts = loader.present, plan.counts
-        # Without `equal`, another rank may have had a batch more than this one has.
+        # Without `even_batches`, another rank may have had a batch more than this one has.
         self._number = batch = min(batch, plan.num_batches)  # of the batch that is made next
         self._waiting: list[Clip] = []  # single clips that nobody has; the last one comes first
         self._forgotten = 0  # … and that nobody will get

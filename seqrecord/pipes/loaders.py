@@ -76,7 +76,7 @@ class WithEpochs(Generic[PlanT]):
         """Raise `TypeError`: clips come in the order of the epoch's plan, not by number."""
         raise TypeError(
             f"{type(self).__name__} streams clips and gives none by number: iterate over it, or "
-            "use SeqRecordDataset"
+            "use SeqRecordMapDataset"
         )
 
     def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
@@ -151,11 +151,11 @@ class WithEpochs(Generic[PlanT]):
 
         Work: `bytes_read`, `frames_decoded`, without those that an iteration before has left in
         memory; `clips`, `batches`; `video_frames_decoded`, those that were decoded for others
-        included; `device_bytes`, copied to a device; `resident_bytes`, the most that held frames
+        included; `device_bytes`, copied to a device; `peak_buffer_bytes`, the most that held frames
         took; seconds of work and of waiting in each stage, for decoding also by feature, and
         `waiting_percent`: how much of `epoch_seconds`, from the epoch's beginning until the
         training last had a batch, it has waited for batches, the first one included; `loads` of
-        chunks, and `loads_held_back`, which had to wait for memory; `requests`, `retries` and other
+        chunks, and `loads_throttled`, which had to wait for memory; `requests`, `retries` and other
         counts of the storage; and the `bottleneck`, in words. `features_resident` lists the
         features whose frames stay in memory for later epochs, and `features_redecoded` those that
         every epoch decodes anew.
@@ -165,7 +165,8 @@ class WithEpochs(Generic[PlanT]):
 
         Frames that stand for others: `times_without_frame`, of windows by timestamps.
 
-        Clips given twice: `clips_repeated`, which another rank or worker gives too (see `equal`).
+        Clips given twice: `duplicate_clips`, which another rank or worker gives too (see
+        `even_batches`).
 
         With `order="sequences"` also `sequences`, of this process's part; `sequences_cut`, of which
         another row has the begin; and, without windows, `frames_left_out`, frames of the selected
@@ -256,8 +257,8 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     The order is a function of the dataset, the arguments, the epoch and the part alone. Epochs
     advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe
     with `batch_size=None`, with worker processes or without; ranks and workers get parts of equally
-    many batches (see `equal`), unless a `.sharding_filter()` follows, which then picks from the
-    whole epoch: every worker then reads and decodes all of it. A worker's batches are shared
+    many batches (see `even_batches`), unless a `.sharding_filter()` follows, which then picks from
+    the whole epoch: every worker then reads and decodes all of it. A worker's batches are shared
     memory, on Linux: the process that receives them reads them in place, and the worker fills them
     again when they are dropped. Workers are not needed for speed: each has an arena of its own.
 
@@ -268,7 +269,7 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     """
 
     def __len__(self) -> int:
-        """As `SeqRecordStream`'s, also where a `.sharding_filter()` follows."""
+        """As `SeqRecordIterableDataset`'s, also where a `.sharding_filter()` follows."""
         if find_loader() is not None and find_filter() == 1:
             # It has not been told of ranks and workers, or only in the workers.
             whole = self._loader.plan(self._epochs.current, Part()).num_batches
@@ -283,7 +284,8 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
         if is_stateful():
             warnings.warn(
                 "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "
-                "skipping items, maybe of another epoch. It resumes SeqRecordStream exactly.",
+                "skipping items, maybe of another epoch. It resumes "
+                "SeqRecordIterableDataset exactly.",
                 stacklevel=2,
             )
         return self
@@ -312,7 +314,7 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
 
 # Not the class of pipes, although both could be one: a StatefulDataLoader looks for a state in its
 # dataset, and wraps a DataPipe in a class of its own that has none, so it would resume by skipping.
-class SeqRecordStream(Streaming, IterableDataset[Clip]):
+class SeqRecordIterableDataset(Streaming, IterableDataset[Clip]):
     """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
     Each epoch has another order, with worker processes or without, and whether they persist or not.
@@ -321,7 +323,7 @@ class SeqRecordStream(Streaming, IterableDataset[Clip]):
     """
 
 
-class SeqRecordDataset(TorchDataset[dict[str, Any]]):
+class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
     """Clips by their number, for map-style training: `dataset[i]` is a clip as `SeqRecordPipe`'s.
 
     Clips are numbered episode by episode, front to back, or as in the table `clips`. Random order
@@ -345,7 +347,7 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
         chosen = self._selection.clip_set.chosen
         if chosen is not None and (chosen.weight != 1).any():
             raise ClipError(
-                "SeqRecordDataset gives each clip once",
+                "SeqRecordMapDataset gives each clip once",
                 file=self.dataset.url,
                 expected="clips without weights; a sampler can weigh them",
             )
@@ -382,7 +384,7 @@ class SeqRecordDataset(TorchDataset[dict[str, Any]]):
         They are a batch that was read in one call. `seqrecord.collate` gives it as it is. Where a
         subclass overrides `__getitem__` alone, that gives each of them.
         """
-        cls, own = type(self), SeqRecordDataset
+        cls, own = type(self), SeqRecordMapDataset
         if cls.__getitem__ is not own.__getitem__ and cls.__getitems__ is own.__getitems__:
             return [self[number] for number in numbers]
         return self._reader.read(self._checked(numbers)) if len(numbers) else []

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from seqrecord.clips.clip_lists import ClipList, lists_frames
 from seqrecord.clips.tables import MAX_SETTING, ClipSpec
 from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size, is_probability
-from seqrecord.clips.windows import Latest
+from seqrecord.clips.windows import Latest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import are_names, check, check_names, refuse
-from seqrecord.pipes.chosen_clips import ClipList, lists_frames
-from seqrecord.pipes.window_arguments import Windows, check_windows
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes
@@ -170,7 +169,7 @@ class ClipOptions:
             `order="sequences"` a clip's own length, so that clips follow each other.
         dilation: frames from one frame of a clip to the next, of `clip_len` frames. With several,
             such as `(1, 2, 4)`, one of those with which the clip lacks nothing is drawn for each
-            clip, from seed, epoch and clip (`SeqRecordDataset` draws from torch's global
+            clip, from seed, epoch and clip (`SeqRecordMapDataset` draws from torch's global
             generator); `dilation`, int64, says which. A clip is left out only where it fits with
             none of them. Not with `windows` and `order="sequences"`.
         reverse: the probability that a clip's frames come in reverse, the last one first, drawn as
@@ -184,10 +183,10 @@ class ClipOptions:
             `start` alone. Each feature is read and held for its own window. With `frame_transform`
             windows are those of the arrays that it returns. `{"gps": Latest(max_age=60)}`: of a
             feature that not every frame has, the newest value at or before each frame.
-        squeeze: leave out the axis of frames of features without a window, which have the frame
-            `start` alone: [batch, …] in place of [batch, 1, …], a text in place of a list of one.
-            Not with a `clip_len` above 1. Features of variable shapes that are not padded, and what
-            functions of a `clip_transform` make, stay as they are.
+        squeeze_time: leave out the axis of frames of features without a window, which have the
+            frame `start` alone: [batch, …] in place of [batch, 1, …], a text in place of a list of
+            one. Not with a `clip_len` above 1. Features of variable shapes that are not padded, and
+            what functions of a `clip_transform` make, stay as they are.
         pad: what to do with clips that have frames before an episode's first one or behind its
             last one. `None` leaves them out. "edge" puts that frame in the place of those that do
             not exist, so that every frame is a start; "before" does so for the first frame alone,
@@ -230,13 +229,14 @@ class ClipOptions:
         clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `HorizontalFlip`,
             a function, or a list of these, one after the other. A clip has one window for all of
             its frames, and only the window is copied, or resized. The window is drawn from seed,
-            epoch and clip (`SeqRecordDataset` draws it from torch's global generator). `crop` says
-            which it is: top, left, height and width in pixels of the stored frame, int64 [4], and
-            `flipped` whether it is mirrored. `intrinsics` are fx, fy, cx and cy of what is seen,
-            float64 [4], where an episode's metadata has them as `camera`. These three stay on the
-            host. A dict has steps for each of several features, such as cameras of different sizes:
-            `{"front": RandomCrop(224), "wrist": Resize(224)}`; the three are then `front_crop` and
-            so on. Where frames of episodes differ in size, each window lies in those of its own.
+            epoch and clip (`SeqRecordMapDataset` draws it from torch's global generator). `crop`
+            says which it is: top, left, height and width in pixels of the stored frame, int64 [4],
+            and `flipped` whether it is mirrored. `intrinsics` are fx, fy, cx and cy of what is
+            seen, float64 [4], where an episode's metadata has them as `camera`. These three stay on
+            the host. A dict has steps for each of several features, such as cameras of different
+            sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`; the three are then
+            `front_crop` and so on. Where frames of episodes differ in size, each window lies in
+            those of its own.
 
             Functions come after crops and flips. One is called for each clip with a dict of
             read-only arrays [clip_len, …], which are valid during the call (a list of arrays for a
@@ -251,7 +251,7 @@ class ClipOptions:
             frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool
             [clip_len, length], which is true for what is the frame's. "nested": a nested tensor of
             layout `torch.jagged`, [clip_len, ?, …] and [batch * clip_len, ?, …], for features of
-            which only the first dimension varies; it needs torch 2.5. A dict says it by feature,
+            which only the first dimension varies. A dict has one of these for each feature,
             where sizes to pad to may stand, one for each dimension that varies: `{"points":
             "nested", "image": (480, 640)}`; features that it does not name are lists.
     """
@@ -261,7 +261,7 @@ class ClipOptions:
     dilation: int | Sequence[int] = _checked(1, _check_dilation)
     reverse: float = _checked(0.0, _check_reverse)
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
-    squeeze: bool = _checked(False, _check_flag)
+    squeeze_time: bool = _checked(False, _check_flag)
     pad: str | None = _checked(None, one_of("edge", "before", "after"))
     drop_last_frames: int = _checked(
         0, lambda name, value: check_integer(name, value, least=0, most=MAX_SETTING - 1)
@@ -309,8 +309,8 @@ class ClipOptions:
             self.dilation,
         )
         refuse(
-            self.squeeze and (self.clip_len not in (None, 1) or self.lists_frames),
-            "squeeze is for clips with one frame of each feature without a window",
+            self.squeeze_time and (self.clip_len not in (None, 1) or self.lists_frames),
+            "squeeze_time is for clips with one frame of each feature without a window",
             "no lists of frames, and clip_len=1 or none",
             f"clip_len={self.clip_len}",
         )
@@ -388,7 +388,7 @@ class ClipOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions(ClipOptions):
-    """What `SeqRecordDataset` is told beside the dataset.
+    """What `SeqRecordMapDataset` is told beside the dataset.
 
     Args:
         memory_limit: bytes, or text such as "512MiB", for each process: for frames of small raw
@@ -450,7 +450,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions(ClipOptions):
-    """What `SeqRecordPipe`, `SeqRecordStream` and `SeqRecordNode` are told beside the dataset.
+    """What `SeqRecordPipe`, `SeqRecordIterableDataset` and `SeqRecordNode` are told beside the
+    dataset.
 
     They take these as keyword arguments, or all at once by `from_options`; `options` is what they
     were given. `dataclasses.replace` makes a copy that differs in some. Values are checked here:
@@ -475,13 +476,14 @@ class LoaderOptions(ClipOptions):
             lengths of epochs then differ by a few clips. An error with a `stride` of 1.
         batch_size: clips of a batch, or `None` for single clips.
         drop_last: leave out clips that do not fill a batch on every rank. Without `batch_size`,
-            those that not every rank would have, see `equal`; with `equal=False` an error.
+            those that not every rank would have, see `even_batches`; with `even_batches=False` an
+            error.
         fixed_shards: while all frames of a process stay in memory (see `memory_limit`), every rank
             and worker has the same clips in every epoch, and each epoch after the first is a full
             shuffle of them. If false, the clips of ranks and workers change from epoch to epoch, as
             they do where frames do not stay. With `shuffle=False` they never change.
-        equal: give all ranks and workers equally many clips and batches. If the clips cannot be
-            divided so, some parts repeat one clip of another part, or with `drop_last` leave one
+        even_batches: give all ranks and workers equally many clips and batches. If the clips cannot
+            be divided so, some parts repeat one clip of another part, or with `drop_last` leave one
             out. If false, every clip comes exactly once, and ranks may get one batch more than
             others, or none: for evaluation. With `order="sequences"` episodes are cut so that all
             rows are equally long; if false, no episode is, and the last batches have fewer rows.
@@ -526,7 +528,7 @@ class LoaderOptions(ClipOptions):
     batch_size: int | None = _checked(None, _check_count)
     drop_last: bool = _checked(False, _check_flag)
     fixed_shards: bool = _checked(True, _check_flag)
-    equal: bool = _checked(True, _check_flag)
+    even_batches: bool = _checked(True, _check_flag)
     memory_limit: int | str | None = _checked(None, _check_size)
     device: str | torch.device | None = _checked(None, _only(_check_device))
     rank: int | None = None
@@ -557,9 +559,9 @@ class LoaderOptions(ClipOptions):
             "a stride above 1, or no rotate_phase",
         )
         refuse(
-            self.drop_last and self.batch_size is None and not self.equal,
+            self.drop_last and self.batch_size is None and not self.even_batches,
             "drop_last leaves nothing out of single clips of which every one is to come",
-            "a batch_size, or equal=True, or no drop_last",
+            "a batch_size, or even_batches=True, or no drop_last",
         )
         decoder = self.tuning.video_decoder
         is_on_device = decoder != "pyav"

@@ -26,7 +26,7 @@ from seqrecord.text import counted, percent, shown_place
 from seqrecord.units import check_amount, check_integer, format_size
 
 if TYPE_CHECKING:
-    from seqrecord.pipes.loaders import SeqRecordStream
+    from seqrecord.pipes.loaders import SeqRecordIterableDataset
 
 _FEW_BATCHES = 10
 _ALONE = 20  # steps with one batch
@@ -71,10 +71,10 @@ def bench(dataset: DatasetLike, options: BenchOptions) -> BenchReport:
     """
     import torch  # takes seconds, and most commands do without
 
-    from seqrecord.pipes.loaders import SeqRecordStream
+    from seqrecord.pipes.loaders import SeqRecordIterableDataset
 
     begin = perf_counter()
-    stream = SeqRecordStream.from_options(dataset, options)
+    stream = SeqRecordIterableDataset.from_options(dataset, options)
     open_seconds = perf_counter() - begin
     synchronize = None
     if options.device is not None and torch.device(options.device).type == "cuda":
@@ -83,7 +83,7 @@ def bench(dataset: DatasetLike, options: BenchOptions) -> BenchReport:
 
 
 def measure(
-    stream: SeqRecordStream,
+    stream: SeqRecordIterableDataset,
     options: BenchOptions,
     *,
     synchronize: Callable[[], None] | None = None,
@@ -119,7 +119,10 @@ class _Steps:
         self.seconds = 0.0
 
     def run(
-        self, stream: SeqRecordStream, num_batches: int, progress: Callable[[int, int], None] | None
+        self,
+        stream: SeqRecordIterableDataset,
+        num_batches: int,
+        progress: Callable[[int, int], None] | None,
     ) -> None:
         batches, full = iter(stream), None
         asked = first = perf_counter()
@@ -159,7 +162,10 @@ class _Steps:
 
 
 def _report(
-    stream: SeqRecordStream, steps: _Steps, settings: Mapping[str, Any], open_seconds: float
+    stream: SeqRecordIterableDataset,
+    steps: _Steps,
+    settings: Mapping[str, Any],
+    open_seconds: float,
 ) -> BenchReport:
     cores = usable_cores()
     steady = slice(1 if len(steps.clips) > 1 else 0, None)
@@ -326,7 +332,7 @@ class BenchReport:
             f"  clips         {', '.join(rates)}",
             *self._headspace(),
             f"  read          {reading}; {counted(frames, 'frame')} decoded",
-            f"  mixed from    {counted(self.stats['mixed_from'], 'place')} at a time",
+            f"  mixed from    {counted(self.stats['num_interleaved'], 'place')} at a time",
             f"  first batch   after {first}, and {opened} before it to open the dataset",
             f"  peak memory   {format_size(self.peak_memory)}",
             "",
@@ -399,7 +405,7 @@ def advise(
             f"the consumer waits for data {percent(waiting / step)} of the time. "
             + _what_helps(stage, stats, seconds, threads, cores, is_local)
         )
-        if waiting > _BURSTS * median_wait and stats.get("loads_held_back"):
+        if waiting > _BURSTS * median_wait and stats.get("loads_throttled"):
             lines.append(
                 "most steps wait little and a few wait long: a larger `memory_limit` lets the "
                 "loader run further ahead."

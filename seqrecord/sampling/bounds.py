@@ -52,7 +52,7 @@ class PlanSettings:
     several of them need stays in memory. Without `shuffle` there is one cursor, no run is cut and
     clips come in canonical order.
 
-    With `equal` all parts have equally many clips; without it every clip is in exactly one.
+    With `even_batches` all parts have equally many clips; without it every clip is in exactly one.
     `rotate_phase` says that the clip tables of other epochs have other phases (see
     `random_order.Phases`).
 
@@ -67,7 +67,7 @@ class PlanSettings:
     seed: int = 0
     batch_size: int | None = None
     drop_last: bool = False
-    equal: bool = True
+    even_batches: bool = True
     rotate_phase: bool = False
     order: str = "clips"
     num_cursors: int = 32

@@ -73,8 +73,8 @@ class EpochPlan(Plan):
     and `num_repeated` is 1. With `drop_last` every batch is full, no clip is given twice, and
     `num_dropped` clips of the part are left out.
 
-    With `settings.equal` off every clip is in exactly one part; counts may differ by one clip,
-    and a part may be empty.
+    With `settings.even_batches` off every clip is in exactly one part; counts may differ by one
+    clip, and a part may be empty.
 
     Raises `ClipError` when `drop_last` leaves no batch in any part of a whole epoch. An epoch
     without any clip has no batches.
@@ -183,7 +183,7 @@ class EpochLayout:
             parts,
             self.num_parts,
             settings.cursors,
-            fill=settings.equal and not settings.drop_last,
+            fill=settings.even_batches and not settings.drop_last,
             num_shares=settings.shares,
         )
 
@@ -191,7 +191,7 @@ class EpochLayout:
         """How many clips parts with these shares emit; int64[parts]."""
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
         if self.settings.drop_last:
-            if self.settings.equal:
+            if self.settings.even_batches:
                 clips = np.full_like(clips, self.facts.num_clips // self.num_parts)
             clips -= clips % (self.settings.batch_size or 1)
         return clips
@@ -259,9 +259,11 @@ def key_of_session(settings: PlanSettings, epoch: int, session: int) -> int:
 def check_drop_last(total: int, settings: PlanSettings, num_parts: int) -> None:
     """Raise `ClipError` when `drop_last` leaves no batch of `total` clips in any part."""
     size = settings.batch_size or 1
-    least = num_parts * size if settings.equal else num_parts * (size - 1) + 1
+    least = num_parts * size if settings.even_batches else num_parts * (size - 1) + 1
     if settings.drop_last and 0 < total < least:
-        parts = f"each of {num_parts} parts" if settings.equal else f"one of {num_parts} parts"
+        parts = (
+            f"each of {num_parts} parts" if settings.even_batches else f"one of {num_parts} parts"
+        )
         raise ClipError(
             "drop_last leaves no batch at all",
             expected=f"at least {least} clips: a batch of {size} in {parts}",

@@ -190,8 +190,8 @@ class Plan(ABC):
         """What this part's statistics say of its clips."""
         return {
             "clips_dropped": self.num_dropped,
-            "clips_repeated": self.num_repeated,
-            "mixed_from": self.num_cursors,
+            "duplicate_clips": self.num_repeated,
+            "num_interleaved": self.num_cursors,
         }
 
     @cached_property

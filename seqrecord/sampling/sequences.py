@@ -66,9 +66,9 @@ class SequencePlan(Plan):
     `num_cut` of them at the begin of a row of this part. With `drop_last` every batch is full, and
     no clip is given twice.
 
-    With `settings.equal` off every clip is in exactly one part and no sequence is cut. Rows end at
-    different times, the last ones first: batches then have fewer rows. With `drop_last` those
-    batches are left out.
+    With `settings.even_batches` off every clip is in exactly one part and no sequence is cut. Rows
+    end at different times, the last ones first: batches then have fewer rows. With `drop_last`
+    those batches are left out.
 
     Raises `ClipError` when `drop_last` leaves no batch in any part.
     """
@@ -83,7 +83,7 @@ class SequencePlan(Plan):
         start, stop, lengths = starts[0], stops[0], stops - starts
         total, full = int(lengths[0].sum()), int(lengths[0].min())
         self.num_repeated = 0
-        if settings.equal:
+        if settings.even_batches:
             full = runs.num_clips // part.count // size
             if not settings.drop_last:
                 self.num_repeated = -(-runs.num_clips // part.count) - total
@@ -211,7 +211,7 @@ def remaining_sequences(
     runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, session)
     lengths = stop - start
     most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
-    if settings.equal:
+    if settings.even_batches:
         most[:] = most.min() if settings.drop_last else most.max()
     if batches.max() > most.max(initial=0):
         raise StateError(
@@ -238,7 +238,7 @@ def _rows_of(
     if settings.shuffle and len(runs):
         key = key_of(key_of_session(settings, epoch, session), _EPISODES)
         runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
-    if settings.equal:
+    if settings.even_batches:
         return runs, *_equal_rows(runs.num_clips, parts, count, num_rows)
     return _whole_rows(runs, parts, count, num_rows)
 
@@ -285,7 +285,7 @@ def _whole_rows(
 
 def _check_drop_last(runs: Runs, settings: PlanSettings, num_parts: int, most: int) -> None:
     """Raise `ClipError` when `drop_last` leaves no batch; `most` are those of the last part."""
-    if settings.equal:
+    if settings.even_batches:
         check_drop_last(runs.num_clips, settings, num_parts)
     elif settings.drop_last and len(runs) and not most:
         size = settings.batch_size or 1
@@ -293,5 +293,5 @@ def _check_drop_last(runs: Runs, settings: PlanSettings, num_parts: int, most: i
             "drop_last leaves no batch at all",
             expected=f"at least {(size - 1) * num_parts + 1} episodes: one for each row",
             got=f"{int(runs.run[-1]) + 1} episodes; smaller batches, fewer workers, no drop_last, "
-            "or equal=True, which cuts episodes",
+            "or even_batches=True, which cuts episodes",
         )

@@ -127,7 +127,7 @@ class ShuffledPlan(EpochPlan):
     @property
     def counts(self) -> dict[str, int]:
         """See `Plan`: each clip is a place from which batches are mixed."""
-        return {**super().counts, "mixed_from": self.num_clips}
+        return {**super().counts, "num_interleaved": self.num_clips}
 
     def locate_clip(self, clip: int) -> tuple[int, int]:
         """See `Plan`."""

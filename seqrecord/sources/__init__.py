@@ -13,47 +13,47 @@ if TYPE_CHECKING:
     from seqrecord.sources.base import FoundSource as FoundSource
     from seqrecord.sources.base import Source as Source
     from seqrecord.sources.base import SourceFormat as SourceFormat
-    from seqrecord.sources.euroc import Euroc as Euroc
-    from seqrecord.sources.folders.source import Folders as Folders
-    from seqrecord.sources.hdf5.source import Hdf5 as Hdf5
+    from seqrecord.sources.euroc import EurocSource as EurocSource
+    from seqrecord.sources.folders.source import FolderSource as FolderSource
+    from seqrecord.sources.hdf5.source import Hdf5Source as Hdf5Source
     from seqrecord.sources.inventory import Account as Account
     from seqrecord.sources.inventory import Inventory as Inventory
     from seqrecord.sources.inventory import LeftOut as LeftOut
     from seqrecord.sources.inventory import inventory_of as inventory_of
     from seqrecord.sources.inventory import unread_files as unread_files
-    from seqrecord.sources.kitti import Kitti as Kitti
-    from seqrecord.sources.lerobot.source import LeRobot as LeRobot
+    from seqrecord.sources.kitti import KittiSource as KittiSource
+    from seqrecord.sources.lerobot.source import LeRobotSource as LeRobotSource
     from seqrecord.sources.lerobot.videos import DepthScale as DepthScale
-    from seqrecord.sources.mcap.source import Mcap as Mcap
+    from seqrecord.sources.mcap.source import McapSource as McapSource
     from seqrecord.sources.registry import format_names as format_names
-    from seqrecord.sources.rlds.source import Rlds as Rlds
-    from seqrecord.sources.tartanair.source import TartanAir as TartanAir
-    from seqrecord.sources.tum import Tum as Tum
-    from seqrecord.sources.video.source import Videos as Videos
-    from seqrecord.sources.webdataset.source import WebDataset as WebDataset
-    from seqrecord.sources.zarr.source import ZarrBuffers as ZarrBuffers
+    from seqrecord.sources.rlds.source import RldsSource as RldsSource
+    from seqrecord.sources.tartanair.source import TartanAirSource as TartanAirSource
+    from seqrecord.sources.tum import TumSource as TumSource
+    from seqrecord.sources.video.source import VideoSource as VideoSource
+    from seqrecord.sources.webdataset.source import WebDatasetSource as WebDatasetSource
+    from seqrecord.sources.zarr.source import ZarrSource as ZarrSource
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
             "base": ["EpisodeInfo", "FoundSource", "Source", "SourceFormat"],
-            "euroc": ["Euroc"],
-            "folders.source": ["Folders"],
-            "hdf5.source": ["Hdf5"],
+            "euroc": ["EurocSource"],
+            "folders.source": ["FolderSource"],
+            "hdf5.source": ["Hdf5Source"],
             "inventory": ["Account", "Inventory", "inventory_of", "LeftOut", "unread_files"],
-            "kitti": ["Kitti"],
-            "lerobot.source": ["LeRobot"],
+            "kitti": ["KittiSource"],
+            "lerobot.source": ["LeRobotSource"],
             "lerobot.videos": ["DepthScale"],
-            "mcap.source": ["Mcap"],
+            "mcap.source": ["McapSource"],
             "registry": ["format_names"],
-            "rlds.source": ["Rlds"],
+            "rlds.source": ["RldsSource"],
             "seqrecord.codecs.video.decoding": ["describe_video"],
             "seqrecord.codecs.video.gops": ["Gop"],
-            "tartanair.source": ["TartanAir"],
-            "tum": ["Tum"],
-            "video.source": ["Videos"],
-            "webdataset.source": ["WebDataset"],
-            "zarr.source": ["ZarrBuffers"],
+            "tartanair.source": ["TartanAirSource"],
+            "tum": ["TumSource"],
+            "video.source": ["VideoSource"],
+            "webdataset.source": ["WebDatasetSource"],
+            "zarr.source": ["ZarrSource"],
         },
     )

@@ -51,8 +51,8 @@ class Source(Protocol):
     A source with the method `account()`, which returns an `Account`, reports possible data that it
     does not pack.
 
-    It must be picklable, since each worker process gets a copy. `TartanAir` and `Folders` are
-    sources, and docs/reference/writing.md has an example of one's own.
+    It must be picklable, since each worker process gets a copy. `TartanAirSource` and
+    `FolderSource` are sources, and docs/reference/writing.md has an example of one's own.
     """
 
     def schema(self) -> Schema:

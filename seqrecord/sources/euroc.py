@@ -48,7 +48,7 @@ _YAML_TEXTS = ("comment", "sensor_type", "_model")
 
 
 @dataclass(frozen=True)
-class Euroc(SequenceSource):
+class EurocSource(SequenceSource):
     """EuRoC sequences as a source.
 
     Frames are those of `cam0`. The cameras are triggered together, so an image of another camera
@@ -171,7 +171,7 @@ class Euroc(SequenceSource):
         return SequenceFrames(*(len(times), columns, places, files, metadata), fps=fps, notes=notes)
 
 
-FORMAT = SourceFormat("euroc", Euroc.expected, Euroc, ("exif",), takes_urls=True)
+FORMAT = SourceFormat("euroc", EurocSource.expected, EurocSource, ("exif",), takes_urls=True)
 
 
 def _mav(folder: Path) -> Path:

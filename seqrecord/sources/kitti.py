@@ -40,7 +40,7 @@ _MATRIX = re.compile(r"(P[0-3]|Tr):?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Kitti(SequenceSource):
+class KittiSource(SequenceSource):
     """KITTI odometry sequences as a source.
 
     A frame is a line of `times.txt`; each folder of images or scans must have a file for each, and
@@ -104,7 +104,7 @@ class Kitti(SequenceSource):
         )
 
 
-FORMAT = SourceFormat("kitti", Kitti.expected, Kitti, ("exif",), takes_urls=True)
+FORMAT = SourceFormat("kitti", KittiSource.expected, KittiSource, ("exif",), takes_urls=True)
 
 
 @dataclass(frozen=True)

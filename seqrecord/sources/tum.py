@@ -43,7 +43,7 @@ _CALIBRATION = {  # fx, fy, cx, cy; distortion
 
 
 @dataclass(frozen=True)
-class Tum(SequenceSource):
+class TumSource(SequenceSource):
     """TUM RGB-D sequences as a source.
 
     Frames are the pairs of a colour and a depth image that TUM's `associate.py` finds: less than
@@ -152,4 +152,4 @@ def _calibration(folder: Path) -> tuple[dict[str, Any], str]:
     }, f"camera assumed: freiburg{found[-1]}'s, named by {origin}"
 
 
-FORMAT = SourceFormat("tum", Tum.expected, Tum, ("exif",), takes_urls=True)
+FORMAT = SourceFormat("tum", TumSource.expected, TumSource, ("exif",), takes_urls=True)

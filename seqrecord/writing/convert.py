@@ -51,7 +51,7 @@ from seqrecord.writing.edit_files import check_split_name
 from seqrecord.writing.external_lists import put_copied, put_lists
 from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.stored_schema import (
-    DEFAULT_RECORD_BYTES,
+    DEFAULT_MAX_FILE_SIZE,
     Codecs,
     Described,
     check_codecs,
@@ -95,9 +95,9 @@ def convert(
     skip_bad_episodes: bool = False,
     strict: bool = False,
     chunk_frames: int | None = None,
-    record_bytes: int | str = DEFAULT_RECORD_BYTES,
+    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
     statistics: bool = True,
-    reference: bool = False,
+    in_place: bool = False,
     checksums: bool = False,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -133,11 +133,11 @@ def convert(
             they are listed, and report them.
         strict: raise `SourceError` if the original has possible data that the source does not pack,
             see `Inventory`.
-        reference: leave packets of video, images and arrays where they are, and only say where
+        in_place: leave packets of video, images and arrays where they are, and only say where
             that is: nothing but other features is copied, and the originals must stay. You alone
             can read the dataset then, or who says where the originals lie; see `seqrecord.open`.
             A kill loses what is not in a finished record file, unless with `checksums`.
-        checksums: with `reference`, read what is referred to, and keep its checksums: then a change
+        checksums: with `in_place`, read what is referred to, and keep its checksums: then a change
             is noticed that leaves a file's size and time as they were.
         progress: called from this thread, several times a second.
 
@@ -148,12 +148,12 @@ def convert(
     """
     check_mode(mode)
     fps = check_fps(fps)
-    file_bytes = check_sizes(chunk_frames, record_bytes)
+    file_bytes = check_sizes(chunk_frames, max_file_size)
     check_codecs(codecs)
     if workers is not None and workers < 1:
         raise DestinationError("not a number of workers", expected="1 or more", got=workers)
     _check_source(source)
-    if reference:
+    if in_place:
         if not hasattr(source, "referring"):
             raise SourceError("originals of this kind cannot be read in place; convert them")
         source = source.referring()
@@ -186,14 +186,14 @@ def convert(
                 work = frame_work(source.schema(), copied=dataset.copied_features)
                 copied = dataset.copy_lists(target.storage)
             else:
-                work = frame_work(schema, reference=reference)
+                work = frame_work(schema, in_place=in_place)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
                 check_passthrough(kept, schema)
             for note in _unknown_units(original, described, target.schema):
                 _logger.warning("%s: %s", target.storage.url, note)
                 inventory = replace(inventory, notes=(*inventory.notes, note))
             externals: dict[str, tuple[str, int]] = {}
-            if reference:
+            if in_place:
                 files: dict[str, ExternalFile] = cast("Any", source).external_files()
                 externals = put_lists(target.storage, files)
                 copied = put_copied(target, source)
@@ -209,7 +209,7 @@ def convert(
                     writer=target.writer,
                     episodes=part,
                     chunk_frames=chunk_frames,
-                    record_bytes=file_bytes,
+                    max_file_size=file_bytes,
                     skip_bad_episodes=skip_bad_episodes,
                     statistics=statistics,
                     externals=externals,
@@ -228,7 +228,7 @@ def convert(
                 inventories=inventories,
             )
         except BaseException as error:
-            target.give_up(error, names_resume=not reference)  # an index is made anew
+            target.give_up(error, names_resume=not in_place)  # an index is made anew
             raise
         finally:
             target.release()

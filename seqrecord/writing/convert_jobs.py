@@ -80,7 +80,7 @@ class Job:
     writer: str  # the id that all workers share
     episodes: tuple[tuple[int, EpisodeInfo], ...]  # with their ordinals
     chunk_frames: int | None
-    record_bytes: int
+    max_file_size: int
     skip_bad_episodes: bool
     statistics: bool
     externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
@@ -91,16 +91,16 @@ class Job:
         return sum(info.num_frames for _, info in self.episodes)
 
 
-def frame_work(schema: Schema, *, copied: Collection[str] = (), reference: bool = False) -> int:
+def frame_work(schema: Schema, *, copied: Collection[str] = (), in_place: bool = False) -> int:
     """The bytes of a frame of a source's schema, in which video that is kept and features that are
-    `copied` count little, and with `reference` images that are.
+    `copied` count little, and with `in_place` images that are.
 
     Hardly anything is done to that: a process which packs little of it takes longer to start than
     to work.
     """
     return sum(
         -(-spec.nbytes // KEPT_COST)
-        if spec.is_video or spec.name in copied or (reference and spec.may_be_referred_to)
+        if spec.is_video or spec.name in copied or (in_place and spec.may_be_referred_to)
         else spec.nbytes
         for spec in schema.values()
     )
@@ -140,7 +140,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
         job.storage,
         job.schema,
         writer=job.writer,
-        record_bytes=job.record_bytes,
+        max_file_size=job.max_file_size,
         statistics=collector,
         externals=job.externals,
         checksums=job.checksums,
@@ -166,7 +166,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                     if job.externals:
                         others = (
                             "to read the other episodes in place, index them with convert(…, "
-                            "reference=True, skip_bad_episodes=True), and open that"
+                            "in_place=True, skip_bad_episodes=True), and open that"
                         )
                     if hasattr(job.source, "parts"):  # of a merge
                         others = "`seqrecord edit delete` leaves the episode out of its dataset"

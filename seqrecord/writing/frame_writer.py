@@ -41,7 +41,7 @@ class FrameWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.written_frames = 0
-        self.safe_frames = 0  # of those written
+        self.durable_frames = 0  # of those written
         self._writer = writer
         self._queue = queue
         self._clock = clock
@@ -89,7 +89,7 @@ class FrameWriter:
         episode = self._ended()
         if episode.num_frames:
             episode.close()
-            self.safe_frames = self.written_frames
+            self.durable_frames = self.written_frames
         else:
             episode.abort()
 
@@ -98,7 +98,7 @@ class FrameWriter:
         episode = self._ended()
         episode.discard()
         self.written_frames -= episode.num_frames
-        self.safe_frames = self.written_frames
+        self.durable_frames = self.written_frames
 
     def stop(self) -> None:
         """So does the thread end."""
@@ -136,7 +136,7 @@ class FrameWriter:
         assert self._episode is not None, "a flush of no episode"
         with self._watched(self._episode):
             self._episode.flush()
-        self._oldest, self.safe_frames = None, self.written_frames
+        self._oldest, self.durable_frames = None, self.written_frames
         before, self._flushed_at = self._flushed_at, self._clock()
         share = self._stored / (self._flushed_at - before)
         self._storing_share, self._stored = (self._storing_share + share) / 2, 0.0

@@ -53,14 +53,14 @@ class RecordFileWriter(RecordFiles):
         schema: Schema,
         *,
         writer: str,
-        record_bytes: int,
+        max_file_size: int,
         statistics: StatisticsCollector | None = None,
         only: Collection[int] | None = None,
         externals: Mapping[str, tuple[str, int]] | None = None,
         checksums: bool = False,
         notes: bool = True,
     ) -> None:
-        super().__init__(storage, schema, writer=writer, record_bytes=record_bytes, notes=notes)
+        super().__init__(storage, schema, writer=writer, max_file_size=max_file_size, notes=notes)
         self._names = frozenset(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]

@@ -54,7 +54,7 @@ _Self = TypeVar("_Self", bound="RecordFiles")
 
 
 class RecordFiles:
-    """Puts the chunks of episodes, one after the other, into record files of about `record_bytes`.
+    """Puts the chunks of episodes, one after the other, into record files of about `max_file_size`.
 
     A file is finished when it is full and on `close`; an episode that does not fit goes on in the
     next. While a thread commits a full file (sync and rename, or what is left to send), the next is
@@ -78,14 +78,14 @@ class RecordFiles:
         schema: Schema,
         *,
         writer: str,
-        record_bytes: int,
+        max_file_size: int,
         notes: bool = True,
     ) -> None:
         self.schema = schema
         self.storing_seconds = 0.0  # that the storage has taken so far
         self._storage = storage
         self._writer = writer
-        self._record_bytes = record_bytes
+        self._max_file_size = max_file_size
         self._has_notes = notes  # or a kill loses the episodes of a file that is not finished
         self.failure: BaseException | None = None  # the first; from then on nothing is stored
         self._file: OpenFile | None = None
@@ -166,10 +166,10 @@ class RecordFiles:
     @property
     def is_full(self) -> bool:
         """Whether the next chunk belongs in another file than the open one, if there is one."""
-        if self._file is None or not self._file.is_full(self._record_bytes):
+        if self._file is None or not self._file.is_full(self._max_file_size):
             return False
         may_finish = not self._flushed or (self._held is None and self._is_free)
-        return may_finish or self._file.is_full(2 * self._record_bytes)
+        return may_finish or self._file.is_full(2 * self._max_file_size)
 
     def hold(self) -> None:
         """The rest of the episode, which was flushed just now, goes into the next file."""
@@ -377,10 +377,10 @@ class OpenFile:
         for part in filter(len, parts):
             self.upload.write(part)
 
-    def is_full(self, record_bytes: int) -> bool:
+    def is_full(self, max_file_size: int) -> bool:
         """Whether the next chunk belongs in another file: of so many bytes, or for its footer."""
         return (
-            self.upload.tell() >= record_bytes
+            self.upload.tell() >= max_file_size
             or self._text_bytes + self._row_bytes >= FULL_FOOTER_BYTES
             or len(self._episodes) * self._values >= FULL_FOOTER_EPISODES * _VALUES
         )

@@ -28,7 +28,7 @@ from seqrecord.writing.frame_queue import FrameQueue, Task, WhenFull
 from seqrecord.writing.frame_writer import FrameWriter
 from seqrecord.writing.record_file import check_value
 from seqrecord.writing.stored_schema import (
-    DEFAULT_RECORD_BYTES,
+    DEFAULT_MAX_FILE_SIZE,
     Codecs,
     Described,
     check_fps,
@@ -47,15 +47,15 @@ _logger = logging.getLogger("seqrecord")
 class RecorderStats:
     """What a recorder has done so far, in frames and bytes.
 
-    A kill keeps `safe_frames` of the `written_frames`. `queued_frames` wait to be written, of them
-    `queued_bytes` in memory and `spilled_bytes` on the disk. `total_spilled_frames` have been on
-    the disk at some time. `dropped_frames` found the queue full and are lost. Frames of episodes
+    A kill keeps `durable_frames` of the `written_frames`. `queued_frames` wait to be written, of
+    them `queued_bytes` in memory and `spilled_bytes` on the disk. `total_spilled_frames` have been
+    on the disk at some time. `dropped_frames` found the queue full and are lost. Frames of episodes
     that were discarded are counted in `discarded_frames` alone.
     """
 
     recorded_frames: int  # that `append` took
     written_frames: int
-    safe_frames: int
+    durable_frames: int
     queued_frames: int
     queued_bytes: int
     spilled_bytes: int
@@ -110,7 +110,7 @@ class SeqRecordRecorder:
         spill_folder: str | PathLike[str] | None = None,
         flush_seconds: float = 1.0,
         chunk_frames: int | None = None,
-        record_bytes: int | str = DEFAULT_RECORD_BYTES,
+        max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
         statistics: bool = True,
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
@@ -124,7 +124,7 @@ class SeqRecordRecorder:
             codecs=codecs,
             fps=fps,
             chunk_frames=chunk_frames,
-            record_bytes=record_bytes,
+            max_file_size=max_file_size,
             statistics=statistics,
             mode=mode,
             storage_options=storage_options,
@@ -143,7 +143,7 @@ class SeqRecordRecorder:
         self._writer = writer
         self._described = features
         self._schema = writer.schema  # from the first frame on
-        self._keys = set(writer.finished_keys)
+        self._keys = set(writer.completed_episodes)
         self._episode: RecordingEpisode | None = None  # the open one
         self._recorded = self._discarded = 0
         self._is_closed = False
@@ -168,8 +168,8 @@ class SeqRecordRecorder:
         fps = check_fps(fps)
         if key in self._keys:
             raise DestinationError(
-                "the episode is there already; skip the keys in recorder.finished_keys, or choose "
-                "another key",
+                "the episode is there already; skip the keys in recorder.completed_episodes, or "
+                "choose another key",
                 episode=key,
             )
         self._queue.tell(Task(partial(self._work.begin, key, said, fps)))
@@ -183,7 +183,7 @@ class SeqRecordRecorder:
         return RecorderStats(
             recorded_frames=self._recorded,
             written_frames=self._work.written_frames,
-            safe_frames=self._work.safe_frames,
+            durable_frames=self._work.durable_frames,
             discarded_frames=self._discarded,
             **vars(self._queue.stats),
         )

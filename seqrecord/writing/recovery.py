@@ -17,7 +17,7 @@ from seqrecord.storage import Storage, Unfinished
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.record_files import RecordFiles
-from seqrecord.writing.stored_schema import DEFAULT_RECORD_BYTES
+from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE
 
 _logger = logging.getLogger("seqrecord")
 
@@ -61,7 +61,7 @@ def recover(
         while best is not None and best != whole.get(uid) and best.key not in committed:
             written = pieces[0].footer.schema
             files = writers.get(written) or RecordFiles(
-                storage, written, writer=writer, record_bytes=DEFAULT_RECORD_BYTES
+                storage, written, writer=writer, max_file_size=DEFAULT_MAX_FILE_SIZE
             )
             writers[written] = files
             try:

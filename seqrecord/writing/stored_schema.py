@@ -21,7 +21,7 @@ from seqrecord.writing.chunking import is_small
 from seqrecord.writing.values import plain
 
 DEFAULT_CODEC = "balanced"
-DEFAULT_RECORD_BYTES = 1 << 30
+DEFAULT_MAX_FILE_SIZE = 1 << 30
 
 Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
 """A codec's name for all features, or by feature name one or a chain of codec configurations."""
@@ -214,7 +214,7 @@ def check_fps(fps: float | None) -> float | None:
     return number
 
 
-def check_sizes(chunk_frames: int | None, record_bytes: int | str) -> int:
+def check_sizes(chunk_frames: int | None, max_file_size: int | str) -> int:
     """The bytes of a record file; `SchemaError` or `DestinationError` for sizes that none has."""
     if chunk_frames is not None and not (
         is_integer(chunk_frames) and 1 <= chunk_frames <= MAX_CHUNK_FRAMES
@@ -225,11 +225,13 @@ def check_sizes(chunk_frames: int | None, record_bytes: int | str) -> int:
             got=repr_of(chunk_frames, 50),
         )
     try:
-        size = parse_size(record_bytes)
+        size = parse_size(max_file_size)
     except ValueError as error:
-        raise DestinationError(f"record_bytes: {error}", got=repr_of(record_bytes, 100)) from None
+        raise DestinationError(f"max_file_size: {error}", got=repr_of(max_file_size, 100)) from None
     if size < 1:
-        raise DestinationError("not a size of record files", expected="1 or more", got=record_bytes)
+        raise DestinationError(
+            "not a size of record files", expected="1 or more", got=max_file_size
+        )
     return size
 
 

@@ -79,8 +79,8 @@ def add_statistics(
 
     With `only_lacking` those that are there stay, and only features that have none are read: video
     and images that a conversion has kept as they are. Nothing is changed where there is no such
-    feature. With `given`, those of `seqrecord.sources.LeRobot(…).statistics` say, nothing is read:
-    they take the place of those of the same features. Other arguments are those of
+    feature. With `given`, those of `seqrecord.sources.LeRobotSource(…).statistics` say, nothing is
+    read: they take the place of those of the same features. Other arguments are those of
     `Dataset.compute_statistics`. Raises what that and `seqrecord.open` raise, `DestinationError`
     for some that are given of another number of frames, `FormatError` for those of other features,
     and `ConflictError` where a writer commits meanwhile; then nothing was changed.

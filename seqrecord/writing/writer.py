@@ -30,7 +30,7 @@ from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
-    DEFAULT_RECORD_BYTES,
+    DEFAULT_MAX_FILE_SIZE,
     Codecs,
     Described,
     check_codecs,
@@ -87,7 +87,7 @@ class SeqRecordWriter:
         chunk_frames: frames a chunk, 1 to 65536; by default as many as fit 48 MiB decoded, 32 at
             most; in a group of small features as many as fit 1 MiB, 1024 at most. Where the shape
             of a feature varies, an episode's first frames decide for the episode.
-        record_bytes: bytes, or text such as "1GiB", at which a record file is full.
+        max_file_size: bytes, or text such as "1GiB", at which a record file is full.
         statistics: keep statistics of the features, which `Dataset.statistics` has then.
             Where there are episodes that they leave out, there are none: of a dataset that was
             without, or that resume found; `seqrecord stats` computes them.
@@ -113,19 +113,19 @@ class SeqRecordWriter:
         codecs: Codecs | None = None,
         fps: float | None = None,
         chunk_frames: int | None = None,
-        record_bytes: int | str = DEFAULT_RECORD_BYTES,
+        max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
         statistics: bool = True,
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_mode(mode)
         self._fps = check_fps(fps)
-        nbytes = check_sizes(chunk_frames, record_bytes)
+        nbytes = check_sizes(chunk_frames, max_file_size)
         check_codecs(codecs)
         check_described(features)
         self._closed = False
         self._described, self._codecs = features, codecs
-        self._chunk_frames, self._record_bytes = chunk_frames, nbytes
+        self._chunk_frames, self._max_file_size = chunk_frames, nbytes
         self._keeps_statistics = statistics
         self._collector: StatisticsCollector | None = None
         self._episode: EpisodeWriter | None = None  # that was begun last
@@ -160,7 +160,7 @@ class SeqRecordWriter:
         return tuple(self._destination.damaged)
 
     @property
-    def finished_keys(self) -> frozenset[str]:
+    def completed_episodes(self) -> frozenset[str]:
         """Keys of the episodes that are there: found at the start, or written since.
 
         After a failure to write, those whose record files are finished; of the others
@@ -187,8 +187,8 @@ class SeqRecordWriter:
         check_key(key)
         if key in self._keys:
             raise DestinationError(
-                "the episode is there already; skip the keys in writer.finished_keys, or choose "
-                "another key",
+                "the episode is there already; skip the keys in writer.completed_episodes, or "
+                "choose another key",
                 file=self.url,
                 episode=key,
             )
@@ -287,7 +287,7 @@ class SeqRecordWriter:
             self._destination.storage,
             self._schema,
             writer=self._destination.writer,
-            record_bytes=self._record_bytes,
+            max_file_size=self._max_file_size,
             statistics=self._collector,
         )
 

@@ -42,7 +42,7 @@ def _case(
         "seed": 0,
         "batch_size": 8,
         "drop_last": False,
-        "equal": True,
+        "even_batches": True,
         "rotate_phase": False,
         "open_episodes": 3,
         "block_frames": 4,
@@ -66,7 +66,7 @@ CASES = [
     _case(_FOUR, _CHUNKS, {}, {}),
     _case(_FOUR, _CHUNKS, {}, {}, epoch=1, split=(1, 2)),
     _case(_FOUR, _CHUNKS, {}, {"block_frames": 24, "run_frames": None, "batch_size": 16}),
-    _case(_FOUR, _CHUNKS, {}, {"open_episodes": 2, "equal": False}, split=(2, 4)),
+    _case(_FOUR, _CHUNKS, {}, {"open_episodes": 2, "even_batches": False}, split=(2, 4)),
     _case(
         [100, 61, 3, 80],
         [8, 16, 8, 5],

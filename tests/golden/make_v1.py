@@ -258,7 +258,7 @@ def _referring_to_files() -> None:
         with RecordFileWriter(
             *(storage, schema),
             writer=new_writer_id(),
-            record_bytes=1 << 20,
+            max_file_size=1 << 20,
             externals=numbers,
             checksums=True,
         ) as writer:
@@ -370,7 +370,7 @@ def _rewritten() -> None:
     groups = {name: {"group": int(name == "small")} for name in names}
     lengths = {"a": 5, "deleted": 3, "bb": 2}
     with SeqRecordWriter(
-        root, codecs="raw", features=groups, chunk_frames=2, record_bytes=700
+        root, codecs="raw", features=groups, chunk_frames=2, max_file_size=700
     ) as writer:
         for key, count in lengths.items():
             with writer.episode(key, metadata={"key": key}) as episode:
@@ -378,7 +378,7 @@ def _rewritten() -> None:
                     episode.append(frame)
     delete_episodes(root, "deleted")
     drop_features(root, ["gone", "small"])
-    rewrite_files(root, least_dead=0.001, record_bytes=1000)
+    rewrite_files(root, min_unused=0.001, max_file_size=1000)
     clean(root, older_than=0)
     written = {
         key: ({"key": key}, [{"stays": frame["stays"]} for frame in frames(key, lengths[key])])
@@ -552,7 +552,7 @@ def _referring() -> None:
                 storage,
                 schema,
                 writer=new_writer_id(),
-                record_bytes=1 << 20,
+                max_file_size=1 << 20,
                 externals={str(original): (files.id, 0)},
                 checksums=True,
             ) as writer,
@@ -621,7 +621,7 @@ def main() -> None:
         for frame in _scene(11)
     ]
     spanning = {f"run/{n}": ({"number": n}, poses[: 4 * n - 1]) for n in (3, 1, 2)}
-    _write("spanning", _schema(poses, "raw"), spanning, chunk_frames=2, record_bytes=1200)
+    _write("spanning", _schema(poses, "raw"), spanning, chunk_frames=2, max_file_size=1200)
 
 
 def hexdump() -> str:

@@ -30,7 +30,7 @@ def main(path: str, state: str, following: str, stop: str) -> None:
     assert all(state == states[0] for state in states)
     if dist.get_rank() == 0:
         Path(following).write_text(json.dumps(states[0]))
-    report({"batches": batches, "repeated": pipe.stats()["clips_repeated"]})
+    report({"batches": batches, "repeated": pipe.stats()["duplicate_clips"]})
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import SeqRecordNode, SeqRecordPipe, SeqRecordStream
+from seqrecord import SeqRecordIterableDataset, SeqRecordNode, SeqRecordPipe
 from tests.clip_data import names
 from tests.rank_jobs import report
 
@@ -21,7 +21,7 @@ def same(clip: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(path: str, store: str, method: str, rank: int, world_size: int) -> None:
-    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"], "equal": False}
+    settings: dict[str, Any] = {"clip_len": 3, "features": ["id"], "even_batches": False}
     early = SeqRecordPipe(path, **settings, batch_size=4)  # made before there is a group
     dist.init_process_group(
         "gloo", init_method=Path(store).as_uri(), rank=rank, world_size=world_size
@@ -29,7 +29,7 @@ def main(path: str, store: str, method: str, rank: int, world_size: int) -> None
     data: dict[str, Any] = {
         "pipe": early,
         "chain": SeqRecordPipe(path, **settings).sharding_filter().map(same),
-        "stream": SeqRecordStream(path, **settings),
+        "stream": SeqRecordIterableDataset(path, **settings),
     }
     found = {}
     for name, dataset in data.items():

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from seqrecord import SeqRecordPipe, SeqRecordStream
+from seqrecord import SeqRecordIterableDataset, SeqRecordPipe
 from tests.clip_data import names
 from tests.rank_jobs import CLIPS, Found, report
 
@@ -31,7 +31,7 @@ def main(path: str) -> None:
     together = SeqRecordPipe(path, **CLIPS, rank=dist.get_rank() // 2, world_size=2)
     found["together"] = [names(batch) for batch in together]
     # Rank 0 evaluates, and the others do not.
-    stream = SeqRecordStream(path, **CLIPS, world_size=1)
+    stream = SeqRecordIterableDataset(path, **CLIPS, world_size=1)
     loader = DataLoader(stream, batch_size=None, num_workers=1)
     found["alone"] = [] if dist.get_rank() else [names(batch) for batch in loader]
     report(found)

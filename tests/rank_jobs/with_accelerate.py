@@ -12,10 +12,10 @@ from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, default_collate
 
-from seqrecord import ClipError, SeqRecordPipe, SeqRecordStream
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe
 from tests.rank_jobs import CLIPS, Found, report
 
-KINDS: list[Any] = [SeqRecordPipe, SeqRecordStream]
+KINDS: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset]
 
 
 # `dispatch_batches` sends nothing but tensors, so no keys of episodes.
@@ -65,7 +65,9 @@ def refused(path: str) -> Found:
     """A rank that is found would get a part of the epoch, and Accelerate would deal that out."""
     accelerator = Accelerator(cpu=True)
     ways = [(d, w, k) for d in (False, True) for w in (None, "fork", "forkserver") for k in KINDS]
-    ways.remove((True, "fork", SeqRecordStream))  # rank 0's worker notices, and ranks 1, … wait
+    ways.remove(
+        (True, "fork", SeqRecordIterableDataset)
+    )  # rank 0's worker notices, and ranks 1, … wait
     count = 0
     for dispatch, method, kind in ways:
         loader: Any = DataLoader(

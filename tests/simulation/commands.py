@@ -18,9 +18,9 @@ from seqrecord.edit import (
     drop_features,
     keep_episodes,
     merge_datasets,
-    relabel_episodes,
     rename_episodes,
     rewrite_files,
+    set_metadata,
     split_episodes,
 )
 from seqrecord.storage.retrying import Retrier, RetryingStorage
@@ -119,7 +119,7 @@ def write(
     where: Any, actor: str, history: History, mode: Any, *, flushes: bool = False, episodes: int = 2
 ) -> None:
     """Episodes of which the first fills a record file."""
-    writer = SeqRecordWriter(where, codecs="raw", record_bytes=1000, mode=mode)
+    writer = SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode=mode)
     with writer:
         for number in range(episodes):
             key = f"{actor}{number}"
@@ -136,7 +136,7 @@ def write(
 
 def discarding(where: Any, actor: str, history: History) -> None:
     """A writer whose first episode was flushed, and is discarded."""
-    with SeqRecordWriter(where, codecs="raw", record_bytes=1000, mode="append") as writer:
+    with SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode="append") as writer:
         key = f"{actor}0"
         episode = writer.episode(key)
         history.written[key] = []
@@ -158,7 +158,7 @@ def discarding(where: Any, actor: str, history: History) -> None:
 def record(where: Any, actor: str, history: History) -> None:
     """A recorder, whose second episode is discarded."""
     recorder = SeqRecordRecorder(
-        where, codecs="raw", record_bytes=1000, mode="append", flush_seconds=3600
+        where, codecs="raw", max_file_size=1000, mode="append", flush_seconds=3600
     )
     with recorder:
         for number in range(3):
@@ -288,7 +288,7 @@ def merge(where: Any, actor: str, history: History, mode: Any = "create") -> Non
     for number in range(2):
         history.written[f"m{number}"] = frames(ord("m") + number)
     sources = [Client(None, None, server) for server in _SOURCES]
-    merge_datasets(sources, where, mode=mode, record_bytes=1000)
+    merge_datasets(sources, where, mode=mode, max_file_size=1000)
 
 
 def _make_sources() -> None:
@@ -339,14 +339,14 @@ COMMANDS: dict[str, Command] = {
         lambda where, actor, history: rename_episodes(where, {"e2": "two"}), _renamed
     ),
     "relabel": Command(
-        lambda where, actor, history: relabel_episodes(where, None, {"label": actor}), _labelled
+        lambda where, actor, history: set_metadata(where, None, {"label": actor}), _labelled
     ),
     "split": Command(lambda where, actor, history: split_episodes(where, None, actor), _splitted),
     "stats": Command(lambda where, actor, history: seqrecord.add_statistics(where), _same),
     "add": Command(add, _added),
     "drop": Command(lambda where, actor, history: drop_features(where, ["y"]), _dropped),
     "rewrite": Command(
-        lambda where, actor, history: rewrite_files(where, least_dead=0.01, commit_bytes=1), _same
+        lambda where, actor, history: rewrite_files(where, min_unused=0.01, commit_bytes=1), _same
     ),
     "clean": Command(lambda where, actor, history: clean(where, older_than=0), _same),
     "clean keeping": Command(
@@ -388,7 +388,7 @@ def started(**options: Any) -> tuple[Server, History]:
     client: Any = Client(None, None, server)
     for key in range(5):
         history.written[f"e{key}"] = frames(key)
-    with SeqRecordWriter(client, codecs="raw", record_bytes=2000) as writer:
+    with SeqRecordWriter(client, codecs="raw", max_file_size=2000) as writer:
         for key in range(5):
             with writer.episode(f"e{key}") as episode:
                 for value in frames(key):

@@ -38,8 +38,8 @@ class RawFilesDataset(Dataset[Sample]):
     `dataset[i]` is `{feature: tensor [clip_len, ...], "episode": key, "start": index}`. A clip
     begins at every `stride`-th frame of an episode and holds `clip_len` frames, `dilation` apart.
     Clips with a frame that lacks a feature are left out: the last frame has no flow and no mask.
-    `features` are named as `seqrecord.sources.TartanAir` names them; by default all that the first
-    episode has. Nothing is checked, and nothing but poses is kept in memory.
+    `features` are named as `seqrecord.sources.TartanAirSource` names them; by default all that the
+    first episode has. Nothing is checked, and nothing but poses is kept in memory.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ def open_stream(
         memory_limit=settings.memory_limit,
         seed=settings.seed,
         frame_transform=frame_transform,
-        equal=False,  # every clip once, as all loaders here; workers may differ by one
+        even_batches=False,  # every clip once, as all loaders here; workers may differ by one
     )
     if settings.workers == 0:
         return Streaming(pipe)
@@ -113,7 +113,7 @@ def open_map(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches
     import seqrecord
 
     return DataLoader(
-        seqrecord.SeqRecordDataset(records_of(place), **arguments(settings)),
+        seqrecord.SeqRecordMapDataset(records_of(place), **arguments(settings)),
         batch_size=settings.batch_size,
         sampler=Order(len(clips), settings),
         collate_fn=seqrecord.collate,

@@ -29,7 +29,7 @@ def tar_batches(
     import webdataset
 
     shuffled = settings.shuffle != "off"
-    dataset = webdataset.WebDataset(
+    dataset = webdataset.WebDatasetSource(
         list(tars),
         shardshuffle=len(tars) if shuffled else False,
         seed=settings.seed,

@@ -83,7 +83,7 @@ def _pipe(records: str, folder: Path, **options: Any) -> Streaming:
 def _mix(folder: Path, *, codecs: Iterable[str]) -> Streaming:
     datasets = {codec: seqrecord.open(folder / codec) for codec in codecs}
     sources = {
-        codec: seqrecord.SeqRecordStream(dataset, clip_len=CLIP_LEN)
+        codec: seqrecord.SeqRecordIterableDataset(dataset, clip_len=CLIP_LEN)
         for codec, dataset in datasets.items()
     }
     options: dict[str, Any] = {

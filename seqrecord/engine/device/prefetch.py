@@ -129,8 +129,8 @@ class DevicePrefetcher(Generic[_Item]):
         if not hasattr(self.loader, method):
             raise StateError(
                 f"the loader has no {method}",
-                expected="SeqRecordPipe, torchdata's StatefulDataLoader(SeqRecordStream(…), …) or "
-                "Loader(SeqRecordNode(…))",
+                expected="SeqRecordPipe, torchdata's "
+                "StatefulDataLoader(SeqRecordIterableDataset(…), …) or Loader(SeqRecordNode(…))",
                 got=type(self.loader).__name__,
             )
         return getattr(self.loader, method)

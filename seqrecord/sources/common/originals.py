@@ -75,12 +75,12 @@ class Originals:
 class NumberedFrames(Originals):
     """Originals of which a frame is files of one number or name, and some of them may be missing.
 
-    With `reference` images stay where they are. See `Folders`.
+    With `in_place` images stay where they are. See `FolderSource`.
     """
 
     sparse: Sequence[str] = ()
     allow_gaps: bool = False
-    reference: bool = False
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +89,7 @@ class NumberedFrames(Originals):
 
     def referring(self) -> Self:
         """The same source, whose images stay where they are."""
-        return replace(self, keep_encoded=True, reference=True)
+        return replace(self, keep_encoded=True, in_place=True)
 
 
 class FirstError:

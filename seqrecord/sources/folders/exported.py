@@ -1,7 +1,7 @@
 """`seqrecord.json`: what the folder of an exported episode holds.
 
 Files alone do not tell which dimensions vary, which frames lack a feature and what a feature is
-called whose name is that of another file. `export.to_files` writes it, `Folders` reads it::
+called whose name is that of another file. `export.to_files` writes it, `FolderSource` reads it::
 
     {"version": 1,
      "fps": 10.0,

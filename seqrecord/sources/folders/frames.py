@@ -51,12 +51,12 @@ def read_frames(
     *,
     sparse: Collection[str],
     allow_gaps: bool,
-    reference: bool = False,
+    in_place: bool = False,
     orientation: Orientation,
 ) -> Iterator[Frame]:
     """The features of `schema` frame by frame, of which a frame may lack those that are `sparse`.
 
-    With `reference`, images that are kept are a `ReferencedFile`.
+    With `in_place`, images that are kept are a `ReferencedFile`.
 
     Raises `SourceError` before the first frame if the features' lengths or frame names disagree,
     and for a gap in the frames' numbers.
@@ -83,7 +83,7 @@ def read_frames(
                 folder, files, member = found.files[name]
                 if key not in files.names:
                     continue
-                if reference and spec.may_be_referred_to:
+                if in_place and spec.may_be_referred_to:
                     frame[name] = ReferencedFile(str(folder / files.names[key]))
                 else:
                     with located(SourceError, feature=name, frame=index):

@@ -53,7 +53,7 @@ _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
-class Folders(NumberedFrames):
+class FolderSource(NumberedFrames):
     """A tree of episode folders as a source.
 
     ::
@@ -89,7 +89,7 @@ class Folders(NumberedFrames):
     docs/reference/sources.md. dtype comes from the first episode that has the feature; a dimension
     in which the first frames of two episodes differ is variable. `features` are the names to read,
     in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG, and with
-    `reference` where they are; so do grayscale and RGBA images, and npy files of one frame.
+    `in_place` where they are; so do grayscale and RGBA images, and npy files of one frame.
 
     An episode that `export.to_files` has written says what it holds in `seqrecord.json`: its
     features may vary from frame to frame, be text or bytes and have a kind and unit, frames may
@@ -101,7 +101,7 @@ class Folders(NumberedFrames):
     unpickled = ("_found", "_rows")
 
     def schema(self) -> Schema:
-        return referring_schema(self._schema) if self.reference else self._schema
+        return referring_schema(self._schema) if self.in_place else self._schema
 
     def external_files(self) -> dict[str, ExternalFile]:
         """The folders of files that its frames may refer to, see `external_folders`."""
@@ -142,7 +142,7 @@ class Folders(NumberedFrames):
                 *(self._folder(info.key), self.schema()),
                 sparse=self.sparse,
                 allow_gaps=self.allow_gaps,
-                reference=self.reference,
+                in_place=self.in_place,
                 orientation=self._orientation(info.key),
             )
 
@@ -254,7 +254,7 @@ class Folders(NumberedFrames):
         names = chosen_names(every, self.features, self.path, "no such feature in this tree")
         if not self.keep_encoded:
             return Schema([specs[name] for name in names])
-        if self.reference:
+        if self.in_place:
             codecs = {name: codec for name, codec in codecs.items() if specs[name].is_fixed}
         return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
 
@@ -286,7 +286,7 @@ class Folders(NumberedFrames):
         if folder is None or not self.keep_encoded:
             return feature.spec, None
         path = episode.path / feature.path / folder.first
-        if self.reference:
+        if self.in_place:
             return feature.spec, self._referable(path, folder)
         if not folder.all_images:
             return feature.spec, ()
@@ -321,7 +321,7 @@ class Folders(NumberedFrames):
             else:
                 header = array_header(path, folder.member)
                 dtype, shape = header.dtype, header.shape
-            if self.reference:
+            if self.in_place:
                 codec = self._referable(path, folder)
         meaning = {"kind": kind_of_values(name, dtype, shape), **told}
         return feature_spec(name, dtype, shape, path, **meaning), codec
@@ -419,7 +419,7 @@ class Folders(NumberedFrames):
 FORMAT = SourceFormat(
     "folders",
     "any EPISODE/FEATURE/000000.png (or another image, npy, npz, flo, exr), or EPISODE/FEATURE.npy",
-    Folders,
+    FolderSource,
     options=("sparse", "allow_gaps", "exif"),
     is_fallback=True,
     takes_urls=True,

@@ -46,7 +46,7 @@ _ORDERS = ("rgb", "bgr")
 
 
 @dataclass(frozen=True)
-class Hdf5(ScannedSource):
+class Hdf5Source(ScannedSource):
     """HDF5 files as a source: a folder of them, at any depth, or one file.
 
     The layout of each file is found in it: ALOHA's, robomimic's or DROID's (`hdf5.layouts`). With
@@ -68,14 +68,14 @@ class Hdf5(ScannedSource):
     OpenCV, which takes it for BGR, so for ALOHA `bgr` is the default, by which the frames are what
     ALOHA's own reader gives. With `keep_encoded` RGB images stay encoded, unless they are `bgr`.
 
-    With `reference` arrays of at least 4 KiB a frame stay where they are, if no filter was applied
+    With `in_place` arrays of at least 4 KiB a frame stay where they are, if no filter was applied
     to them and each chunk holds whole frames; and so do the packets of DROID's videos.
     """
 
     map: Mapping[str, str] | None = None
     jpeg_order: str | None = None
     without_video: bool = False
-    reference: bool = False
+    in_place: bool = False
 
     takes_files = True
 
@@ -89,11 +89,11 @@ class Hdf5(ScannedSource):
         return has_file(self.path, is_hdf5_name)
 
     def schema(self) -> Schema:
-        return referring_schema(super().schema()) if self.reference else super().schema()
+        return referring_schema(super().schema()) if self.in_place else super().schema()
 
-    def referring(self) -> Hdf5:
+    def referring(self) -> Hdf5Source:
         """The same source, whose large arrays and videos stay where they are."""
-        return replace(self, keep_encoded=False, reference=True)
+        return replace(self, keep_encoded=False, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """The files that its frames and GOPs may refer to, by the names that these have for
@@ -115,7 +115,7 @@ class Hdf5(ScannedSource):
             return {}
         with self._opened(info) as (one, _):
             return {
-                name: _gops(info, schema[name], video, reference=self.reference)
+                name: _gops(info, schema[name], video, in_place=self.in_place)
                 for name, video in one.videos.items()
                 if name in schema and schema[name].is_video
             }
@@ -224,7 +224,7 @@ class Hdf5(ScannedSource):
             return text_spec(name, path)
         dtype, shape = dataset.dtype, dataset.shape[1:]
         spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
-        return hdf5_spec(spec, dataset, path) if self.reference and not one.videos else spec
+        return hdf5_spec(spec, dataset, path) if self.in_place and not one.videos else spec
 
     def _is_bgr(self, data: bytes, one: Hdf5Episode, path: Path) -> bool:
         order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
@@ -248,7 +248,7 @@ class Hdf5(ScannedSource):
                     )
                 declared += dataset.dtype.itemsize * math.prod(dataset.shape)
                 stored += dataset.id.get_storage_size()
-                if self.reference and spec.may_be_referred_to:
+                if self.in_place and spec.may_be_referred_to:
                     readers[name] = _referred(dataset, there[name], spec, path)
                 else:
                     readers[name] = self._values(dataset, spec, one, path, num_frames, orientation)
@@ -306,7 +306,7 @@ class Hdf5(ScannedSource):
 FORMAT = SourceFormat(
     "hdf5",
     "*.hdf5 or *.h5 as ALOHA, robomimic or DROID lay it out, or any with --map FEATURE=PATH",
-    Hdf5,
+    Hdf5Source,
     options=("map", "jpeg_order", "without_video", "exif"),
     takes_files=True,
     takes_urls=True,
@@ -330,13 +330,13 @@ def _referred(dataset: Any, found: FeatureSpec, spec: FeatureSpec, path: Path) -
 
 
 def _gops(
-    info: EpisodeInfo, spec: FeatureSpec, path: Path, *, reference: bool
+    info: EpisodeInfo, spec: FeatureSpec, path: Path, *, in_place: bool
 ) -> Iterator[Gop | ReferencedGops]:
     with located(SourceError, episode=info.key, feature=spec.name):
         with VideoFile(path) as video:
             check_file(video, spec)
             count = 0
-            kept = [read_references(video, read_table(video))] if reference else read_gops(video)
+            kept = [read_references(video, read_table(video))] if in_place else read_gops(video)
             for gop in kept:
                 count += int(np.sum(gop.num_frames))
                 yield gop

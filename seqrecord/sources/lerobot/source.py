@@ -54,7 +54,7 @@ _AXES = {"height", "width", "channel", "channels"}
 
 
 @dataclass(frozen=True)
-class LeRobot(Originals):
+class LeRobotSource(Originals):
     """A LeRobot dataset of version 2.0, 2.1 or 3.0 as a source.
 
     ::
@@ -78,12 +78,12 @@ class LeRobot(Originals):
     The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
     lerobot has it. Videos of depth (lerobot 0.6) hold codes, which are decoded to metres, float32
     [H, W], by a `DepthScale`. `without_video` leaves both out. With
-    `keep_encoded` RGB images stay PNG or JPEG. With `reference` packets stay where they are.
+    `keep_encoded` RGB images stay PNG or JPEG. With `in_place` packets stay where they are.
     """
 
     without_video: bool = False
     tolerance: float = TOLERANCE
-    reference: bool = False
+    in_place: bool = False
 
     unpickled = ("_episodes", "_rows", "_videos")
 
@@ -136,9 +136,9 @@ class LeRobot(Originals):
             numbered=self._numbered,
         )
 
-    def referring(self) -> LeRobot:
+    def referring(self) -> LeRobotSource:
         """The same source, whose packets stay where they are."""
-        return self if self.reference else replace(self, reference=True)
+        return self if self.in_place else replace(self, in_place=True)
 
     def is_whole(self) -> bool:
         """Whether nothing else lies here."""
@@ -242,7 +242,7 @@ class LeRobot(Originals):
             name: LeRobotVideos(
                 *(self.path, known[name], schema[name], self.tolerance),
                 limits=limits_in_videos(episodes, self._info, name),
-                reference=self.reference,
+                in_place=self.in_place,
             )
             for name in schema
             if name in self._info.videos
@@ -343,7 +343,7 @@ def _meaning(name: str) -> tuple[str | None, str | None]:
 FORMAT = SourceFormat(
     "lerobot",
     "meta/info.json and data/chunk-000/*.parquet",
-    LeRobot,
+    LeRobotSource,
     options=("without_video", "tolerance", "exif"),
     takes_urls=True,
 )

@@ -52,10 +52,10 @@ class LeRobotVideos:
         tolerance: float,
         *,
         limits: Mapping[str, float],
-        reference: bool = False,
+        in_place: bool = False,
     ) -> None:
         self._root, self._spec, self._tolerance = root, spec, tolerance
-        self._limits, self._reference = limits, reference
+        self._limits, self._reference = limits, in_place
         self.is_depth = not spec.is_video
         self._metres = None if spec.is_video else depth_scale(feature, root / INFO).metres()
         self._file: VideoFile | None = None

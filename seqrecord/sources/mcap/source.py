@@ -38,7 +38,7 @@ _IMAGES = ("Image", "CompressedImage", "RawImage")  # how names of types end
 
 
 @dataclass(frozen=True)
-class Mcap(Originals):
+class McapSource(Originals):
     """MCAP files and rosbag2 folders as a source: an episode a recording, a frame a message of the
     clock's topic.
 
@@ -438,7 +438,7 @@ class _TopicFeatures:
 FORMAT = SourceFormat(
     "mcap",
     "NAME.mcap, or a rosbag2 folder: metadata.yaml with .mcap or .db3 files",
-    Mcap,
+    McapSource,
     options=("clock", "map", "align", "tolerance", "exif"),
     takes_files=True,
     takes_urls=True,

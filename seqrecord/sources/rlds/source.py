@@ -46,7 +46,7 @@ _MAX_TEXT = 4096  # bytes: what is longer does not go to the metadata
 
 
 @dataclass(frozen=True)
-class Rlds(Originals):
+class RldsSource(Originals):
     """A TFDS dataset of episodes (RLDS) in TFRecord files as a source.
 
     ::
@@ -257,7 +257,11 @@ class Rlds(Originals):
 
 
 FORMAT = SourceFormat(
-    "rlds", "features.json and NAME-train.tfrecord-00000-of-00042", Rlds, ("exif",), takes_urls=True
+    "rlds",
+    "features.json and NAME-train.tfrecord-00000-of-00042",
+    RldsSource,
+    ("exif",),
+    takes_urls=True,
 )
 
 

@@ -28,12 +28,12 @@ def read_frames(
     size: Size,
     *,
     keep_encoded: bool,
-    reference: bool = False,
+    in_place: bool = False,
     exif: str | None = None,
 ) -> Iterator[Frame]:
     """The features of `schema` frame by frame; pixels are [H, W, ...] of `size`.
 
-    With `reference`, images that are kept are a `ReferencedFile`.
+    With `in_place`, images that are kept are a `ReferencedFile`.
 
     Raises `SourceError` before the first frame if the frame lists disagree.
     """
@@ -59,7 +59,7 @@ def read_frames(
         for files, names in pixels.items():
             if frame_id in names:
                 path = trajectory.path / files.folder / names[frame_id]
-                if reference and files.kept(exif):
+                if in_place and files.kept(exif):
                     frame[files.features[0].name] = ReferencedFile(str(path))
                     continue
                 with located(SourceError, feature=files.features[0].name, frame=index):

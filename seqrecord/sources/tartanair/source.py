@@ -47,14 +47,14 @@ from seqrecord.sources.tartanair.tree import (
 
 
 @dataclass(frozen=True)
-class TartanAir(Originals):
+class TartanAirSource(Originals):
     """A TartanAir tree as a source of episodes.
 
     `root` is a folder of environments, one environment, one difficulty or one trajectory; so is any
     tree with trajectories, whatever their folders are called: `samples/office_P000`.
     `features` are the names to read, in that order; by default all that the tree has for
     `cameras`. `difficulty` is `Easy` or `Hard`. With `keep_encoded` images stay PNG, and with
-    `reference` where they are; so do npy files, and PNG files of segmentations.
+    `in_place` where they are; so do npy files, and PNG files of segmentations.
 
     Features of version 1 (those of version 2 end in `_lcam_front` and `_rcam_front` instead):
     `image_left` uint8 [H, W, 3], RGB; `depth_left` float32 [H, W], metres along the optical axis;
@@ -74,7 +74,7 @@ class TartanAir(Originals):
 
     cameras: Sequence[str] = CAMERAS
     difficulty: str | None = None
-    reference: bool = False
+    in_place: bool = False
 
     unpickled = ("_found",)
 
@@ -92,11 +92,11 @@ class TartanAir(Originals):
             object.__setattr__(self, "difficulty", levels[self.difficulty.lower()])
 
     def schema(self) -> Schema:
-        return referring_schema(self._probed[0]) if self.reference else self._probed[0]
+        return referring_schema(self._probed[0]) if self.in_place else self._probed[0]
 
-    def referring(self) -> TartanAir:
+    def referring(self) -> TartanAirSource:
         """The same source, whose images stay where they are."""
-        return replace(self, keep_encoded=True, reference=True)
+        return replace(self, keep_encoded=True, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """The folders of files that its frames may refer to, see `external_folders`."""
@@ -158,7 +158,7 @@ class TartanAir(Originals):
             yield from read_frames(
                 *(trajectory, schema, size or (0, 0)),
                 keep_encoded=self.keep_encoded,
-                reference=self.reference,
+                in_place=self.in_place,
                 exif=self.exif,
             )
 
@@ -216,7 +216,7 @@ class TartanAir(Originals):
         entries = frozenset[str]().union(*(t.entries for t in trajectories))
         for files in layout.pixels:
             if files.camera in self.cameras and size and _some_has(trajectories, files):
-                is_kept = self.reference or (self.keep_encoded and files.is_image)
+                is_kept = self.in_place or (self.keep_encoded and files.is_image)
                 codec = files.kept(self.exif) if is_kept else ()
                 for spec in files.features:
                     yield replace(spec, shape=(*size, *spec.shape[2:]), codec=codec)
@@ -276,7 +276,7 @@ FORMAT = SourceFormat(
     "tartanair",
     "ENV/Easy/P000/image_left/000000_left.png, or "
     "ENV/Data_easy/P000/image_lcam_front/000000_lcam_front.png",
-    TartanAir,
+    TartanAirSource,
     options=("cameras", "difficulty", "exif"),
     takes_urls=True,
 )

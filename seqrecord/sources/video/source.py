@@ -35,7 +35,7 @@ _TIME = "timestamp"
 
 
 @dataclass(frozen=True)
-class Videos(Originals):
+class VideoSource(Originals):
     """Video files as a source: MP4, MOV, Matroska, WebM and AVI.
 
     ::
@@ -47,14 +47,14 @@ class Videos(Originals):
     `timestamp` is when a frame is shown, float64 in seconds from the first one, of the first camera
     where there are several, which must have as many frames. Video that players turn, as portrait
     video of phones, is turned and re-encoded, with a warning. All videos of a feature have one
-    codec, pixel format and size. With `reference` packets stay where they are.
+    codec, pixel format and size. With `in_place` packets stay where they are.
 
     Of a file with several streams of video one is read: the first, with a warning, or `stream`, a
     number among them, from 0, or a title.
     """
 
     by_folder: bool = False
-    reference: bool = False
+    in_place: bool = False
     stream: int | str | None = None
 
     takes_files = True
@@ -119,9 +119,9 @@ class Videos(Originals):
         count = counted(sum(endings.values()), "file")
         return Account(f"{count} {names}", places, tuple(left_out))
 
-    def referring(self) -> Videos:
+    def referring(self) -> VideoSource:
         """The same source, whose packets stay where they are."""
-        return replace(self, reference=True)
+        return replace(self, in_place=True)
 
     def is_whole(self) -> bool:
         """Whether nothing but video lies here."""
@@ -153,7 +153,7 @@ class Videos(Originals):
                 raise SourceError("a folder that lacks a camera", file=str(folder))
             with VideoFile(files[spec.name], self.stream) as file:
                 check_file(file, spec)
-                if self.reference:
+                if self.in_place:
                     yield read_references(file, read_table(file))
                 else:
                     yield from read_gops(file)
@@ -224,7 +224,7 @@ def _is_video(path: Path) -> bool:
 FORMAT = SourceFormat(
     "videos",
     "NAME.mp4, .mov, .mkv, .webm or .avi",
-    Videos,
+    VideoSource,
     options=("by_folder", "stream"),
     takes_files=True,
     is_fallback=True,

@@ -70,7 +70,7 @@ _READ = frozenset((*IMAGE_ENDINGS, *_ARRAYS, *_TEXTS, *_NUMBERS))
 
 
 @dataclass(frozen=True)
-class WebDataset(NumberedFrames, ScannedSource):
+class WebDatasetSource(NumberedFrames, ScannedSource):
     """Tar files of WebDataset as a source: a folder of them, at any depth, or one file.
 
     ::
@@ -89,10 +89,10 @@ class WebDataset(NumberedFrames, ScannedSource):
 
     Frames come in the order of the samples, whose numbers rise without a gap, unless `allow_gaps`.
     All samples of an episode have the same fields, but for those that are `sparse`. Both, and
-    `frame_number`, are as in `Folders`.
+    `frame_number`, are as in `FolderSource`.
 
     A tar file is read from front to back: once for names and places, once for the frames. With
-    `reference` images and npy files of one shape stay in it.
+    `in_place` images and npy files of one shape stay in it.
     """
 
     takes_files = True
@@ -102,7 +102,7 @@ class WebDataset(NumberedFrames, ScannedSource):
         return has_file(self.path, _is_tar)
 
     def schema(self) -> Schema:
-        return referring_schema(super().schema()) if self.reference else super().schema()
+        return referring_schema(super().schema()) if self.in_place else super().schema()
 
     def external_files(self) -> dict[str, ExternalFile]:
         """The tar files that its frames may refer to, by the names that these have for them."""
@@ -249,7 +249,7 @@ class WebDataset(NumberedFrames, ScannedSource):
         if ending in _NUMBERS:
             return feature_spec(name, np.dtype("<i8"), (), path)
         codec = None
-        if self.reference:
+        if self.in_place:
             codec = referable_codec(one.data, one.endings, path, self.exif)
         if ending in _ARRAYS:
             array = decode_array(one.data, path)
@@ -318,7 +318,7 @@ class WebDataset(NumberedFrames, ScannedSource):
             }
             frame: dict[str, Any] = {}
             for name, spec in schema.items():
-                if name in found and self.reference and spec.may_be_referred_to:
+                if name in found and self.in_place and spec.may_be_referred_to:
                     start, size = found[name].start, found[name].size
                     frame[name] = ReferencedFile(str(path), start, start + size)
                 elif name in found:
@@ -335,7 +335,7 @@ class WebDataset(NumberedFrames, ScannedSource):
 FORMAT = SourceFormat(
     "webdataset",
     "*.tar of samples KEY.FIELD, as 000000.png and 000000.json",
-    WebDataset,
+    WebDatasetSource,
     options=("sparse", "allow_gaps", "exif"),
     takes_files=True,
     is_fallback=True,

@@ -53,7 +53,7 @@ _HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
 
 
 @dataclass(frozen=True)
-class ZarrBuffers(ScannedSource):
+class ZarrSource(ScannedSource):
     """Replay buffers as a source: one `NAME.zarr` or `NAME.zarr.zip`, or a folder of them.
 
     Episodes are called `NAME/000000` and so on. Each array of `data` is a feature; those of `meta`
@@ -65,12 +65,12 @@ class ZarrBuffers(ScannedSource):
     the names to read in that order, leave it out. `keep_encoded` changes nothing:
     images are arrays here. Arrays whose codec would unpickle objects are refused.
 
-    On a URL each chunk is a request of its own, several at a time. With `reference` arrays of at
+    On a URL each chunk is a request of its own, several at a time. With `in_place` arrays of at
     least 4 KiB a frame stay where they are, if they are not compressed and each chunk holds whole
     frames.
     """
 
-    reference: bool = False
+    in_place: bool = False
 
     takes_files = True
     unpickled = ("_buffers",)
@@ -80,11 +80,11 @@ class ZarrBuffers(ScannedSource):
         return bool(self._buffers)
 
     def schema(self) -> Schema:
-        return referring_schema(super().schema()) if self.reference else super().schema()
+        return referring_schema(super().schema()) if self.in_place else super().schema()
 
-    def referring(self) -> ZarrBuffers:
+    def referring(self) -> ZarrSource:
         """The same source, whose large arrays stay where they are."""
-        return replace(self, reference=True)
+        return replace(self, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """The files that its frames may refer to, by the names that these have for them."""
@@ -214,13 +214,13 @@ class ZarrBuffers(ScannedSource):
             return text_spec(name, path)
         dtype, shape = array.dtype, array.shape[1:]
         spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
-        return zarr_spec(spec, array, path) if self.reference else spec
+        return zarr_spec(spec, array, path) if self.in_place else spec
 
 
 FORMAT = SourceFormat(
     "zarr",
     "NAME.zarr/data/… and NAME.zarr/meta/episode_ends, or NAME.zarr.zip",
-    ZarrBuffers,
+    ZarrSource,
     takes_files=True,
     takes_urls=True,
 )

@@ -1,0 +1,155 @@
+"""Counts phrases that make text hard to read: `python -m tests.language [PAGE ...]`.
+
+Rule: figures are occurrences per 1,000 words. A word is a run of letters, digits and apostrophes.
+Fenced code, doctests, tables, HTML comments, link targets and code spans are removed first. Case is
+ignored. The phrases:
+
+- `what`: the word "what".
+- `say`: any form of "say", "tell" and "know".
+- `those`: "those", "one" or "all" before "that", "which" or "of".
+- `lies`: any form of "lie" and "hold".
+- `examples`: "for example" and "e.g.", and fenced blocks of Python, shell or doctest.
+
+`LIMITS` has the limits. A text may have each phrase once more than its share of words allows, if it
+is short (`allowed`), while all texts of a kind together stay below the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+__all__ = ["EXAMPLES", "LIMITS", "allowed", "count", "docstrings", "literals", "pages", "rates"]
+
+ROOT = Path(__file__).parents[1]
+LIMITS = {"what": 0.8, "say": 0.6, "those": 1.0, "lies": 0.5}
+EXAMPLES = 1.5
+"""At least as many examples per 1,000 words of docs."""
+
+PHRASES = {
+    "what": r"what",
+    "say": r"say|says|said|saying|tell|tells|told|telling|know|knows|knew|known|knowing",
+    "those": r"(?:those|one|all) (?:that|which|of)",
+    "lies": r"lie|lies|lay|lain|lying|hold|holds|held|holding",
+}
+_BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n.*?^\1```", re.M | re.S)
+_DOCTEST = re.compile(r"^ *>>> (?:.+\n?)+", re.M)
+
+
+def count(text: str) -> Counter[str]:
+    """Words, phrases and examples of a text in Markdown."""
+    found = Counter(words=0)
+    blocks = [language for _, language in _BLOCK.findall(text)]
+    text = _BLOCK.sub("", text)
+    found["examples"] = sum(b in ("python", "bash", "sh", "yaml", "toml") for b in blocks)
+    found["examples"] += len(_DOCTEST.findall(text))
+    text = _DOCTEST.sub("", text)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
+    text = re.sub(r"^ *\|.*$", "", text, flags=re.M)
+    text = re.sub(r"`[^`]+`", "", text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"\s+", " ", text)
+    found["examples"] += len(re.findall(r"\bfor example\b|\be\.g\.", text, re.I))
+    found["words"] = len(re.findall(r"[\w']+", text))
+    for name, phrase in PHRASES.items():
+        found[name] = len(re.findall(rf"\b(?:{phrase})\b", text, re.I))
+    return found
+
+
+def rates(found: Counter[str]) -> dict[str, float]:
+    """Occurrences per 1,000 words."""
+    return {n: 1000 * found[n] / max(found["words"], 1) for n in (*PHRASES, "examples")}
+
+
+def allowed(name: str, words: int) -> int:
+    """How often a single text of some words may have a phrase."""
+    return int(LIMITS[name] * words / 1000) + 1
+
+
+def pages() -> dict[str, str]:
+    """Text of README and of each page in docs, by path."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((ROOT / "seqrecord").rglob("*.py")):
+        first, *rest = path.relative_to(ROOT / "seqrecord").parts
+        yield first if rest else "(loose)", ast.parse(path.read_text())
+
+
+def _attribute_texts(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Strings that stand as statements, docstrings included."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()) as text):
+                yield text
+
+
+def docstrings() -> dict[str, str]:
+    """Docstrings of each room of the package, those of attributes included."""
+    rooms: dict[str, list[str]] = {}
+    for room, tree in _modules():
+        texts = rooms.setdefault(room, [])
+        texts.extend(str(node.value) for node in _attribute_texts(tree))
+    return {room: "\n\n".join(texts) for room, texts in rooms.items()}
+
+
+def literals() -> dict[str, str]:
+    """String literals of each room that read as text: two words or more, and no docstring."""
+    rooms: dict[str, list[str]] = {}
+    for room, tree in _modules():
+        texts = rooms.setdefault(room, [])
+        stated = {id(node) for node in _attribute_texts(tree)}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Constant(value=str() as text) if id(node) not in stated:
+                    if re.search(r"[a-z]+ [a-z]+", text):
+                        texts.append(text)
+    return {room: "\n\n".join(texts) for room, texts in rooms.items()}
+
+
+def table(texts: dict[str, str]) -> Iterable[str]:
+    """A line of figures for each text, and one for all."""
+    yield f"{'':28} {'words':>7}" + "".join(f"{n:>10}" for n in (*PHRASES, "examples"))
+    total: Counter[str] = Counter()
+    for name, text in texts.items():
+        found = count(text)
+        total += found
+        yield _line(name, found)
+    yield _line("all", total)
+
+
+def _line(name: str, found: Counter[str]) -> str:
+    figures = "".join(f"{rate:10.2f}" for rate in rates(found).values())
+    return f"{name:28} {found['words']:7,}{figures}"
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("pages", nargs="*", type=Path, help="show the phrases of these pages")
+    given = parser.parse_args().pages
+    for path in given:
+        _show(path)
+    if not given:
+        kinds = {"docs": pages(), "docstrings": docstrings(), "literals": literals()}
+        for kind, texts in kinds.items():
+            sys.stdout.write(f"\n{kind}\n" + "".join(f"{line}\n" for line in table(texts)))
+
+
+def _show(path: Path) -> None:
+    """Print the lines with a phrase; a phrase over two lines is not found."""
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        for phrase in PHRASES.values():
+            if re.search(rf"\b(?:{phrase})\b", line, re.I):
+                sys.stdout.write(f"{path}:{number}: {line}\n")
+                break
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,59 @@
+"""The words of README and docs, counted as `tests.language` does: figures per 1,000 words.
+
+Words are counted without code, tables, comments and link targets, in any case. The limits, for all
+pages together: "what" 0.8; "say", "tell", "know" in any form 0.6; "those", "one" or "all" before
+"that", "which" or "of" 1.0; "lie" and "hold" in any form 0.5. A single page may have each phrase
+once more than its share. Examples ("for example", "e.g.", blocks of code): at least 1.5.
+
+`KINDS` lists the texts that are checked. Docstrings and messages are printed by
+`python -m tests.language`, and come into `KINDS` when they keep the limits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.language import EXAMPLES, LIMITS, allowed, count, pages, rates
+
+KINDS: dict[str, Callable[[], dict[str, str]]] = {"docs": pages}
+NOT_YET = {"docs/architecture.md"}
+"""Pages that do not keep the limits yet."""
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def counted(kind: str) -> dict[str, Counter[str]]:
+    return {name: count(text) for name, text in KINDS[kind]().items() if name not in NOT_YET}
+
+
+@kinds
+def test_all_texts_together_keep_the_limits(kind: str) -> None:
+    total = sum(counted(kind).values(), Counter[str]())
+    found = rates(total)
+    assert total["words"] > 1000
+    assert {name: found[name] for name in LIMITS if found[name] > LIMITS[name]} == {}
+    if kind == "docs":
+        assert found["examples"] >= EXAMPLES
+
+
+@kinds
+def test_each_text_keeps_the_limits(kind: str) -> None:
+    beyond = {
+        (name, phrase): found[phrase]
+        for name, found in counted(kind).items()
+        for phrase in LIMITS
+        if found[phrase] > allowed(phrase, found["words"])
+    }
+    assert beyond == {}, "`python -m tests.language PAGE` shows the lines"
+
+
+def test_the_rule() -> None:
+    found = count(
+        "What it says\nholds for all\nthat lie. One of them, e.g. `what it holds`.\n"
+        "| what | those of |\n<!-- what -->\n[page](what.md)\n"
+        "```python\nwhat = 1\n```\n```\nwhat\n```\n\n>>> what\n1\n"
+    )
+    assert found == {"words": 14, "what": 1, "say": 1, "those": 2, "lies": 2, "examples": 3}
