@@ -38,7 +38,7 @@ def test_tum(tmp_path: Path) -> None:
     (tmp_path / "freiburg1_b/accelerometer.txt").write_text("# timestamp ax ay az\n")
     (tmp_path / "evaluation.json").write_text("{}")
     assert [line for line in lines(tmp_path) if line[:7] != "feature"] == [
-        f"format    tum: 2 sequences: {Tum.expected}",
+        f"format    tum: 2 sequences: {TumSource.expected}",
         "left out  calibration.txt: 2 files, no reader",
         "left out  evaluation.json: 1 file, no reader",
         "left out  rgb/*.png: 1 file, not a frame of a feature",
