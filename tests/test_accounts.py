@@ -15,7 +15,7 @@ import pytest
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.sources import LeftOut, inventory_of
+from seqrecord.sources import LeftOut, TumSource, inventory_of
 from seqrecord.writing.dataset_source import DatasetSource
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.source_faults import encoded

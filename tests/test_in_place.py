@@ -218,7 +218,7 @@ def test_a_bad_episode_says_how_to_read_the_others(tmp_path: Path) -> None:
     _info(root, lambda value: value.update(total_frames=89))
     with pytest.raises(SourceError, match="another number of rows") as info:
         seqrecord.open(root)
-    assert "reference=True, skip_bad_episodes=True" in info.value.message
+    assert "in_place=True, skip_bad_episodes=True" in info.value.message
     assert "resume" not in info.value.message, "there is nothing to go on with"
     done = seqrecord.convert(
         open_source(root), tmp_path / "index", in_place=True, skip_bad_episodes=True, workers=1

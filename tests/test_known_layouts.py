@@ -99,7 +99,7 @@ def test_sequences_deep_in_a_tree(tmp_path: Path, name: str) -> None:
     place = tmp_path / "data" / "2024" / "my-copy"
     write: Any = {"tum": write_tum, "euroc": write_euroc, "kitti": write_kitti}[name]
     write(place)
-    assert type(open_source(tmp_path)).__name__.lower() == name
+    assert type(open_source(tmp_path)).__name__.lower() == f"{name}source"
 
 
 def test_sequences_are_found_in_order_and_not_inside_of_others(tmp_path: Path) -> None:
