@@ -226,6 +226,13 @@ def thorough(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own for indexes of originals, which is not there yet."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of other packages wait little between attempts."""
     sleep = time.sleep
