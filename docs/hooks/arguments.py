@@ -1,15 +1,19 @@
-"""Shows in the reference what the loaders take, as `inspect.signature` and `help` do.
+"""A griffe extension: the reference shows the loaders' arguments, and examples as Python code.
 
-The pages are made from the source, where `@takes_arguments(Options)` and its like stand for the
-fields of a dataclass. This extension of griffe puts them, and their text, where they stand.
+The pages are made from the source, in which `@takes_arguments(Options)` stands for the fields of a
+dataclass. The extension inserts these fields and their text, as `inspect.signature` and `help` do.
+It also puts the block below `Example:` into a fence.
 """
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import Any
 
 from griffe import Class, Docstring, Extension, Function, Module, Object, Parameters
 
+_EXAMPLE = re.compile(r"^Example:\n((?: +\S.*\n|\s*\n)+)", re.M)
 _DECORATORS = ("takes_arguments", "init_takes_arguments")
 
 
@@ -18,6 +22,8 @@ class Arguments(Extension):
         """Called once when all of the package has been read."""
         shown = 0
         for item in _all_of(pkg):
+            if item.docstring is not None:
+                item.docstring.value = _EXAMPLE.sub(_fenced, item.docstring.value + "\n").rstrip()
             for decorator in item.decorators:
                 name, _, options = str(decorator.value).rstrip(")").partition("(")
                 if name in _DECORATORS:
@@ -35,6 +41,11 @@ class Arguments(Extension):
             item.docstring = Docstring(
                 "\n".join([item.docstring.value, *_texts(options)]), parent=item, parser="google"
             )
+
+
+def _fenced(example: re.Match[str]) -> str:
+    code = textwrap.dedent(example[1]).strip("\n")
+    return f"Example:\n\n```python\n{code}\n```\n\n"
 
 
 def _texts(options: Class) -> list[str]:

@@ -20,24 +20,27 @@ _Transform = TypeVar("_Transform")
 
 
 class DepthToMeters:
-    """Converts depth features to float32 metres, as a `frame_transform` or in a `clip_transform`.
+    """Convert depth features to float32 meters; a `frame_transform` or a `clip_transform` step.
 
-    ::
-
-        steps = [RandomCrop(224), DepthToMeters("depth")]
-        SeqRecordPipe("records/", clip_len=16, clip_transform=steps)
-
-    A loader binds it to the units of its dataset: `m`, `mm`, `cm`, or a multiple such as the
-    `1/5000 m` of TUM RGB-D. Shapes stay as they are. Pixels without depth become `invalid`: zeros,
-    negative numbers, NaN and infinities.
-
-    Raises `ClipError` for a feature that is not there or is no depth, and for an unknown unit.
+    The loader supplies the unit from its dataset's schema: `m`, `mm`, `cm`, or a multiple such as
+    `1/5000 m` (TUM RGB-D). Shapes are unchanged. Zero, negative, NaN and infinite depths become
+    `invalid`.
 
     Args:
         features: names of depth features.
-        unit: their unit, where the dataset does not know it. Another one than the dataset's is an
-            error.
-        invalid: the depth of pixels without depth; 0.0 by default, so that `depth > 0` is valid.
+        unit: their unit, if the dataset's schema has none. A unit that differs from the schema's
+            is an error.
+        invalid: value of pixels without depth. With the default 0.0, `depth > 0` selects the
+            valid pixels.
+
+    Raises `ClipError` if a feature is missing or is not depth, or if its unit is unknown.
+
+    Example:
+        steps = [seqrecord.RandomCrop(32), seqrecord.DepthToMeters("depth")]
+        pipe = seqrecord.SeqRecordPipe(
+            "records/", clip_len=4, batch_size=2, clip_transform=steps
+        )
+        depth = next(iter(pipe))["depth"]  # float32 [2, 4, 32, 32], stored as uint16 mm
     """
 
     def __init__(self, *features: str, unit: str | None = None, invalid: float = 0.0) -> None:

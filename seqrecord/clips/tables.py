@@ -43,12 +43,16 @@ _WORD_BITS = 16  # a chunk has fewer words of bits than two to this power
 
 @dataclass(frozen=True)
 class ClipSpec:
-    """What a clip is: `length` frames, `dilation` frames apart.
+    """Clip settings: `length` frames, `dilation` frames apart.
 
-    Clip starts are `phase`, `phase + stride`, `phase + 2 * stride`, … in frames of the episode.
+    Clips start at frames `phase`, `phase + stride`, `phase + 2 * stride`, … of the episode.
 
-    Raises `ClipError` unless `length` is 1 to 2^20, `stride` and `dilation` are 1 to 2^31 - 1, and
-    `phase` is at least 0 and less than `stride`.
+    Raises `ClipError` unless `length` is in [1, 2^20], `stride` and `dilation` are in
+    [1, 2^31 - 1], and `phase` is in [0, stride).
+
+    Example:
+        clips = seqrecord.ClipSpec(length=16, stride=4, dilation=2)
+        print(clips.span)  # 31 frames of the episode
     """
 
     length: int

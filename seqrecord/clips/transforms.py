@@ -187,19 +187,25 @@ class _Crop(_Sized):
 
 
 class RandomCrop(_Crop):
-    """A window of `size` = (height, width) pixels anywhere in the frame, another for each clip.
+    """Crop `size` = (height, width) pixels at a random position, drawn once per clip.
 
-    All frames of a clip have the same window, and so have all of the chosen features. Where
-    episodes differ in size, it is anywhere in the frames of the clip's own episode.
+    All frames of a clip and all cropped features share the window. Its position is uniform over
+    the frame of the clip's episode.
 
     Args:
-        size: height and width, or one number for both.
-        features: names of what is cropped; by default all features whose frames begin with the
-            height and the width of the largest one, or all whose height and width vary. Not in a
-            dict of cameras.
-        shared: whether cameras that a dict names have their windows at the same place of their
-            frames, in proportion; or each is drawn on its own. The first `RandomCrop` of a camera
-            shares with the first one of the others, the second one with the second.
+        size: height and width in pixels, or one number for both.
+        features: names of the cropped features. Default: all features with the height and width
+            of the largest one, or all with variable height and width. Not allowed in a dict of
+            cameras.
+        shared: in a dict of cameras, draw one relative position for all of them; `False` draws
+            a position per camera. The n-th `RandomCrop` of one camera shares its draw with the
+            n-th of the others.
+
+    Example:
+        pipe = seqrecord.SeqRecordPipe(
+            "records/", clip_len=4, batch_size=2, clip_transform=seqrecord.RandomCrop((32, 40))
+        )
+        image = next(iter(pipe))["image"]  # uint8 [2, 4, 32, 40, 3]
     """
 
     num_draws = 2
@@ -212,11 +218,17 @@ class RandomCrop(_Crop):
 
 
 class CenterCrop(_Crop):
-    """A window of `size` = (height, width) pixels in the middle of the frame.
+    """Crop `size` = (height, width) pixels at the center of the frame.
 
     Args:
-        size: height and width, or one number for both.
-        features: as `RandomCrop`'s.
+        size: height and width in pixels, or one number for both.
+        features: see `RandomCrop`.
+
+    Example:
+        dataset = seqrecord.SeqRecordMapDataset(
+            "records/", clip_len=4, clip_transform=seqrecord.CenterCrop(32)
+        )
+        print(dataset[0]["image"].shape)  # [4, 32, 32, 3]
     """
 
     def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
@@ -228,18 +240,23 @@ class CenterCrop(_Crop):
 
 
 class Resize(_Sized):
-    """All of the window, or of the frame, resized to `size` = (height, width) pixels.
+    """Resize the frame, or the window of earlier crops, to `size` = (height, width) pixels.
 
-    The last step but for flips. Features of kind `image` are interpolated linearly, with
-    antialiasing where they become smaller. So are uint8 features with three or four channels and
-    without a kind, unless their name is that of a mask or a segmentation (`mask`, `seg_left`). All
-    others take the nearest pixel: depth, masks, labels, normals. Optical flow is scaled too, x by
-    the width and y by the height, and disparity by the width; `intrinsics` are those of the result.
+    Only flips may follow. Interpolation is linear for features of kind `image`, with antialiasing
+    when they shrink, and for uint8 features without a kind that have 3 or 4 channels, unless the
+    name is a mask's or a segmentation's (`mask`, `seg_left`). It is nearest-neighbor for all other
+    features: depth, masks, labels, normals. Values of optical flow are scaled with the frame (x by
+    width, y by height), values of disparity by width. `intrinsics` describe the resized frame.
     Optical flow coded as unsigned integers is an error.
 
     Args:
-        size: height and width, or one number for both.
-        features: as `RandomCrop`'s.
+        size: height and width in pixels, or one number for both.
+        features: see `RandomCrop`.
+
+    Example:
+        steps = [seqrecord.CenterCrop(40), seqrecord.Resize(20)]
+        dataset = seqrecord.SeqRecordMapDataset("records/", clip_len=4, clip_transform=steps)
+        print(dataset[0]["image"].shape)  # [4, 20, 20, 3]
     """
 
     def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
@@ -250,17 +267,26 @@ class Resize(_Sized):
 
 
 class RandomResizedCrop(_Sized):
-    """A window of a drawn area and shape anywhere in the frame, resized to `size`; see `Resize`.
+    """Crop a random area and aspect ratio, drawn once per clip, and resize it to `size`.
 
-    The area is drawn evenly from `scale`; the logarithm of width to height evenly from those of
-    `ratio` with which the window lies in the frame. Where none does, the window is the largest one
-    of the nearest ratio. Sides are rounded to pixels.
+    The area is uniform over `scale`. The logarithm of the aspect ratio is uniform over the part of
+    `ratio` for which the window fits into the frame. If no ratio fits, the window is the largest
+    one with the nearest ratio. Sides are rounded to pixels. Interpolation: see `Resize`.
 
     Args:
-        size: height and width, or one number for both.
-        scale: least and most area, as shares of the frame's.
-        ratio: least and most of width to height.
-        features, shared: as `RandomCrop`'s.
+        size: height and width in pixels, or one number for both.
+        scale: minimum and maximum area, as fractions of the frame's area.
+        ratio: minimum and maximum of width / height.
+        features, shared: see `RandomCrop`.
+
+    Example:
+        pipe = seqrecord.SeqRecordPipe(
+            "records/",
+            clip_len=4,
+            batch_size=2,
+            clip_transform=seqrecord.RandomResizedCrop(32, scale=(0.5, 1.0)),
+        )
+        image = next(iter(pipe))["image"]  # uint8 [2, 4, 32, 32, 3]
     """
 
     num_draws = 4
@@ -298,17 +324,24 @@ class RandomResizedCrop(_Sized):
 
 
 class HorizontalFlip(CropStep):
-    """Mirrors a clip from left to right with probability `p`.
+    """Mirror all frames of a clip from left to right with probability `p`.
 
-    Changes the sign of x in optical flow (kind `flow`, or without a kind and with "flow" in the
-    name and two or more numbers a pixel) and in float normals (kind `normals`, or named so).
-    Normals coded as integers and flow coded as unsigned integers are an error. Poses and actions
-    stay as they are. The names of left and right cameras stay too: exchange the two cameras of a
-    flipped stereo pair, whose disparity is then still positive.
+    Negates x of optical flow (kind `flow`, or without a kind "flow" in the name and 2 or more
+    numbers per pixel) and of float normals (kind `normals`, or "normal" in the name). Normals coded
+    as integers and flow coded as unsigned integers are an error. Poses and actions are unchanged,
+    and so are the names of left and right cameras: swap the two images of a flipped stereo pair
+    yourself; its disparity stays positive.
 
     Args:
-        p: the probability.
-        features, shared: as `RandomCrop`'s.
+        p: probability in [0, 1].
+        features, shared: see `RandomCrop`.
+
+    Example:
+        pipe = seqrecord.SeqRecordPipe(
+            "records/", clip_len=4, batch_size=2, clip_transform=seqrecord.HorizontalFlip(0.5)
+        )
+        for batch in pipe:
+            flow = batch["flow"]  # x is negated in flipped clips
     """
 
     num_draws = 1

@@ -24,28 +24,39 @@ _FURTHEST = 1 << 31  # exclusive, frames from a clip's start
 
 @dataclass(frozen=True, init=False)
 class Seconds:
-    """Frames of a clip by their time, counted from that of the clip's frame `start`.
+    """A window in seconds, relative to the time of the clip's frame `start`.
 
-    `Seconds(-0.5, 0)` are all frames of the half second up to and with the clip's own;
-    `Seconds([-0.2, -0.1, 0])` the frames at three times. Frames lie `1 / fps` seconds apart, by
-    the fps of each episode, or at the timestamps `timestamps`. An episode has an fps only if its
-    timestamps fit. If a selected episode has none, the timestamps of the dataset are `timestamps`:
-    the only feature of kind `timestamp`, or the one called `timestamp` or `log_time`. If episodes
-    differ in their fps, or without fps, use a list of times or `step`, which give all clips equally
+    `Seconds(-0.5, 0)` selects all frames of the last half second, `start` included.
+    `Seconds([-0.2, -0.1, 0])` selects the frames at three times.
+
+    Frame times come from the fps of each episode, or from the feature `timestamps`. An episode has
+    an fps only if its timestamps match it. If a selected episode has no fps, `timestamps` defaults
+    to the only feature of kind `timestamp`, or to the one named `timestamp` or `log_time`. If fps
+    differ between episodes or are missing, pass a list of times or `step`: all clips need equally
     many frames.
 
-    Raises `ClipError` for times that are no numbers, out of order, or too far apart.
-
     Args:
-        first: the first time, in seconds; or a list of times, and no `last`.
-        last: the last time, which counts too.
-        step: seconds from one time to the next; each frame by default.
-        tolerance: how far a frame may lie from its time, in seconds.
-        timestamps: a feature of kind `timestamp`, one number a frame, of which the nearest is taken
-            to each time; with a list of times, or `step`. It need not be read otherwise.
-        out_of_range: what to do about a time that has no frame within `tolerance`, by such a
-            feature. "error" raises `ClipError`. "pad" takes the nearest frame, which
-            `<feature>_is_pad` tells, and `stats()["times_without_frame"]` counts.
+        first: first time in seconds; or a list of times, without `last`.
+        last: last time in seconds, inclusive.
+        step: seconds between times. Default: all frames from `first` to `last`.
+        tolerance: largest difference in seconds between a time and its frame.
+        timestamps: feature of kind `timestamp`, one number per frame. Each time selects the frame
+            with the nearest timestamp. Requires a list of times or `step`. The loader's `features`
+            need not include it.
+        out_of_range: for a time without a frame within `tolerance` by `timestamps`: "error" raises
+            `ClipError`; "pad" selects the nearest frame, marks it in `<feature>_is_pad` and counts
+            it in `stats()["times_without_frame"]`.
+
+    Raises `ClipError` for times that are not numbers, not in order, or too far apart.
+
+    Example:
+        pipe = seqrecord.SeqRecordPipe(
+            "records/",
+            features=["image", "action"],
+            windows={"image": seqrecord.Seconds([-0.1, 0]), "action": seqrecord.Seconds(0, 0.5)},
+            batch_size=2,
+        )
+        batch = next(iter(pipe))  # at 30 fps: image [2, 2, 48, 64, 3], action [2, 16, 7]
     """
 
     times: tuple[float, ...] | None
@@ -208,10 +219,14 @@ class Seconds:
 def delta_timestamps(
     times: Mapping[str, Iterable[float]], fps: float, *, tolerance: float = _TOLERANCE
 ) -> dict[str, list[int]]:
-    """LeRobot's `delta_timestamps`, in seconds, as `windows` of a loader: offsets in frames.
+    """Convert LeRobot's `delta_timestamps` (seconds) to the argument `windows` (frame offsets).
 
-    A time is the nearest frame, as LeRobot has it. Raises `ClipError`, which names the feature,
-    where that is more than `tolerance` seconds away.
+    Each time becomes the nearest frame, as in LeRobot. Raises `ClipError` with the feature's name
+    if that frame is more than `tolerance` seconds away.
+
+    Example:
+        windows = seqrecord.delta_timestamps({"image": [-0.1, 0], "action": [0, 0.1]}, fps=30)
+        print(windows)  # {"image": [-3, 0], "action": [0, 3]}
     """
     windows = {name: Seconds(some, tolerance=tolerance) for name, some in times.items()}
     return {name: window.offsets(fps, name).tolist() for name, window in windows.items()}
@@ -219,24 +234,30 @@ def delta_timestamps(
 
 @dataclass(frozen=True)
 class Latest:
-    """The newest value at or before each frame of a window: of a feature that not every frame has,
-    such as a GPS that measures once a second, or a text that is written where it changes.
+    """A window that fills frames without a value with the last value before them.
 
-    `<feature>_age`, int64 [T], says how many frames before it was measured, 0 for now.
-    `Latest()` is for the `clip_len` frames of a clip, `Latest([-1, 0])` and
-    `Latest(Seconds(-1, 0))` for those of a window. The frames of the feature's group are held for
-    as many frames as one looks back, so such features should lie in a group of their own, or of
-    small ones (the writer's default). Not with `frame_transform`.
+    For features that not every frame has, such as a GPS at 1 Hz, or a text stored only when it
+    changes. `<feature>_age`, int64 [T], is the age of each value in frames, 0 for a value of the
+    frame itself.
 
-    Raises `ClipError` for an age that is no number of frames, and for another `unknown`.
+    The loader keeps the feature's group in memory for as many frames as the window looks back.
+    Store such features in a group of their own or with small ones, which is the writer's default.
+    Cannot be combined with `frame_transform`.
 
     Args:
-        window: the frames: offsets from a clip's start, or `Seconds`; by default those that clips
-            have of features without a window.
-        max_age: how many frames old a value may be; of any age by default.
-        unknown: what to do with clips that have frames for which no value is known: before the
-            first one, or where it is too old. `None` leaves them out, and counts them. "zeros"
-            gives them with zeros, empty texts, and an age of -1.
+        window: frame offsets from the clip's start, or `Seconds`. Default: the `clip_len` frames of
+            the clip.
+        max_age: largest age of a value in frames. Default: unlimited.
+        unknown: for clips with a frame that has no value, or none within `max_age`: `None` drops
+            these clips and counts them; "zeros" fills in zeros or empty texts, with age -1.
+
+    Raises `ClipError` if `max_age` is not a number of frames, or `unknown` is another value.
+
+    Example:
+        pipe = seqrecord.SeqRecordPipe(
+            "records/", clip_len=4, windows={"state": seqrecord.Latest([-1, 0])}, batch_size=2
+        )
+        age = next(iter(pipe))["state_age"]  # int64 [2, 2]
     """
 
     window: Iterable[int] | Seconds | None = None

@@ -77,9 +77,10 @@ def merge_datasets(
     destination that is not empty. Raises `ConflictError` if another writer has committed there
     meanwhile; then the episodes stay there for `mode="resume"`.
 
-    Example::
-
-        merge_datasets(["records/", "more-records/"], "all-records/", prefixes=["", "more/"])
+    Example:
+        seqrecord.edit.merge_datasets(
+            ["records/", "more-records/"], "all-records/", prefixes=["", "b/"]
+        )
     """
     *given, made = _with_options([*sources, destination], storage_options)
     with ExitStack() as stack:

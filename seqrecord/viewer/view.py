@@ -40,35 +40,43 @@ def view(
     max_columns: int = DEFAULT_CLIP_LEN,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Figure:
-    """A clip as a matplotlib figure, which a notebook shows; `figure.savefig` writes it to a file.
+    """Plot a clip as a matplotlib figure: one row per feature, one column per frame.
 
-    Each feature has a row. Depth (`depth…`) is shown in a ramp of colours, near bright; flow
-    [H, W, 2] in the Middlebury wheel; masks and segmentations (`mask…`, `seg…`, `label…`) in a
-    palette; RGB, RGBA and 8-bit grey as they are; other [H, W] in a ramp; scalars, vectors and
-    matrices of up to 64 numbers as curves; rows [n, C] of an IMU or of audio (`imu…`, `audio…`) as
-    curves with n points a frame; texts below their frames; of anything else a line says the range.
-    What a feature is comes from its kind in the schema, or else from its name; units are the
-    schema's. Scales are the same for all frames; a percent of outliers at either end is clipped,
-    and what is not a number is grey. Where a frame lacks a feature its place says so. Axes have
-    their feature's name as label.
+    Notebooks display the figure; `figure.savefig(path)` writes it to a file. The plot of a feature
+    depends on its kind in the schema, or on its name if it has no kind:
+
+    - Depth (`depth…`): color map, near is bright.
+    - Optical flow [H, W, 2]: Middlebury color wheel.
+    - Masks and segmentations (`mask…`, `seg…`, `label…`): color palette.
+    - RGB, RGBA and 8-bit gray images: unchanged. Other [H, W]: color map.
+    - Scalars, vectors and matrices of at most 64 numbers: curves.
+    - Rows [n, C] of an IMU or of audio (`imu…`, `audio…`): curves with n points per frame.
+    - Text: below its frame. Other values: one line with their range.
+
+    Color scales are shared by all frames, clipped at the 1st and 99th percentile; NaN is gray.
+    Frames without the feature are labeled as missing. Units come from the schema. Each `Axes` has
+    the feature's name as its label.
 
     Args:
-        data: path or URL of a dataset, an open dataset, one of its episodes, or a clip as the
-            loaders give it: feature name to frames [N, …], or to a list in which `None` is a
-            missing frame; its `episode` and `start`, and what else is told of it, become the
-            heading. Or a batch of such clips.
-        episode: key of the dataset's episode, by default the first.
-        row: number of the batch's clip.
-        start: number of the clip's first frame; by default 0, or what the clip says.
-        clip_len: frames in the clip; by default 16, or as many as the episode has from `start`.
-        dilation: frames from one to the next.
-        features: names of the features, in this order; all by default.
-        max_columns: frames shown, evenly spaced; curves have all frames of the clip.
-        storage_options: for the filesystem that serves the dataset's URL.
+        data: path or URL of a dataset, an open dataset, an episode, or a clip or batch from a
+            loader: a dict of arrays [N, …] or lists with `None` for missing frames. The clip's
+            `episode`, `start` and other columns become the title.
+        episode: key of the episode. Default: the first one.
+        row: row of the clip in a batch.
+        start: first frame of the clip. Default: 0, or `start` of the clip.
+        clip_len: number of frames. Default: 16, or fewer at the end of the episode.
+        dilation: distance between frames.
+        features: names of the plotted features, in order. Default: all.
+        max_columns: largest number of frames shown, evenly spaced. Curves show all frames.
+        storage_options: options of the filesystem, if `data` is a URL.
 
-    Raises `MissingPackageError` without matplotlib, `ClipError` for an episode or a clip that is
-    not there and for arguments that `data` excludes, `SchemaError` for an unknown feature,
-    and what `seqrecord.open` raises.
+    Raises `MissingPackageError` without matplotlib, `ClipError` for a missing episode or clip and
+    for arguments that do not apply to `data`, `SchemaError` for an unknown feature, and the errors
+    of `seqrecord.open`.
+
+    Example:
+        figure = seqrecord.view("records/", start=10, clip_len=8, features=["image", "depth"])
+        figure.savefig("clip.png")
     """
     said = "pictures are drawn by matplotlib, the extra `view`: pip install matplotlib"
     required("matplotlib", said)
