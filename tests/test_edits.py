@@ -273,7 +273,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert "1 episode renamed" in run("edit", "rename", path, "e0", "first")
     assert run("edit", "rename", path, "e*", "B/{}", "--dry-run").startswith("e1\ne2\n")
     options = ["--set", "scene=hall", "--set", "lights=[1, 2]", "--remove", "of"]
-    assert "1 episode relabelled" in run("edit", "set-metadata", path, "e1", *options)
+    assert "1 episode changed" in run("edit", "set-metadata", path, "e1", *options)
     assert "2 episodes put into val" in run("edit", "split", path, "e*", "--name", "val")
     assert "1 episode put into no split" in run("edit", "split", path, "e1")
     found = content(path)

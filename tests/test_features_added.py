@@ -369,7 +369,7 @@ def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
     assert texts() == before
     assert edit.set_text(path, "[ab]", "task", "old") == ["a", "b"]
     command = ["edit", "set-metadata", str(path), "c", "a", "--text", "task=neu = ä"]
-    assert "2 episodes relabelled" in run(*command).stdout
+    assert "2 episodes changed" in run(*command).stdout
     assert texts() == {"a": ["neu = ä"] * 4, "b": ["old"] * 4, "c": ["neu = ä"] * 4}
     assert edit.set_text(path, "*", "task", "old") == ["a", "c"]
     assert edit.set_text(path, "*", "task", "old") == []

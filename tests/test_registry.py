@@ -194,8 +194,10 @@ def test_the_command_line_takes_formats_of_others(numbers: Path, install: Instal
     run("--dst", str(numbers / "out"), *options)
     with seqrecord.open(numbers / "out") as dataset:
         np.testing.assert_array_equal(dataset.episodes["numbers"][:]["number"], [13, 15, 18])
-    assert "it has an option of its own" in run("--source-option", "cameras=left", status=2)
-    assert "not FEATURE=PATH" in run("--map", "image", status=2)
+    assert "--source-option cameras is not valid; use --cameras" in run(
+        "--source-option", "cameras=left", status=2
+    )
+    assert "expected FEATURE=PATH" in run("--map", "image", status=2)
     assert "two paths for image" in run("--map", "image=a", "--map", "image=b", status=2)
     assert "map cannot be chosen for the format numbers" in run("--map", "image=a", status=1)
 

@@ -465,7 +465,7 @@ def test_the_command(dataset: tuple[Path, Model]) -> None:
     )
     assert text.startswith(f"{path}: {count} would be rewritten: ")
     assert text.endswith(
-        f" freed when the old ones are removed\n{path}: 0 files would be removed\n"
+        f" to be freed by deleting the old ones\n{path}: 0 files would be removed\n"
     )
     assert "rewritten" not in run("--no-rewrite")
     assert "rewritten" not in run("--min-unused", "1")

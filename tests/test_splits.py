@@ -201,7 +201,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "train 9 episodes, val 1 episode\n" in run("split", path, "train=0.9", "val=0.1")
     assert "train 9" in run("info", path)
     assert "lacks the entry" in run("split", path, "train=1", "--by", "room", "--reassign")
-    assert "not a share: 'train'" in run("split", path, "train")
+    assert "expected NAME=SHARE such as train=0.9, got 'train'" in run("split", path, "train")
     assert run("split", path, "val=1", "--reassign").endswith("train 9 episodes, val 1 episode\n")
 
 

@@ -1,4 +1,4 @@
-"""The command line: each command calls one public function and prints what it says."""
+"""The command line. Each command calls one public function and prints its report."""
 
 from seqrecord.cli.group import main
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the types of what follows an option."""
+"""Shared options, and parameter types of option values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seqrecord.units import parse_duration, parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_FEATURE = re.compile(r"[\w.-]*", re.ASCII)  # no character that tells a codec from a name
+_FEATURE = re.compile(r"[\w.-]*", re.ASCII)  # no `:` or `[`, which begin codec settings
 
 AT_LEAST_1 = click.IntRange(min=1)
 
@@ -26,9 +26,9 @@ common = click.option(
     metavar="KEY=VALUE",
     multiple=True,
     callback=lambda _ctx, _param, value: parse_options(value),
-    help="For the filesystem that serves the URL; can be repeated.",
+    help="Option of the filesystem that serves the URL (repeatable).",
 )
-"""What every command has that opens a dataset."""
+"""Option of every command that opens a dataset."""
 
 
 def feature_names(help_text: str) -> Callable[[_Function], _Function]:
@@ -45,14 +45,14 @@ def meanings(function: _Function) -> _Function:
         "kinds",
         multiple=True,
         metavar="FEATURE=KIND",
-        help=f"The kind of a feature: {', '.join(KINDS)}; can be repeated.",
+        help=f"Kind of a feature (repeatable): {', '.join(KINDS)}.",
     )
     unit = click.option(
         "--unit",
         "units",
         multiple=True,
         metavar="FEATURE=UNIT",
-        help="The unit of a feature, such as m, mm, px, rad, ns or 1/5000 m; can be repeated.",
+        help="Unit of a feature (repeatable): m, mm, px, rad, ns, 1/5000 m, …",
     )
     return kind(unit(function))
 
@@ -63,22 +63,22 @@ def write_mode(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def with_mode(*arguments: Any, resume: bool, append: bool, **options: Any) -> None:
         if resume and append:
-            raise click.UsageError("--resume and --append exclude each other")
+            raise click.UsageError("--resume cannot be combined with --append")
         mode = "resume" if resume else "append" if append else "create"
         function(*arguments, mode=mode, **options)
 
-    resume = click.option("--resume", is_flag=True, help="Continue after an interruption.")
-    append = click.option("--append", is_flag=True, help="Add episodes to the dataset in --dst.")
+    resume = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+    append = click.option("--append", is_flag=True, help="Add episodes to an existing dataset.")
     return resume(append(with_mode))
 
 
 def is_given(context: click.Context, name: str) -> bool:
-    """Whether somebody has written this option."""
+    """Whether the command line has this option."""
     return context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """An option that a function parses; its `ValueError` is a wrong use."""
+    """Parameter type of a parse function; its `ValueError` becomes a usage error."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse
@@ -93,16 +93,16 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
 
 
 BYTE_SIZE = Parsed("size", parse_size)
-"""`1GiB`, `500MB`, or a number of bytes."""
+"""Bytes: `1GiB`, `500MB` or a number."""
 
 DURATION = Parsed("duration", parse_duration)
-"""`30m`, `12h`, `7d`, or a number of seconds."""
+"""Seconds: `30m`, `12h`, `7d` or a number."""
 
 
 def _parse_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise ValueError(f"not a list of names: {text!r}; write a,b,c")
+        raise ValueError(f"{text!r} is not a list of names; write A,B,C")
     return names
 
 
@@ -113,19 +113,19 @@ def _parse_range(text: str) -> slice:
             return slice(*numbers)
     except ValueError:
         pass
-    raise ValueError(f"not a range of frames: {text!r}; write START:STOP or START:STOP:STEP")
+    raise ValueError(f"{text!r} is not a range of frames; write START:STOP or START:STOP:STEP")
 
 
 FRAME_RANGE = Parsed("range", _parse_range)
-"""`START:STOP` or `START:STOP:STEP`, as Python's slices."""
+"""`START:STOP` or `START:STOP:STEP`, as in Python slices."""
 
 
 def parse_codecs(
     values: Sequence[str], features: Callable[[], Sequence[str]]
 ) -> str | dict[str, Any] | None:
-    """What repeated `--codec` options ask for: codecs by feature, beside one for all others.
+    """Parse repeated `--codec` options: one codec for all features, or codecs by feature.
 
-    `features` tells which others there are; it is called only where that matters.
+    `features` returns the features without a codec of their own. It is called only if needed.
     """
     bare: list[str] = []
     named: dict[str, Any] = {}
@@ -134,26 +134,26 @@ def parse_codecs(
         if not equals or not _FEATURE.fullmatch(name):  # jpeg:quality=90, or JSON
             bare.append(value)
         elif name in named:
-            raise click.BadParameter(f"two codecs for {name}")
+            raise click.BadParameter(f"two codecs for {name}; expected one")
         else:
             named[name] = _parse_codec(codec)
     if len(bare) > 1:
-        raise click.BadParameter(f"two codecs for all features: {' and '.join(bare)}")
+        raise click.BadParameter(f"two codecs for all features: {' and '.join(bare)}; expected one")
     others = _parse_codec(bare[0]) if bare else None
     if not named and not isinstance(others, list):
         return others
     return {**dict.fromkeys(features() if bare else (), others), **named}
 
 
-def parse_by_feature(values: Sequence[str], what: str) -> dict[str, str] | None:
-    """Repeated options `FEATURE=WHAT` by feature; `None` without any."""
+def parse_by_feature(values: Sequence[str], noun: str) -> dict[str, str] | None:
+    """Parse repeated `FEATURE=VALUE` options to a dict; `None` without options."""
     found: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
-        if not equals or not name or (what == "PATH" and not text):
-            raise click.BadParameter(f"not FEATURE={what}: {value!r}")
+        if not equals or not name or (noun == "PATH" and not text):
+            raise click.BadParameter(f"expected FEATURE={noun}, got {value!r}")
         if name in found:
-            raise click.BadParameter(f"two {what.lower()}s for {name}")
+            raise click.BadParameter(f"two {noun.lower()}s for {name}")
         found[name] = text
     return found or None
 
@@ -164,16 +164,16 @@ def _parse_codec(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise click.BadParameter(f"a codec chain that is not JSON: {error}") from error
+        raise click.BadParameter(f"the codec chain is not valid JSON: {error}") from error
 
 
 def parse_options(values: Sequence[str]) -> dict[str, Any] | None:
-    """`KEY=VALUE` options; a value that is a JSON number, `true`, `false` or `null` is that."""
+    """Parse `KEY=VALUE` options. JSON numbers, `true`, `false` and `null` are converted."""
     options: dict[str, Any] = {}
     for value in values:
         key, equals, text = value.partition("=")
         if not key or not equals:
-            raise click.BadParameter("not KEY=VALUE")  # not shown: it may be a secret
+            raise click.BadParameter("expected KEY=VALUE")  # without the text: it may be a secret
         if key in options:
             raise click.BadParameter(f"two values for {key}")
         try:

@@ -34,14 +34,14 @@ from seqrecord.text import one_line
 @click.option(
     "--episodes",
     is_flag=True,
-    help="List the episodes, one line each; with a glob for KEY, those that match.",
+    help="List episodes, one per line. A glob for KEY filters them.",
 )
-@click.option("--versions", is_flag=True, help="List the dataset's versions, newest first.")
-@click.option("--clip-len", type=AT_LEAST_1, help="Count clips of so many frames.")
-@click.option("--stride", type=AT_LEAST_1, help="Frames from one clip's start to the next. [1]")
-@click.option("--dilation", type=AT_LEAST_1, help="Frames from one to the next in a clip. [1]")
-@feature_names("Names of the features that are shown, and that clips must have.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes are in bytes.")
+@click.option("--versions", is_flag=True, help="List versions of the dataset, newest first.")
+@click.option("--clip-len", type=AT_LEAST_1, help="Count the clips of this many frames.")
+@click.option("--stride", type=AT_LEAST_1, help="Frames between starts of clips. [1]")
+@click.option("--dilation", type=AT_LEAST_1, help="Frames between frames of a clip. [1]")
+@feature_names("Features to show, and to require in clips.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 @common
 def info(
     path: str,
@@ -55,21 +55,26 @@ def info(
     as_json: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Print what a dataset holds: features, codecs, sizes, episodes, frames, clips.
+    """Show features, codecs, sizes and counts.
 
-    With KEY, what this episode holds: its frames, features, missing frames and metadata. With a
-    glob for KEY (`'*/Easy/*'`), or with --episodes, a list of episodes and their metadata.
-    With --versions, what can be opened by `seqrecord.open(PATH, version=…)`.
+    \b
+    seqrecord info records/                   the dataset
+    seqrecord info records/ demo/000          one episode: frames, missing frames, metadata
+    seqrecord info records/ 'demo/*'          a list of episodes; all with --episodes
+    seqrecord info records/ --clip-len 16     also the number of clips
+    seqrecord info records/ --versions        versions for seqrecord.open(PATH, version=N)
     """
     if versions:
         if key or episodes or clip_len or features:
-            raise click.UsageError("--versions goes with no other choice of what is shown")
+            raise click.UsageError(
+                "--versions cannot be combined with KEY, --episodes, --clip-len or --features"
+            )
         found = list_versions(path, storage_options=storage_options)
         rows = [version.to_json() for version in found]
         click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, found)))
         return
     if clip_len is None and (stride or dilation):
-        raise click.UsageError("--stride and --dilation need --clip-len")
+        raise click.UsageError("--stride and --dilation require --clip-len")
     clip = None
     if clip_len is not None:
         clip = ClipSpec(clip_len, stride=stride or 1, dilation=dilation or 1)
@@ -91,7 +96,7 @@ def info(
 def _json_lines(
     dataset: Dataset, episodes: EpisodeFilter, *, clip: ClipSpec | None
 ) -> Iterator[str]:
-    """A JSON array, made while it is printed: there may be many episodes."""
+    """Yield a JSON array row by row: the list of episodes may be long."""
     before = "["
     for row in list_episodes(dataset, episodes, clip=clip):
         yield before + json.dumps(row.to_json())
@@ -101,9 +106,9 @@ def _json_lines(
 
 @click.command()
 @click.argument("path")
-@click.option("--deep", is_flag=True, help="Decode every frame of every feature as well.")
-@click.option("--threads", type=AT_LEAST_1, help="Threads. [one for each core]")
-@click.option("--quiet", is_flag=True, help="Print nothing but problems.")
+@click.option("--deep", is_flag=True, help="Also decode all frames.")
+@click.option("--threads", type=AT_LEAST_1, help="Number of threads. [number of cores]")
+@click.option("--quiet", is_flag=True, help="Print problems only.")
 @common
 @click.pass_context
 def verify(
@@ -114,10 +119,9 @@ def verify(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Check a dataset: files, checksums of all pages, and whether index and record files agree.
+    """Check files, page checksums and the index.
 
-    Prints a line for each problem, and the checks that were skipped; exits with 1 if there is a
-    problem.
+    Prints one line per problem, and the skipped checks. The exit code is 1 if there is a problem.
     """
     with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
 

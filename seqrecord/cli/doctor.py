@@ -14,8 +14,10 @@ from seqrecord.indexing.doctor import examine
 
 @click.command()
 @click.argument("src")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with up to 1,000 of each kind.")
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, with at most 1,000 findings of each kind."
+)
+@click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
 @click.pass_context
 def doctor(
@@ -25,12 +27,12 @@ def doctor(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Check an original LeRobot dataset; exit with 1 if there is an error, and 0 for warnings.
+    """Check a LeRobot dataset for problems.
 
-    Counts frames by index, table and video, and looks for files, rows and frames that are missing
-    or in no episode, timestamps that drift or jump, keyframes far apart, black or frozen cameras,
-    and statistics that are not those of the rows. Lists the checks that were skipped. Nothing is
-    written.
+    Compares the frame counts of index, tables and videos. Reports missing or unreferenced files,
+    rows and frames, timestamps that drift or jump, distant keyframes, black or frozen cameras,
+    wrong statistics, and skipped checks. Writes nothing. The exit code is 1 if there is an error,
+    0 if there are only warnings.
     """
     with ProgressBar("files", quiet=quiet) as bar:
         report = examine(

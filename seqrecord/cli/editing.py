@@ -1,4 +1,4 @@
-"""The commands that change which episodes and features a dataset has: `edit` and `merge`."""
+"""`seqrecord edit` and `merge`: changes to episodes and features."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from seqrecord.units import format_size
 
 
 def _filter(_ctx: click.Context, _param: click.Parameter, keys: tuple[str, ...]) -> EpisodeFilter:
-    """Keys as they are, or one glob. An episode may have a key that looks like a glob."""
+    """Return the keys, or a single glob as text. Keys may contain glob characters."""
     if len(keys) == 1 and set(keys[0]) & set("*?["):
         return keys[0]
     return list(keys)
@@ -44,15 +44,15 @@ _PATH = click.argument("path")
 _EPISODES = click.argument(
     "episodes", metavar="KEY…|GLOB", nargs=-1, required=True, callback=_filter
 )
-_DRY_RUN = click.option("--dry-run", is_flag=True, help="Only print what would be changed.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes without making them.")
 
 
 @click.group(cls=Group)
 def edit() -> None:
-    """Change a dataset: which episodes and features there are, keys, metadata and splits.
+    """Change episodes, features, metadata and splits.
 
-    Record files stay as they are, and `reindex` does not undo an edit. Episodes are keys, or a glob
-    such as 'kitchen/*'.
+    Select episodes by keys or by a glob such as 'kitchen/*'. Edits change no record file, and
+    `seqrecord reindex` does not undo them.
     """
 
 
@@ -62,9 +62,10 @@ def edit() -> None:
 @_DRY_RUN
 @common
 def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
-    """Delete episodes. `clean` removes the record files of which nothing is left.
+    """Delete episodes.
 
-    Statistics are removed with a warning; `seqrecord stats` computes them again.
+    Also removes the statistics; `seqrecord stats` recomputes them. `seqrecord clean` reclaims the
+    space.
     """
     _print_keys(path, delete_episodes(path, episodes, **options), "deleted", options)
 
@@ -75,7 +76,7 @@ def delete(path: str, episodes: EpisodeFilter, **options: Any) -> None:
 @_DRY_RUN
 @common
 def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
-    """Delete all other episodes."""
+    """Delete all episodes except these."""
     _print_keys(path, keep_episodes(path, episodes, **options), "deleted", options)
 
 
@@ -86,9 +87,9 @@ def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
 @_DRY_RUN
 @common
 def rename(path: str, old: str, new: str, **options: Any) -> None:
-    """Give an episode another key, or all that GLOB fits: {} in NEW_KEY is the old key.
+    """Rename episodes.
 
-    `seqrecord edit rename records/ 'episode_*' 'kitchen/{}'`.
+    In NEW_KEY, {} stands for the old key: seqrecord edit rename records/ 'episode_*' 'kitchen/{}'
     """
     _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
 
@@ -97,11 +98,15 @@ def rename(path: str, old: str, new: str, **options: Any) -> None:
 @_PATH
 @_EPISODES
 @click.option(
-    "--set", "entries", metavar="NAME=VALUE", multiple=True, help="JSON, or else text; repeatable."
+    "--set",
+    "entries",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Set an entry (repeatable). VALUE: JSON or text.",
 )
-@click.option("--remove", metavar="NAME", multiple=True, help="Remove an entry; repeatable.")
+@click.option("--remove", metavar="NAME", multiple=True, help="Remove an entry (repeatable).")
 @click.option(
-    "--text", metavar="NAME=TEXT", help="A feature of texts, such as task: TEXT on every frame."
+    "--text", metavar="NAME=TEXT", help="Set a text feature, such as task, to TEXT in all frames."
 )
 @_DRY_RUN
 @common
@@ -113,48 +118,56 @@ def set_entries(
     text: str | None,
     **options: Any,
 ) -> None:
-    """Change entries of the metadata of episodes, and the others stay; or the texts of frames."""
+    """Change metadata of episodes, or a text feature.
+
+    Other entries are unchanged.
+    """
     wanted: dict[str, Any] = dict.fromkeys(remove)
     for entry in entries:
         name, value = _entry(entry)
         if name in wanted:
-            raise click.UsageError(f"two values for {name}")
+            raise click.UsageError(f"two values for {name}; expected one")
         wanted[name] = _value(value)
     if bool(wanted) == (text is not None):
-        raise click.UsageError("--set NAME=VALUE and --remove NAME, or --text NAME=TEXT alone")
+        raise click.UsageError(
+            "expected --set NAME=VALUE and --remove NAME, or only --text NAME=TEXT"
+        )
     if text is not None:
         changed = set_text(path, episodes, *_entry(text), **options)
     else:
         changed = set_metadata(path, episodes, wanted, **options)
-    _print_keys(path, changed, "relabelled", options)
+    _print_keys(path, changed, "changed", options)
 
 
 @edit.command("split")
 @_PATH
 @_EPISODES
-@click.option("--name", help="The split; left out: none.")
+@click.option("--name", help="Name of the split. [none: remove from the split]")
 @_DRY_RUN
 @common
 def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options: Any) -> None:
-    """Put episodes into a split, or into none. `seqrecord split` draws them."""
+    """Assign episodes to a split.
+
+    Without --name, remove them from their split. `seqrecord split` assigns episodes at random.
+    """
     changed = split_episodes(path, episodes, name, **options)
     _print_keys(path, changed, f"put into {name}" if name else "put into no split", options)
 
 
 @click.command()
 @click.argument("sources", metavar="PATH…", nargs=-1, required=True)
-@click.option("-o", "--dst", required=True, help="Where the new dataset goes.")
+@click.option("-o", "--dst", required=True, help="Path or URL of the new dataset.")
 @click.option(
     "--prefix",
     "prefixes",
     metavar="NAME=TEXT",
     multiple=True,
-    help="What comes before the keys of a dataset, named by its PATH or by the last name in that; "
-    "repeatable. Keys of LeRobot datasets are alike: `--prefix b-records=b/`.",
+    help="Prefix for the keys of one dataset (repeatable). NAME is its PATH or the last part of "
+    "it: --prefix b-records=b/. LeRobot datasets need one: their keys are equal.",
 )
-@feature_names("Names of the features to merge.")
+@feature_names("Features to merge.")
 @write_mode
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @_DRY_RUN
 @common
 def merge(
@@ -164,17 +177,19 @@ def merge(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Make a dataset of all episodes of several ones; these stay as they are.
+    """Merge datasets into a new one.
 
-    Frames are copied without decoding where the first dataset has the same codecs, and encoded
-    again elsewhere.
+    Copies chunks without decoding if a dataset has the codecs of the first one; encodes its frames
+    again otherwise. The datasets themselves are unchanged.
     """
     before = [""] * len(sources)
     for text in prefixes:
         name, _, prefix = text.rpartition("=")
         found = [i for i, path in enumerate(sources) if name.rstrip("/") in _names_of(path)]
         if len(found) != 1 or before[found[0]]:
-            raise click.UsageError("--prefix takes NAME=TEXT, and NAME is one PATH, or ends it")
+            raise click.UsageError(
+                f"expected --prefix NAME=TEXT, NAME being one PATH or its last part; got {text!r}"
+            )
         before[found[0]] = prefix
     with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
         options["progress"] = lambda at: bar.show(at.frames, at.total_frames, "")
@@ -189,27 +204,32 @@ def merge(
 @edit.command()
 @_PATH
 @click.argument("name")
-@click.option("--from", "other", metavar="DATASET", help="Another dataset with the same episodes.")
-@click.option("--feature", help="Its name in the other dataset; by default NAME.")
+@click.option(
+    "--from", "other", metavar="DATASET", help="Copy from a dataset with the same episodes."
+)
+@click.option("--feature", help="Name of the feature in DATASET. [NAME]")
 @click.option(
     "--files",
     metavar="FOLDER|FILE.npz",
-    help="Arrays of shape [frames, …]: KEY.npy or KEY.npz in a folder, or a .npz file with keys.",
+    help="Read arrays [frames, …]: KEY.npy or KEY.npz in FOLDER, or an array per key in FILE.npz.",
 )
-@click.option("--codec", help="As for `write`; by default that of the other dataset, or balanced.")
-@click.option("--kind", help="What the feature is, such as depth or mask.")
-@click.option("--unit", help="Of what its numbers are, such as m.")
-@click.option("--overwrite", is_flag=True, help="In the place of the feature of this name.")
+@click.option("--codec", help="Codec, as for write. [codec of DATASET, or balanced]")
+@click.option("--kind", help="Kind of the feature, such as depth or mask.")
+@click.option("--unit", help="Unit of the feature, such as m.")
+@click.option("--overwrite", is_flag=True, help="Replace the feature of this name.")
 @_DRY_RUN
 @common
 def add(
     path: str, name: str, other: str | None, feature: str | None, files: str | None, **options: Any
 ) -> None:
-    """Add a feature: new record files, and those that are there stay as they are."""
+    """Add a feature.
+
+    Writes new record files; existing ones are unchanged.
+    """
     if (other is None) == (files is None):
-        raise click.UsageError("where from: --from DATASET, or --files FOLDER or FILE.npz")
+        raise click.UsageError("expected one of --from DATASET and --files FOLDER|FILE.npz")
     if feature is not None and other is None:
-        raise click.UsageError("--feature goes with --from")
+        raise click.UsageError("--feature requires --from")
     if files is not None:
         spec = add_feature(path, name, values_of_files(files, name), **options)
     else:
@@ -234,15 +254,18 @@ def add(
 @_DRY_RUN
 @common
 def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **options: Any) -> None:
-    """Change kinds and units of features. No frame is read or written; `depth=` removes a unit.
+    """Change kinds and units of features.
 
-    `seqrecord edit describe records/ --kind seg=segmentation --unit depth=mm`.
+    Reads and writes no frame. An empty unit (--unit depth=) removes it. Example:
+    seqrecord edit describe records/ --kind seg=segmentation --unit depth=mm
     """
     if not kinds and not units:
-        raise click.UsageError("what to change: --kind FEATURE=KIND or --unit FEATURE=UNIT")
+        raise click.UsageError(
+            "nothing to change; expected --kind FEATURE=KIND or --unit FEATURE=UNIT"
+        )
     given = [
-        {name: text or None for name, text in (parse_by_feature(values, what) or {}).items()}
-        for values, what in ((kinds, "KIND"), (units, "UNIT"))
+        {name: text or None for name, text in (parse_by_feature(values, noun) or {}).items()}
+        for values, noun in ((kinds, "KIND"), (units, "UNIT"))
     ]
     changed = describe_features(path, kinds=given[0], units=given[1], **options)
     for spec in changed:
@@ -256,12 +279,15 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
 @_DRY_RUN
 @common
 def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
-    """Drop features. `clean` removes the record files of which nothing is left."""
+    """Drop features.
+
+    `seqrecord clean` reclaims the space.
+    """
     _print_done(path, ", ".join(drop_features(path, names, **options)), "dropped", options)
 
 
 def _names_of(path: str) -> tuple[str, str]:
-    """What names a dataset in an option: its path, and the last name in that."""
+    """The path of a dataset and its last part: its two names in an option."""
     bare = path.rstrip("/")
     return bare, bare.rpartition("/")[2]
 
@@ -269,7 +295,7 @@ def _names_of(path: str) -> tuple[str, str]:
 def _entry(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise click.UsageError(f"not an entry: {text!r}; write NAME=VALUE")
+        raise click.UsageError(f"expected NAME=VALUE, got {text!r}")
     return name, value
 
 
@@ -286,6 +312,6 @@ def _print_keys(path: str, keys: list[str], done: str, options: Mapping[str, Any
     _print_done(path, counted(len(keys), "episode"), done, options)
 
 
-def _print_done(path: str, what: str, done: str, options: Mapping[str, Any]) -> None:
+def _print_done(path: str, changed: str, done: str, options: Mapping[str, Any]) -> None:
     would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {what} {would}{done}")
+    click.echo(f"{parse_location(path).shown}: {changed} {would}{done}")

@@ -1,4 +1,4 @@
-"""`export`: episodes as files, or as a dataset of another format; and `push` to the Hub."""
+"""`seqrecord export` and `push`: other formats, and the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ from seqrecord.writing.convert_jobs import Progress
     "kind",
     type=click.Choice(["frames", "lerobot", "mcap"]),
     default="frames",
-    help="Files of frames, a LeRobot dataset (v3.0), or rosbag2 recordings in MCAP.",
+    help="Files per frame, a LeRobot dataset (v3.0), or rosbag2 recordings in MCAP.",
 )
-@feature_names("Names of the features.")
+@feature_names("Features to export.")
 @click.option(
     "--frames",
     type=FRAME_RANGE,
     metavar="START:STOP[:STEP]",
-    help="frames: some of those of each episode. [all]",
+    help="Frames of each episode to export; only for --format frames. [all]",
 )
 @click.option(
-    "--fps", type=float, help="lerobot, mcap: frames a second, where episodes do not say it."
+    "--fps",
+    type=float,
+    help="Frames per second, if episodes have none; only for --format lerobot and mcap.",
 )
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
 def export(
     path: str,
@@ -50,15 +52,19 @@ def export(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Write episodes as files to DEST/KEY: images, npy, JSON. `write` packs them again.
+    """Export episodes as files, LeRobot or MCAP.
 
-    GLOB is a pattern, '*' for all episodes. With another `--format` DEST becomes a LeRobot dataset,
-    in which video stays as it is, or DEST/KEY a rosbag2 folder with an MCAP file.
+    KEY is an episode, GLOB a pattern: '*' exports all episodes.
+
+    \b
+    --format frames     DEST/KEY/: image, npy and JSON files; `seqrecord write` reads them back
+    --format lerobot    DEST: a LeRobot dataset; video is copied without decoding
+    --format mcap       DEST/KEY: a rosbag2 folder with an MCAP file
     """
     if kind != "frames" and frames is not None:
-        raise click.UsageError(f"--frames is not for --format {kind}")
+        raise click.UsageError(f"--frames requires --format frames, got {kind}")
     if kind == "frames" and fps is not None:
-        raise click.UsageError("--fps is for --format lerobot and mcap")
+        raise click.UsageError("--fps requires --format lerobot or mcap")
     with (
         open_dataset(path, storage_options=storage_options) as dataset,
         ProgressBar("frames", quiet=quiet) as bar,
@@ -82,22 +88,30 @@ def export(
 @click.command()
 @click.argument("path", metavar="DST")
 @click.argument("url", metavar="hf://datasets/ORG/NAME[@BRANCH]")
-@click.option("--private", is_flag=True, help="Make a private repository.")
-@click.option("--tag", help="A tag for the commit.")
-@click.option("--message", metavar="TEXT", help="Of the commit.")
-@click.option("--license", metavar="ID", help="For the card: cc-by-4.0, mit, … [that of the card]")
-@click.option("--replace", is_flag=True, help="Push where another dataset is, or a later version.")
-@click.option("--replace-card", is_flag=True, help="Replace a README.md that no push wrote.")
+@click.option("--private", is_flag=True, help="Create a private repository.")
+@click.option("--tag", help="Tag of the commit.")
+@click.option("--message", metavar="TEXT", help="Message of the commit.")
+@click.option(
+    "--license",
+    metavar="ID",
+    help="License in the dataset card: cc-by-4.0, mit, … [license of the card]",
+)
+@click.option("--replace", is_flag=True, help="Overwrite another dataset or a later version.")
+@click.option(
+    "--replace-card", is_flag=True, help="Overwrite a README.md that was not written by push."
+)
 @common
 def push(path: str, url: str, **options: Any) -> None:
-    """Push a dataset, or an index of an original on a URL, to the Hugging Face Hub.
+    """Push a dataset to the Hugging Face Hub.
 
-    All files come in one commit, with a dataset card. Only what is new is sent, also after an
-    interruption.
+    Uploads new files only, also after an interruption, and makes one commit with a dataset card.
+    DST may also be an index of an original at a URL.
     """
     done = to_hub(path, url, **options)
     sent = f"{counted(len(done.sent), 'file')}, {format_size(done.sent_bytes)}"
     removed = f", {len(done.removed)} removed" if done.removed else ""
     click.echo(f"{done.url}: {f'{sent} pushed{removed}' if done.sent else 'nothing new'}")
     if done.is_card_kept:
-        click.echo("README.md is somebody else's, and stays; --replace-card writes one", err=True)
+        click.echo(
+            "README.md kept: it was not written by push; --replace-card overwrites it", err=True
+        )

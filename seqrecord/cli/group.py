@@ -1,4 +1,4 @@
-"""The command `seqrecord`. A command's module is imported when that command runs."""
+"""The command `seqrecord`. Modules of commands are imported on demand."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _MODULES = {
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Store multi-modal recordings once and stream shuffled clips of them into PyTorch.
+    """Store multi-modal recordings and stream shuffled clips into PyTorch.
 
-    Datasets are folders or URLs: s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH,
-    https://ACCOUNT.blob.core.windows.net/…, and any other URL that fsspec knows.
+    PATH is a folder or a URL: s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH,
+    https://ACCOUNT.blob.core.windows.net/…, or another URL that fsspec supports.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

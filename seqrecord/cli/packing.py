@@ -1,4 +1,4 @@
-"""`seqrecord write`, `index` and `reindex`."""
+"""`seqrecord write`, `index` and `reindex`: make datasets and indexes."""
 
 from __future__ import annotations
 
@@ -47,87 +47,88 @@ _INVENTORY_LINES = 10
     "--src",
     required=True,
     metavar="PATH",
-    help="The originals, of any format of --format: a folder, or a file that holds them, or a "
-    "dataset; or a URL, to which --storage-option applies as well.",
+    help="Folder, file or URL of the original, or a dataset. --storage-option applies to a URL.",
 )
 @click.option(
     "--format",
     "source_format",
     metavar="NAME",
-    help=f"The originals' format: {', '.join((DATASET, *BUILT_IN))}, or one that another "
-    "package adds. [the one that fits]",
+    help=f"Format of the original: {', '.join((DATASET, *BUILT_IN))}, or a plug-in's format. "
+    "[detected]",
 )
-@click.option("--dst", metavar="PATH", help="The dataset. [--src's name with -records, beside it]")
+@click.option(
+    "--dst", metavar="PATH", help="Path or URL of the dataset. [SRC-records, next to SRC]"
+)
 @click.option(
     "--codec",
     "codecs",
     multiple=True,
     metavar="CODEC|FEATURE=CODEC",
-    help=f"One of {', '.join(CODEC_NAMES)}, jpeg:quality=90, or a list of codec configurations in "
-    "JSON; for all features or for one; can be repeated. [balanced; of a dataset, those it has]",
+    help=f"Codec of one feature or of all others (repeatable): {', '.join(CODEC_NAMES)}, "
+    "jpeg:quality=90, or a JSON list of codec configurations. [balanced; codecs of SRC if it is "
+    "a dataset]",
 )
-@click.option("--workers", type=AT_LEAST_1, help="Processes. [one for each core]")
+@click.option("--workers", type=AT_LEAST_1, help="Number of processes. [number of cores]")
 @click.option(
     "--executor",
     metavar="URL",
-    help="A cluster that packs: dask://HOST:PORT or ray://HOST:PORT. Its workers read --src and "
-    "write --dst under the same names. [processes of this machine]",
+    help="Convert on a cluster: dask://HOST:PORT or ray://HOST:PORT. Its workers need --src and "
+    "--dst at the same paths. [processes on this machine]",
 )
 @write_mode
-@feature_names("Names of the features to pack.")
+@feature_names("Features to convert.")
 @click.option(
-    "--cameras", type=click.Choice([*CAMERAS, "both"]), help="TartanAir's cameras. [both]"
+    "--cameras", type=click.Choice([*CAMERAS, "both"]), help="Cameras, for TartanAir. [both]"
 )
 @click.option(
-    "--difficulty", type=click.Choice(["Easy", "Hard"]), help="TartanAir's difficulty. [both]"
+    "--difficulty", type=click.Choice(["Easy", "Hard"]), help="Difficulty, for TartanAir. [both]"
 )
 @click.option(
     "--map",
     "places",
     multiple=True,
     metavar="FEATURE=PATH",
-    help="Where a feature lies inside the original files, as image=/observations/images/front; can "
-    "be repeated. Other features are left out.",
+    help="Path of a feature inside the original's files (repeatable), such as "
+    "image=/observations/images/front. Only mapped features are converted.",
 )
 @click.option(
     "--source-option",
     "source_options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="For the format, if it takes more options; can be repeated.",
+    help="Option of the format (repeatable).",
 )
 @meanings
-@click.option("--keep-encoded", is_flag=True, help="Store PNG and JPEG images as they are.")
+@click.option("--keep-encoded", is_flag=True, help="Copy PNG and JPEG images without decoding.")
 @click.option(
     "--skip-bad-episodes",
     is_flag=True,
-    help="Leave out episodes with broken originals; they are listed at the end.",
+    help="Skip episodes with broken files, and list them at the end.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Fail if the originals have possible data that is not packed: see the inventory.",
+    help="Fail if the inventory lists data that is not converted.",
 )
 @click.option(
     "--chunk-frames",
     type=click.IntRange(1, MAX_CHUNK_FRAMES),
-    help=f"Frames read together, 1 to {MAX_CHUNK_FRAMES}. [as many as fit 48 MiB, 32 at most; of "
-    "features below 4 KiB as many as fit 1 MiB, 1024 at most]",
+    help="Frames per chunk. [at most 48 MiB and 32 frames; for features below 4 KiB, at most 1 MiB "
+    "and 1024 frames]",
 )
 @click.option(
     "--fps",
     type=click.FloatRange(0, min_open=True),
-    help="Frames a second, where the originals do not tell.",
+    help="Frames per second, if the original has none.",
 )
 @click.option(
     "--statistics",
     type=click.Choice(["auto", "all", "source", "none"]),
     default="auto",
-    help="Of which features to keep mean, deviation and quantiles: auto, of those that are not "
-    "kept encoded; all, and then video and images that are kept encoded are decoded for it; "
-    "source, those that LeRobot's meta/ has, in place of these.",
+    help="Statistics to store. auto: features that are decoded anyway; all: also decode copied "
+    "video and images; source: copy those of LeRobot's meta/.",
 )
-@click.option("--quiet", is_flag=True, help="Print nothing but errors and bad episodes.")
+@click.option("--quiet", is_flag=True, help="Print errors and skipped episodes only.")
 @common
 def write(
     src: str,
@@ -148,7 +149,10 @@ def write(
     storage_options: dict[str, Any] | None,
     **options: Any,
 ) -> None:
-    """Pack original recordings into a dataset."""
+    """Convert original recordings to a dataset.
+
+    Example: seqrecord write --src tartanair/ --dst records/ --codec fast
+    """
     destination = dst or _default_destination(src)
     named: dict[str, Any] = {
         "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
@@ -157,7 +161,9 @@ def write(
     }
     others = parse_options(source_options) or {}
     if twice := sorted(others.keys() & (named.keys() | {"features", "format", "keep_encoded"})):
-        raise click.UsageError(f"--source-option {twice[0]}: it has an option of its own")
+        raise click.UsageError(
+            f"--source-option {twice[0]} is not valid; use --{twice[0].replace('_', '-')}"
+        )
     source = open_source(
         src,
         format=source_format,
@@ -169,9 +175,11 @@ def write(
     )
     given = getattr(source, "statistics", None) if statistics == "source" else None
     if statistics == "source" and given is None:
-        raise click.UsageError("--statistics source: this source has none of its own")
+        raise click.UsageError(
+            "--statistics source: the original has no statistics; use auto or all"
+        )
     destined = storage_options if is_url(destination) or not is_url(src) else None
-    # A preset for all others does not undo --keep-encoded: those have a codec already.
+    # Features of --keep-encoded have a codec: a preset for all others does not replace it.
     chosen = parse_codecs(
         codecs, lambda: [spec.name for spec in source.schema().values() if not spec.codec]
     )
@@ -205,7 +213,7 @@ def write(
                 destination, only_lacking=True, progress=bar.show_frames, storage_options=destined
             )
     _print_written(parse_location(destination).shown, report, last.frames, took, quiet)
-    _print_damaged(report.damaged)  # no failure: their episodes are packed again
+    _print_damaged(report.damaged)  # not a failure: their episodes were converted again
 
 
 @click.command()
@@ -214,24 +222,25 @@ def write(
     "-o",
     "--dst",
     metavar="PATH",
-    help="The index, a dataset. [in the folder SEQRECORD_HOME, where everything that reads SRC "
-    "finds it]",
+    help="Path or URL of the index. [in SEQRECORD_HOME, where readers of SRC find it]",
 )
 @write_mode
 @click.option(
-    "--checksums", is_flag=True, help="Read and keep checksums of all that is referred to."
+    "--checksums", is_flag=True, help="Compute and store checksums of all referenced bytes."
 )
-@feature_names("Names of the features to index.")
+@feature_names("Features to index.")
 @click.option(
     "--source-option",
     "source_options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="For the format, as of `write`, with --dst; can be repeated.",
+    help="Option of the format (repeatable); requires --dst.",
 )
 @meanings
-@click.option("--strict", is_flag=True, help="Fail if SRC has possible data that is left out.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
+@click.option(
+    "--strict", is_flag=True, help="Fail if the inventory lists data that is not indexed."
+)
+@click.option("--quiet", is_flag=True, help="Print errors only.")
 @common
 def index(
     src: str,
@@ -246,25 +255,25 @@ def index(
     quiet: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Index a LeRobot dataset, a folder of video, a tree of images and arrays, or HDF5 or Zarr,
-    which is then read where it lies.
+    """Index originals to read them in place.
 
-    Video, images and arrays are not copied, small features are. Loaders and commands that are given
-    SRC itself do this by themselves for LeRobot and video; all others need --dst.
+    SRC is a LeRobot dataset, a folder of videos, a tree of images and arrays, HDF5 or Zarr. The
+    index references video, images and arrays, and copies small features. LeRobot and video need no
+    command: loaders index them on first use. All other formats require --dst.
     """
-    # Here, for `write` does without it.
+    # `write` does not need this import.
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
         if mode != "create" or checksums or features or source_options or kinds or units or strict:
             options = "--append, --resume, --checksums, --features, --source-option, --kind, --unit"
-            raise click.UsageError(f"{options} and --strict need --dst")
+            raise click.UsageError(f"{options} and --strict require --dst")
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
-                "nothing here that is indexed; `seqrecord write --src` packs originals",
+                "not an original that can be indexed without --dst; pass --dst, or convert it "
+                "with `seqrecord write --src`",
                 file=parse_location(src).shown,
-                expected="a LeRobot dataset, or a folder of nothing but video; or --dst, for the "
-                "index of images and arrays",
+                expected="a LeRobot dataset, or a folder with videos only",
             )
         click.echo(str(folder))
         return
@@ -290,17 +299,17 @@ def index(
     if not quiet:
         click.echo(
             f"{parse_location(dst).shown}: indexed {counted(len(report.written), 'episode')} in "
-            f"{took}; it refers to {parse_location(src).shown}"
+            f"{took}; references {parse_location(src).shown}"
         )
         _print_inventory(report)
 
 
 def _default_destination(src: str) -> str:
     if is_url(src):
-        raise click.UsageError("--dst is needed where --src is a URL")
+        raise click.UsageError("--dst is required if --src is a URL")
     path = Path(os.path.abspath(Path(src).expanduser()))  # noqa: PTH100 - links keep their names
     if not path.name:
-        raise click.UsageError("--dst is needed: --src has no name of its own")
+        raise click.UsageError("--dst is required: --src has no last path component")
     return str(path.with_name(f"{path.name}-records"))
 
 
@@ -311,14 +320,14 @@ def _print_written(
         manifest = report.manifest
         stored = sum(file.size for file in manifest.record_files)
         raw = manifest.num_frames * manifest.schema.frame_nbytes
-        # Text is small beside others; how large what else varies is is not known here.
+        # Text is small. The raw size of other features with varying shapes is unknown.
         features = manifest.schema.active
         is_known = all(spec.value == "text" for spec in features.variable)
         is_known &= len(features.variable) < len(features)
         size = format_size(stored)
         if is_known:
             size = f"{format_size(raw)} raw in {size} ({raw / stored:.2f}x)"
-        there = f"; {len(report.skipped):,} were there already" if report.skipped else ""
+        there = f"; {len(report.skipped):,} already present" if report.skipped else ""
         click.echo(
             f"{destination}: wrote {counted(len(report.written), 'episode')}, "
             f"{counted(frames, 'frame')} in {took}{there}"
@@ -326,7 +335,7 @@ def _print_written(
         click.echo(f"the dataset: {_contents(manifest)}, {size}")
         _print_inventory(report)
     if report.bad:
-        click.echo(f"left out {counted(len(report.bad), 'bad episode')}:", err=True)
+        click.echo(f"skipped {counted(len(report.bad), 'bad episode')}:", err=True)
         for bad in report.bad:
             click.echo(f"  {bad.key}: {one_line(bad.error)}", err=True)
 
@@ -340,9 +349,9 @@ def _print_inventory(report: ConvertReport) -> None:
 @click.argument("path")
 @common
 def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
-    """Rebuild a dataset's index and manifest from its record files.
+    """Rebuild index and manifest from record files.
 
-    Damaged record files are skipped and listed, and the exit code is 1 then.
+    Skips damaged record files, lists them, and exits with code 1.
     """
     damaged: list[DamagedFile] = []
     manifest = rebuild(path, on_damaged=damaged.append, storage_options=storage_options)
@@ -355,7 +364,7 @@ def reindex(path: str, storage_options: dict[str, Any] | None) -> None:
 def _print_damaged(damaged: Sequence[DamagedFile]) -> None:
     if damaged:
         click.echo(
-            f"skipped {counted(len(damaged), 'damaged record file')}, still there:", err=True
+            f"skipped {counted(len(damaged), 'damaged record file')}, not deleted:", err=True
         )
     for file in damaged:
         click.echo(f"  {one_line(str(file))}", err=True)

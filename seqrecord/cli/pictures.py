@@ -1,4 +1,4 @@
-"""`seqrecord view`: a clip as a picture, or episodes in the Rerun viewer."""
+"""`seqrecord view`: plot a clip, or show episodes in the Rerun viewer."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _OF_PICTURES = ("start", "clip_len", "dilation", "output")
 @click.option(
     "--clip-len",
     type=AT_LEAST_1,
-    help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or as many as there are]",
+    help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or fewer at the end of the episode]",
 )
-@click.option("--dilation", type=AT_LEAST_1, default=1, help="Frames from one to the next.")
-@feature_names("Names of the features, in this order.")
+@click.option("--dilation", type=AT_LEAST_1, default=1, help="Frames between frames of the clip.")
+@feature_names("Features to plot, in order.")
 @click.option(
     "--rerun",
     is_flag=True,
-    help="Show whole episodes in the Rerun viewer instead: all, or that of KEY, which may be a "
-    "glob. Needs rerun-sdk.",
+    help="Show episodes in the Rerun viewer: all, or those of KEY, which may be a glob. Requires "
+    "rerun-sdk.",
 )
-@click.option("--save", metavar="FILE.rrd", help="With --rerun: write a file, without a screen.")
-@click.option("--quiet", is_flag=True, help="With --rerun: show no progress.")
+@click.option("--save", metavar="FILE.rrd", help="With --rerun: write a file and open no window.")
+@click.option("--quiet", is_flag=True, help="With --rerun: hide the progress bar.")
 @click.option(
     "-o",
     "--output",
     default="clip.png",
     metavar="FILE",
-    help=f"The picture: {', '.join(_FORMATS)}.",
+    help=f"Image file: {', '.join(_FORMATS)}.",
 )
 @common
 @click.pass_context
@@ -64,11 +64,16 @@ def view(
     output: str,
     **options: Any,
 ) -> None:
-    """Draw a clip of an episode, by default the first, as one picture. Needs matplotlib."""
+    """Plot a clip, or open the Rerun viewer.
+
+    KEY is an episode, by default the first. Plots require matplotlib.
+    """
     for name in _OF_PICTURES if rerun else _OF_RERUN:
         if is_given(context, name):
             option = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{option} {'excludes' if rerun else 'needs'} --rerun")
+            raise click.UsageError(
+                f"{option} {'cannot be combined with' if rerun else 'requires'} --rerun"
+            )
     if rerun:
         shared = {name: options[name] for name in ("features", "storage_options")}
         with ProgressBar("frames", quiet=quiet) as bar:
@@ -79,10 +84,10 @@ def view(
             frames = view_rerun(path, key, save=save, progress=show, **shared)
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
         return
-    target = local_path(output, "the picture")
+    target = local_path(output, "the image")
     if (ending := target.suffix.lower() or ".png") not in _FORMATS:
         raise LocationError(
-            "a picture of an unknown format",
+            "unknown image format",
             file=str(target),
             expected=" or ".join(_FORMATS),
             got=ending,

@@ -1,4 +1,4 @@
-"""What every command does: errors on one line, exit codes, `--debug`, progress bars."""
+"""Shared behavior of commands: errors on one line, exit codes, `--debug`, progress bars."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C, with a message that says what it leaves behind."""
+    """Ctrl-C, with a message about the unfinished work."""
 
     exit_code = _INTERRUPTED
 
 
 class Group(click.Group):
-    """Commands that all have `--debug`, which `Commands` looks for."""
+    """A group whose commands have `--debug`; `Commands` evaluates it."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        help_text = "Show the traceback of an error."
+        help_text = "Show tracebacks of errors."
         cmd.params.append(
             click.Option(["--debug"], is_flag=True, expose_value=False, help=help_text)
         )
@@ -46,15 +46,14 @@ class Group(click.Group):
 
 
 class Commands(Group):
-    """Commands whose errors are one line, `seqrecord: error: …`, and an exit code.
+    """The root group. Prints errors as one line, `seqrecord: error: …`, and sets the exit code.
 
-    2 for a wrong use of the command line, 130 for Ctrl-C, 1 for anything else that went wrong.
-    Errors that are neither this package's nor the system's are defects and keep their traceback,
-    and with `--debug` all do.
+    The exit code is 2 for usage errors, 130 for Ctrl-C, and 1 for other errors. Exceptions other
+    than `SeqRecordError`, `OSError` and click's are bugs: they keep their traceback. `--debug`
+    prints the traceback of all errors.
 
     Args:
-        modules: by the names of commands the modules beside this one that have them, each imported
-            when its command is looked at.
+        modules: command name to module of this package, imported on demand.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Commands(Group):
         super().__init__(*args, **options)
         self._modules = modules or {}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - signature of click
         return sorted({*self.commands, *self._modules})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -76,7 +75,7 @@ class Commands(Group):
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> NoReturn:
         words = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):
-            # Paths may have bytes that are not UTF-8, and terminals may lack characters.
+            # Paths may contain invalid UTF-8, and terminals may lack characters.
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
         debug = "--debug" in words
@@ -95,8 +94,8 @@ class Commands(Group):
             _fail(str(error), _FAILED, debug)
         except BrokenExecutor:
             _fail(
-                "a worker process died, perhaps because memory ran out: use fewer --workers, and "
-                "continue with --resume",
+                "a worker process died, possibly out of memory: use fewer --workers and continue "
+                "with --resume",
                 _FAILED,
                 debug,
             )
@@ -114,10 +113,10 @@ def _fail(message: str, code: int, debug: bool) -> NoReturn:
 
 
 class ProgressBar:
-    """One bar on stderr: how much is done, a note such as the speed, the time left.
+    """A context manager with a progress bar on stderr: amount, a note such as the speed, time left.
 
-    A context manager. Where stderr is no terminal it writes a line now and then. If the command
-    `resumes`, Ctrl-C names `--resume`.
+    Without a terminal it prints a line every 10 seconds. With `resumes`, the message of Ctrl-C
+    recommends `--resume`.
     """
 
     def __init__(
@@ -129,31 +128,31 @@ class ProgressBar:
 
     @property
     def seconds(self) -> float:
-        """Since the bar was made."""
+        """Seconds since the start of the command."""
         return time.perf_counter() - self._begin
 
     def show(self, done: int, total: int, note: str) -> None:
-        """Move the bar, which is there from the first call on."""
+        """Update the bar; the first call displays it."""
         if self._quiet:
             return
         if self._bar is None:
             self._bar = self._make(total)
         self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
-        if done == total:  # whatever comes after it takes time, too
+        if done == total:  # work after it, such as a commit, takes time
             self._bar.refresh()
 
     def show_frames(self, progress: StatisticsProgress | Progress) -> None:
-        """Move the bar to the frames that are done."""
+        """Update the bar with the number of processed frames."""
         self.show(progress.frames, progress.total_frames, "")
 
     def show_copied(self, progress: CopyProgress) -> None:
-        """Move the bar to the bytes that are copied."""
+        """Update the bar with the number of copied bytes."""
         done = progress.copied_bytes
         self.show(done, progress.total_bytes, self.speed(done))
 
     def speed(self, nbytes: int) -> str:
-        """Bytes that were done so far, by the second."""
+        """Mean speed so far, as text, of `nbytes` processed bytes."""
         return f"{nbytes / max(self.seconds, 1e-3) / 1e6:.0f} MB/s"
 
     def _make(self, total: int) -> tqdm[NoReturn]:

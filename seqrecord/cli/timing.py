@@ -1,4 +1,4 @@
-"""`seqrecord bench`: where the time goes. `seqrecord plan`: what a training will read and cost."""
+"""`seqrecord bench` times a loader; `seqrecord plan` predicts reads, memory and cost."""
 
 from __future__ import annotations
 
@@ -25,53 +25,57 @@ from seqrecord.profiler.plan import plan as make_plan
 
 _CLIPS = (
     click.argument("path"),
-    click.option("--clip-len", type=AT_LEAST_1, help="Frames of a clip. [16]"),
+    click.option("--clip-len", type=AT_LEAST_1, help="Frames per clip. [16]"),
     click.option(
         "--stride",
         type=AT_LEAST_1,
         default=1,
-        help="Frames from one clip's start to the next.",
+        help="Frames between starts of clips.",
     ),
-    click.option("--split", metavar="NAME", help="Of the episodes of this split alone."),
-    click.option("--episodes", metavar="GLOB", help="Of the episodes whose keys match."),
-    feature_names("Names of the features to read."),
-    click.option("--batch-size", type=AT_LEAST_1, default=4, help="Clips of a batch."),
+    click.option("--split", metavar="NAME", help="Read this split only."),
+    click.option("--episodes", metavar="GLOB", help="Read episodes with matching keys only."),
+    feature_names("Features to read."),
+    click.option("--batch-size", type=AT_LEAST_1, default=4, help="Clips per batch."),
     click.option(
         "--memory-limit",
         type=BYTE_SIZE,
-        help="For frames, batches and reads in flight. [2 GiB, or what mixes batches well]",
+        help="Memory for frames, batches and reads in flight. [2 GiB, or more to mix batches well]",
     ),
-    click.option("--no-shuffle", is_flag=True, help="Read episodes front to back."),
-    click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the order."),
-    click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [one for each core]"),
+    click.option("--no-shuffle", is_flag=True, help="Read episodes in order."),
+    click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the order."),
     click.option(
-        "--cache-dir", metavar="DIR", help="Keep what is read from a remote dataset in DIR."
+        "--threads", "num_threads", type=AT_LEAST_1, help="Number of threads. [number of cores]"
     ),
+    click.option("--cache-dir", metavar="DIR", help="Cache reads of a remote dataset in DIR."),
     click.option(
-        "--cache-limit", type=BYTE_SIZE, help="The most that DIR may hold, such as 200GiB."
+        "--cache-limit", type=BYTE_SIZE, help="Maximum size of the cache, such as 200GiB."
     ),
     common,
 )
 
 
 def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a loader."""
+    """Add the options of a loader."""
     return reduce(lambda made, option: option(made), reversed(_CLIPS), function)
 
 
 @click.command()
 @_of_clips
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Device of the batches."
+)
 @click.option(
     "--consumer-ms",
     type=click.FloatRange(min=0, max=1e6),
     default=0.0,
-    help="How long a training step takes; bench sleeps for it.",
+    help="Milliseconds of a simulated training step (sleep).",
 )
-@click.option("--max-batches", type=AT_LEAST_1, help="Stop after so many. [the whole epoch]")
+@click.option(
+    "--max-batches", type=AT_LEAST_1, help="Stop after this many batches. [end of the epoch]"
+)
 @click.option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: seconds and bytes.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds and bytes.")
+@click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 def bench(
     path: str,
     batch_size: int,
@@ -87,7 +91,10 @@ def bench(
     storage_options: dict[str, Any] | None,
     **options: Any,
 ) -> None:
-    """Stream an epoch, print what each step waits for, and what to change first."""
+    """Time a loader and name its bottleneck.
+
+    Streams one epoch, prints the waiting time of steps and suggests the first setting to change.
+    """
     with ProgressBar("batches", quiet=quiet) as bar:
 
         def show(done: int, total: int) -> None:
@@ -114,16 +121,22 @@ def bench(
 
 @click.command()
 @_of_clips
-@click.option("--epochs", type=AT_LEAST_1, default=1, help="Epochs of the training.")
-@click.option("--ranks", type=AT_LEAST_1, default=1, help="Processes that train.")
-@click.option("--workers", type=click.IntRange(min=0), default=0, help="Of each rank's DataLoader.")
-@click.option("--persistent-workers", is_flag=True, help="Workers live for all epochs.")
+@click.option("--epochs", type=AT_LEAST_1, default=1, help="Number of epochs.")
+@click.option("--ranks", type=AT_LEAST_1, default=1, help="Number of training processes.")
 @click.option(
-    "--bandwidth", type=BYTE_SIZE, help="Bytes a second of all ranks together, such as 1GB."
+    "--workers", type=click.IntRange(min=0), default=0, help="DataLoader workers per rank."
 )
-@click.option("--price-per-gb", type=click.FloatRange(min=0), default=0.0, help="Of 10^9 bytes.")
-@click.option("--price-per-request", type=click.FloatRange(min=0), default=0.0)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: seconds, hours and bytes.")
+@click.option("--persistent-workers", is_flag=True, help="Keep workers for all epochs.")
+@click.option(
+    "--bandwidth", type=BYTE_SIZE, help="Bytes per second of all ranks together, such as 1GB."
+)
+@click.option(
+    "--price-per-gb", type=click.FloatRange(min=0), default=0.0, help="Price of 10^9 bytes."
+)
+@click.option(
+    "--price-per-request", type=click.FloatRange(min=0), default=0.0, help="Price of a request."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds, hours and bytes.")
 def plan(
     path: str,
     no_shuffle: bool,
@@ -134,7 +147,10 @@ def plan(
     storage_options: dict[str, Any] | None,
     **options: Any,
 ) -> None:
-    """Print what a training will read, hold in memory and cost. No page of frames is read."""
+    """Predict requests, bytes, memory and cost.
+
+    Uses the index and the plan of an epoch; reads no frames.
+    """
     with open_dataset(
         path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
     ) as dataset:

@@ -1,4 +1,4 @@
-"""The commands that keep datasets in order: `cache`, `clean`, `split` and `stats`."""
+"""Maintenance commands: `seqrecord cache`, `clean`, `split` and `stats`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from seqrecord.writing.stored_statistics import add_statistics
 
 @click.group(cls=Group)
 def cache() -> None:
-    """Show the cache of remote datasets, or empty it.
+    """Show or empty the cache of remote datasets.
 
-    DIR is what was given as `cache_dir`.
+    DIR is the `cache_dir` of `seqrecord.open`, or the `--cache-dir` of a command.
     """
 
 
 @cache.command()
 @click.argument("folder", metavar="DIR")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes are in bytes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 def info(folder: str, as_json: bool) -> None:
-    """Print which datasets a cache holds, how many bytes of each, and when it was used."""
+    """List cached datasets with size and last use."""
     found = cache_info(folder)
     click.echo(json.dumps(found.to_json(), indent=1) if as_json else str(found))
 
@@ -42,7 +42,7 @@ def info(folder: str, as_json: bool) -> None:
 @click.argument("folder", metavar="DIR")
 @click.argument("location", metavar="[URL]", required=False)
 def clear(folder: str, location: str | None) -> None:
-    """Empty a cache, or remove what it holds of the dataset at URL."""
+    """Empty the cache, or remove one dataset from it."""
     size = clear_cache(folder, location)
     click.echo(f"{folder}: {format_size(size)} freed")
 
@@ -53,25 +53,25 @@ def clear(folder: str, location: str | None) -> None:
     "--older-than",
     type=DURATION,
     default="7d",
-    help="Keep files whose writer wrote anything since: 30m, 12h, 7d.",
+    help="Delete only files whose writer has been idle this long: 30m, 12h, 7d.",
 )
 @click.option(
     "--keep-versions",
     type=click.IntRange(0, KEPT_VERSIONS),
     default=0,
     metavar="N",
-    help="Keep what the last N earlier versions need.",
+    help="Keep the files of the last N earlier versions.",
 )
 @click.option(
     "--min-unused",
     type=click.FloatRange(0, 1, min_open=True),
     default=MIN_UNUSED,
     metavar="SHARE",
-    help="Rewrite record files of which at least this share of the bytes was deleted.",
+    help="Rewrite record files with at least this share of deleted bytes.",
 )
-@click.option("--no-rewrite", is_flag=True, help="Rewrite none: only remove files.")
-@click.option("--dry-run", is_flag=True, help="Only list what would be removed and rewritten.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--no-rewrite", is_flag=True, help="Delete files only.")
+@click.option("--dry-run", is_flag=True, help="List the files without deleting or rewriting them.")
+@click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
 @click.pass_context
 def clean(
@@ -85,15 +85,15 @@ def clean(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Free what a dataset does not need: leftovers, and bytes of what was deleted.
+    """Delete unused files and reclaim space.
 
-    Removes files that interrupted writes left behind (no --resume can add them then), and record
-    files that the dataset had until so long ago, unless --keep-versions keeps them. Copies what
-    lives in record files of which much was deleted or dropped into new ones; the old ones are
-    removed when they are old enough. The lists of files to which an index refers (externals/) stay.
+    Deletes the files of interrupted writes, which --resume can then no longer continue, and record
+    files used only by old versions, except those of --keep-versions. Rewrites record files with
+    many deleted bytes; a later run deletes the old ones, once they are older than --older-than.
+    Keeps the lists of external files of an index (externals/).
     """
     if no_rewrite and is_given(context, "min_unused"):
-        raise click.UsageError("--min-unused says what is rewritten, and --no-rewrite nothing")
+        raise click.UsageError("--min-unused has no effect with --no-rewrite")
     would = "would be " if options["dry_run"] else ""
     shown = parse_location(path).shown
     remove = partial(
@@ -112,7 +112,7 @@ def clean(
         count = counted(len(report.rewritten), "record file")
         click.echo(
             f"{shown}: {count} {would}rewritten: {format_size(report.copied_bytes)} copied, "
-            f"{format_size(report.freed_bytes)} freed when the old ones are removed"
+            f"{format_size(report.freed_bytes)} to be freed by deleting the old ones"
         )
     click.echo(f"{shown}: {counted(len(removed), 'file')} {would}removed")
 
@@ -124,40 +124,48 @@ def clean(
     "--by",
     default="episode",
     metavar="episode|ENTRY",
-    help="Draw each episode, or all together whose metadata is equal in this entry.",
+    help="Keep episodes together that have the same value of this metadata entry.",
 )
-@click.option("--seed", type=int, default=0, help="Of what is drawn.")
+@click.option("--seed", type=int, default=0, help="Seed of the random assignment.")
 @click.option(
-    "--reassign", is_flag=True, help="Draw also episodes that are in one of these splits."
+    "--reassign",
+    is_flag=True,
+    help="Assign episodes again that are already in one of these splits.",
 )
 @common
 def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
-    """Name splits of a dataset: train=0.9 val=0.1. Episodes that are in one of them stay there."""
+    """Assign episodes to splits at random.
+
+    Episodes that are already in one of the splits stay in it.
+    Example: seqrecord split records/ train=0.9 val=0.1
+    """
     wanted = {}
     for text in shares:
         name, _, share = text.partition("=")
         if name in wanted:
-            raise click.UsageError(f"two shares for {name}")
+            raise click.UsageError(f"two shares for {name}; expected one")
         try:
             wanted[name] = float(share)
         except ValueError:
-            raise click.UsageError(f"not a share: {text!r}; write train=0.9") from None
+            raise click.UsageError(f"expected NAME=SHARE such as train=0.9, got {text!r}") from None
     found = split_dataset(path, wanted, **options)
-    said = ", ".join(f"{name} {counted(count, 'episode')}" for name, count in found.items())
-    click.echo(f"{parse_location(path).shown}: {said}")
+    counts = ", ".join(f"{name} {counted(count, 'episode')}" for name, count in found.items())
+    click.echo(f"{parse_location(path).shown}: {counts}")
 
 
 @click.command()
 @click.argument("path")
-@click.option("--recompute", is_flag=True, help="Compute them anew where the dataset has some.")
+@click.option("--recompute", is_flag=True, help="Compute the statistics again.")
 @click.option(
-    "--max-frames", type=AT_LEAST_1, help="Look at about so many frames of each feature. [all]"
+    "--max-frames", type=AT_LEAST_1, help="Sample about this many frames per feature. [all]"
 )
-@click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [one for each core]")
-@click.option("--split", metavar="NAME", help="Of the episodes of this split alone.")
-@click.option("--dry-run", is_flag=True, help="Print them, and leave the dataset as it is.")
+@click.option(
+    "--threads", "num_threads", type=AT_LEAST_1, help="Number of threads. [number of cores]"
+)
+@click.option("--split", metavar="NAME", help="Compute statistics of this split.")
+@click.option("--dry-run", is_flag=True, help="Print without storing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
 def stats(
     path: str,
@@ -169,18 +177,18 @@ def stats(
     storage_options: dict[str, Any] | None,
     **options: Any,
 ) -> None:
-    """Print mean, deviation, extremes and quantiles of each feature and channel.
+    """Print or compute statistics of features.
 
-    A dataset that has none gets them: then all its frames are read once. Those of a split are read
-    each time, and not kept.
+    Prints mean, standard deviation, minimum, maximum and quantiles of each feature and channel.
+    Computes and stores them if the dataset has none, which reads all frames once. Statistics of a
+    split are computed each time and not stored.
     """
     with open_dataset(path, storage_options=storage_options) as dataset:
         schema, found = dataset.features, dataset.statistics
         computes = recompute or found.lacking is not None or split is not None
         if options["max_frames"] is not None and not computes:
             raise click.UsageError(
-                "--max-frames says how statistics are computed, and the dataset has some; "
-                "--recompute computes them anew"
+                "--max-frames has no effect: the dataset has statistics; add --recompute"
             )
         if computes:
             with ProgressBar("frames", quiet=quiet) as bar:
@@ -191,4 +199,4 @@ def stats(
                     found = add_statistics(path, storage_options=storage_options, **options)
     click.echo(json.dumps(found.summary(), indent=1) if as_json else str(found))
     if missing := found.missing(schema):
-        click.echo(f"no statistics of {', '.join(missing)}; --recompute reads them", err=True)
+        click.echo(f"no statistics of {', '.join(missing)}; use --recompute", err=True)
