@@ -114,7 +114,9 @@ class Engine:
         cls, plan: Plan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool = False
     ) -> Engine:
         """Of one group, whose chunks have one length in each episode."""
-        sizes = zip(episodes.num_frames.tolist(), episodes.lead.chunk_frames.tolist(), strict=True)
+        sizes = zip(
+            episodes.num_frames.tolist(), episodes.leading_grid.chunk_frames.tolist(), strict=True
+        )
         chunks = [
             (episode, begin, begin + size)
             for episode, (length, size) in enumerate(sizes)
@@ -225,5 +227,5 @@ def parts(request: Request) -> list[EpochPlan]:
 
 
 def chunks_of(case: Case, frames: set[tuple[int, int]]) -> set[int]:
-    first = case.episodes.lead.first_chunk.tolist()
+    first = case.episodes.leading_grid.first_chunk.tolist()
     return {first[e] + frame // case.chunk_frames[e] for e, frame in frames}

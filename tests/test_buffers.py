@@ -17,9 +17,9 @@ from seqrecord.engine.arena import Arena
 from seqrecord.engine.batches import BatchBuilder, ClipRows, Copy, OpenBatch
 from seqrecord.engine.buffers import (
     BufferCache,
+    BufferNeeds,
     ChunkBuffers,
-    GroupNeeds,
-    Needs,
+    GroupRows,
 )
 from seqrecord.engine.device.buffers import DeviceArena, DeviceBatchBuilder, DeviceBuffers
 from seqrecord.engine.device.streams import QueueLimit, Staging, streams_of
@@ -44,9 +44,9 @@ LENGTHS = dict.fromkeys(SPECS, 2)
 
 def device_buffers(num_rows: int, size: int, stream: Any) -> DeviceBuffers:
     """Buffers for batches of `size` clips, on the CPU as a device with this stream."""
-    rows, device = (GroupNeeds(SPECS, num_rows),), torch.device("cpu")
+    rows, device = (GroupRows(SPECS, num_rows),), torch.device("cpu")
     with streams_of("cpu", lambda _: stream):
-        return DeviceBuffers(Needs(rows, SPECS, LENGTHS, size, 4, device))
+        return DeviceBuffers(BufferNeeds(rows, SPECS, LENGTHS, size, 4, device))
 
 
 @cache
@@ -119,7 +119,7 @@ def test_buffers_of_another_size_have_the_stream_of_those_before() -> None:
 
     with streams_of("cpu", make):
         for num_rows in (4, 5):
-            needs = Needs((GroupNeeds(SPECS, num_rows),), SPECS, LENGTHS, 2, 4, device)
+            needs = BufferNeeds((GroupRows(SPECS, num_rows),), SPECS, LENGTHS, 2, 4, device)
             buffers = kept.acquire(needs, partial(DeviceBuffers, stream=kept.stream(device)))
             assert buffers.arenas[0].num_rows == num_rows
             kept.release(buffers)

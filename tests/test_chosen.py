@@ -39,7 +39,7 @@ class ChosenCase(Case):
     def table(self) -> ClipTable:
         rows = np.arange(len(self.episodes))
         every = enumerate_clips(self.spec, self.episodes, rows, self.missing_frames)
-        chosen = self.chosen.taken(every.has(self.chosen.episode, self.chosen.start))
+        chosen = self.chosen.subset(every.has(self.chosen.episode, self.chosen.start))
         times = np.array(self.times, np.int64)[chosen.row]
         return chosen.table(self.spec, np.array(self.selected), times)
 
@@ -123,7 +123,7 @@ def test_times_are_the_weight_rounded_down_or_up() -> None:
     assert np.abs(times.mean(axis=0) - weight).max() < 0.03
     assert (times == times_in_epoch(chosen, seed=4, epoch=0)).all(axis=1).mean() < 0.6
     assert chosen.differs_by_epoch
-    assert not chosen.taken(np.array([True, False, True, False, True, False])).differs_by_epoch
+    assert not chosen.subset(np.array([True, False, True, False, True, False])).differs_by_epoch
 
 
 @given(

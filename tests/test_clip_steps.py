@@ -297,7 +297,7 @@ def tables(draw: st.DrawFn) -> tuple[list[ClipTable], list[set[tuple[int, int]]]
 @given(tables())
 def test_united_tables_have_what_any_of_them_has(case: Any) -> None:
     found, expected = case
-    united = ClipTable.united(found)
+    united = ClipTable.union(found)
     every = set().union(*expected)
     episode, start = united.locate(np.arange(united.num_clips))
     clips = list(zip(episode.tolist(), start.tolist(), strict=True))

@@ -22,7 +22,7 @@ PIECE = 32  # frames
 def table_of(episodes: list[list[int]]) -> EpisodeTable:
     lengths = np.array([sum(gops) for gops in episodes])
     table = EpisodeTable(lengths, (grid_of(episodes).in_pieces(lengths, PIECE),))
-    return table.led_by(0, np.arange(len(lengths)))
+    return table.with_leading(0, np.arange(len(lengths)))
 
 
 def gops(frames: int, length: int) -> list[int]:

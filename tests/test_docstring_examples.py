@@ -90,7 +90,7 @@ def _records(folder: Path, key: str = "demo/{:03d}") -> Path:
             with writer.episode(key.format(number), metadata=metadata) as episode:
                 for step in range(40):
                     image = np.full((48, 64, 3), step, np.uint8)
-                    frame = {
+                    frame: dict[str, Any] = {
                         "image": image,
                         "image_left": image,
                         "depth": np.full((48, 64), 900 + step, np.uint16),

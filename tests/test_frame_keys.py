@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.clips.grids import MAX_FRAMES, MAX_OWNERS, frame_keys, sought_keys, split_keys
+from seqrecord.clips.grids import MAX_FRAMES, MAX_OWNERS, frame_keys, search_keys, split_keys
 from seqrecord.errors import ClipError
 from seqrecord.format.manifest import MAX_EPISODES
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
@@ -46,7 +46,7 @@ def test_only_frames_in_a_row_have_keys_in_a_row(
 
 @given(places, owners, st.integers(-(1 << 62), 1 << 62))
 def test_what_is_sought_may_lie_outside(place: tuple[int, int], owner: int, frame: int) -> None:
-    sought = int(sought_keys(np.int64(owner), np.int64(frame)))
+    sought = int(search_keys(np.int64(owner), np.int64(frame)))
     assert (key_of(place) < sought) == (place < (owner, frame))
     assert (key_of(place) > sought) == (place > (owner, frame))
 

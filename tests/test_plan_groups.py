@@ -48,7 +48,7 @@ class Case:
     def episodes(self) -> EpisodeTable:
         grids = tuple(grid_of(chunks, i) for i, chunks in enumerate(self.groups))
         table = EpisodeTable(np.array(self.num_frames), grids)
-        return table.led_by(self.leading, np.array(self.selected))
+        return table.with_leading(self.leading, np.array(self.selected))
 
     @property
     def table(self) -> ClipTable:
@@ -261,5 +261,5 @@ def test_short_episodes_count_as_those_with_longer_chunks(
     lengths: list[tuple[int, ...]], selected: list[int], expected: list[int]
 ) -> None:
     num_frames = np.array([sum(chunks) for chunks in lengths])
-    table = EpisodeTable(num_frames, (grid_of(tuple(lengths)),)).led_by(0, np.array(selected))
-    assert table.lead.chunk_frames.tolist() == expected
+    table = EpisodeTable(num_frames, (grid_of(tuple(lengths)),)).with_leading(0, np.array(selected))
+    assert table.leading_grid.chunk_frames.tolist() == expected

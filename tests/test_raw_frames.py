@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import EngineOptions, FeatureSpec, Schema, SeqRecordPipe, SeqRecordWriter, verify
-from seqrecord.engine.buffers import GroupNeeds, HostBuffers, Needs
+from seqrecord.engine.buffers import BufferNeeds, GroupRows, HostBuffers
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import Load
@@ -250,7 +250,7 @@ class Job:
 
     def __init__(self, dataset: Any, step: int, num_rows: int) -> None:
         specs = {n: ArraySpec(s.dtype, s.shape) for n, s in dataset.features.items()}
-        needs = Needs((GroupNeeds(specs, num_rows),), specs, dict.fromkeys(specs, 1), 1, 1)
+        needs = BufferNeeds((GroupRows(specs, num_rows),), specs, dict.fromkeys(specs, 1), 1, 1)
         buffers = HostBuffers(needs)
         self.arena = buffers.arenas[0]
         self.stats = EngineStats()

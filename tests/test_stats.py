@@ -28,7 +28,7 @@ def test_counters_add_up_over_threads() -> None:
 def test_the_most_that_was_resident() -> None:
     stats = EngineStats()
     for amount in (3, 9, 4):
-        stats.hold(amount)
+        stats.note_resident(amount)
     assert stats.report()["peak_buffer_bytes"] == 9
 
 

@@ -30,7 +30,7 @@ from seqrecord import (
     SeqRecordWriter,
     StateError,
 )
-from seqrecord.clips.frames import ClipFrames, KnownWindow, MissingFrames, OffsetWindow
+from seqrecord.clips.frames import ClipFrames, LatestWindow, MissingFrames, OffsetWindow
 from seqrecord.clips.windows import check_windows, describe_offsets
 from seqrecord.pipes.selecting import select
 from seqrecord.sampling import Window
@@ -279,14 +279,14 @@ def test_ages_that_make_no_sense(arguments: dict[str, Any]) -> None:
     assert caught.value.got is not None
 
 
-def of_flags(episodes: dict[int, list[bool]], most: int | None, offsets: list[int]) -> KnownWindow:
+def of_flags(episodes: dict[int, list[bool]], most: int | None, offsets: list[int]) -> LatestWindow:
     """`episodes` are the flags of each frame, whether it has the feature, by row."""
     runs = [
         (e, i, i + 1) for e, flags in episodes.items() for i, has in enumerate(flags) if not has
     ]
     columns = [np.array(column, np.int64) for column in zip(*runs, strict=True)]
     missing = MissingFrames.of(*columns) if runs else MissingFrames.none()
-    return KnownWindow(OffsetWindow.of(offsets), missing, most)
+    return LatestWindow(OffsetWindow.of(offsets), missing, most)
 
 
 def newest(flags: list[bool], frame: int, most: int | None) -> int | None:
@@ -341,7 +341,7 @@ def test_what_is_found_is_the_newest(
         for i in range(len(flags))
         if (n := newest(flags, i, most)) is not None
     ]
-    assert known.reach == max(ages, default=0)
+    assert known.lookback == max(ages, default=0)
 
 
 # ---- seconds

@@ -9,8 +9,8 @@ from seqrecord.version import __version__
 
 _MODULES = {
     "bench": "timing",
-    "cache": "upkeep",
-    "clean": "upkeep",
+    "cache": "maintenance",
+    "clean": "maintenance",
     "doctor": "doctor",
     "edit": "editing",
     "export": "exporting",
@@ -20,8 +20,8 @@ _MODULES = {
     "plan": "timing",
     "push": "exporting",
     "reindex": "packing",
-    "split": "upkeep",
-    "stats": "upkeep",
+    "split": "maintenance",
+    "stats": "maintenance",
     "verify": "commands",
     "view": "pictures",
     "write": "packing",

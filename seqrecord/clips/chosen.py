@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import followed, frame_keys
+from seqrecord.clips.grids import frame_keys, run_bounds
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.processes.forks import cached_property
 
@@ -66,7 +66,7 @@ class ChosenClips:
         """Whether an epoch has other clips than the next."""
         return bool((self.most != self.least).any())
 
-    def taken(self, chosen: npt.NDArray[np.bool_]) -> ChosenClips:
+    def subset(self, chosen: npt.NDArray[np.bool_]) -> ChosenClips:
         """Some of them."""
         return ChosenClips(
             self.row[chosen], self.episode[chosen], self.start[chosen], self.weight[chosen]
@@ -81,7 +81,7 @@ class ChosenClips:
         """
         episode, start = np.repeat(self.episode, times), np.repeat(self.start, times)
         place = frame_keys(episode, start)
-        edges = np.array(followed(place), np.int64)
+        edges = np.array(run_bounds(place), np.int64)
         begins = edges[:-1]
         return ClipTable(
             spec,

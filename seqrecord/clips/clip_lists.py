@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.clips.chosen import ChosenClips
-from seqrecord.clips.excerpts import Excerpts
+from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import MissingFrames
 from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError
@@ -116,7 +116,7 @@ def read_frame_lists(
     missing: MissingFrames,
     selected: IntArray,
     most: int | None = None,
-) -> tuple[IntArray, Excerpts, ChosenClips, int]:
+) -> tuple[IntArray, FrameLists, ChosenClips, int]:
     """The clips of `selected` episodes in a table of frame lists.
 
     `keys` and `num_frames` describe all episodes. Returns the rows of the clips' episodes,
@@ -137,7 +137,7 @@ def read_frame_lists(
             expected="frames that lack no feature, or other features",
             got=f"{counted(len(episode), 'clip')}, {int(mine.sum())} of selected episodes",
         )
-    excerpts, order = Excerpts.of(episode[whole], frames[whole], most)
+    excerpts, order = FrameLists.of(episode[whole], frames[whole], most)
     row = np.flatnonzero(whole)[order]
     chosen = ChosenClips(row, excerpts.excerpt, excerpts.start, weight[row])
     return np.unique(episode[mine]), excerpts, chosen, int((mine & ~whole).sum())

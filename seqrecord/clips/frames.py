@@ -16,7 +16,7 @@ at frame 2, and the times -0.1, 0 and 0.1::
     times                 0.09   0.19   0.29
     frames                1      2      3
 
-`KnownWindow`: of the frames of another window, the newest ones that have the feature: a GPS that
+`LatestWindow`: of the frames of another window, the newest ones that have the feature: a GPS that
 measures once a second, or a text that is written where it changes::
 
     frame        0 1 2 3 4 5 6 7 8 9
@@ -42,7 +42,7 @@ UNKNOWN = -1
 """The age of what is not known."""
 
 
-class FoundFrames(NamedTuple):
+class WindowFrames(NamedTuple):
     """Of n clips and one feature, of which a clip has T frames."""
 
     frames: IntArray
@@ -80,7 +80,7 @@ class OffsetWindow:
     offsets: IntArray
     rate: IntArray | None = None
     pads = False
-    reach = 0
+    lookback = 0
 
     @classmethod
     def of(cls, offsets: Iterable[int]) -> OffsetWindow:
@@ -98,16 +98,16 @@ class OffsetWindow:
         return self.offsets.shape, self.offsets.tobytes()
 
     @property
-    def held(self) -> IntArray:
+    def frame_offsets(self) -> IntArray:
         """The offsets at which a clip's frames can be, in any episode."""
         return self.offsets[0] if len(self.offsets) == 1 else np.unique(self.offsets)
 
-    def held_at(self, rate: int) -> IntArray:
+    def frame_offsets_at(self, rate: int) -> IntArray:
         """The same, in episodes of one rate."""
         found: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
         return found
 
-    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> FoundFrames:
+    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
         offsets = self.offsets[0 if self.rate is None else self.rate[episode]]
         if frames.draw is not None:
@@ -117,7 +117,7 @@ class OffsetWindow:
         asked = start[:, None] + offsets
         last = frames.num_frames[episode][:, None] - 1
         found = np.minimum(np.maximum(asked, 0), last)  # three times as fast as clip
-        return FoundFrames(found, found != asked)
+        return WindowFrames(found, found != asked)
 
 
 class Clock(Protocol):
@@ -146,7 +146,7 @@ class TimedWindow:
     first: int
     last: int
     clock: Clock
-    reach = 0
+    lookback = 0
 
     @property
     def length(self) -> int:
@@ -159,22 +159,22 @@ class TimedWindow:
         return self
 
     @property
-    def held(self) -> IntArray:
+    def frame_offsets(self) -> IntArray:
         """The offsets at which a clip's frames can be, in any episode."""
         return np.arange(self.first, self.last + 1)
 
-    def held_at(self, _rate: int) -> IntArray:
+    def frame_offsets_at(self, _rate: int) -> IntArray:
         """The same, for frames a second mean nothing here."""
-        return self.held
+        return self.frame_offsets
 
-    def find(self, episode: IntArray, start: IntArray, _frames: ClipFrames) -> FoundFrames:
+    def find(self, episode: IntArray, start: IntArray, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`.
 
         Raises `ClipError` where a frame is too far away, unless `pads`; and where timestamps are
         further apart, or closer, than the index says.
         """
         shape = len(start), len(self.times)
-        found = FoundFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
+        found = WindowFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
         num_far = 0
         for row in np.unique(episode).tolist():
             mine = np.flatnonzero(episode == row)
@@ -215,7 +215,7 @@ class TimedWindow:
 
 
 @dataclass(frozen=True, eq=False)
-class KnownWindow:
+class LatestWindow:
     """Of the frames of `window`, the newest that have the feature.
 
     `missing` are the frames that lack it. A value is at most `most` frames old; `None` for any age.
@@ -238,13 +238,13 @@ class KnownWindow:
         return self
 
     @property
-    def held(self) -> IntArray:
+    def frame_offsets(self) -> IntArray:
         """The offsets at which frames of `window` can be, from which one looks back."""
-        return self.window.held
+        return self.window.frame_offsets
 
-    def held_at(self, rate: int) -> IntArray:
+    def frame_offsets_at(self, rate: int) -> IntArray:
         """The same, in episodes of one rate."""
-        return self.window.held_at(rate)
+        return self.window.frame_offsets_at(rate)
 
     @property
     def pads(self) -> bool:
@@ -252,7 +252,7 @@ class KnownWindow:
         return self.window.pads
 
     @property
-    def reach(self) -> int:
+    def lookback(self) -> int:
         """The largest age of a value: how many frames one looks back."""
         missing = self.missing
         ages = (missing.stop - missing.start)[missing.start > 0]
@@ -266,12 +266,12 @@ class KnownWindow:
         if self.has_unknown:
             return MissingFrames.none()
         if self.most is None:
-            return self.missing.taken(self.missing.start == 0)
+            return self.missing.subset(self.missing.start == 0)
         start = self.missing.start
         late = replace(self.missing, start=np.where(start == 0, 0, start + self.most))
-        return late.taken(late.start < late.stop)
+        return late.subset(late.start < late.stop)
 
-    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> FoundFrames:
+    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
         asked = self.window.find(episode, start, frames)
         missing, of_clips = self.missing, asked.frames
@@ -295,7 +295,7 @@ class ClipWindow(Protocol):
         """Whether clips may have frames outside of their episode."""
 
     @property
-    def reach(self) -> int:
+    def lookback(self) -> int:
         """The number of frames before a clip's frames that may be read for it."""
 
     @property
@@ -307,17 +307,17 @@ class ClipWindow(Protocol):
         """Equal for windows of the same frames."""
 
     @property
-    def held(self) -> IntArray:
+    def frame_offsets(self) -> IntArray:
         """The offsets at which a clip's frames can be, in any episode."""
 
-    def held_at(self, rate: int, /) -> IntArray:
+    def frame_offsets_at(self, rate: int, /) -> IntArray:
         """The same, in episodes of one rate."""
 
-    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames, /) -> FoundFrames:
+    def find(self, episode: IntArray, start: IntArray, frames: ClipFrames, /) -> WindowFrames:
         """See `ClipFrames.find`."""
 
 
-class FrameLists(Protocol):
+class FrameMapping(Protocol):
     """Clips that are lists of frames."""
 
     def stored(self, episode: IntArray, places: IntArray, /) -> tuple[IntArray, IntArray]:
@@ -337,7 +337,7 @@ class ClipFrames:
     windows: Mapping[str, ClipWindow]
     num_frames: IntArray
     draw: DrawSteps | None = None
-    excerpts: FrameLists | None = None
+    excerpts: FrameMapping | None = None
     place: IntArray | None = None
 
     @property
@@ -345,7 +345,7 @@ class ClipFrames:
         """How many frames of each feature a clip has."""
         return {name: window.length for name, window in self.windows.items()}
 
-    def alike(self, features: Iterable[str]) -> list[tuple[str, ...]]:
+    def by_window(self, features: Iterable[str]) -> list[tuple[str, ...]]:
         """The features in sets, of which those of one set have the same frames in every clip."""
         found: dict[object, list[str]] = {}
         for name in features:
@@ -359,13 +359,13 @@ class ClipFrames:
     def has_unknown(self, feature: str) -> bool:
         """Whether clips may have frames of a feature for which nothing is known: zeros."""
         window = self.windows.get(feature)
-        return isinstance(window, KnownWindow) and window.has_unknown
+        return isinstance(window, LatestWindow) and window.has_unknown
 
     def at(self, place: IntArray) -> ClipFrames:
         """For clips at these places in the epoch, int64[n]."""
         return self if self.draw is None else replace(self, place=place)
 
-    def find(self, feature: str, episode: IntArray, start: IntArray) -> FoundFrames:
+    def find(self, feature: str, episode: IntArray, start: IntArray) -> WindowFrames:
         """The frames of a feature that clips have, in the order in which a batch has them.
 
         The clips are given by the rows of their episodes and their starts, int64[n] each.
@@ -396,7 +396,7 @@ class MissingFrames:
     @classmethod
     def of(cls, episode: IntArray, start: IntArray, stop: IntArray) -> MissingFrames:
         """From runs in any order, which may touch and overlap; int64[n] each."""
-        first, last = united(frame_keys(episode, start), frame_keys(episode, stop))
+        first, last = merged_intervals(frame_keys(episode, start), frame_keys(episode, stop))
         return cls(*split_keys(first), split_keys(last)[1])
 
     def find(self, episode: IntArray, frame: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
@@ -409,7 +409,7 @@ class MissingFrames:
     def _keys(self) -> IntArray:
         return frame_keys(self.episode, self.start)
 
-    def taken(self, runs: npt.NDArray[np.bool_]) -> MissingFrames:
+    def subset(self, runs: npt.NDArray[np.bool_]) -> MissingFrames:
         """Some of the runs, bool[n]."""
         return MissingFrames(self.episode[runs], self.start[runs], self.stop[runs])
 
@@ -448,7 +448,7 @@ class Starts:
         return np.clip(before, 0, self.possible[owner]) + base
 
 
-def reach_of(offsets: Iterable[IntArray]) -> tuple[int, int]:
+def offset_range(offsets: Iterable[IntArray]) -> tuple[int, int]:
     """How many frames before and behind a clip's start there must be for all these offsets."""
     every = np.concatenate([np.zeros(1, np.int64), *offsets])
     return -int(every.min()), int(every.max())
@@ -492,7 +492,7 @@ def _progressions(offsets: IntArray) -> list[tuple[int, int, int]]:
     return found
 
 
-def united(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
+def merged_intervals(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
     """The union of half-open intervals as disjoint ones in ascending order, empty ones dropped."""
     start, stop = start[stop > start], stop[stop > start]
     if not len(start):

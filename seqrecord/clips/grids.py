@@ -86,7 +86,7 @@ class ChunkGrid:
         parts = np.cumsum(count[several]) // _CHUNKS_AT_ONCE
         for rows in np.split(several, np.flatnonzero(np.diff(parts)) + 1):
             odd = num_frames[rows] > count[rows] * size[rows]  # their last chunk is too long
-            owner, place = numbered(count[rows])
+            owner, place = ragged_arange(count[rows])
             wrong = first_frame[first_chunk[rows][owner] + place] != place * size[rows][owner]
             odd[owner[wrong]] = True
             size[rows[odd]] = 0
@@ -108,7 +108,7 @@ class ChunkGrid:
         if not len(odd):
             return cls(chunk_frames, first_chunk, group)
         count = np.diff(first_chunk, append=len(first_frame))[odd]
-        owner, place = numbered(count)
+        owner, place = ragged_arange(count)
         first_edge = np.cumsum(count) - count
         row = first_chunk[odd][owner] + place
         start = first_frame[row].astype(np.int64)
@@ -131,11 +131,11 @@ class ChunkGrid:
         odd = np.flatnonzero((size == 0) & (num_frames > 0))
         if not len(odd) and np.array_equal(size, self.chunk_frames):
             return self
-        owner, place = numbered(self.place(odd, num_frames[odd] - 1) + 1)
+        owner, place = ragged_arange(self.place(odd, num_frames[odd] - 1) + 1)
         start, stop = self.bounds(odd[owner], place)
         length = np.minimum(stop, num_frames[odd][owner]) - start
         pieces = -(-length // most)
-        chunk, inside = numbered(pieces)
+        chunk, inside = ragged_arange(pieces)
         first_frame = start[chunk] + inside * length[chunk] // pieces[chunk]
         count = np.zeros_like(num_frames)
         np.add.at(count, odd[owner], pieces)
@@ -196,7 +196,7 @@ class ChunkGrid:
         stop = np.minimum(stop, num_frames[episode])
         first = frame - (frame - start) % length
         blocks, some = np.unique(frame_keys(episode, first), return_index=True)
-        owner, inside = numbered(np.minimum(length, stop - first)[some])
+        owner, inside = ragged_arange(np.minimum(length, stop - first)[some])
         return blocks[owner] + inside
 
     def place(self, episode: IntArray, frame: IntArray) -> IntArray:
@@ -249,13 +249,13 @@ def _even_piece(length: int, most: int) -> int:
     return best if 2 * best > most else 0
 
 
-def numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
+def ragged_arange(counts: IntArray) -> tuple[IntArray, IntArray]:
     """Owner, and number from 0 on, of `counts[i]` items of each owner `i`, one after the other."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
 
-def followed(*columns: IntArray, same: IntArray | None = None) -> list[int]:
+def run_bounds(*columns: IntArray, same: IntArray | None = None) -> list[int]:
     """Where runs begin, and where the last one ends: in a run all columns grow by one from each
     place to the next, int64[n] each, and `same`, int64[n], stays; `[0]` of nothing."""
     every = [*columns, *(() if same is None else (same,))]
@@ -283,7 +283,7 @@ def frame_keys(owner: IntArray, frame: IntArray) -> IntArray:
     return (owner << _FRAME_BITS) + frame
 
 
-def sought_keys(owner: IntArray, frame: IntArray) -> IntArray:
+def search_keys(owner: IntArray, frame: IntArray) -> IntArray:
     """As `grids`, of frames that may lie anywhere: to search among keys of frames.
 
     The key of a frame outside `[0, MAX_FRAMES)` lies before, or behind, all of its owner's frames,

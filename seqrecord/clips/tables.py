@@ -18,7 +18,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.frames import ClipUse, MissingFrames, Starts, excluded, reach_of, united
+from seqrecord.clips.frames import (
+    ClipUse,
+    MissingFrames,
+    Starts,
+    excluded,
+    merged_intervals,
+    offset_range,
+)
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import cached_property
@@ -103,11 +110,11 @@ class EpisodeTable:
     leading: int = 0
 
     @property
-    def lead(self) -> ChunkGrid:
+    def leading_grid(self) -> ChunkGrid:
         """The leading group's chunks."""
         return self.groups[self.leading]
 
-    def led_by(self, leading: int, selected: IntArray) -> EpisodeTable:
+    def with_leading(self, leading: int, selected: IntArray) -> EpisodeTable:
         """The same, for an epoch of some episodes that is cut by another group's chunks.
 
         An episode of a single chunk does not tell how long its chunks would be. It counts as one of
@@ -181,7 +188,7 @@ class ClipTable:
         )
 
     @classmethod
-    def united(cls, tables: Sequence[ClipTable]) -> ClipTable:
+    def union(cls, tables: Sequence[ClipTable]) -> ClipTable:
         """The clips that any of some tables has, each once. They are of one spec and selection."""
         if len(tables) == 1:
             return tables[0]
@@ -192,7 +199,7 @@ class ClipTable:
         ]
         counts = [table.count for table in tables]
         first, stop = np.concatenate(numbers), np.concatenate(numbers) + np.concatenate(counts)
-        first, stop = united(first, stop)
+        first, stop = merged_intervals(first, stop)
         episode, number = split_keys(first)
         possible = max(table.num_clips + table.num_incomplete for table in tables)
         return cls(
@@ -300,7 +307,7 @@ def enumerate_clips(
         offsets = np.arange(spec.length) * spec.dilation
         uses = [ClipUse(offsets, missing or MissingFrames.none())]
     num_frames = episodes.num_frames[selected]
-    before, after = reach_of(use.offsets for use in uses)
+    before, after = offset_range(use.offsets for use in uses)
     before, after = 0 if pads[0] else before, max(0 if pads[1] else after, drop_last)
     first_start = spec.phase + max(0, -((spec.phase - before) // spec.stride)) * spec.stride
     possible = _num_starts(num_frames - after - first_start, spec.stride)
@@ -310,7 +317,7 @@ def enumerate_clips(
     # intervals of these numbers; what is left between the intervals are the runs.
     stops = np.cumsum(possible)
     starts = Starts(first_start, spec.stride, selected, num_frames, possible)
-    excluded_start, excluded_stop = united(*excluded(starts, uses))
+    excluded_start, excluded_stop = merged_intervals(*excluded(starts, uses))
     begins = np.sort(np.concatenate((stops - possible, excluded_stop)))
     ends = np.sort(np.concatenate((stops, excluded_start)))
     kept = ends > begins

@@ -172,7 +172,7 @@ class Seconds:
                     got=self,
                 )
             return np.arange(first, last + 1)
-        asked = np.array(self.asked) * fps
+        asked = np.array(self.time_list) * fps
         _check_range(feature, asked)
         offsets = np.round(asked)
         wrong = np.flatnonzero(np.abs(offsets - asked) > slack)
@@ -207,7 +207,7 @@ class Seconds:
         return np.stack(found)
 
     @property
-    def asked(self) -> tuple[float, ...]:
+    def time_list(self) -> tuple[float, ...]:
         """The times, of a list or `step` so many seconds."""
         if self.times is not None:
             return self.times

@@ -29,7 +29,7 @@ from seqrecord.schema import FeatureSpec
 _BYTE = np.dtype(np.uint8)
 
 
-class Rows(Protocol):
+class FeatureRows(Protocol):
     """Rows of frames by feature: an array [rows, …], or what can `make` arrays in its rows."""
 
     def __getitem__(self, feature: str) -> Any: ...
@@ -168,7 +168,7 @@ class Padded:
         mask[tuple(slice(frame.shape[axis]) for axis in self._varies)] = True
 
 
-def clear_rows(spec: FeatureSpec, target: Rows, first: int, count: int) -> None:
+def clear_rows(spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
     """Make zeros of rows of a feature: no values where the shape varies, and empty texts."""
     rows = target[spec.name]
     if isinstance(rows, np.ndarray):
@@ -221,7 +221,7 @@ class Frames:
         return nested(chain.from_iterable(self._clips))
 
 
-class Packed:
+class PackedFrames:
     """Frames that are put one after the other into memory of a pool, for so many clips."""
 
     def __init__(self, spec: ArraySpec, pool: BufferPool) -> None:
@@ -237,7 +237,7 @@ class Packed:
         self._memory[self._used : self._used + frame.nbytes] = frame.reshape(-1).view(_BYTE)
         self._used += frame.nbytes
 
-    def finish(self, num_clips: int) -> Packed:
+    def finish(self, num_clips: int) -> PackedFrames:
         """All frames are there; the memory is released when the last one is dropped."""
         self._values = self._pool.lease(self._memory, self._used).view(self._dtype)
         self._num_clips = num_clips

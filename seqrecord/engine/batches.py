@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.grids import followed
+from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import RaggedFrames
 from seqrecord.engine.calls import Calls
@@ -95,7 +95,7 @@ def repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Co
     """Copies of repeated frames: row `i` of each array becomes its row `source[i]`."""
     target = np.flatnonzero(source != np.arange(len(source)))
     source = source[target]
-    for begin, end in pairwise(followed(target, source)):
+    for begin, end in pairwise(run_bounds(target, source)):
         to, of = (slice(int(rows[begin]), int(rows[end - 1]) + 1) for rows in (target, source))
         for array in arrays:
             yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.grids import followed
+from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.arena import Arena, Packed, Rows, clips_of
+from seqrecord.engine.arena import Arena, FeatureRows, PackedFrames, clips_of
 from seqrecord.engine.batches import BatchBuilder, ClipRows, Copiers, Copy, do_nothing
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import frames_in
@@ -40,7 +40,7 @@ _ArenaT = TypeVar("_ArenaT")
 
 
 @dataclass(frozen=True)
-class GroupNeeds:
+class GroupRows:
     """Rows for the frames of a group of features."""
 
     specs: Mapping[str, ArraySpec]
@@ -49,10 +49,10 @@ class GroupNeeds:
 
 
 @dataclass(frozen=True)
-class Needs:
+class BufferNeeds:
     """What an iteration needs memory for: rows of frames, and batches of clips."""
 
-    groups: tuple[GroupNeeds, ...]
+    groups: tuple[GroupRows, ...]
     specs: Mapping[str, ArraySpec]  # of the features of batches, in their order
     lengths: Mapping[str, int]  # frames of each of them in a clip
     batch_size: int  # clips
@@ -92,7 +92,7 @@ class ChunkBuffers:
 class Buffers(Protocol[_ArenaT]):
     """The memory of an iteration. Methods are called by any of its threads."""
 
-    needs: Needs
+    needs: BufferNeeds
     chunks: ChunkBuffers
     arenas: Sequence[_ArenaT]
     """One a group of features: where loads go, and what a `BatchBuilder` gathers from."""
@@ -102,7 +102,9 @@ class Buffers(Protocol[_ArenaT]):
     def begin(self, stats: EngineStats) -> None:
         """Called first, by the scheduler's thread. `stats` counts what crosses to a device."""
 
-    def storing(self, target: Any, rows: IntArray) -> AbstractContextManager[tuple[Rows, IntArray]]:
+    def storing(
+        self, target: Any, rows: IntArray
+    ) -> AbstractContextManager[tuple[FeatureRows, IntArray]]:
         """A context for the thread that brings frames to rows of an arena, int64[n]: what to write
         them to, and in which rows, int64[n].
 
@@ -121,7 +123,7 @@ class HostBuffers:
 
     stream: None = None
 
-    def __init__(self, needs: Needs) -> None:
+    def __init__(self, needs: BufferNeeds) -> None:
         self.needs, self.is_fresh = needs, True
         self.chunks = ChunkBuffers()
         self.arenas: Sequence[Arena] = [
@@ -134,7 +136,9 @@ class HostBuffers:
     def begin(self, stats: EngineStats) -> None:
         """See `Buffers`; there is nothing to do."""
 
-    def storing(self, target: Any, rows: IntArray) -> AbstractContextManager[tuple[Rows, IntArray]]:
+    def storing(
+        self, target: Any, rows: IntArray
+    ) -> AbstractContextManager[tuple[FeatureRows, IntArray]]:
         """See `Buffers`; these rows themselves."""
         return nullcontext((target, rows))
 
@@ -161,7 +165,9 @@ class BufferCache:
     def __reduce__(self) -> tuple[type[BufferCache], tuple[()]]:
         return BufferCache, ()
 
-    def acquire(self, needs: Needs, make: Callable[[Needs], Buffers[Any]]) -> Buffers[Any]:
+    def acquire(
+        self, needs: BufferNeeds, make: Callable[[BufferNeeds], Buffers[Any]]
+    ) -> Buffers[Any]:
         """The buffers kept, if they are what is needed, else new ones once those are gone."""
         if self._process != os.getpid():  # what a fork has of them is the other process's
             self._idle.clear()
@@ -203,13 +209,13 @@ class HostBatchBuilder:
         self._pools = pools
         fixed = [name for name, spec in specs.items() if spec.is_fixed]
         self._buffers = {name: pools[name].acquire() for name in fixed}
-        self._variable: dict[str, Packed] = {}
+        self._variable: dict[str, PackedFrames] = {}
         self._texts: dict[str, list[Any]] = {}  # a list for each clip
         for name, spec in specs.items():
             if spec.value != "array":
                 self._texts[name] = [None] * size
             elif not spec.is_fixed:
-                self._variable[name] = Packed(spec, pools[name])
+                self._variable[name] = PackedFrames(spec, pools[name])
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
@@ -274,7 +280,7 @@ class HostBatchBuilder:
         Small clips whose slots lie apart go through memory of their own, in one copy.
         """
         parts, scattered = [], []
-        runs = list(pairwise(followed(slots)))
+        runs = list(pairwise(run_bounds(slots)))
         for source in sources:
             for name in source.features:
                 buffer = self._buffers.get(name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.arena import Rows
+from seqrecord.engine.arena import FeatureRows
 from seqrecord.engine.decoding import Fetched
 from seqrecord.engine.engine import Job, loader_of, whole_chunks
 from seqrecord.engine.loading import ChunkLoader
@@ -65,7 +65,7 @@ class LoadCounter(ChunkLoader):
         return self._found
 
     def _read_raw(
-        self, group: int, chunk: IntArray, frame: IntArray, _: Rows, rows: IntArray
+        self, group: int, chunk: IntArray, frame: IntArray, _: FeatureRows, rows: IntArray
     ) -> set[str]:
         raw, begin = self._reader.raw[group], self._dataset.contents.index.groups[group].first_frame
         for path, ranges in raw.reads(frame_runs(chunk, frame - begin[chunk], rows)):

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.frames import ClipFrames
-from seqrecord.clips.grids import followed
+from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.arena import Padded, Rows, clear_rows
+from seqrecord.engine.arena import FeatureRows, Padded, clear_rows
 from seqrecord.engine.device.video import DeviceFrames
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
@@ -76,7 +76,7 @@ class FrameDecoder:
             seconds = perf_counter() - begin
         self._stats.add(decode_seconds=seconds, fetch_seconds=-seconds)
 
-    def decode(self, fetched: Fetched, frames: IntArray, out: Rows, rows: IntArray) -> None:
+    def decode(self, fetched: Fetched, frames: IntArray, out: FeatureRows, rows: IntArray) -> None:
         """Decode frames of a chunk into rows, and transform them."""
         seconds = dict.fromkeys((page.feature for page in fetched.pages), 0.0)
         every = [page for part in (fetched, *fetched.others) for page in part.pages]
@@ -100,7 +100,7 @@ class FrameDecoder:
         self,
         fetched: Fetched,
         frames: IntArray,
-        out: Rows,
+        out: FeatureRows,
         rows: IntArray,
         seconds: dict[str, float],
     ) -> int:
@@ -117,7 +117,7 @@ class FrameDecoder:
                     for row in rows[~present].tolist():
                         clear_rows(spec, out, row, 1)
             inside, places = frames[present] - chunk.first_frame, rows[present]
-            runs = list(pairwise(followed(places)))
+            runs = list(pairwise(run_bounds(places)))
             with self.naming(chunk):
                 for page in pages:
                     if (item := fetched.data.get(page.feature)) is not None:
@@ -128,7 +128,7 @@ class FrameDecoder:
         return decoded
 
     def _store_run(
-        self, page: Page, data: memoryview, frames: list[int], out: Rows, row: int
+        self, page: Page, data: memoryview, frames: list[int], out: FeatureRows, row: int
     ) -> None:
         """Decode frames of a page, counted from the chunk's first, into rows from `row` on."""
         reader, target = self._reader, out[page.feature]
@@ -157,7 +157,7 @@ class FrameDecoder:
         self,
         fetched: Fetched,
         frames: IntArray,
-        out: Rows,
+        out: FeatureRows,
         rows: IntArray,
         transform: FrameTransform,
         specs: Mapping[str, ArraySpec],
@@ -188,7 +188,7 @@ class FrameDecoder:
         by_name = {page.feature: page for page in pages}
         if self._clip_frames is None:
             return [list(pages)]
-        return [[by_name[name] for name in names] for names in self._clip_frames.alike(by_name)]
+        return [[by_name[name] for name in names] for names in self._clip_frames.by_window(by_name)]
 
     @contextmanager
     def naming(self, chunk: Chunk, transformed: int | None = None) -> Iterator[None]:

@@ -24,7 +24,7 @@ import torch
 from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Batch, Channel, ClosedError, OpenBatch
-from seqrecord.engine.buffers import BufferCache, Buffers, GroupNeeds, HostBuffers, Needs
+from seqrecord.engine.buffers import BufferCache, BufferNeeds, Buffers, GroupRows, HostBuffers
 from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.executor import Executor, Slots
@@ -116,7 +116,7 @@ class Execution:
         self.job, self.resources, self.stats = job, resources, stats
         kept = resources.kept
         stream = resources.stream or kept.stream(resources.device)
-        make: Callable[[Needs], Buffers[Any]] = HostBuffers
+        make: Callable[[BufferNeeds], Buffers[Any]] = HostBuffers
         if stream is not None:
             from seqrecord.engine.device.buffers import DeviceBuffers
 
@@ -283,17 +283,17 @@ def _begin(
     return OpenBatch(size, partial(buffers.begin_batch, size), lock)
 
 
-def _needs(job: Job, resources: Resources) -> Needs:
+def _needs(job: Job, resources: Resources) -> BufferNeeds:
     """What the iteration needs memory for."""
     plan, memory = job.plan, resources.memory
     groups = tuple(
-        GroupNeeds(_of_group(job, group.group), num_rows, rows.digest if rows else "")
+        GroupRows(_of_group(job, group.group), num_rows, rows.digest if rows else "")
         for group, num_rows, rows in zip_longest(plan.groups, memory.num_rows, resources.rows)
     )
     video: tuple[FeatureSpec, ...] = ()
     if resources.decode_there and resources.device is not None and job.frame_transform is None:
         video = tuple(spec for spec in job.dataset.features.values() if spec.is_video)
-    return Needs(
+    return BufferNeeds(
         groups,
         job.made,
         job.lengths,

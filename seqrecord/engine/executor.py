@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from seqrecord.clips.grids import followed
+from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, ClipRows, OpenBatch
 from seqrecord.engine.calls import DrawClips, Drawn
 from seqrecord.engine.stores import (
+    ArenaRows,
     AssignedLoad,
-    FoundRows,
     FrameStore,
     Load,
     PendingLoad,
@@ -139,8 +139,8 @@ class Executor:
             return
         clips = current.clips.rows(begin, stop)
         batch, slot = self._slots(clips, number + begin)
-        found = _Found(self._store.find(clips))
-        for a, b in pairwise(followed(same=batch)):
+        found = _RowFinder(self._store.find(clips))
+        for a, b in pairwise(run_bounds(same=batch)):
             if self._first_batch is None:
                 self._first_batch = int(batch[a])
             if self._first_batch == batch[a]:
@@ -162,7 +162,7 @@ class Executor:
             ahead.place(following.waiting)
             ahead.start()
             self._workers.stats.add(loads_throttled=len(following.waiting))
-        self._workers.stats.hold(self._store.nbytes)
+        self._workers.stats.note_resident(self._store.nbytes)
 
     def _gather(
         self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[ClipRows[Any]]
@@ -283,10 +283,10 @@ def _by_use(item: AssignedLoad | Loading) -> int:
     return item.first_use
 
 
-class _Found:
+class _RowFinder:
     """Where the frames of clips are, computed for many clips at once: a batch may be a few."""
 
-    def __init__(self, places: list[FoundRows]) -> None:
+    def __init__(self, places: list[ArenaRows]) -> None:
         self._places = places
         self._first, self._last = 0, 0
         self._sources: list[ClipRows[Any]] = []  # of the clips `[first, last)`

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.frames import ClipFrames
-from seqrecord.clips.grids import followed, numbered
+from seqrecord.clips.grids import ragged_arange, run_bounds
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.arena import Rows
+from seqrecord.engine.arena import FeatureRows
 from seqrecord.engine.buffers import Buffers
 from seqrecord.engine.decoding import Fetched, FrameDecoder, Transform
 from seqrecord.engine.stats import EngineStats
@@ -183,7 +183,7 @@ class ChunkLoader:
         group: int,
         chunk: IntArray,
         frame: IntArray,
-        out: Rows,
+        out: FeatureRows,
         rows: IntArray,
     ) -> None:
         """Bring frames of a group to these rows: the chunk of each, its number in its episode, and
@@ -237,7 +237,7 @@ class ChunkLoader:
     def _frames(self, loads: Sequence[Load]) -> tuple[IntArray, IntArray]:
         """The chunk of each frame of loads of one group, and its number in its episode; int64[n]
         each."""
-        owner, inside = numbered(np.array([load.count for load in loads]))
+        owner, inside = ragged_arange(np.array([load.count for load in loads]))
         frame = (
             np.array([load.first for load in loads])[owner] + inside * self._steps[loads[0].group]
         )
@@ -258,7 +258,7 @@ class ChunkLoader:
         group: int,
         chunk: IntArray,
         frame: IntArray,
-        out: Rows,
+        out: FeatureRows,
         rows: IntArray,
         fetched: Fetched | None,
     ) -> Fetched | None:
@@ -276,7 +276,7 @@ class ChunkLoader:
             self._stats.add(frames_decoded=len(frame) if group == self._leading else 0)
             return None
         try:
-            for begin, stop in pairwise(followed(same=chunk)):
+            for begin, stop in pairwise(run_bounds(same=chunk)):
                 check_wanted(self._dataset.url)
                 if fetched is None or fetched.chunk.row != chunk[begin]:
                     if fetched is not None:
@@ -299,7 +299,7 @@ class ChunkLoader:
         group: int,
         chunk: IntArray,
         frame: IntArray,
-        out: Rows,
+        out: FeatureRows,
         rows: IntArray,
     ) -> set[str]:
         """Read frames of raw features straight to their rows; which features these are."""
@@ -314,7 +314,7 @@ class ChunkLoader:
             nbytes = raw.read(runs, targets, lender, exact=exact, resizing=self._decoder.resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
-                for a, b in pairwise(followed(same=chunk)):  # which is wrong?
+                for a, b in pairwise(run_bounds(same=chunk)):  # which is wrong?
                     self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b])
             # Of several that are right one by one, the first.
             self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
@@ -398,7 +398,7 @@ class ChunkLoader:
                 for row in np.unique(rows).tolist():
                     yield self._reader.chunk_at(group, row, chunk.episode)
 
-    def _decode(self, fetched: Fetched, frames: IntArray, out: Rows, rows: IntArray) -> None:
+    def _decode(self, fetched: Fetched, frames: IntArray, out: FeatureRows, rows: IntArray) -> None:
         self._decoder.decode(fetched, frames, out, rows)
 
     def _note_fetch(self, begin: float, nbytes: int, chunks: Sequence[int] | IntArray) -> None:

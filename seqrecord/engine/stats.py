@@ -94,7 +94,7 @@ class EngineStats:
         """Report, too, what these counters count from now on: those of a storage."""
         self._counters, self._counted = counters, dict(counters())
 
-    def hold(self, peak_buffer_bytes: int) -> None:
+    def note_resident(self, peak_buffer_bytes: int) -> None:
         """So many bytes of frames are held now."""
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, peak_buffer_bytes)
         self.trace.count("resident", bytes=peak_buffer_bytes)

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.frames import ClipFrames
-from seqrecord.clips.grids import MAX_FRAMES, followed, frame_keys, sought_keys
+from seqrecord.clips.grids import MAX_FRAMES, frame_keys, run_bounds, search_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import ClipRows
 from seqrecord.format.index import GroupIndex
@@ -51,7 +51,7 @@ class FrameStore(Protocol):
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
         """Give rows to those loads for which there is room; the others stay in `waiting`."""
 
-    def find(self, clips: Clips) -> list[FoundRows]:
+    def find(self, clips: Clips) -> list[ArenaRows]:
         """Where the frames of clips are, for features that have the same frames together."""
 
     def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:
@@ -60,7 +60,7 @@ class FrameStore(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class FoundRows:
+class ArenaRows:
     """Where an arena has the frames of clips, for features of which each clip has the same frames.
 
     Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
@@ -93,12 +93,12 @@ class _Group:
     def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any) -> None:
         self.number, self.window = plan.group, plan.window
         self.arena, self.clip_frames = arena, clip_frames
-        self.alike = clip_frames.alike(arena.specs)
+        self.feature_sets = clip_frames.by_window(arena.specs)
         self.frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
 
-    def found(self, clips: Clips, frame_step: int, *columns: IntArray) -> Iterator[FoundRows]:
-        for names in self.alike:
-            yield FoundRows(self.arena, names, self.clip_frames, clips, frame_step, *columns)
+    def found(self, clips: Clips, frame_step: int, *columns: IntArray) -> Iterator[ArenaRows]:
+        for names in self.feature_sets:
+            yield ArenaRows(self.arena, names, self.clip_frames, clips, frame_step, *columns)
 
     def assigned(self, use: int, load: Load, rows: IntArray) -> AssignedLoad:
         return AssignedLoad(use, load, self.arena, rows, len(rows) * self.frame_nbytes)
@@ -146,8 +146,8 @@ class Rings:
         waiting[:] = late
         return assigned
 
-    def find(self, clips: Clips) -> list[FoundRows]:
-        found: list[FoundRows] = []
+    def find(self, clips: Clips) -> list[ArenaRows]:
+        found: list[ArenaRows] = []
         for number, group in self._groups.items():
             last = group.clip_frames.num_frames[clips.episode] - 1
             begin = group.window.begin(clips.start, last)
@@ -213,7 +213,7 @@ class AllFrames:
         for use, load in sorted(waiting, key=lambda item: item.first_use):
             group, step = self._groups[load.group], self._groups[load.group].window.frame_step
             frames, rows = self._missing(load, step)
-            for a, b in pairwise(followed(frames // step)):
+            for a, b in pairwise(run_bounds(frames // step)):
                 part = replace(load, first=int(frames[a]), count=b - a)
                 assigned.append(group.assigned(use, part, rows[a:b]))
             self._asked[load.group][rows] = True
@@ -237,8 +237,8 @@ class AllFrames:
             missing &= frames <= max(load.first + (load.count - 1) * step, int(used.max(initial=0)))
         return frames[missing], rows[missing]
 
-    def find(self, clips: Clips) -> list[FoundRows]:
-        found: list[FoundRows] = []
+    def find(self, clips: Clips) -> list[ArenaRows]:
+        found: list[ArenaRows] = []
         for number, group in self._groups.items():
             last = group.clip_frames.num_frames[clips.episode] - 1
             shift = self._rows[number].shift(clips.episode, group.window.begin(clips.start, last))
@@ -321,7 +321,7 @@ class Ring:
         self._loaded = 0
         self._freed = 0
         self._next = (-1, -1)  # run and frame that would continue what was loaded last
-        self._held: deque[_Held] = deque()
+        self._spans: deque[_RingSpan] = deque()
 
     def has_room(self, count: int) -> bool:
         return self._loaded + count - self._freed <= self.num_rows
@@ -332,18 +332,18 @@ class Ring:
         return self._loaded - self._freed
 
     @property
-    def held(self) -> Iterable[_Held]:
+    def spans(self) -> Iterable[_RingSpan]:
         """Consecutive frames of one run each, in the order of their loads."""
-        return self._held
+        return self._spans
 
     def load(self, run: int, first: int, count: int) -> IntArray:
         """Rows for frames of a run from `first` on, behind those loaded last; int64[count]."""
         assert self.has_room(count), "the plan holds more frames than it said"
         if (run, first) == self._next:
-            self._held[-1] = self._held[-1]._replace(stop=self._loaded + count)
+            self._spans[-1] = self._spans[-1]._replace(stop=self._loaded + count)
         else:
             origin = self._loaded - first // self._step
-            self._held.append(_Held(run, first, origin, self._loaded + count))
+            self._spans.append(_RingSpan(run, first, origin, self._loaded + count))
         self._next = (run, first + count * self._step)
         rows = np.arange(self._loaded, self._loaded + count) % self.num_rows + self.first_row
         self._loaded += count
@@ -352,13 +352,13 @@ class Ring:
     def free(self, count: int) -> None:
         """Forget the `count` frames that were loaded first."""
         self._freed += count
-        while self._held and self._held[0].stop <= self._freed:
-            self._held.popleft()
-        if not self._held:
+        while self._spans and self._spans[0].stop <= self._freed:
+            self._spans.popleft()
+        if not self._spans:
             self._next = (-1, -1)
 
 
-class _Held(NamedTuple):
+class _RingSpan(NamedTuple):
     """Frames of a run from `first` on, which a ring holds one after the other.
 
     Frame `f` is at place `(origin + f // step) % num_rows` of the ring, up to place `stop`.
@@ -380,7 +380,7 @@ def find_rows(
     Clip `i` starts at frame `start[i]` of run `run[i]`; all of its frames are held. Runs ascend
     over the rings, and within each. Frame `f` is in row `first + (origin + f // step) % number`.
     """
-    held = [(h.run, h.first, h.origin, r.first_row, r.num_rows) for r in rings for h in r.held]
+    held = [(h.run, h.first, h.origin, r.first_row, r.num_rows) for r in rings for h in r.spans]
     table = np.array(held, np.int64).reshape(-1, 5)
     keys = frame_keys(table[:, 0], table[:, 1])
     at = np.searchsorted(keys, frame_keys(run, start), side="right") - 1
@@ -458,8 +458,8 @@ def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray)
     ends = last + window.offset == num_frames[loads.episode] - 1
     least = np.where(begins, 0, first - window.span + 1)
     most = np.where(ends, MAX_FRAMES, last)
-    low = np.searchsorted(place, sought_keys(loads.run, least))
-    high = np.searchsorted(place, sought_keys(loads.run, most), side="right")
+    low = np.searchsorted(place, search_keys(loads.run, least))
+    high = np.searchsorted(place, search_keys(loads.run, most), side="right")
     # The least number in each of the ranges [low, high): every second of these.
     bounds = np.stack((low, high), axis=1).ravel()
     found = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]

@@ -243,7 +243,7 @@ class _File:
                 continue
             self._left -= 1
             yield (
-                f'{{{_what(name, seconds is None)},"ts":{begin * 1e6:.3f},'
+                f'{{{_event_fields(name, seconds is None)},"ts":{begin * 1e6:.3f},'
                 + (f'"dur":{seconds * 1e6:.3f},' if seconds is not None else "")
                 + f'"pid":{self._process},"tid":{track},"args":{_as_json(args)}}}'
             )
@@ -269,7 +269,7 @@ class _File:
 
 
 @lru_cache(maxsize=64)
-def _what(name: str, counts: bool) -> str:
+def _event_fields(name: str, counts: bool) -> str:
     """What an event is, as JSON."""
     if counts:
         return f'"ph":"C","name":{_as_json(name)}'

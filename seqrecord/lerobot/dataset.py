@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
-from seqrecord.clips.grids import numbered
+from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import delta_timestamps
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
@@ -219,7 +219,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         """Items' numbers by `index` of their frames; `None` where all episodes are chosen."""
         if self.episodes is None:
             return None
-        owner, inside = numbered(self._length[self.clips.clips.selected])
+        owner, inside = ragged_arange(self._length[self.clips.clips.selected])
         index = self._begin[self.clips.clips.selected][owner] + inside
         return {number: item for item, number in enumerate(index.tolist())}
 

@@ -23,12 +23,12 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.clips.frames import ClipFrames
-from seqrecord.clips.grids import followed, frame_keys, split_keys
+from seqrecord.clips.grids import frame_keys, run_bounds, split_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
-from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested, squeeze
+from seqrecord.engine.arena import Arena, FeatureRows, RaggedFrames, for_users, nested, squeeze
 from seqrecord.engine.batches import CallThreads, ClipRows, Copy, repeats
-from seqrecord.engine.buffers import HostBuffers, Needs
+from seqrecord.engine.buffers import BufferNeeds, HostBuffers
 from seqrecord.engine.calls import Drawn, as_arrays
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
@@ -90,7 +90,7 @@ class ClipReader:
         self._memory_limit = memory_limit
         num_frames = selection.dataset.contents.episode_table.num_frames
         self._first_row = first_rows(num_frames, selection.clip_set.selected)
-        self._alike = selection.windows.frames.alike(selection.frames.arrays)
+        self._alike = selection.windows.frames.by_window(selection.frames.arrays)
         self._sets = _sets_of(selection, self._alike, parse_size(memory_limit))
         self._buffers = PerProcess(dict[bool, HostBuffers])  # for one clip, and for several
         self._filling = PerProcess(threading.Lock)  # who reads what stays
@@ -200,12 +200,12 @@ class ClipReader:
         found = kept.get(is_single)
         if found is None or found.needs.batch_size < count:
             shared = get_worker_info() is not None
-            needs = Needs((), selection.made, selection.lengths, count, _KEEP, shared=shared)
+            needs = BufferNeeds((), selection.made, selection.lengths, count, _KEEP, shared=shared)
             found = kept[is_single] = HostBuffers(needs)
         return found
 
     def _loads(
-        self, one: _Set, keys: IntArray, target: Rows, rows: IntArray, buffers: HostBuffers
+        self, one: _Set, keys: IntArray, target: FeatureRows, rows: IntArray, buffers: HostBuffers
     ) -> Iterator[Copy]:
         """Loads that bring frames, by their keys in ascending order, to rows of `target`: one for
         each chunk, or one for all of a group."""
@@ -226,7 +226,7 @@ class ClipReader:
         episode, frame = split_keys(keys)
         for grid in grids if transform is None else grids[:1]:  # a load of one brings all others'
             chunk = grid.row(episode, grid.place(episode, frame))
-            for a, b in pairwise([0, len(keys)] if one.is_small else followed(same=chunk)):
+            for a, b in pairwise([0, len(keys)] if one.is_small else run_bounds(same=chunk)):
                 part = grid.group, chunk[a:b], frame[a:b], target, rows[a:b]
                 yield Copy(nbytes // len(grids) * (b - a), partial(loader.load_frames, *part))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.clip_lists import read_clip_list, read_frame_lists
-from seqrecord.clips.excerpts import Excerpts
+from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_windows import SelectedWindows
@@ -45,7 +45,7 @@ class ClipSet:
     clips: ClipTable
     phases: Phases | None = None
     chosen: ChosenClips | None = None
-    excerpts: Excerpts | None = None
+    excerpts: FrameLists | None = None
     _last: dict[tuple[int, int], ClipTable] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -92,10 +92,10 @@ class ClipSet:
         index, spec = windows.dataset.contents.index, options.spec
         listed = read_clip_list(options.clips, index.keys, index.num_frames, windows.reaches)
         found = ChosenClips.of(*listed)
-        found = found.taken(np.isin(found.episode, selected))
+        found = found.subset(np.isin(found.episode, selected))
         selected = np.unique(found.episode)
         whole = windows.enumerate(spec, selected).has(found.episode, found.start)
-        chosen, lacking = found.taken(whole), int((~whole).sum())
+        chosen, lacking = found.subset(whole), int((~whole).sum())
         table = chosen.table(spec, selected, chosen.most, num_incomplete=lacking)
         return cls(spec, windows, selected, table, chosen=chosen)
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.clips.excerpts import Excerpts
+from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import (
     ClipFrames,
     ClipUse,
     ClipWindow,
-    KnownWindow,
+    LatestWindow,
     MissingFrames,
     OffsetWindow,
-    reach_of,
+    offset_range,
 )
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
 from seqrecord.clips.windows import Seconds, describe_offsets
@@ -57,9 +57,9 @@ class FeatureWindows:
                 groups.setdefault(group, []).append(window)
         found = []
         for _, windows in sorted(groups.items()):
-            held = [w.held * dilation for w in windows for dilation in selected.dilations]
+            held = [w.frame_offsets * dilation for w in windows for dilation in selected.dilations]
             is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
-            reach = max(window.reach for window in windows)
+            reach = max(window.lookback for window in windows)
             pad = any(selected.pads) or not is_even
             found.append(Window.around(held, stride, pad=pad, reach=reach))
         return found
@@ -88,7 +88,7 @@ class SelectedWindows:
         options: ClipOptions,
         dataset: Dataset,
         selected: IntArray,
-        excerpts: Excerpts | None = None,
+        excerpts: FrameLists | None = None,
     ) -> None:
         self.dataset, self._selected, self._excerpts = dataset, selected, excerpts
         self.dilations = options.dilations if options.has_drawn_steps else (1,)
@@ -105,12 +105,12 @@ class SelectedWindows:
                 say_once(notice)
         step = 1 if options.has_drawn_steps else options.dilations[0]
         offsets = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
-        self._others: OffsetWindow | Excerpts = excerpts or offsets
+        self._others: OffsetWindow | FrameLists = excerpts or offsets
         self._latest = options.latest
         self._windows = {**own, **self._known(own)}
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
-            every = [window.held for window in (self._others, *self._windows.values())]
+            every = [window.frame_offsets for window in (self._others, *self._windows.values())]
             whole = OffsetWindow.of(np.unique(np.concatenate(every)))
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:
@@ -118,7 +118,7 @@ class SelectedWindows:
         self._reach = np.zeros((len(self._rates), 2), np.int64)
         for rate in self._rates:
             windows = self.stored.windows.values()
-            reach = reach_of(w.held_at(rate) * self.dilations[0] for w in windows)
+            reach = offset_range(w.frame_offsets_at(rate) * self.dilations[0] for w in windows)
             self._reach[rate] = np.where(self.pads, 0, reach)
         self._reach[:, 1] = np.maximum(self._reach[:, 1], self._drop_last)
         self.span = 1 + int(self._reach.sum(axis=1).min())
@@ -136,11 +136,11 @@ class SelectedWindows:
             for name in names
             if (any(self.pads) and (self._all_have or name in self.asked)) or found[name].pads
         ]
-        aged = [name for name in names if isinstance(found[name], KnownWindow)]
+        aged = [name for name in names if isinstance(found[name], LatestWindow)]
         alone = [name for name, window in found.items() if window is self._others]
         return FeatureWindows(self, self._frames(found), padded, aged, alone)
 
-    def _known(self, own: Mapping[str, Any]) -> dict[str, KnownWindow]:
+    def _known(self, own: Mapping[str, Any]) -> dict[str, LatestWindow]:
         """The windows of features with the newest values."""
         if self._latest and self.is_transformed:
             raise ClipError(
@@ -152,9 +152,9 @@ class SelectedWindows:
         found = {}
         for name, asked in self._latest.items():
             missing = self.dataset.contents.missing_frames([name])
-            missing = missing.taken(np.isin(missing.episode, self._selected))
+            missing = missing.subset(np.isin(missing.episode, self._selected))
             window, has_unknown = own.get(name, self._others), asked.unknown is not None
-            found[name] = KnownWindow(window, missing, asked.max_age, has_unknown)
+            found[name] = LatestWindow(window, missing, asked.max_age, has_unknown)
         return found
 
     def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
@@ -173,7 +173,7 @@ class SelectedWindows:
         They are clips of the `selected` episodes, by default of all that were selected.
         """
         stored, rows = self.stored, self._selected if selected is None else selected
-        uses = [(stored.windows[n[0]], self.missing(n)) for n in stored.alike(stored.windows)]
+        uses = [(stored.windows[n[0]], self.missing(n)) for n in stored.by_window(stored.windows)]
         united = []
         for dilation in dilations or self.dilations:
             tables = [
@@ -181,14 +181,17 @@ class SelectedWindows:
                     spec,
                     self.dataset.contents.episode_table,
                     rows[self._rate[rows] == rate],
-                    uses=[ClipUse(window.held_at(rate) * dilation, lack) for window, lack in uses],
+                    uses=[
+                        ClipUse(window.frame_offsets_at(rate) * dilation, lack)
+                        for window, lack in uses
+                    ],
                     pads=self.pads,
                     drop_last=self._drop_last,
                 )
                 for rate in self._rates
             ]
             united.append(ClipTable.concatenated(tables))
-        found = ClipTable.united(united)
+        found = ClipTable.union(united)
         return found if self.asked else replace(found, num_outside=0)
 
     @property
@@ -208,7 +211,7 @@ class SelectedWindows:
         Of last known values, those for which there is none.
         """
         window = self.stored.windows[features[0]]
-        if isinstance(window, KnownWindow):
+        if isinstance(window, LatestWindow):
             return window.unknown
         return self.dataset.contents.missing_frames(features)
 
@@ -221,7 +224,7 @@ class SelectedWindows:
                 found[name] = repr(asked)
             else:
                 window = self._windows[name]
-                every = (describe_offsets(window.held_at(rate)) for rate in self._rates)
+                every = (describe_offsets(window.frame_offsets_at(rate)) for rate in self._rates)
                 found[name] = "; ".join(dict.fromkeys(every))
         for name, latest in sorted(self._latest.items()):
             frames = found.get(name, "clip_len")

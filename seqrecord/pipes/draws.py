@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from seqrecord.clips.cameras import EpisodeCamera, known_cameras
-from seqrecord.clips.excerpts import Excerpts
+from seqrecord.clips.frame_lists import FrameLists
 from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
@@ -51,7 +51,7 @@ class ClipEpisodes:
 
     dataset: Dataset
     metadata: Sequence[str]
-    excerpts: Excerpts | None
+    excerpts: FrameLists | None
     repeats: bool
     _known: dict[int, Facts] = field(default_factory=dict, repr=False)
 

@@ -71,7 +71,7 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
         # codecs may need room for a frame that is in no row yet
         beside = sum(spec.nbytes for spec in frames.stored.values() if not spec.is_fixed)
     else:
-        grid, frame = episodes.lead, sum(spec.nbytes for spec in frames.arrays.values())
+        grid, frame = episodes.leading_grid, sum(spec.nbytes for spec in frames.arrays.values())
         staying, held = [frame], [frame + open_chunk_bytes(grid, groups, features)]
         if grid.whole is None:
             lead = tables[grid.group]

@@ -17,7 +17,7 @@ import torch
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch, BatchBuilder, OpenBatch
-from seqrecord.engine.buffers import BufferCache, HostBuffers, Needs
+from seqrecord.engine.buffers import BufferCache, BufferNeeds, HostBuffers
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.errors import ClipError
@@ -101,7 +101,7 @@ class MixedBatches:
         """Bytes of a clip in a batch."""
         return max(1, clip_nbytes(self.specs, self.lengths))
 
-    def buffers(self, needs: Needs, stream: SideStream | None) -> BatchBuffers:
+    def buffers(self, needs: BufferNeeds, stream: SideStream | None) -> BatchBuffers:
         """Memory for batches: that of the last iteration of this process, if there is one.
 
         `needs` lacks the features.

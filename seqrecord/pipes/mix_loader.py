@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from seqrecord.engine.batches import Batch, Channel, OpenBatch
-from seqrecord.engine.buffers import Needs
+from seqrecord.engine.buffers import BufferNeeds
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
@@ -224,7 +224,7 @@ class MixLoader:
             nbytes = sum(source.planner.most_bytes(plan.part.count) for source in self._sources)
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
         stream = self._batches[0].kept.stream(device)
-        needs = Needs((), {}, {}, self.batch_size, num_batches, device, in_worker)
+        needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, device, in_worker)
         buffers = [batches.buffers(needs, stream) for batches in self._batches]
         begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))

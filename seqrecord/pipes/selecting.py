@@ -125,8 +125,10 @@ def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
     table = in_pieces(contents.episode_table, features)
     if found.excerpts is not None:
         table = found.excerpts.table(table)
-    table = table.led_by(nbytes.index(max(nbytes)), found.clips.selected)
-    return table if frames.transform is None else EpisodeTable(table.num_frames, (table.lead,))
+    table = table.with_leading(nbytes.index(max(nbytes)), found.clips.selected)
+    return (
+        table if frames.transform is None else EpisodeTable(table.num_frames, (table.leading_grid,))
+    )
 
 
 def _divided(

@@ -403,7 +403,7 @@ def advise(
     else:
         lines.append(
             f"the consumer waits for data {percent(waiting / step)} of the time. "
-            + _what_helps(stage, stats, seconds, threads, cores, is_local)
+            + _recommendation(stage, stats, seconds, threads, cores, is_local)
         )
         if waiting > _BURSTS * median_wait and stats.get("loads_throttled"):
             lines.append(
@@ -415,7 +415,7 @@ def advise(
     return tuple(lines)
 
 
-def _what_helps(
+def _recommendation(
     stage: Stage,
     stats: Mapping[str, Any],
     seconds: float,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.depth import bound
-from seqrecord.clips.grids import followed
+from seqrecord.clips.grids import run_bounds
 from seqrecord.errors import ClipError
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.contents import Contents, Episodes
@@ -181,7 +181,7 @@ def _tasks(columns: Sequence[_Column], rows: npt.NDArray[np.int64]) -> Iterator[
     # An episode begins a task where the frames before it fill one more.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
     first = [0] * len(columns)
-    for a, b in pairwise(followed(same=number)):
+    for a, b in pairwise(run_bounds(same=number)):
         for at, column in enumerate(columns):
             yield _Task(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
             first[at] += int((-(-lengths[a:b] // column.span_frames)).sum())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import ChunkGrid, numbered
+from seqrecord.clips.grids import ChunkGrid, ragged_arange
 from seqrecord.clips.tables import (
     ClipSpec,
     ClipTable,
@@ -121,14 +121,14 @@ class Contents:
             group = index.groups[number]
             columns = [group.schema.position(n) for n in group.schema if n in self.features]
             for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
-                owner, place = numbered(group.num_chunks[some])
+                owner, place = ragged_arange(group.num_chunks[some])
                 chunks = group.first_chunk[some][owner] + place
                 sums = self.chunks.lasting_sums(group, chunks)
                 tables = group.page_length[chunks][:, columns], sums[:, columns]
                 update_digest(digest, "<u4", group.num_frames[chunks], *tables)
         for number, name in enumerate(sorted(self.features, key=self.stored_name)):
             gaps = self.missing_frames([name])
-            gaps = gaps.taken(np.isin(gaps.episode, episodes))
+            gaps = gaps.subset(np.isin(gaps.episode, episodes))
             place = np.searchsorted(episodes, gaps.episode)
             update_digest(digest, "<i8", np.full(len(gaps), number), place, gaps.start, gaps.stop)
         return {

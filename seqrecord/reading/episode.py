@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import followed
+from seqrecord.clips.grids import run_bounds
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
 from seqrecord.reading.chunks import ChunkReader, Page
@@ -137,7 +137,7 @@ class Episode:
             alone = is_read.nonzero()[0]
             raw.read(frame_runs(rows[alone], inside[alone], alone), straight, exact=True)
             order = np.argsort(rows, kind="stable") if others else rows[:0]
-            for begin, stop in pairwise(followed(same=rows[order])):
+            for begin, stop in pairwise(run_bounds(same=rows[order])):
                 places = order[begin:stop]
                 chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
                 wanted = others if is_read[places[0]] else names
@@ -153,7 +153,7 @@ class Episode:
         places: npt.NDArray[np.int64],
     ) -> None:
         """Bring frames of a chunk's pages, counted from its first, to places of the arrays."""
-        reader, whole, runs = self._reader, [], followed(inside, places)
+        reader, whole, runs = self._reader, [], run_bounds(inside, places)
         for page in pages:
             spec = reader.features[page.feature]
             is_alone = len(places) == 1 and not (reader.verify or spec.is_video or page.external)

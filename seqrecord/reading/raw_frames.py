@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
-from seqrecord.clips.grids import IntArray, followed, numbered
+from seqrecord.clips.grids import IntArray, ragged_arange, run_bounds
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import Index
 from seqrecord.format.pages import aligned, slice_frames
@@ -63,7 +63,7 @@ def frame_runs(chunk: IntArray, frame: IntArray, row: IntArray) -> list[FrameRun
     """
     order = np.lexsort((frame, chunk))
     chunk, frame, row = chunk[order], frame[order], row[order]
-    edges = followed(frame, row, same=chunk)
+    edges = run_bounds(frame, row, same=chunk)
     chunks, frames, rows = (column[edges[:-1]].tolist() for column in (chunk, frame, row))
     counts = [stop - begin for begin, stop in pairwise(edges)]
     return list(map(FrameRun, chunks, frames, counts, rows))
@@ -106,7 +106,7 @@ class _Piece:
         """Have these positions of its page, of so many bytes each, brought to rows in `memory`."""
         if len(runs) > _MOST_PARTS and self.nbytes <= _COPIED_BYTES:
             _, first, count, row = np.array(runs).T
-            owner, inside = numbered(count)
+            owner, inside = ragged_arange(count)
             self.parts.append(self.nbytes)
             self.of = first[owner] + inside - self.skipped // nbytes
             self.rows = row[owner] + inside
@@ -375,7 +375,7 @@ class RawFrames:
         position = np.cumsum(mask) - 1
         for _, first, count, row in runs:
             there = np.flatnonzero(mask[first : first + count])
-            for a, b in pairwise(followed(there)):
+            for a, b in pairwise(run_bounds(there)):
                 at = int(there[a])
                 yield FrameRun(chunk, int(position[first + at]), b - a, row + at)
 

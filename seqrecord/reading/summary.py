@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.clips.grids import followed
+from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
@@ -444,7 +444,7 @@ def summarize_episode(
 def _runs(flags: npt.NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
     """The runs `[start, stop)` of true values."""
     at = np.flatnonzero(flags)
-    return tuple((int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(followed(at)))
+    return tuple((int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(run_bounds(at)))
 
 
 def _missing_text(feature: EpisodeFeature, num_frames: int) -> str:

@@ -161,10 +161,10 @@ class Timestamps:
 
     def window(self, seconds: Seconds) -> TimedWindow:
         """The window of these times."""
-        first, _ = self._bounds(min(seconds.asked))
-        _, last = self._bounds(max(seconds.asked))
+        first, _ = self._bounds(min(seconds.time_list))
+        _, last = self._bounds(max(seconds.time_list))
         pads = seconds.out_of_range == "pad"
-        return TimedWindow(seconds.asked, seconds.tolerance, pads, first, last, self)
+        return TimedWindow(seconds.time_list, seconds.tolerance, pads, first, last, self)
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
         """See `Clock`."""

@@ -152,7 +152,7 @@ class ClipFacts:
         """
         windows = windows or [Window.of(table.spec)] * len(episodes.groups)
         used = table.episode[np.diff(table.episode, prepend=-1) != 0]
-        sizes = episodes.lead.chunk_frames
+        sizes = episodes.leading_grid.chunk_frames
         chunks = np.unique(sizes[table.selected])
         chunks = chunks[chunks > 0]
         regular = used[sizes[used] > 0]
@@ -160,7 +160,7 @@ class ClipFacts:
         size = np.searchsorted(chunks, sizes[regular])
         np.maximum.at(longest, size, episodes.num_frames[regular])
         odd = table.selected[sizes[table.selected] == 0]
-        irregular = int(episodes.lead.largest[odd].max()) if len(odd) else 0
+        irregular = int(episodes.leading_grid.largest[odd].max()) if len(odd) else 0
         lengths = episodes.num_frames[used]
         cut, keyframes, gops = episodes.groups[cut_group(episodes)], 0, used[:0]
         if cut.whole is not None and len(used):

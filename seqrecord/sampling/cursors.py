@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips.grids import ChunkGrid, numbered
+from seqrecord.clips.grids import ChunkGrid, ragged_arange
 from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.sampling.bounds import BlockSizes
 from seqrecord.sampling.runs import Runs, Window, merged
@@ -146,13 +146,13 @@ class Walk(ABC):
         """
         low, high = clips[0], clips[-1]
         if apart:
-            owner, inside = numbered(high - low)
+            owner, inside = ragged_arange(high - low)
             bounds = low[owner] + inside
         else:
             first_clip = self._runs.first_clip
             first_row = np.searchsorted(first_clip, low, side="right")
             number = np.searchsorted(first_clip, high, side="left") - first_row
-            owner, inside = numbered(np.where(high > low, np.maximum(number, 0), 0))
+            owner, inside = ragged_arange(np.where(high > low, np.maximum(number, 0), 0))
             bounds = first_clip[first_row[owner] + inside]
         flat = clips.T.ravel()  # by cursor and round: never falling
         bounds = merged(bounds, flat)

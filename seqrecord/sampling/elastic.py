@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import followed, frame_keys, numbered
+from seqrecord.clips.grids import frame_keys, ragged_arange, run_bounds
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
 from seqrecord.sampling.bounds import PlanSettings
@@ -265,7 +265,7 @@ class _Remainder:
         columns = zip(*found, strict=True) if found else [[empty]] * 2
         place, count = (np.concatenate(list(column)) for column in columns)
         if self._table.repeats:  # then rows may overlap: clip by clip
-            owner, number = numbered(count)
+            owner, number = ragged_arange(count)
             place = place[owner] + self._table.spec.stride * number
             count = np.ones(len(place), np.int64)
         return concatenated_pieces(self._table, place, count)
@@ -273,7 +273,7 @@ class _Remainder:
 
 def _intervals(clips: IntArray) -> tuple[IntArray, IntArray]:
     """Ascending numbers as half-open intervals."""
-    edges = np.array(followed(clips), np.int64)
+    edges = np.array(run_bounds(clips), np.int64)
     return clips[edges[:-1]], clips[edges[1:] - 1] + 1
 
 

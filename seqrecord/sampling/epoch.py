@@ -45,7 +45,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import numbered
+from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.bounds import BlockSizes, ClipFacts, PlanSettings, cursor_bounds
@@ -224,7 +224,7 @@ class EpochLayout:
         cursor in a row are far apart.
         """
         stride, size = self.facts.spec.stride, self.settings.batch_size or 1
-        row, inside = numbered(blocks.count)
+        row, inside = ragged_arange(blocks.count)
         start = blocks.first[row] + inside * stride
         if not self.settings.shuffle or not len(row):
             return row, start
@@ -232,7 +232,7 @@ class EpochLayout:
         new |= np.diff(position, prepend=-1) != 0
         first = np.flatnonzero(new)  # row of each block
         sizes = np.add.reduceat(blocks.count, first)
-        block, place = numbered(sizes)
+        block, place = ragged_arange(sizes)
         size_of = sizes[block]
         # Episodes count by their place in the selection: rows may differ between datasets.
         episode = np.searchsorted(self.selected, blocks.episode[first])

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import numbered
+from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
@@ -298,7 +298,7 @@ class Plan(ABC):
         some = stop > start
         first_place = grid.place(blocks.episode, start)
         last_place = grid.place(blocks.episode, np.maximum(stop - 1, start))
-        row, inside = numbered(np.where(some, last_place - first_place + 1, 0))
+        row, inside = ragged_arange(np.where(some, last_place - first_place + 1, 0))
         place, episode = first_place[row] + inside, blocks.episode[row]
         begin, end = grid.bounds(episode, place)
         first = np.maximum(start[row], begin)

@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips.grids import MAX_OWNERS, ChunkGrid, numbered, split_keys
+from seqrecord.clips.grids import MAX_OWNERS, ChunkGrid, ragged_arange, split_keys
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.random_order import hash64, key_of, permutation
@@ -238,7 +238,7 @@ class Runs:
         """
         first = np.searchsorted(self.first_clip, starts, side="right") - 1
         number = np.searchsorted(self.first_clip, stops, side="left") - first
-        owner, inside = numbered(np.where(stops > starts, number, 0))
+        owner, inside = ragged_arange(np.where(stops > starts, number, 0))
         row = first[owner] + inside
         begin = np.maximum(self.first_clip[row], starts[owner])
         end = np.minimum(self.first_clip[row] + self.count[row], stops[owner])
@@ -395,7 +395,7 @@ def shares_of(
         stop[:, -1] += repeated
     # Cursor `inside[i]` of the `number[share[i]]` of each share.
     number = np.diff(np.arange(num_shares + 1) * num_cursors // num_shares)
-    share, inside = numbered(number)
+    share, inside = ragged_arange(number)
     begin, length, number = start[:, share], (stop - start)[:, share], number[share]
     stop = begin + length * (inside + 1) // number
     return PartShares(begin + length * inside // number, stop, repeated)

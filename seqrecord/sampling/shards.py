@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.clips.grids import ChunkGrid, frame_keys, numbered, split_keys
+from seqrecord.clips.grids import ChunkGrid, frame_keys, ragged_arange, split_keys
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
@@ -168,7 +168,7 @@ class ShuffledPlan(EpochPlan):
         begin = window.begin(start, last)
         stop = np.clip(start + (window.offset + window.span), 1, last + 1)
         first_place = grid.place(episode, begin)
-        row, inside = numbered(grid.place(episode, stop - 1) - first_place + 1)
+        row, inside = ragged_arange(grid.place(episode, stop - 1) - first_place + 1)
         keys = frame_keys(episode[row], first_place[row] + inside)
         keys, use, number = np.unique(keys, return_index=True, return_inverse=True)
         owner, place = split_keys(keys)

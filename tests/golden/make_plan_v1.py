@@ -94,7 +94,7 @@ CASES = [
 def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rounds of a case's plan, as JSON."""
     episodes = episode_table(case["num_frames"], case["chunk_frames"])
-    grid = replace(episodes.lead, by_frame=case.get("by_frame", False))
+    grid = replace(episodes.leading_grid, by_frame=case.get("by_frame", False))
     episodes = replace(episodes, groups=(grid,))
     table = enumerate_clips(ClipSpec(**case["spec"]), episodes, np.arange(len(episodes)))
     settings = dict(case["settings"])

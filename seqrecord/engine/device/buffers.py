@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.grids import followed
-from seqrecord.engine.arena import Frames, FreshRows, ObjectRows, Rows
+from seqrecord.clips.grids import run_bounds
+from seqrecord.engine.arena import FeatureRows, Frames, FreshRows, ObjectRows
 from seqrecord.engine.batches import ClipRows, Copiers
-from seqrecord.engine.buffers import ChunkBuffers, Needs
+from seqrecord.engine.buffers import BufferNeeds, ChunkBuffers
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop, Place, interpolated, nearest, runs
 from seqrecord.engine.device.streams import (
@@ -100,7 +100,7 @@ class DeviceArena:
         return sum(rows.nbytes for rows in self._rows.values() if isinstance(rows, torch.Tensor))
 
     @contextmanager
-    def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[Rows]:
+    def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[FeatureRows]:
         """Memory of the host for the frames of these rows, one after the other, which are stored
         after the block; and the rows themselves, of video that the device decodes."""
         arrays: dict[str, Any] = {
@@ -151,7 +151,7 @@ class DeviceArena:
                         target[row] = self._upload(frame) if is_array else frame
                         nbytes += frame.nbytes if is_array else 0
                     continue
-                for start, stop in pairwise(followed(rows)):
+                for start, stop in pairwise(run_bounds(rows)):
                     first = int(rows[start])
                     source = frames[start:stop].view(target.dtype)
                     target[first : first + len(source)].copy_(source, non_blocking=is_late)
@@ -297,7 +297,7 @@ class DeviceBuffers:
     device has come to the last but one that was taken: of those that were, it then has `CONSUMER`.
     """
 
-    def __init__(self, needs: Needs, stream: SideStream | None = None) -> None:
+    def __init__(self, needs: BufferNeeds, stream: SideStream | None = None) -> None:
         assert needs.device is not None, "buffers of a device"
         self.needs, self.is_fresh = needs, False
         self.chunks = ChunkBuffers()
@@ -319,7 +319,7 @@ class DeviceBuffers:
     @contextmanager
     def storing(
         self, target: DeviceArena, rows: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[Rows, npt.NDArray[np.int64]]]:
+    ) -> Iterator[tuple[FeatureRows, npt.NDArray[np.int64]]]:
         """See `Buffers`; rows of staging, which the device copies from after the block."""
         self._stream.bind_thread()
         with target.stage(rows) as staged:

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from seqrecord.clips.frames import ClipFrames, FoundFrames
+from seqrecord.clips.frames import ClipFrames, WindowFrames
 from seqrecord.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
 from seqrecord.clips.tables import EpisodeTable
 from seqrecord.processes.forks import cached_property
 
 
 @dataclass(frozen=True, eq=False)
-class Excerpts:
-    """Excerpts, and what each of n clips has of its own: a `ClipWindow`.
+class FrameLists:
+    """FrameLists, and what each of n clips has of its own: a `ClipWindow`.
 
     Excerpt `i` has the frames `frames[first[i]:first[i + 1]]` of `episode[i]`, a row of the index;
     both ascend. Clip `j` is in `excerpt[j]`, starts at `start[j]`, and has the frames at
@@ -41,16 +41,16 @@ class Excerpts:
     start: IntArray
     places: IntArray
     pads = False
-    reach = 0
+    lookback = 0
 
     @classmethod
     def of(
         cls, episode: IntArray, frames: IntArray, most: int | None = None
-    ) -> tuple[Excerpts, IntArray]:
+    ) -> tuple[FrameLists, IntArray]:
         """Of clips by the rows of their episodes, int64[n], and their frames, int64[n, T], in any
         order; and which of these each clip of the excerpts is, int64[n].
 
-        Excerpts have at most `most` frames, or those of one clip.
+        FrameLists have at most `most` frames, or those of one clip.
         """
         order = np.lexsort((frames.max(axis=1), frames.min(axis=1), episode))
         episode, frames = episode[order], frames[order]
@@ -121,19 +121,19 @@ class Excerpts:
         return self
 
     @cached_property
-    def held(self) -> IntArray:
+    def frame_offsets(self) -> IntArray:
         """The offsets from starts at which places can be."""
         apart = self.places - self.start[:, None]
         return np.arange(min(0, int(apart.min())), int(apart.max()) + 1)
 
-    def held_at(self, _rate: int) -> IntArray:
+    def frame_offsets_at(self, _rate: int) -> IntArray:
         """The same, for frames a second mean nothing here."""
-        return self.held
+        return self.frame_offsets
 
-    def find(self, excerpt: IntArray, start: IntArray, _frames: ClipFrames) -> FoundFrames:
+    def find(self, excerpt: IntArray, start: IntArray, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`; of places."""
         places = self.places[self._clips(excerpt, start)]
-        return FoundFrames(places, np.zeros(places.shape, np.bool_))
+        return WindowFrames(places, np.zeros(places.shape, np.bool_))
 
     def _clips(self, excerpt: IntArray, start: IntArray) -> IntArray:
         return np.searchsorted(self._keys, frame_keys(excerpt, start))
