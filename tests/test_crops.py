@@ -424,7 +424,7 @@ BAD: list[tuple[Any, str]] = [
     (RandomCrop(3, features=["note"]), "a height and a width"),
     ([], "is not valid"),
     (RandomCrop, "is not valid"),
-    ([lambda clip, _: clip, RandomCrop(3)], "a function before a crop"),
+    ([lambda clip, _: clip, RandomCrop(3)], "a function before a step"),
     ([RandomCrop(3), "flip"], "is not valid"),
     ([RandomCrop(3, features=["image"]), HorizontalFlip()], "different features"),
 ]
@@ -457,7 +457,7 @@ def test_what_is_refused(path: Path, loader: Any, transform: Any, message: str) 
 )
 def test_sizes_that_are_none(size: Any) -> None:
     for crop in (RandomCrop, CenterCrop):
-        with pytest.raises(ClipError, match="not a size"):
+        with pytest.raises(ClipError, match="invalid size"):
             crop(size)
 
 

@@ -445,15 +445,21 @@ def test_a_flipped_stereo_pair_is_said(
 
 
 BAD: list[tuple[Any, str]] = [
-    ({}, "is not valid|others"),
+    ({}, "is not valid|mixes a dict"),
     ({"wrist": 3}, "not valid for a camera"),
     ({3: Resize(2)}, "not valid for a camera"),
     ({"wrist": [Resize(2), lambda c, _: c]}, "not valid for a camera"),
-    ({"wrist": Resize(2, features=["wrist"])}, "chooses features"),
-    ([{"wrist": Resize(2)}, Resize(2)], "others"),
+    ({"wrist": Resize(2, features=["wrist"])}, "has the argument features"),
+    ([{"wrist": Resize(2)}, Resize(2)], "mixes a dict"),
     ({"none": Resize(2)}, "not read"),
-    ([Resize(8, features=["wrist"]), RandomCrop(4, features=["wrist"])], "was resized"),
-    ([Resize(8, features=["wrist"]), Resize(4, features=["wrist"])], "was resized"),
+    (
+        [Resize(8, features=["wrist"]), RandomCrop(4, features=["wrist"])],
+        "crops or resizes after Resize",
+    ),
+    (
+        [Resize(8, features=["wrist"]), Resize(4, features=["wrist"])],
+        "crops or resizes after Resize",
+    ),
 ]
 
 

@@ -305,13 +305,13 @@ def test_any_list(path: Path, data: st.DataObject) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"frames": [[1, 2]], "start": [1]}, "start, beside frames"),
-    ({"frames": [1]}, "no lists of frames in the column frames"),
+    ({"frames": [1]}, "no lists of frames in column frames"),
     ({"frames": [[0.5, 1.0]]}, "no lists of frames"),
     ({"frames": [[1, 23]]}, "in row 0.*set/0.*0 to 22"),
     ({"frames": [[-1, 2]]}, "in row 0.*set/0.*0 to 22"),
     ({"frames": [[]]}, "no frames, in row 0"),
     ({"frames": [[1, None]]}, "nulls"),
-    ({"frames": [None]}, "no lists of frames in the column frames"),
+    ({"frames": [None]}, "no lists of frames in column frames"),
     ({"episode": ["set/0"] * 2, "frames": [[1, 2], [1]]}, "several lengths, in row 1"),
     ({"episode": ["set/9"], "frames": [[1, 2]]}, "not there, in row 0"),
     ({"episode": [], "frames": []}, "no rows"),

@@ -104,8 +104,11 @@ def test_names_that_are_not_there(path: Path) -> None:
     ("table", "message"),
     [
         ({"episode": ["set/0"]}, "clips lacks a column: start; "),
-        ({"episode": ["set/0"], "start": [0], "score": [1]}, "column that is not known: score; "),
-        ({"episode": ["set/0"], "start": [0, 1]}, "clips is no table: .*length 1 but got length 2"),
+        ({"episode": ["set/0"], "start": [0], "score": [1]}, "unknown column: score; "),
+        (
+            {"episode": ["set/0"], "start": [0, 1]},
+            "clips is not a table: .*length 1 but got length 2",
+        ),
     ],
 )
 def test_columns_of_clips(table: dict[str, Any], message: str, path: Path) -> None:

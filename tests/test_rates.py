@@ -352,7 +352,7 @@ def test_a_unit_that_is_given_later_counts(tmp_path: Path) -> None:
     assert SeqRecordMapDataset(path, windows=windows, episodes=["f"], pad="edge")[3]["a"] == 4
     clips = SeqRecordMapDataset(path, windows=windows, episodes=["e"], pad="edge")
     assert clips[5]["a"] == 6
-    with pytest.raises(ClipError, match="near enough"):
+    with pytest.raises(ClipError, match="within the tolerance"):
         clips[6]  # the next frame is 0.2 s later
 
 
@@ -392,7 +392,7 @@ def test_messages_name_the_unit(tmp_path: Path) -> None:
     with pytest.raises(ClipError, match=r"do not ascend.*timestamps in ms"):
         SeqRecordMapDataset(path, windows={"a": Seconds([0.1])})
     path = write(tmp_path / "b", {"e": [0.0, 0.1, 0.15, 0.3]}, "ns", "i8", fps=None)
-    with pytest.raises(ClipError, match=r"near enough.*timestamps in ns"):
+    with pytest.raises(ClipError, match=r"within the tolerance.*timestamps in ns"):
         SeqRecordMapDataset(path, windows={"a": Seconds([0.1])}, pad="edge")[2]
 
 

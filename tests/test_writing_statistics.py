@@ -452,7 +452,7 @@ def test_of_some_frames_and_anew(lacking: Path) -> None:
 
 def test_features_that_have_none_are_named(tmp_path: Path) -> None:
     write_small(tmp_path / "d")
-    assert "no statistics of photo; --recompute reads them" in run(tmp_path / "d").stderr
+    assert "no statistics of photo; use --recompute" in run(tmp_path / "d").stderr
     assert run(tmp_path / "d", "--recompute").stderr == ""
 
 

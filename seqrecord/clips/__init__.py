@@ -1,1 +1,1 @@
-"""Clips: which there are, which frames each has of each feature, and what is made of them."""
+"""Clips: enumeration, windows of features, and transforms."""

@@ -27,7 +27,7 @@ class EpisodeCamera(NamedTuple):
 
     @property
     def column(self) -> str:
-        """The column of its intrinsics in batches."""
+        """Column of the intrinsics in batches."""
         return "intrinsics" if self.name is None else f"{self.name}_intrinsics"
 
     def intrinsics(self, cameras: Sequence[Any], frames: IntArray | None = None) -> FloatArray:
@@ -49,11 +49,11 @@ class EpisodeCamera(NamedTuple):
         if isinstance(camera, Mapping):
             own = camera.get(self.name, camera)
             camera = own if isinstance(own, Mapping) else camera
-            values = [camera.get(one) for one in _INTRINSICS]
+            values = [camera.get(name) for name in _INTRINSICS]
             size = {"height": height, "width": width}
-            fits = all(n is None or camera.get(one, n) == n for one, n in size.items())
+            fits = all(n is None or camera.get(side, n) == n for side, n in size.items())
             if fits and all(type(value) in (int, float) for value in values):
-                known = [camera.get(one) if n is None else n for one, n in size.items()]
+                known = [camera.get(side) if n is None else n for side, n in size.items()]
                 return [n if type(n) in (int, float) else float("nan") for n in (*values, *known)]
         return [float("nan")] * (len(_INTRINSICS) + 2)
 
@@ -66,13 +66,13 @@ def known_cameras(
     *,
     may_share: bool,
 ) -> list[EpisodeCamera]:
-    """The cameras of features with one crop window whose intrinsics an episode's `camera` contains.
+    """Cameras of features with one crop window, if the episode's `camera` has all their intrinsics.
 
-    This is the shared camera alone, if it is known and features of one stored size `may_share` it.
-    `frame` is the size of frames; `sizes` has stored and resized sizes of resized features.
+    Only the shared camera, if it is complete and `may_share` (features of one stored size). `frame`
+    is (height, width) of frames; `sizes` maps resized features to their stored and resized size.
     """
     found = [EpisodeCamera(name, *sizes.get(name, (frame,))) for name in sorted(features)]
-    if may_share and len({one[1:] for one in found}) == 1:
+    if may_share and len({camera[1:] for camera in found}) == 1:
         found.insert(0, found[0]._replace(name=None))
     known = [one for one in found if not np.isnan(one.intrinsics([camera])).any()]
     return known[:1] if known and known[0].name is None else known

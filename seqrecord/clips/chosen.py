@@ -1,4 +1,4 @@
-"""Clips that somebody has chosen one by one, and how often each comes: integers, without I/O."""
+"""Clips of a user's list, with weights: integers, without I/O."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from seqrecord.processes.forks import cached_property
 
 @dataclass(frozen=True, eq=False)
 class ChosenClips:
-    """Clips in canonical order, by episode and then by start, the same one maybe several times.
+    """Listed clips, sorted by episode, then by start. Duplicates are allowed.
 
-    `row`, int64[n], says which one of the user's list each is; `episode` and `start` are int64[n].
-    Each comes `weight` times in an epoch, float64[n], on average.
+    `row`, int64[n], is each clip's row in the user's list; `episode` and `start` are int64[n].
+    `weight`, float64[n], is the mean number of repetitions per epoch.
     """
 
     row: IntArray
@@ -29,7 +29,7 @@ class ChosenClips:
     def of(
         cls, episode: IntArray, start: IntArray, weight: npt.NDArray[np.float64] | None = None
     ) -> ChosenClips:
-        """From a list in any order; without `weight` each comes once."""
+        """Sort a list of clips. The default weight is 1."""
         row = np.lexsort((start, episode))
         weight = np.ones(len(row)) if weight is None else weight
         return cls(row, episode[row], start[row], weight[row])
@@ -42,32 +42,32 @@ class ChosenClips:
 
     @cached_property
     def as_listed(self) -> IntArray:
-        """Where each clip of the user's list is, in the order of the list; int64[n]."""
+        """Position of each row of the user's list, int64[n]."""
         return np.argsort(self.row, kind="stable")
 
     @property
     def most(self) -> IntArray:
-        """How often each comes at most in an epoch; int64[n]."""
+        """Largest number of repetitions per epoch, int64[n]."""
         return np.ceil(self.weight).astype(np.int64)
 
     @property
     def least(self) -> IntArray:
-        """How often each comes at least in every epoch; int64[n]."""
+        """Smallest number of repetitions per epoch, int64[n]."""
         return np.floor(self.weight).astype(np.int64)
 
     @property
     def repeats(self) -> bool:
-        """Whether a clip may come more than once in an epoch."""
+        """Whether a clip may occur twice in an epoch."""
         again = (np.diff(self.episode) == 0) & (np.diff(self.start) == 0)
         return bool((self.weight > 1).any() or again.any())
 
     @property
     def differs_by_epoch(self) -> bool:
-        """Whether an epoch has other clips than the next."""
+        """Whether epochs differ in their clips."""
         return bool((self.most != self.least).any())
 
     def subset(self, chosen: npt.NDArray[np.bool_]) -> ChosenClips:
-        """Some of them."""
+        """The clips of a mask, bool[n]."""
         return ChosenClips(
             self.row[chosen], self.episode[chosen], self.start[chosen], self.weight[chosen]
         )
@@ -75,9 +75,10 @@ class ChosenClips:
     def table(
         self, spec: ClipSpec, selected: IntArray, times: IntArray, *, num_incomplete: int = 0
     ) -> ClipTable:
-        """The clips, each `times`, int64[n], of the `selected` episodes; `spec` has stride 1.
+        """The clips as a table, each repeated `times`, int64[n]; `spec` has stride 1.
 
-        Clips that start at frames in a row make one row of the table.
+        `selected` are the selected episodes. Clips with consecutive starts become one row of the
+        table.
         """
         episode, start = np.repeat(self.episode, times), np.repeat(self.start, times)
         place = frame_keys(episode, start)

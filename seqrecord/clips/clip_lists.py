@@ -1,6 +1,6 @@
-"""The argument `clips`: a table of clips, by their starts or by their frames.
+"""The argument `clips`: a table with an episode and a start, or frames, per clip.
 
-Errors name the row of the table, the expected value and the actual one.
+Errors name the row, the expected and the actual value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from seqrecord.errors import ClipError
 from seqrecord.text import counted, repr_of
 
 ClipList: TypeAlias = Mapping[str, Any] | Any
-"""A dict of columns, or a table of Arrow, pandas, Polars or another that Arrow can read."""
+"""A dict of columns, or a table of Arrow, pandas, Polars or any library that Arrow can read."""
 
 _COLUMNS: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
     "episode": ("keys", "text", lambda t: pa.types.is_string(t) or pa.types.is_large_string(t)),
@@ -28,17 +28,17 @@ _COLUMNS: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
     "frames": ("lists of frames", "lists of integers", lambda kind: _is_list(kind)),
     "weight": ("numbers", "numbers", lambda t: pa.types.is_integer(t) or pa.types.is_floating(t)),
 }
-"""For each column: its content, the name of its type in messages, and a check of an Arrow type."""
+"""Per column: its content and its type in messages, and a check of the Arrow type."""
 
 _EXPECTED = (
-    "a table or dict of the columns episode (keys), start (frames) or frames (lists of these) and, "
-    "if wanted, weight"
+    "a table or dict with the columns episode (keys), start (frame) or frames (lists of frames) "
+    "and optionally weight"
 )
 _MOST_TIMES = 1 << 20  # of one clip in an epoch
 
 
 def lists_frames(clips: ClipList | None) -> bool:
-    """Whether a table lists the frames of each clip."""
+    """Whether the table has a column `frames`."""
     if isinstance(clips, Mapping):
         return "frames" in clips
     return clips is not None and "frames" in _columns(clips)
@@ -47,16 +47,16 @@ def lists_frames(clips: ClipList | None) -> bool:
 def read_clip_list(
     clips: ClipList, keys: pa.StringArray, num_frames: IntArray, reaches: IntArray
 ) -> tuple[IntArray, IntArray, npt.NDArray[np.float64]]:
-    """Episode rows, int64[n]; starts, int64[n], or frames, int64[n, T]; and weights, float64[n].
+    """Check a table of clips and return its columns as arrays.
 
-    `keys` and `num_frames` describe all episodes. `reaches`, int64[E, 2], are the numbers of frames
-    that an episode must have before and behind a start.
+    Returns episode rows, int64[n]; starts, int64[n], or frames, int64[n, T]; and weights,
+    float64[n]. `keys` and `num_frames` describe all episodes. `reaches`, int64[E, 2], are the
+    numbers of frames required before and after a start.
 
-    Raises `ClipError`, with the row, for missing, unknown and mistyped columns, unknown episodes,
-    starts without a clip inside the episode, frames outside the episode, lists of several lengths,
-    and weights below 0.
+    Raises `ClipError` with the row for missing, unknown and mistyped columns, unknown episodes,
+    clips outside their episode, lists of different lengths, and negative weights.
     """
-    import pyarrow.compute as pc  # here, since it takes long to import
+    import pyarrow.compute as pc  # a slow import
 
     columns = _columns(clips)
     names = columns["episode"]
@@ -75,37 +75,37 @@ def read_clip_list(
         raise ClipError("clips has no rows", expected="at least one clip", got="none")
     found = pc.index_in(names.cast(pa.string()), value_set=keys)
     episode = np.asarray(found.fill_null(-1), np.int64)
-    problem = "names an episode that is not there"
+    problem = "has an unknown episode"
     check_rows(episode < 0, problem, lambda _: "a key of the dataset", np.asarray(names, object))
     last = num_frames[episode] - 1
     if "frames" in columns:
         lengths = np.asarray(pc.list_value_length(columns["frames"]), np.int64)
-        problem, length = "has lists of frames of several lengths", int(lengths[0])
+        problem, length = "has lists of frames of different lengths", int(lengths[0])
         check_rows(lengths != length, problem, lambda _: length, lengths)
         check_rows(lengths == 0, "has no frames", lambda _: "a list of frames", lengths)
         flat = pc.list_flatten(columns["frames"])
         if flat.null_count:
-            raise ClipError("clips has lists with nulls in the column frames", expected="frames")
+            raise ClipError("clips has nulls in the lists of the column frames", expected="frames")
         chosen = np.asarray(flat, np.int64).reshape(-1, length)
         wrong = ((chosen < 0) | (chosen > last[:, None])).any(axis=1)
-        problem = "has a frame that its episode does not have"
+        problem = "has a frame outside its episode"
         check_rows(wrong, problem, lambda row: f"0 to {last[row]}", chosen)
     else:
         chosen, (before, behind) = np.asarray(columns["start"]), reaches[episode].T
         last = last - behind
         check_rows(
             (chosen < before) | (chosen > np.maximum(last, -1)),
-            "has a start at which no clip lies in its episode",
+            "has a start without a complete clip in its episode",
             lambda row: (
                 f"{before[row]} to {last[row]}"
                 if last[row] >= before[row]
-                else f"an episode of at least {before[row] + behind[row] + 1} frames"
+                else f"an episode with at least {before[row] + behind[row] + 1} frames"
             ),
             chosen,
         )
     weight = np.asarray(columns.get("weight", np.ones(len(names))), np.float64)
     wrong = ~((weight >= 0) & (weight <= _MOST_TIMES))
-    check_rows(wrong, "has a weight that makes no sense", lambda _: f"0 to {_MOST_TIMES}", weight)
+    check_rows(wrong, "has an invalid weight", lambda _: f"0 to {_MOST_TIMES}", weight)
     return episode, np.asarray(chosen, np.int64), weight
 
 
@@ -117,13 +117,13 @@ def read_frame_lists(
     selected: IntArray,
     most: int | None = None,
 ) -> tuple[IntArray, FrameLists, ChosenClips, int]:
-    """The clips of `selected` episodes in a table of frame lists.
+    """Read a table of frame lists, restricted to `selected` episodes.
 
-    `keys` and `num_frames` describe all episodes. Returns the rows of the clips' episodes,
-    int64[k]; excerpts of at most `most` frames; the complete clips in these; and the number of
-    clips that lack a feature in some frame.
+    `keys` and `num_frames` describe all episodes. Returns episode rows, int64[k]; the lists, in
+    excerpts of at most `most` frames; the complete clips; and the number of clips with a frame that
+    lacks a feature.
 
-    Raises `ClipError` for a wrong table, and if no clip is left.
+    Raises `ClipError` for an invalid table, and if no clip remains.
     """
     reaches = np.zeros((len(num_frames), 2), np.int64)
     episode, frames, weight = read_clip_list(clips, keys, num_frames, reaches)
@@ -133,9 +133,9 @@ def read_frame_lists(
         whole &= ~missing.find(episode[:, None], frames)[0].any(axis=1)
     if not whole.any():
         raise ClipError(
-            "no listed clip is of a selected episode and has all features",
-            expected="frames that lack no feature, or other features",
-            got=f"{counted(len(episode), 'clip')}, {int(mine.sum())} of selected episodes",
+            "no listed clip belongs to a selected episode and has all features",
+            expected="clips with all features in all frames; or a subset of the features",
+            got=f"{counted(len(episode), 'clip')}, {int(mine.sum())} in selected episodes",
         )
     excerpts, order = FrameLists.of(episode[whole], frames[whole], most)
     row = np.flatnonzero(whole)[order]
@@ -151,7 +151,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _columns(clips: Any) -> dict[str, pa.Array]:
-    """The columns of a table, each one array without nulls."""
+    """Columns of a table as contiguous arrays without nulls."""
     try:
         if isinstance(clips, Mapping):
             clips = {str(name): _column(column) for name, column in clips.items()}
@@ -159,16 +159,16 @@ def _columns(clips: Any) -> dict[str, pa.Array]:
         found = (column.combine_chunks() for column in table.columns)
         columns = dict(zip(table.column_names, found, strict=True))
         if len(columns) < table.num_columns:
-            raise ValueError("a column is there twice")
+            raise ValueError("duplicate column names")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ClipError(f"clips is no table: {error}", expected=_EXPECTED) from error
-    columns.pop("__index_level_0__", None)  # of a pandas table that is a part of another
+        raise ClipError(f"clips is not a table: {error}", expected=_EXPECTED) from error
+    columns.pop("__index_level_0__", None)  # index of a sliced pandas table
     _check_names(columns)
     for name, column in columns.items():
         content, expected, is_right = _COLUMNS[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
         if len(column) and not is_right(kind):
-            problem = f"clips has no {content} in the column {name}"
+            problem = f"clips has no {content} in column {name}"
             raise ClipError(problem, expected=expected, got=str(kind))
         for row in np.flatnonzero(column.is_null())[:1].tolist():
             raise ClipError(f"clips has no {name} in row {row}", expected="a value")
@@ -176,7 +176,7 @@ def _columns(clips: Any) -> dict[str, pa.Array]:
 
 
 def _column(values: Any) -> Any:
-    """A column for Arrow, which takes no arrays of several dimensions."""
+    """Convert a 2-D array to Arrow lists; Arrow accepts only 1-D arrays."""
     if getattr(values, "ndim", 1) != 2 or not len(values):
         return values
     rows = np.asarray(values)
@@ -190,7 +190,7 @@ def _check_names(columns: Mapping[str, pa.Array]) -> None:
         wrong = ["start, beside frames"]
     needed = ("episode", "frames" if "frames" in columns else "start")
     lacking = [name for name in needed if name not in columns]
-    for problem, names in (("has a column that is not known", wrong), ("lacks a column", lacking)):
+    for problem, names in (("has an unknown column", wrong), ("lacks a column", lacking)):
         if names:
             raise ClipError(
                 f"clips {problem}: {', '.join(names)[:100]}",

@@ -46,7 +46,7 @@ class DepthToMeters:
     def __init__(self, *features: str, unit: str | None = None, invalid: float = 0.0) -> None:
         if not features or not all(isinstance(name, str) for name in features):
             raise ClipError(
-                "DepthToMeters: not names of features",
+                "DepthToMeters: invalid feature names",
                 expected='for example DepthToMeters("depth")',
                 got=repr_of(features, 100),
             )
@@ -64,31 +64,31 @@ class DepthToMeters:
             self._sizes = {name: _size_of(name, unit, unit) for name in features}
 
     def __repr__(self) -> str:
-        said = [repr(name) for name in self.features]
-        said += [] if self._unit is None else [f"unit={self._unit!r}"]
-        said += [f"invalid={self.invalid:g}"] if self.invalid != 0 else []
-        return f"DepthToMeters({', '.join(said)})"
+        arguments = [repr(name) for name in self.features]
+        arguments += [] if self._unit is None else [f"unit={self._unit!r}"]
+        arguments += [f"invalid={self.invalid:g}"] if self.invalid != 0 else []
+        return f"DepthToMeters({', '.join(arguments)})"
 
     @property
     def units(self) -> dict[str, str]:
-        """The units of the features that it makes."""
+        """Units of the converted features."""
         return dict.fromkeys(self.features, "m")
 
     def with_schema(self, schema: Schema) -> DepthToMeters:
-        """The same, with the units of a dataset's features."""
+        """Bind the transform to the units of a dataset. Raises `ClipError`."""
         sizes = {}
         for name in self.features:
             spec = schema.get(name)
             if spec is None and self._unit is None:
                 raise ClipError(
-                    "DepthToMeters is for a feature that is not read",
+                    "DepthToMeters: the loader does not read this feature",
                     feature=name,
-                    expected=f"some of {', '.join(schema)}; or unit=, for one that a function "
-                    "before makes",
+                    expected=f"some of {', '.join(schema)}; or unit=, for the result of an "
+                    "earlier function",
                 )
             if spec is not None and spec.kind not in (None, "depth"):
                 raise ClipError(
-                    "DepthToMeters is for a feature that is no depth",
+                    "DepthToMeters: the feature is not depth",
                     feature=name,
                     expected="kind depth",
                     got=f"kind {spec.kind}",
@@ -96,7 +96,8 @@ class DepthToMeters:
             known = None if spec is None else spec.unit
             if known is not None and self._unit is not None and not same_unit(known, self._unit):
                 raise ClipError(
-                    "the dataset has another unit; `seqrecord edit describe` changes it",
+                    "DepthToMeters: the unit differs from the dataset's; to change the latter, use "
+                    "`seqrecord edit describe`",
                     feature=name,
                     expected=f"DepthToMeters without unit=, or unit={known!r}",
                     got=f"unit={self._unit!r}",
@@ -107,12 +108,12 @@ class DepthToMeters:
         return bound
 
     def __call__(self, frame: Mapping[str, Any], _generator: Any = None) -> dict[str, Any]:
-        """A frame, or a clip, with its depth in metres."""
+        """Convert the depth features of a frame or a clip."""
         made = dict(frame)
         for name in self.features:
             if name not in made:
                 raise ClipError(
-                    "DepthToMeters gets no such feature",
+                    "DepthToMeters: no such feature",
                     feature=name,
                     expected=f"some of {', '.join(made)}",
                 )
@@ -124,12 +125,12 @@ class DepthToMeters:
     def _metres(self, name: str, depth: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         if depth.dtype.kind not in "iuf":
             raise ClipError(
-                "depth that is not numbers",
+                "depth is not numeric",
                 feature=name,
                 expected="integers or floats",
                 got=str(depth.dtype),
             )
-        # Of 16 bits, float32 has every number; division by a whole number rounds once.
+        # float32 represents all 16-bit numbers; dividing by an integer rounds only once.
         exact = np.float32 if depth.dtype.itemsize <= 2 or depth.dtype == np.float32 else np.float64
         per_metre = 1 / self._sizes[name]
         is_whole = abs(per_metre - round(per_metre)) < 1e-6 * per_metre and per_metre >= 1
@@ -144,9 +145,9 @@ class DepthToMeters:
 
 
 def bound(transform: _Transform, schema: Schema) -> _Transform:
-    """A transform of users, told the features of the dataset if it has a method `with_schema`."""
-    tell: Any = getattr(transform, "with_schema", None)
-    found: _Transform = transform if tell is None else tell(schema)
+    """Bind a user's transform to a dataset's schema, if it has a method `with_schema`."""
+    bind: Any = getattr(transform, "with_schema", None)
+    found: _Transform = transform if bind is None else bind(schema)
     return found
 
 
@@ -158,9 +159,9 @@ def _size_of(name: str, known: str | None, unit: str | None) -> float:
 
 def _unknown(name: str, unit: str | None) -> ClipError:
     return ClipError(
-        "DepthToMeters: the unit of depth is not known" if unit is None else "not a unit of depth",
+        "DepthToMeters: the unit is unknown" if unit is None else "DepthToMeters: invalid unit",
         feature=name,
-        expected="m, mm, cm or a multiple such as 1/5000 m: by `seqrecord edit describe PATH "
-        f"--unit {name}=mm`, or DepthToMeters({name!r}, unit='mm')",
+        expected="m, mm, cm or a multiple such as 1/5000 m, set by `seqrecord edit describe PATH "
+        f"--unit {name}=mm` or DepthToMeters({name!r}, unit='mm')",
         got=unit,
     )

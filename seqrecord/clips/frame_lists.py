@@ -1,16 +1,16 @@
-"""Clips that are lists of frames, such as pairs of views: integers, without I/O.
+"""Clips given as lists of frames, such as pairs of views: integers, without I/O.
 
-An excerpt has those frames of an episode that some clips use, in order, without the others. There
-these clips are like others, of a window that holds all of them, wherever they start::
+An excerpt contains the frames of an episode that some clips use, in order. A plan treats excerpts
+as episodes: clips are lists of places in their excerpt, within one common window::
 
     clips       3 41    3 17    17 60
     excerpt     3   17   41   60            frames
     places      0   1    2    3
-    clips       0 2     0 1     1 3         of places
-    starts      0       1       2           each its own, and no earlier than the first place
+    clips       0 2     0 1     1 3         as places
+    starts      0       1       2           unique, at or after the clip's first place
 
-So plans and engines know of places alone, and each frame is decoded once for all clips of its
-excerpt. An episode is one excerpt, or several where so many frames are not to be held at once.
+Plans and engines see places only, and decode each frame once for all clips of its excerpt. An
+episode has several excerpts if its frames exceed the memory for one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from seqrecord.processes.forks import cached_property
 
 @dataclass(frozen=True, eq=False)
 class FrameLists:
-    """FrameLists, and what each of n clips has of its own: a `ClipWindow`.
+    """Frame lists of n clips, and the excerpts they refer to. Implements `ClipWindow`.
 
-    Excerpt `i` has the frames `frames[first[i]:first[i + 1]]` of `episode[i]`, a row of the index;
-    both ascend. Clip `j` is in `excerpt[j]`, starts at `start[j]`, and has the frames at
-    `places[j]`, int64[T]; clips ascend by both.
+    Excerpt `i` contains the frames `frames[first[i]:first[i + 1]]` of `episode[i]`, a row of the
+    index; both ascend. Clip `j` belongs to `excerpt[j]`, starts at `start[j]` and has the frames at
+    `places[j]`, int64[T]. Clips are sorted by excerpt and start.
     """
 
     episode: IntArray
@@ -47,10 +47,10 @@ class FrameLists:
     def of(
         cls, episode: IntArray, frames: IntArray, most: int | None = None
     ) -> tuple[FrameLists, IntArray]:
-        """Of clips by the rows of their episodes, int64[n], and their frames, int64[n, T], in any
-        order; and which of these each clip of the excerpts is, int64[n].
+        """Build excerpts of at most `most` frames (or the frames of one clip).
 
-        FrameLists have at most `most` frames, or those of one clip.
+        `episode`, int64[n], and `frames`, int64[n, T], list clips in any order. Also returns the
+        index of each clip in these arrays, int64[n].
         """
         order = np.lexsort((frames.max(axis=1), frames.min(axis=1), episode))
         episode, frames = episode[order], frames[order]
@@ -63,7 +63,7 @@ class FrameLists:
         count = int(excerpt[-1]) + 1
         first = np.searchsorted(owner, np.arange(count + 1))
         places = places.reshape(keys.shape) - first[excerpt][:, None]
-        # Each start is the first place, or where another clip has that one the next that is free.
+        # The start is the first place, or the next one that no other clip has as its start.
         number, apart = np.arange(len(excerpt)), 4 * (len(excerpt) + len(found) + 1)
         begin = np.searchsorted(excerpt, excerpt)
         early = places.min(axis=1) - (number - begin) + excerpt * apart
@@ -76,22 +76,23 @@ class FrameLists:
 
     @property
     def num_frames(self) -> IntArray:
-        """Of each excerpt; int64[excerpts]."""
+        """Number of frames per excerpt, int64[excerpts]."""
         return np.diff(self.first)
 
     def stored(self, excerpt: IntArray, places: IntArray) -> tuple[IntArray, IntArray]:
-        """The rows of episodes, and the frames of these at some places; of one shape."""
+        """Episode rows and frames of places, in arrays of the same shape."""
         return self.episode[excerpt], self.frames[self.first[excerpt] + places]
 
     def frames_of(self, excerpt: IntArray, start: IntArray) -> IntArray:
-        """The frames of some clips, int64[n, T], as they were listed."""
+        """Frames of clips in the user's order, int64[n, T]."""
         places = self.places[self._clips(excerpt, start)]
         return self.stored(excerpt[:, None], places)[1]
 
     def table(self, episodes: EpisodeTable) -> EpisodeTable:
-        """The excerpts as episodes, with what they have of the chunks of these.
+        """The excerpts as episodes, with the chunks that contain their frames.
 
-        Long chunks of video are whole: what an excerpt has of one is decoded at once.
+        Long video chunks are not cut into pieces: the frames of an excerpt in one chunk are decoded
+        at once.
         """
         owner = np.repeat(np.arange(len(self)), self.num_frames)
         row = self.episode[owner]
@@ -108,30 +109,30 @@ class FrameLists:
             groups.append(replace(found, rows=chunk[begins], by_frame=grid.by_frame))
         return EpisodeTable(self.num_frames, tuple(groups), episodes.leading)
 
-    # ---- the window of all features
+    # ---- `ClipWindow`, for all features
 
     @property
     def length(self) -> int:
-        """How many frames a clip has."""
+        """Frames per clip."""
         return int(self.places.shape[1])
 
     @property
     def key(self) -> object:
-        """Equal for windows of the same frames."""
+        """Equal for windows with the same frames."""
         return self
 
     @cached_property
     def frame_offsets(self) -> IntArray:
-        """The offsets from starts at which places can be."""
+        """Possible offsets of places from starts."""
         apart = self.places - self.start[:, None]
         return np.arange(min(0, int(apart.min())), int(apart.max()) + 1)
 
     def frame_offsets_at(self, _rate: int) -> IntArray:
-        """The same, for frames a second mean nothing here."""
+        """`frame_offsets`; independent of the frame rate."""
         return self.frame_offsets
 
     def find(self, excerpt: IntArray, start: IntArray, _frames: ClipFrames) -> WindowFrames:
-        """See `ClipFrames.find`; of places."""
+        """See `ClipFrames.find`; returns places."""
         places = self.places[self._clips(excerpt, start)]
         return WindowFrames(places, np.zeros(places.shape, np.bool_))
 
@@ -144,18 +145,19 @@ class FrameLists:
 
 
 def _divided(episode: IntArray, frames: IntArray, most: int) -> IntArray:
-    """The number of each clip's excerpt, int64[n], where these have at most `most` frames.
+    """Divide the clips of episodes into excerpts of at most `most` frames; returns numbers,
+    int64[n].
 
-    `episode` is the number of each clip's episode, from 0 on; it never falls.
+    `episode` is the number of each clip's episode, counted from 0, ascending.
     """
     keys = np.unique(frame_keys(episode[:, None], frames))
     is_large = np.bincount(split_keys(keys)[0]) > most
     begins = np.diff(episode, prepend=-1) != 0
-    held: set[int] = set()
+    frames_of_excerpt: set[int] = set()
     for clip in np.flatnonzero(is_large[episode]).tolist():
         mine = set(frames[clip].tolist())
-        if begins[clip] or len(held) + len(mine - held) > most:
-            begins[clip], held = True, mine
+        if begins[clip] or len(frames_of_excerpt | mine) > most:
+            begins[clip], frames_of_excerpt = True, mine
         else:
-            held |= mine
+            frames_of_excerpt |= mine
     return np.cumsum(begins) - 1

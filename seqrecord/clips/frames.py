@@ -1,28 +1,26 @@
-"""Which frames of its episode a clip has of each feature, and which clips lack some of them:
-integers, without I/O.
+"""Frames of each feature in clips, and clips with missing frames: integers, without I/O.
 
-Each feature has a window, of one of three kinds. `OffsetWindow`: a clip that starts at frame `s`
-has the frames `s + offsets`. What would lie before the episode's first frame or behind its last one
-is that frame, again::
+Each feature has one of three windows. `OffsetWindow`: a clip that starts at frame `s` contains the
+frames `s + offsets`. Offsets outside the episode are clamped to its first or last frame::
 
     episode of 6 frames       0 1 2 3 4 5
     offsets -1, 0 at 0      0 0                  is_pad  1 0
     offsets 0 to 3 at 4               4 5 5 5    is_pad  0 0 1 1
 
-`TimedWindow`: the frames with the timestamps nearest to the times of a window. A clip that starts
-at frame 2, and the times -0.1, 0 and 0.1::
+`TimedWindow`: the frames with the timestamps nearest to given times. A clip that starts at frame 2,
+with the times -0.1, 0 and 0.1::
 
     timestamps     0.00   0.11   0.19   0.30   0.41
     times                 0.09   0.19   0.29
     frames                1      2      3
 
-`LatestWindow`: of the frames of another window, the newest ones that have the feature: a GPS that
-measures once a second, or a text that is written where it changes::
+`LatestWindow`: for each frame of another window, the last frame at or before it that has the
+feature. Examples are a GPS at 1 Hz, or a text stored only when it changes::
 
     frame        0 1 2 3 4 5 6 7 8 9
     measured         g       g g
-    known            2 2 2 2 6 7 7 7     the frame that it is from
-    age              0 1 2 3 0 0 1 2     frames
+    source           2 2 2 2 6 7 7 7     the frame with the value
+    age              0 1 2 3 0 0 1 2     in frames
 """
 
 from __future__ import annotations
@@ -39,42 +37,42 @@ from seqrecord.errors import ClipError
 from seqrecord.processes.forks import cached_property
 
 UNKNOWN = -1
-"""The age of what is not known."""
+"""Age of a missing value."""
 
 
 class WindowFrames(NamedTuple):
-    """Of n clips and one feature, of which a clip has T frames."""
+    """Frames of one feature in n clips of T frames."""
 
     frames: IntArray
-    """int64[n, T]: the frames, all of them inside the clip's episode."""
+    """int64[n, T]: frames inside the clip's episode."""
     is_pad: npt.NDArray[np.bool_]
-    """bool[n, T]: whether the frame stands for one that would lie outside, or for none."""
+    """bool[n, T]: whether the requested frame is outside the episode, or no frame is near its time.
+    """
     num_far: int = 0
-    """How many of these lie inside, and stand for a time without a frame."""
+    """Number of padded frames inside the episode (no frame near the time)."""
     age: IntArray | None = None
-    """int64[n, T]: how many frames before the clip's frame that one is, of a feature of which clips
-    have the last known values; -1 where nothing is known."""
+    """int64[n, T], for `LatestWindow`: age of the values in frames, -1 if missing."""
 
 
 class ClipSteps(NamedTuple):
-    """How many frames n clips' frames are apart, and which of them have them in reverse."""
+    """Dilation and direction of n clips."""
 
     dilation: IntArray
-    """int64[n]: how often as far apart as their offsets say."""
+    """int64[n]: factor of the offsets."""
     is_reversed: npt.NDArray[np.bool_]
     """bool[n]"""
 
 
 DrawSteps: TypeAlias = Callable[[IntArray, IntArray, "IntArray | None"], ClipSteps]
-"""Draws for clips: rows of episodes, starts, and places in the epoch if known, int64[n] each."""
+"""Draws steps for clips: episode rows, starts, and places in the epoch if known, int64[n] each."""
 
 
 @dataclass(frozen=True, eq=False)
 class OffsetWindow:
-    """The frames at offsets from a clip's start: int64[rates, T], of each rate.
+    """Frames at fixed offsets from a clip's start: int64[rates, T], one row per frame rate.
 
-    `rate`, int64[E], is that of each episode; `None` where there is only one. Offsets differ where
-    they are in seconds, and frames a second differ.
+    `rate`, int64[E], is the row of each episode, `None` for a single row. Rows differ if offsets
+    are given in seconds and episodes differ in fps.
     """
 
     offsets: IntArray
@@ -84,26 +82,26 @@ class OffsetWindow:
 
     @classmethod
     def of(cls, offsets: Iterable[int]) -> OffsetWindow:
-        """The same offsets in all episodes."""
+        """Build a window with the same offsets in all episodes."""
         return cls(np.array([*offsets], np.int64)[None])
 
     @property
     def length(self) -> int:
-        """How many frames a clip has."""
+        """Frames per clip."""
         return len(self.offsets[0])
 
     @property
     def key(self) -> object:
-        """Equal for windows of the same frames."""
+        """Equal for windows with the same frames."""
         return self.offsets.shape, self.offsets.tobytes()
 
     @property
     def frame_offsets(self) -> IntArray:
-        """The offsets at which a clip's frames can be, in any episode."""
+        """Offsets of frames in any episode, int64[n]."""
         return self.offsets[0] if len(self.offsets) == 1 else np.unique(self.offsets)
 
     def frame_offsets_at(self, rate: int) -> IntArray:
-        """The same, in episodes of one rate."""
+        """`frame_offsets` of episodes with one frame rate."""
         found: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
         return found
 
@@ -116,33 +114,33 @@ class OffsetWindow:
             offsets = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
         asked = start[:, None] + offsets
         last = frames.num_frames[episode][:, None] - 1
-        found = np.minimum(np.maximum(asked, 0), last)  # three times as fast as clip
+        found = np.minimum(np.maximum(asked, 0), last)  # three times as fast as np.clip
         return WindowFrames(found, found != asked)
 
 
 class Clock(Protocol):
-    """The timestamps of episodes, and their names."""
+    """Timestamps of episodes."""
 
     unit: str
-    """Of the timestamps as they are stored, for messages."""
+    """Unit of the stored timestamps, for messages."""
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
-        """Ascending, of all frames of an episode by its row, counted from the first frame's."""
+        """Timestamps of an episode's frames in seconds, ascending, relative to the first frame."""
 
     def name(self, episode: int) -> dict[str, str]:
-        """What an error says: file, episode and feature."""
+        """Context for errors: file, episode and feature."""
 
 
 @dataclass(frozen=True)
 class TimedWindow:
-    """The frames nearest to these times, in seconds from a clip's start, by a clock.
+    """Frames nearest to times in seconds, relative to the clip's start.
 
-    They are within the offsets `first` to `last` of the start, both counted, or the episode ends.
+    The frames are at offsets in [`first`, `last`] from the start, or at the ends of the episode.
     """
 
     times: tuple[float, ...]
     tolerance: float
-    pads: bool  # frames that are too far away; or they are errors
+    pads: bool  # pad times without a near frame, instead of raising an error
     first: int
     last: int
     clock: Clock
@@ -150,28 +148,28 @@ class TimedWindow:
 
     @property
     def length(self) -> int:
-        """How many frames a clip has."""
+        """Frames per clip."""
         return len(self.times)
 
     @property
     def key(self) -> object:
-        """Equal for windows of the same frames."""
+        """Equal for windows with the same frames."""
         return self
 
     @property
     def frame_offsets(self) -> IntArray:
-        """The offsets at which a clip's frames can be, in any episode."""
+        """Offsets of frames in any episode, int64[n]."""
         return np.arange(self.first, self.last + 1)
 
     def frame_offsets_at(self, _rate: int) -> IntArray:
-        """The same, for frames a second mean nothing here."""
+        """`frame_offsets`; independent of the frame rate."""
         return self.frame_offsets
 
     def find(self, episode: IntArray, start: IntArray, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`.
 
-        Raises `ClipError` where a frame is too far away, unless `pads`; and where timestamps are
-        further apart, or closer, than the index says.
+        Raises `ClipError` if a frame is further than `tolerance` from its time, unless `pads`; and
+        if the distances of timestamps contradict the index.
         """
         shape = len(start), len(self.times)
         found = WindowFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
@@ -194,20 +192,20 @@ class TimedWindow:
         if far.any() and not self.pads:
             clip, number = np.argwhere(far)[0].tolist()
             raise ClipError(
-                "no frame is near enough to a time of a clip's window; allow more with "
-                "Seconds(…, tolerance=), or pad with out_of_range='pad'",
+                "no frame within the tolerance of a time; increase Seconds(…, tolerance=), or pad "
+                "with out_of_range='pad'",
                 **self.clock.name(row),  # type: ignore[arg-type]
                 frame=int(start[clip]),
-                expected=f"a timestamp {self.times[number]:g} s from that of the clip's start, to "
-                f"{near:g} s",
-                got=f"the nearest one {stamps[frames[clip, number]] - stamps[start[clip]]:g} s, of "
+                expected=f"a timestamp {self.times[number]:g} s from the clip's start, "
+                f"within {near:g} s",
+                got=f"the nearest one at {stamps[frames[clip, number]] - stamps[start[clip]]:g} s; "
                 f"timestamps in {self.clock.unit}",
             )
         least = np.clip(start + self.first, 0, last)[:, None]
         most = np.clip(start + self.last, 0, last)[:, None]
         if ((frames < least) | (frames > most)).any():
             raise ClipError(
-                "timestamps are further apart, or closer, than the index says",
+                "the distances of timestamps contradict the index; run `seqrecord verify`",
                 **self.clock.name(row),  # type: ignore[arg-type]
                 got=f"timestamps in {self.clock.unit}",
             )
@@ -216,10 +214,10 @@ class TimedWindow:
 
 @dataclass(frozen=True, eq=False)
 class LatestWindow:
-    """Of the frames of `window`, the newest that have the feature.
+    """For each frame of `window`, the last frame at or before it that has the feature.
 
-    `missing` are the frames that lack it. A value is at most `most` frames old; `None` for any age.
-    With `has_unknown`, clips may have frames for which nothing is known.
+    `missing` are the frames without the feature. Values are at most `most` frames old; `None`
+    allows any age. With `has_unknown`, clips may contain frames without a value.
     """
 
     window: OffsetWindow | TimedWindow
@@ -229,31 +227,31 @@ class LatestWindow:
 
     @property
     def length(self) -> int:
-        """How many frames a clip has."""
+        """Frames per clip."""
         return self.window.length
 
     @property
     def key(self) -> object:
-        """Equal for windows of the same frames."""
+        """Equal for windows with the same frames."""
         return self
 
     @property
     def frame_offsets(self) -> IntArray:
-        """The offsets at which frames of `window` can be, from which one looks back."""
+        """Offsets of frames of `window`, before looking back."""
         return self.window.frame_offsets
 
     def frame_offsets_at(self, rate: int) -> IntArray:
-        """The same, in episodes of one rate."""
+        """`frame_offsets` of episodes with one frame rate."""
         return self.window.frame_offsets_at(rate)
 
     @property
     def pads(self) -> bool:
-        """Whether frames stand for times that are too far away."""
+        """Whether times without a near frame are padded."""
         return self.window.pads
 
     @property
     def lookback(self) -> int:
-        """The largest age of a value: how many frames one looks back."""
+        """Largest age of a value in frames."""
         missing = self.missing
         ages = (missing.stop - missing.start)[missing.start > 0]
         oldest = int(ages.max(initial=0))
@@ -261,8 +259,7 @@ class LatestWindow:
 
     @property
     def unknown(self) -> MissingFrames:
-        """The frames for which there is no value, or only an older one, unless clips may have such
-        frames."""
+        """Frames without a value, or with an outdated one; none if `has_unknown`."""
         if self.has_unknown:
             return MissingFrames.none()
         if self.most is None:
@@ -288,50 +285,50 @@ class LatestWindow:
 
 
 class ClipWindow(Protocol):
-    """The frames of one feature in clips."""
+    """Window of one feature."""
 
     @property
     def pads(self) -> bool:
-        """Whether clips may have frames outside of their episode."""
+        """Whether clips may contain frames outside their episode."""
 
     @property
     def lookback(self) -> int:
-        """The number of frames before a clip's frames that may be read for it."""
+        """Number of frames before a clip's frames that may be read for it."""
 
     @property
     def length(self) -> int:
-        """The number of frames of a clip."""
+        """Frames per clip."""
 
     @property
     def key(self) -> object:
-        """Equal for windows of the same frames."""
+        """Equal for windows with the same frames."""
 
     @property
     def frame_offsets(self) -> IntArray:
-        """The offsets at which a clip's frames can be, in any episode."""
+        """Offsets of frames in any episode, int64[n]."""
 
     def frame_offsets_at(self, rate: int, /) -> IntArray:
-        """The same, in episodes of one rate."""
+        """`frame_offsets` of episodes with one frame rate."""
 
     def find(self, episode: IntArray, start: IntArray, frames: ClipFrames, /) -> WindowFrames:
         """See `ClipFrames.find`."""
 
 
 class FrameMapping(Protocol):
-    """Clips that are lists of frames."""
+    """Maps places of excerpts to stored frames; see `frame_lists.FrameLists`."""
 
     def stored(self, episode: IntArray, places: IntArray, /) -> tuple[IntArray, IntArray]:
-        """The rows of episodes in the index, and their frames as they are stored."""
+        """Episode rows in the index, and stored frame numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClipFrames:
-    """Which frames clips have of each feature.
+    """Frames of each feature in clips.
 
-    `num_frames` is int64 of all rows of the index: how many frames each episode has. Where `draw`
-    is, clips have the frames `s + offsets * dilation`, the last one first where they are reversed;
-    `place` is that of these clips in the epoch, int64[n].
-    With `excerpts`, episodes and frames are these and their places; `stored` says what they are of.
+    `num_frames`, int64, has the length of each episode (all rows of the index). With `draw`, clips
+    have the frames `s + offsets * dilation`, in reverse order if drawn so; `place`, int64[n], are
+    the clips' places in the epoch. With `excerpts`, episodes and frames are excerpts and places;
+    `stored` maps them to the index.
     """
 
     windows: Mapping[str, ClipWindow]
@@ -342,45 +339,45 @@ class ClipFrames:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """How many frames of each feature a clip has."""
+        """Frames per clip, by feature."""
         return {name: window.length for name, window in self.windows.items()}
 
     def by_window(self, features: Iterable[str]) -> list[tuple[str, ...]]:
-        """The features in sets, of which those of one set have the same frames in every clip."""
+        """Group features by window: those of a group have the same frames in all clips."""
         found: dict[object, list[str]] = {}
         for name in features:
             found.setdefault(self.windows[name].key, []).append(name)
         return [tuple(names) for names in found.values()]
 
     def stored(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
-        """The rows of episodes in the index, and their frames as they are stored."""
+        """Episode rows in the index, and stored frame numbers."""
         return (episode, frames) if self.excerpts is None else self.excerpts.stored(episode, frames)
 
     def has_unknown(self, feature: str) -> bool:
-        """Whether clips may have frames of a feature for which nothing is known: zeros."""
+        """Whether clips may contain frames without a value of the feature (zeros)."""
         window = self.windows.get(feature)
         return isinstance(window, LatestWindow) and window.has_unknown
 
     def at(self, place: IntArray) -> ClipFrames:
-        """For clips at these places in the epoch, int64[n]."""
+        """The same windows, for clips at these places in the epoch, int64[n]."""
         return self if self.draw is None else replace(self, place=place)
 
     def find(self, feature: str, episode: IntArray, start: IntArray) -> WindowFrames:
-        """The frames of a feature that clips have, in the order in which a batch has them.
+        """Frames of a feature in clips, in the order of the batch.
 
-        The clips are given by the rows of their episodes and their starts, int64[n] each.
+        Clips are given by episode rows and starts, int64[n] each.
         """
         return self.windows[feature].find(episode, start, self)
 
 
-_FAR = 1 << 60  # frames; more than an episode has and a clip spans
+_FAR = 1 << 60  # frames; beyond any episode and clip
 
 
 @dataclass(frozen=True, eq=False)
 class MissingFrames:
-    """Runs of frames, `[start, stop)` of an episode, that lack a requested feature; int64[n] each.
+    """Runs of frames `[start, stop)` that lack a requested feature; int64[n] each.
 
-    In ascending order of episode and frame; no two runs of an episode touch or overlap.
+    Sorted by episode and frame. Runs of an episode neither touch nor overlap.
     """
 
     episode: IntArray
@@ -389,18 +386,18 @@ class MissingFrames:
 
     @classmethod
     def none(cls) -> MissingFrames:
-        """Every frame has every requested feature."""
+        """No missing frames."""
         empty = np.zeros(0, np.int64)
         return cls(empty, empty, empty)
 
     @classmethod
     def of(cls, episode: IntArray, start: IntArray, stop: IntArray) -> MissingFrames:
-        """From runs in any order, which may touch and overlap; int64[n] each."""
+        """Merge runs in any order that may touch or overlap; int64[n] each."""
         first, last = merged_intervals(frame_keys(episode, start), frame_keys(episode, stop))
         return cls(*split_keys(first), split_keys(last)[1])
 
     def find(self, episode: IntArray, frame: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
-        """Which frames of episodes are missing, and in which run; there is one at least."""
+        """Whether frames are missing, and the index of their run. Requires at least one run."""
         run = np.searchsorted(self._keys, frame_keys(episode, frame), side="right") - 1
         lacks = (run >= 0) & (self.episode[run] == episode) & (frame < self.stop[run])
         return lacks, run
@@ -410,7 +407,7 @@ class MissingFrames:
         return frame_keys(self.episode, self.start)
 
     def subset(self, runs: npt.NDArray[np.bool_]) -> MissingFrames:
-        """Some of the runs, bool[n]."""
+        """The runs of a mask, bool[n]."""
         return MissingFrames(self.episode[runs], self.start[runs], self.stop[runs])
 
     def __len__(self) -> int:
@@ -422,7 +419,7 @@ class MissingFrames:
 
 @dataclass(frozen=True, eq=False)
 class ClipUse:
-    """What clips use of some features: frames `start + offsets`, int64[T], and which lack one."""
+    """Frames that clips use of some features: `start + offsets`, int64[T]; and missing frames."""
 
     offsets: IntArray
     missing: MissingFrames
@@ -430,9 +427,9 @@ class ClipUse:
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """Where clips may start in the selected episodes: `possible` starts in each, int64[selected].
+    """Possible starts of clips: `possible` starts in each selected episode, int64[selected].
 
-    They are numbered over all of these episodes.
+    Starts are numbered consecutively over the selected episodes.
     """
 
     first: int
@@ -442,31 +439,32 @@ class Starts:
     possible: IntArray
 
     def number(self, owner: IntArray, frame: IntArray) -> IntArray:
-        """How many possible starts lie before these frames, of those of the episode `owner`."""
+        """Number of possible starts before these frames of the selected episodes `owner`."""
         before = -((self.first - frame) // self.stride)
         base = (np.cumsum(self.possible) - self.possible)[owner]
         return np.clip(before, 0, self.possible[owner]) + base
 
 
 def offset_range(offsets: Iterable[IntArray]) -> tuple[int, int]:
-    """How many frames before and behind a clip's start there must be for all these offsets."""
+    """Number of frames required before and after a clip's start for all these offsets."""
     every = np.concatenate([np.zeros(1, np.int64), *offsets])
     return -int(every.min()), int(every.max())
 
 
 def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArray]:
-    """Intervals of possible clips, numbered over all selected episodes, that miss a frame.
+    """Intervals of possible clips that use a missing frame, numbered over all selected episodes.
 
-    Missing frames `[a, b)` exclude the starts `[a - offset, b - offset)` for every offset of a use:
-    separate intervals when the run is shorter than offsets are apart, else one. An episode's first
-    frame is also that of all before it, and its last one of all behind, where clips use such.
+    Missing frames `[a, b)` exclude the starts `[a - offset, b - offset)` for each offset: separate
+    intervals if the run is shorter than the distance of offsets, else one. The first frame of an
+    episode also represents the frames before it, and the last one those after it, if clips are
+    padded.
     """
     selected, owners, firsts, stops = starts.selected, [], [], []
     for use in uses:
         place = np.searchsorted(selected, use.missing.episode)
-        known = place < len(selected)
-        known[known] = selected[place[known]] == use.missing.episode[known]
-        place, start, stop = place[known], use.missing.start[known], use.missing.stop[known]
+        mine = place < len(selected)
+        mine[mine] = selected[place[mine]] == use.missing.episode[mine]
+        place, start, stop = place[mine], use.missing.start[mine], use.missing.stop[mine]
         length = stop - start
         start = np.where(start == 0, -_FAR, start)
         stop = np.where(stop == starts.num_frames[place], _FAR, stop)
@@ -481,7 +479,7 @@ def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArra
 
 
 def _progressions(offsets: IntArray) -> list[tuple[int, int, int]]:
-    """Offsets as evenly spaced ones: the first, how far they are apart, and how many they are."""
+    """Split offsets into arithmetic progressions: first offset, step and count of each."""
     values, found = np.unique(offsets).tolist(), []
     while values:
         step = values[1] - values[0] if len(values) > 1 else 1
@@ -493,7 +491,7 @@ def _progressions(offsets: IntArray) -> list[tuple[int, int, int]]:
 
 
 def merged_intervals(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
-    """The union of half-open intervals as disjoint ones in ascending order, empty ones dropped."""
+    """Union of half-open intervals as disjoint ascending intervals, without empty ones."""
     start, stop = start[stop > start], stop[stop > start]
     if not len(start):
         return start, stop

@@ -1,19 +1,18 @@
-"""Where the chunks of one group of features lie in episodes: integers, without I/O.
+"""Positions of the chunks of one group in episodes: integers, without I/O.
 
-An episode is regular where all of its chunks but the last have one length: places are then found by
-arithmetic. Another one has chunks of any lengths, which are looked up::
+An episode is regular if all of its chunks except the last have one length; positions are then
+computed. Chunks of irregular episodes have any lengths and are looked up::
 
     regular      |       |       |       |   |      chunk_frames 8
     irregular    |   |           | |         |      chunk_frames 0
 
-Each frame of an episode, or of a run, has one integer as its key. An episode is given by its row of
-the index, a run by its number in a plan; both are owners here::
+Each frame of an episode, or of a run, has an integer key. The owner is the row of the episode in
+the index, or the number of the run in its plan::
 
     bit       63    62 ...... 32     31 ...... 0
                0    owner            frame
 
-No owner has frame 2^32 - 1. So there is a key between the frames of one owner and those of the
-next: it stands for what lies behind the one's last frame, and before the other's first.
+No owner has frame 2^32 - 1. Its key separates the frames of one owner from those of the next.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _CHUNKS_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class _Edges:
-    """Chunks of irregular episodes, one episode after the other: `[start, stop)`; int64[n] each.
+    """Chunks `[start, stop)` of irregular episodes, episode by episode; int64[n] each.
 
-    `key` ascends: the number of the episode among the irregular ones, and `start`.
+    `key` combines the number of the episode among the irregular ones with `start`; it ascends.
     """
 
     key: IntArray
@@ -44,26 +43,25 @@ class _Edges:
 
 @dataclass(frozen=True, eq=False)
 class ChunkGrid:
-    """The chunks of one group in each of n episodes; int64[n] each, but for `edges`.
+    """Chunks of one group in n episodes; int64[n] each, except `edges`.
 
-    Episode `i` has chunks of `chunk_frames[i]` frames, the last one shorter; or of any lengths, and
-    `chunk_frames[i]` is 0. Its first chunk is row `first_chunk[i]` of the group's chunk table and
-    the others follow. `group` is the number of the group in the schema.
+    Episode `i` has chunks of `chunk_frames[i]` frames, the last one shorter; or chunks of any
+    lengths if `chunk_frames[i]` is 0. Its chunks are the rows from `first_chunk[i]` on in the
+    group's chunk table. `group` is the number of the group in the schema.
 
-    The methods take arrays of one shape: episodes, as positions in these arrays, and frames, which
-    the episodes have. What a regular episode's last chunk lacks counts as there: its `stop` may lie
-    behind the episode's end.
+    Methods take arrays of one shape: indices of episodes, and frames inside them. The last chunk of
+    a regular episode is treated as full: its `stop` may exceed the episode's end.
     """
 
     chunk_frames: IntArray
     first_chunk: IntArray
     group: int = 0
     edges: _Edges | None = None
-    _number: IntArray | None = None  # of each episode among the irregular ones, where it is one
-    _first_edge: IntArray | None = None  # in `edges`, likewise
-    whole: ChunkGrid | None = None  # of which this grid has pieces, see `in_pieces`
-    by_frame: bool = False  # whether frames are read without the rest of their chunk
-    rows: IntArray | None = None  # of the chunk table, where chunks there do not follow each other
+    _number: IntArray | None = None  # index of each irregular episode among them
+    _first_edge: IntArray | None = None  # in `edges`, of each irregular episode
+    whole: ChunkGrid | None = None  # the grid before `in_pieces`
+    by_frame: bool = False  # frames are read without the rest of their chunk
+    rows: IntArray | None = None  # in the chunk table, if not consecutive
 
     @classmethod
     def of(
@@ -74,10 +72,10 @@ class ChunkGrid:
         *,
         group: int = 0,
     ) -> ChunkGrid:
-        """From the first frames of all chunks, one episode after the other.
+        """Build a grid from the first frames of all chunks, episode by episode.
 
-        `num_frames` and `first_chunk` are of the n episodes; the chunks of episode `i` are the rows
-        `[first_chunk[i], first_chunk[i + 1])` of `first_frame`, and cover it.
+        `num_frames` and `first_chunk` have n items. The chunks of episode `i` are the rows
+        `[first_chunk[i], first_chunk[i + 1])` of `first_frame`; they cover the episode.
         """
         count = np.diff(first_chunk, append=len(first_frame))
         size = np.maximum(num_frames, 1, dtype=np.int64)
@@ -85,7 +83,7 @@ class ChunkGrid:
         size[several] = first_frame[first_chunk[several] + 1]
         parts = np.cumsum(count[several]) // _CHUNKS_AT_ONCE
         for rows in np.split(several, np.flatnonzero(np.diff(parts)) + 1):
-            odd = num_frames[rows] > count[rows] * size[rows]  # their last chunk is too long
+            odd = num_frames[rows] > count[rows] * size[rows]  # the last chunk is too long
             owner, place = ragged_arange(count[rows])
             wrong = first_frame[first_chunk[rows][owner] + place] != place * size[rows][owner]
             odd[owner[wrong]] = True
@@ -102,7 +100,7 @@ class ChunkGrid:
         *,
         group: int = 0,
     ) -> ChunkGrid:
-        """As `of`, where `chunk_frames`, int64[n], is known: 0 for irregular episodes."""
+        """Like `of`, with known `chunk_frames`, int64[n]; 0 for irregular episodes."""
         chunk_frames = np.where(num_frames > 0, chunk_frames, 1)
         odd = np.flatnonzero(chunk_frames == 0)
         if not len(odd):
@@ -120,10 +118,10 @@ class ChunkGrid:
         return cls(chunk_frames, first_chunk, group, edges, number, edge)
 
     def in_pieces(self, num_frames: IntArray, most: int) -> ChunkGrid:
-        """The same chunks cut into pieces of at most `most` frames, which count as chunks here.
+        """Cut chunks into pieces of at most `most` frames, which replace chunks in the new grid.
 
-        Their rows are those of the chunks. `num_frames`, int64[n], are those of the episodes. For
-        chunks that are read once and decoded piece by piece.
+        For chunks that are read once and decoded piece by piece. `row` still returns rows of
+        chunks. `num_frames`, int64[n], are the lengths of the episodes.
         """
         size = self.chunk_frames.copy()
         for length in np.unique(size[size > most]).tolist():
@@ -151,7 +149,7 @@ class ChunkGrid:
         return f"ChunkGrid({len(self)} episodes{odd}, group {self.group})"
 
     def take(self, episodes: IntArray) -> ChunkGrid:
-        """Of these episodes only, as often and in the order in which they are given."""
+        """The grid of these episodes, in the given order; repetitions are allowed."""
         whole = None if self.whole is None else self.whole.take(episodes)
         if self.edges is None:
             return replace(
@@ -173,7 +171,7 @@ class ChunkGrid:
 
     @cached_property
     def largest(self) -> IntArray:
-        """The length of each episode's largest chunk; int64[n]."""
+        """Length of the largest chunk of each episode, int64[n]."""
         if self.edges is None:
             return self.chunk_frames
         found: IntArray = self.chunk_frames.copy()
@@ -187,9 +185,10 @@ class ChunkGrid:
         return found
 
     def block_keys(self, keys: IntArray, length: int, num_frames: IntArray) -> IntArray:
-        """Keys of all frames in the blocks that contain some frames, ascending.
+        """Keys of all frames in the blocks that contain the given frames, ascending.
 
-        Chunks are cut into blocks of `length` frames. `num_frames` is int64 of all episodes.
+        Blocks are runs of `length` frames inside chunks. `num_frames`, int64, has the lengths of
+        all episodes.
         """
         episode, frame = split_keys(keys)
         start, stop = self.bounds(episode, self.place(episode, frame))
@@ -200,7 +199,7 @@ class ChunkGrid:
         return blocks[owner] + inside
 
     def place(self, episode: IntArray, frame: IntArray) -> IntArray:
-        """The number of the chunk, in its episode, that has each frame."""
+        """Number of each frame's chunk in its episode."""
         size = self.chunk_frames[episode]
         if self.edges is None or not (odd := size == 0).any():
             found: IntArray = frame // size
@@ -215,7 +214,7 @@ class ChunkGrid:
         return found
 
     def bounds(self, episode: IntArray, place: IntArray) -> tuple[IntArray, IntArray]:
-        """First and past-the-last frame of chunks, by their numbers in their episodes."""
+        """Start and stop frame of chunks, by their numbers in their episodes."""
         size = self.chunk_frames[episode]
         start = place * size
         stop = start + size
@@ -227,7 +226,7 @@ class ChunkGrid:
         return start, stop
 
     def row(self, episode: IntArray, place: IntArray) -> IntArray:
-        """The rows of chunks in the group's chunk table, by their numbers in their episodes."""
+        """Rows of chunks in the group's chunk table, by their numbers in their episodes."""
         if self.whole is not None:
             start, _ = self.bounds(episode, place)
             return self.whole.row(episode, self.whole.place(episode, start))
@@ -235,29 +234,35 @@ class ChunkGrid:
         return found if self.rows is None else self.rows[found]
 
     def start(self, episode: IntArray, frame: IntArray) -> IntArray:
-        """The first frame of the chunk that has each frame."""
+        """First frame of each frame's chunk."""
         return self.bounds(episode, self.place(episode, frame))[0]
 
     def stop(self, episode: IntArray, frame: IntArray) -> IntArray:
-        """The frame behind the chunk that has each frame."""
+        """End (exclusive) of each frame's chunk."""
         return self.bounds(episode, self.place(episode, frame))[1]
 
 
 def _even_piece(length: int, most: int) -> int:
-    """The largest divisor of a length that is at most `most`, or 0 where it is less than half."""
+    """Largest divisor of a length up to `most`; 0 if it is at most half of `most`."""
     best = next(size for size in range(most, 0, -1) if length % size == 0)
     return best if 2 * best > most else 0
 
 
 def ragged_arange(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Owner, and number from 0 on, of `counts[i]` items of each owner `i`, one after the other."""
+    """Owner, and index within the owner, of `counts[i]` items of each owner `i`, in order.
+
+    `ragged_arange([2, 3])` returns `[0, 0, 1, 1, 1]` and `[0, 1, 0, 1, 2]`.
+    """
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
 
 def run_bounds(*columns: IntArray, same: IntArray | None = None) -> list[int]:
-    """Where runs begin, and where the last one ends: in a run all columns grow by one from each
-    place to the next, int64[n] each, and `same`, int64[n], stays; `[0]` of nothing."""
+    """Bounds of runs: indices of their beginnings, then the total length. `[0]` for empty columns.
+
+    Within a run, all `columns`, int64[n] each, increase by 1 from item to item, and `same`,
+    int64[n], is constant.
+    """
     every = [*columns, *(() if same is None else (same,))]
     count = len(every[0])
     if count < 2:
@@ -270,28 +275,28 @@ def run_bounds(*columns: IntArray, same: IntArray | None = None) -> list[int]:
 
 _FRAME_BITS = 32
 _FRAME = (1 << _FRAME_BITS) - 1
-MAX_FRAMES = _FRAME  # of an owner: numbered from 0 on, they leave out the last number
-MAX_OWNERS = 1 << 63 - _FRAME_BITS  # so that no key is negative
+MAX_FRAMES = _FRAME  # per owner; the last 32-bit number is reserved
+MAX_OWNERS = 1 << 63 - _FRAME_BITS  # keys are not negative
 
 
 def frame_keys(owner: IntArray, frame: IntArray) -> IntArray:
-    """A number for each frame of each owner, which ascends with both.
+    """Integer keys of frames, ascending by owner and frame.
 
-    Owners are in `[0, MAX_OWNERS)`, frames in `[0, MAX_FRAMES]`: the last one is past the end. Keys
-    of frames in a row follow each other; those of two owners never do.
+    Owners are in `[0, MAX_OWNERS)`, frames in `[0, MAX_FRAMES]`; the last value marks the end. Keys
+    of consecutive frames are consecutive; keys of different owners are not.
     """
     return (owner << _FRAME_BITS) + frame
 
 
 def search_keys(owner: IntArray, frame: IntArray) -> IntArray:
-    """As `grids`, of frames that may lie anywhere: to search among keys of frames.
+    """Like `frame_keys`, for frames out of range, as search values among keys of frames.
 
-    The key of a frame outside `[0, MAX_FRAMES)` lies before, or behind, all of its owner's frames,
-    and between these and other owners'.
+    The key of a frame outside `[0, MAX_FRAMES)` is between the keys of its owner's frames and those
+    of other owners.
     """
     return frame_keys(owner, np.minimum(np.maximum(frame, -1), MAX_FRAMES))
 
 
 def split_keys(keys: IntArray) -> tuple[IntArray, IntArray]:
-    """Inverse of `grids`: owners and frames."""
+    """Split keys into owners and frames; inverse of `frame_keys`."""
     return keys >> _FRAME_BITS, keys & _FRAME

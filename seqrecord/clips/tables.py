@@ -1,4 +1,4 @@
-"""Which clips a dataset has: counted and enumerated as integers, without I/O.
+"""Enumerates the clips of a dataset as integers, without I/O.
 
 A clip of `length` 3 and `dilation` 3 uses the frames marked `f` and skips those marked `x`::
 
@@ -7,7 +7,7 @@ A clip of `length` 3 and `dilation` 3 uses the frames marked `f` and skips those
     start 1       f x x f x x f
     start 2         f x x f x x f
 
-Frame 4 missing leaves starts 0 and 2 whole: only start 1 uses it.
+If frame 4 is missing, only start 1 is dropped: the other two do not use it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
     "missing_from_bitmaps",
 ]
 
-MAX_SETTING = 1 << 31  # exclusive, of each of a clip's numbers: their products stay in int64
-MAX_LENGTH = 1 << 20  # frames of a clip, or of a window: they are listed
-_BITMAP_ROWS = 1 << 16  # expanded to one byte per frame at a time
-_WORD_BITS = 16  # a chunk has fewer words of bits than two to this power
+MAX_SETTING = 1 << 31  # exclusive limit of settings: their products fit into int64
+MAX_LENGTH = 1 << 20  # frames per clip or window; windows are stored as lists
+_BITMAP_ROWS = 1 << 16  # expanded to one byte per frame together
+_WORD_BITS = 16  # a chunk has fewer than 2^16 words of bits
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class ClipSpec:
         ):
             value = getattr(self, name)
             if not is_integer(value):
-                raise ClipError(f"a clip's {name} is not an integer", got=repr_of(value, 50))
+                raise ClipError(f"{name} of a clip is not an integer", got=repr_of(value, 50))
             if not least <= value < limit:
                 raise ClipError(
-                    f"a clip's {name} is out of range",
+                    f"{name} of a clip is out of range",
                     expected=f"{least} to {limit - 1}",
                     got=int(value),
                 )
@@ -87,22 +87,21 @@ class ClipSpec:
 
     @property
     def span(self) -> int:
-        """Frames from the first to the last of a clip, both counted."""
+        """Number of frames from the first to the last frame of a clip, inclusive."""
         return (self.length - 1) * self.dilation + 1
 
     @property
     def frame_step(self) -> int:
-        """The greatest step such that every clip's every frame is `phase` plus a multiple of it."""
+        """Largest step such that all frames of all clips are `phase` plus a multiple of it."""
         return self.stride if self.length == 1 else int(np.gcd(self.stride, self.dilation))
 
 
 @dataclass(frozen=True, eq=False)
 class EpisodeTable:
-    """The integers of an index that clips and plans need.
+    """Integers of an index for clips and plans.
 
-    Episode `e` has `num_frames[e]` frames, int64[episodes]. Each of `groups` says where the chunks
-    of one group of features lie in it: of the groups that have requested features, in ascending
-    order. Group `leading` of them is the one by whose chunks an epoch is cut.
+    Episode `e` has `num_frames[e]` frames, int64[episodes]. `groups` are the chunk grids of groups
+    with requested features, in ascending order. An epoch is cut at chunks of `groups[leading]`.
     """
 
     num_frames: IntArray
@@ -111,15 +110,15 @@ class EpisodeTable:
 
     @property
     def leading_grid(self) -> ChunkGrid:
-        """The leading group's chunks."""
+        """Chunks of the leading group."""
         return self.groups[self.leading]
 
     def with_leading(self, leading: int, selected: IntArray) -> EpisodeTable:
-        """The same, for an epoch of some episodes that is cut by another group's chunks.
+        """The table with another leading group, for an epoch of the `selected` episodes.
 
-        An episode of a single chunk does not tell how long its chunks would be. It counts as one of
-        the `selected` whose chunks are longer, or of the longest such episode, so that an epoch of
-        many short episodes has one size of chunks.
+        The chunk size of a single-chunk episode is unknown. It is taken from the next larger chunk
+        size of the `selected` episodes, or from the longest single-chunk one, so that an epoch of
+        many short episodes has one chunk size.
         """
         lead = self.groups[leading]
         size = lead.chunk_frames[selected]
@@ -145,13 +144,13 @@ class EpisodeTable:
 
 @dataclass(frozen=True, eq=False)
 class ClipTable:
-    """The clips of the selected episodes, in canonical order: by episode, then by start.
+    """Clips of selected episodes in canonical order: by episode, then by start.
 
-    Run `i` is `count[i]` clips of `episode[i]`, which start at `first_start[i]` and from there
-    every `spec.stride` frames; int64[runs] each. `num_short_episodes` of the selected
-    episodes are too short for a single clip; `num_incomplete` clips were left out because one of
-    their frames lacks a requested feature, and `num_outside` others since a window of theirs leaves
-    the episode. `selected`, int64[selected episodes], is what was asked for, in ascending order.
+    Run `i` contains `count[i]` clips of `episode[i]`, which start at `first_start[i]` and every
+    `spec.stride` frames after it; int64[runs] each. `selected`, int64, are the selected episodes in
+    ascending order. `num_short_episodes` of them are too short for a clip. `num_incomplete` clips
+    were dropped because a frame lacks a requested feature, `num_outside` because a window extends
+    beyond the episode.
     """
 
     spec: ClipSpec
@@ -162,7 +161,7 @@ class ClipTable:
     num_short_episodes: int = 0
     num_incomplete: int = 0
     num_outside: int = 0
-    offsets: IntArray = field(init=False)  # canonical position of each run's first clip
+    offsets: IntArray = field(init=False)  # position of each run's first clip
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", np.cumsum(self.count) - self.count)
@@ -173,7 +172,7 @@ class ClipTable:
 
     @property
     def repeats(self) -> bool:
-        """Whether any clip is there more than once."""
+        """Whether the table contains duplicates."""
         last = self.first_start + (self.count - 1) * self.spec.stride
         again = (self.first_start[1:] <= last[:-1]) & (self.episode[1:] == self.episode[:-1])
         return bool(again.any())
@@ -189,11 +188,11 @@ class ClipTable:
 
     @classmethod
     def union(cls, tables: Sequence[ClipTable]) -> ClipTable:
-        """The clips that any of some tables has, each once. They are of one spec and selection."""
+        """Union of tables with one spec and selection, without duplicates."""
         if len(tables) == 1:
             return tables[0]
         spec = tables[0].spec
-        numbers = [  # clips that follow each other have numbers that do
+        numbers = [  # consecutive clips have consecutive numbers
             frame_keys(table.episode, (table.first_start - spec.phase) // spec.stride)
             for table in tables
         ]
@@ -215,7 +214,7 @@ class ClipTable:
 
     @classmethod
     def concatenated(cls, tables: Sequence[ClipTable]) -> ClipTable:
-        """The clips of tables of one spec whose selected episodes are others in each."""
+        """Concatenate tables with one spec and disjoint selections."""
         if len(tables) == 1:
             return tables[0]
         columns = (
@@ -236,9 +235,9 @@ class ClipTable:
         )
 
     def has(self, episode: IntArray, start: IntArray) -> npt.NDArray[np.bool_]:
-        """Which clips are there, by the rows of their episodes and their starts; [n] each.
+        """Whether clips are in the table, by episode rows and starts; [n] each.
 
-        The table is in canonical order, and has no clip twice.
+        The table must be in canonical order, without duplicates.
         """
         if not len(self.count):
             return np.zeros(len(start), np.bool_)
@@ -258,18 +257,18 @@ class ClipTable:
         Raises `IndexError` for a position outside `[0, num_clips)`.
         """
         if len(positions) and not (positions.min() >= 0 and positions.max() < self.num_clips):
-            raise IndexError(f"a clip's position is not in [0, {self.num_clips})")
+            raise IndexError(f"position of a clip outside [0, {self.num_clips})")
         run = np.searchsorted(self.offsets, positions, side="right") - 1
         step = positions - self.offsets[run]
         return self.episode[run], self.first_start[run] + step * self.spec.stride
 
     def first_starts(self, episode: IntArray, start: IntArray) -> IntArray:
-        """Where the run begins that has each of these clips of the table; int64[n] each."""
+        """First start of each clip's run; int64[n] each."""
         found: IntArray = self.first_start[self._run_of(episode, start)]
         return found
 
     def _run_of(self, episode: IntArray, start: IntArray) -> IntArray:
-        """The last run that begins at or before each of these clips."""
+        """Index of the last run at or before each clip."""
         return np.searchsorted(self._run_keys, frame_keys(episode, start), side="right") - 1
 
     @cached_property
@@ -287,16 +286,16 @@ def enumerate_clips(
     pads: tuple[bool, bool] = (False, False),
     drop_last: int = 0,
 ) -> ClipTable:
-    """Every clip that lies inside a selected episode and lacks nothing.
+    """Enumerate the complete clips inside selected episodes.
 
-    `selected` is int64[k], rows of `episodes` in ascending order; `missing` may speak of episodes
-    that are not selected. A clip counts as lacking only for frames that it uses.
+    `selected`, int64[k], are rows of `episodes` in ascending order. `missing` may include other
+    episodes. A clip is incomplete only if a frame that it uses is missing.
 
-    With `uses`, that is what clips use, instead of `spec.length` frames of all features. `pads`
-    says whether they use an episode's first frame for those before it, and its last one for those
-    behind it. None starts in the `drop_last` last frames of an episode.
+    `uses` replaces `spec.length` frames of all features. `pads` tells whether clips are padded
+    before the first and after the last frame of an episode. No clip starts in the last `drop_last`
+    frames.
 
-    Raises `IndexError` for a selection that is not in ascending order or not in the table.
+    Raises `IndexError` for a selection that is not ascending or not in the table.
     """
     if len(selected) and not (
         selected[0] >= 0 and selected[-1] < len(episodes) and (np.diff(selected) > 0).all()
@@ -313,8 +312,8 @@ def enumerate_clips(
     possible = _num_starts(num_frames - after - first_start, spec.stride)
     starts_asked = _num_starts(num_frames - drop_last - spec.phase, spec.stride)
     outside = int((starts_asked - possible).sum())
-    # Number the possible clips 0, 1, … over all selected episodes; missing frames exclude
-    # intervals of these numbers; what is left between the intervals are the runs.
+    # Possible clips are numbered over all selected episodes. Missing frames exclude intervals of
+    # these numbers; the runs are the gaps between the intervals.
     stops = np.cumsum(possible)
     starts = Starts(first_start, spec.stride, selected, num_frames, possible)
     excluded_start, excluded_stop = merged_intervals(*excluded(starts, uses))
@@ -338,12 +337,12 @@ def enumerate_clips(
 def missing_from_bitmaps(
     episodes: EpisodeTable, groups: Sequence[tuple[IntArray, IntArray, npt.NDArray[np.uint64]]]
 ) -> MissingFrames:
-    """The frames that at least one of the given bitmaps says are missing.
+    """Frames that are missing in at least one bitmap.
 
-    There are `chunk`, `word` and `present` of each group in `episodes.groups`: rows of its chunk
-    table, int64[m], in any order and as often as wanted (for each requested feature, say); int64[m]
-    and uint64[m]: bit `i` tells whether frame `64 * word + i` of the chunk has the feature. Bits
-    past a chunk's last frame do not count.
+    For each group in `episodes.groups`: `chunk`, rows of its chunk table, in any order and with
+    repetitions (one per feature, for example); `word`; int64[m] each; and `present`, uint64[m]. Bit
+    `i` of `present` is set if frame `64 * word + i` of the chunk has the feature. Bits beyond the
+    chunk's last frame are ignored.
     """
     found = [
         part
@@ -362,7 +361,7 @@ def _missing_of_group(
     word: IntArray,
     present: npt.NDArray[np.uint64],
 ) -> list[tuple[IntArray, IntArray, IntArray]]:
-    """Runs of missing frames, in parts: episode, start and stop; int64[n] each."""
+    """Runs of missing frames in batches: episode, start and stop, int64[n] each."""
     place = (chunk << _WORD_BITS) + word
     by_place = np.argsort(place, kind="stable")
     words, first = np.unique(place[by_place], return_index=True)
@@ -370,7 +369,7 @@ def _missing_of_group(
         return []
     absent = np.bitwise_or.reduceat(~present[by_place], first)
     rows, word = words >> _WORD_BITS, words & ((1 << _WORD_BITS) - 1)
-    owned = np.flatnonzero(num_frames > 0)  # an empty episode owns no chunk row
+    owned = np.flatnonzero(num_frames > 0)  # empty episodes have no chunk
     episode = owned[np.searchsorted(grid.first_chunk[owned], rows, side="right") - 1]
     start, stop = grid.bounds(episode, rows - grid.first_chunk[episode])
     base = start + 64 * word
@@ -384,7 +383,7 @@ def _missing_of_group(
 def _runs_of_bits(
     bits: npt.NDArray[np.uint64], episode: IntArray, base: IntArray, length: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Episode, first and past-the-last frame of each run of set bits; runs end at their chunk."""
+    """Episode, start and stop of each run of set bits. Runs end at the end of their chunk."""
     octets = bits.astype("<u8").view(np.uint8).reshape(len(bits), 8)
     flags = np.zeros((len(bits), 66), np.int8)
     flags[:, 1:65] = np.unpackbits(octets, axis=1, bitorder="little")
@@ -396,6 +395,6 @@ def _runs_of_bits(
 
 
 def _num_starts(room: IntArray, stride: int) -> IntArray:
-    """How many starts, `stride` apart, there are in so many frames, which may be negative."""
+    """Number of starts, `stride` apart, in `room` frames; 0 if negative."""
     found: IntArray = -(-np.maximum(room, 0) // stride)
     return found

@@ -1,7 +1,7 @@
-"""What is made of clips: one window for all frames of a clip, mirrored, resized, and functions.
+"""Transforms of clips: crop, flip and resize, one window for all frames, and functions.
 
-A chain of steps comes to one window of the frame, mirrored or not, so that only the window is
-copied, once, or resized::
+A chain of steps is composed into one window, flipped or not. Only that window is copied, once, or
+resized::
 
     frame H x W     . . . . . . . .        top 1, left 3
                     . . . a b c . .
@@ -34,11 +34,11 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class CropWindows:
-    """A window of the frame for each clip, `[top, top + height)` by `[left, left + width)`.
+    """Windows of clips: rows `[top, top + height)`, columns `[left, left + width)`; int64[clips]
+    each.
 
-    These are int64[clips], `flipped` is bool[clips]: the window is mirrored from left to right.
-    Pixels are those of the whole frame. `size` is the height and width that windows are resized
-    to, or `None`.
+    Coordinates are pixels of the whole frame. `flipped`, bool[clips], mirrors a window from left to
+    right. `size` is (height, width) after resizing, or `None`.
     """
 
     top: IntArray
@@ -50,7 +50,7 @@ class CropWindows:
 
     @classmethod
     def whole(cls, height: IntArray, width: IntArray) -> CropWindows:
-        """The whole frames of clips, int64[clips] each."""
+        """Windows of whole frames; int64[clips] each."""
         zero = np.zeros(len(height), np.int64)
         return cls(zero, zero, height, width, np.zeros(len(height), np.bool_))
 
@@ -58,13 +58,12 @@ class CropWindows:
         return len(self.top)
 
     def crop(self, top: IntArray, left: IntArray, height: IntArray, width: IntArray) -> CropWindows:
-        """The windows of these windows; `left` counts in what is seen, so from right to left in a
-        flipped one."""
+        """Crop the windows. In a flipped window, `left` counts from its right edge."""
         left = np.where(self.flipped, self.width - width - left, left)
         return CropWindows(self.top + top, self.left + left, height, width, self.flipped)
 
     def flip(self, chosen: npt.NDArray[np.bool_]) -> CropWindows:
-        """Some of the windows mirrored."""
+        """Flip the windows of a mask, bool[clips]."""
         return replace(self, flipped=self.flipped ^ chosen)
 
     @property
@@ -74,18 +73,18 @@ class CropWindows:
 
     @property
     def scale(self) -> tuple[FloatArray, FloatArray]:
-        """How much larger what is seen is than the window: along x and along y, float64[clips]."""
+        """Scale factors from window to output along x and y, float64[clips] each."""
         height, width = self.size or (self.height, self.width)
         return width / self.width, height / self.height
 
     def intrinsics(self, camera: FloatArray) -> FloatArray:
-        """fx, fy, cx, cy of what is seen, of those of the frame; float64[clips, 4] each.
+        """Convert intrinsics fx, fy, cx, cy from the frame to the output; float64[clips, 4] each.
 
-        The middle of the pixel in row 0 and column 0 is at (0, 0), as in OpenCV.
+        The center of the pixel in row 0, column 0 is at (0, 0), as in OpenCV.
         """
         (fx, fy, cx, cy), (along_x, along_y) = camera.T, self.scale
         cx, cy = cx - self.left, cy - self.top
-        if self.size is not None:  # pixels begin half a pixel before their middles
+        if self.size is not None:  # pixel edges are half a pixel before the centers
             cx, cy = (cx + 0.5) * along_x - 0.5, (cy + 0.5) * along_y - 0.5
         width = self.width if self.size is None else self.size[1]
         cx = np.where(self.flipped, width - 1 - cx, cx)
@@ -93,12 +92,13 @@ class CropWindows:
 
 
 class CropStep(ABC):
-    """A step that chooses windows.
+    """Base class of crops, flips and resizing.
 
     Attributes:
-        features: what it is for; `None` for whatever has the size of the largest feature.
-        num_draws: how many numbers it draws for a clip.
-        shared: whether cameras share the draws, by the type of a step and its index in that type.
+        features: names of the transformed features; `None` for all features with the size of the
+            largest one.
+        num_draws: random numbers per clip.
+        shared: whether cameras share the draws of the n-th step of one type.
     """
 
     features: tuple[str, ...] | None
@@ -107,17 +107,17 @@ class CropStep(ABC):
 
     @abstractmethod
     def size(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
-        """Height and width of what is left; `None` is not known before there is a frame.
+        """Output height and width; `None` if unknown before the first frame.
 
-        Raises `ClipError` where there is too little.
+        Raises `ClipError` if the input is too small.
         """
 
     @abstractmethod
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
-        """The windows after the step; `draws` are in [0, 1), float64[num_draws, clips]."""
+        """Apply the step to windows; `draws` are in [0, 1), float64[num_draws, clips]."""
 
     def of_features(self, features: tuple[str, ...] | None) -> Self:
-        """The same step, for these features."""
+        """A copy of the step for these features."""
         made = copy.copy(self)
         made.features = features
         return made
@@ -126,7 +126,7 @@ class CropStep(ABC):
 ClipFunction: TypeAlias = (
     "Callable[[dict[str, Any], np.random.Generator], Mapping[str, npt.ArrayLike]]"
 )
-"""From the arrays of a clip, [frames, …] by feature, to those that batches have; see `chain_of`."""
+"""Maps the arrays of a clip, [frames, …] by feature, to arrays of the batch; see `chain_of`."""
 
 CropSteps: TypeAlias = "CropStep | Sequence[CropStep]"
 
@@ -137,15 +137,15 @@ ClipTransform: TypeAlias = (
 
 
 class Camera(NamedTuple):
-    """Steps for some features of one size; `None` for all that have the size of the largest one."""
+    """Steps for features of one size; `None` for all features with the size of the largest one."""
 
     steps: tuple[CropStep, ...]
     features: tuple[str, ...] | None
-    is_named: bool = False  # by a dict: batches tell of it under its name
+    is_named: bool = False  # in a dict; batches have its columns under this name
 
 
 class _Sized(CropStep):
-    """A step after which all clips have one `size`."""
+    """Base class of steps with a fixed output `size`."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _Crop(_Sized):
         return windows.crop(top, left, *(np.full(len(windows), side) for side in self._size))
 
     def _room(self, windows: CropWindows) -> tuple[IntArray, IntArray]:
-        """By how much windows are higher and wider than the crop. Raises `ClipError`."""
+        """Window size minus crop size. Raises `ClipError` if negative."""
         room = windows.height - self._size[0], windows.width - self._size[1]
         for clip in np.flatnonzero((room[0] < 0) | (room[1] < 0))[:1]:
             self.size(int(windows.height[clip]), int(windows.width[clip]))
@@ -351,7 +351,7 @@ class HorizontalFlip(CropStep):
     ) -> None:
         if not is_probability(p):
             raise ClipError(
-                "HorizontalFlip: not a probability", expected="0 to 1", got=repr_of(p, 50)
+                "HorizontalFlip: p is not a probability", expected="0 to 1", got=repr_of(p, 50)
             )
         self.p = float(p)
         self.features = _checked_names("HorizontalFlip", features)
@@ -368,10 +368,10 @@ class HorizontalFlip(CropStep):
 
 
 def chain_of(transform: Any) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ...]]:
-    """The steps of a `clip_transform`, by camera, and the functions after them.
+    """Parse a `clip_transform`: the steps of each camera, and the functions after them.
 
-    Raises `ClipError` for what is none, and for a step after a function: only the window is copied,
-    so it must be known before.
+    Raises `ClipError` for an invalid value, and for a step after a function: the window must be
+    known before it is copied.
     """
     chain = tuple(transform) if isinstance(transform, (list, tuple)) else (transform,)
     named = [item for item in chain if isinstance(item, Mapping)]
@@ -382,21 +382,21 @@ def chain_of(transform: Any) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ..
         raise ClipError(
             "clip_transform is not valid",
             expected="RandomCrop, CenterCrop, RandomResizedCrop, Resize, HorizontalFlip, a dict of "
-            "these by feature, a function of a clip and a generator, or a list of them",
+            "these by feature, a function of a clip and a generator, or a list",
             got=repr_of(transform, 100),
         )
     if not all(is_first[: len(chain) - len(functions)]):
         raise ClipError(
-            "clip_transform has a function before a crop or flip",
-            expected="crops and flips first, then functions",
+            "clip_transform has a function before a step",
+            expected="crops, flips and Resize first, then functions",
             got=repr_of(transform),
         )
     if named:
         cameras = tuple(_camera_of(*item, transform) for one in named for item in one.items())
         if steps or len(named) > 1 or not cameras:
             raise ClipError(
-                "clip_transform has steps for named cameras, and others",
-                expected="one dict of all features that have steps",
+                "clip_transform mixes a dict of cameras with other steps",
+                expected="one dict with the steps of all cameras",
                 got=repr_of(transform),
             )
     else:
@@ -412,14 +412,14 @@ def _camera_of(name: Any, steps: Any, transform: Any) -> Camera:
         raise ClipError(
             "clip_transform is not valid for a camera",
             feature=name if isinstance(name, str) else repr_of(name, 50),
-            expected="a feature's name, and crops, flips and Resize, or a list of them",
+            expected="the name of a feature, with a step (crop, flip, Resize) or a list of steps",
             got=repr_of(steps, 100),
         )
     if any(step.features is not None for step in chain):
         raise ClipError(
-            "a step for a named camera chooses features",
+            "a step in a dict of cameras has the argument features",
             feature=name,
-            expected="a step without features",
+            expected="no argument features",
             got=repr_of(transform),
         )
     return Camera(tuple(step.of_features((name,)) for step in chain), (name,), is_named=True)
@@ -429,14 +429,14 @@ def _check_steps(camera: Camera, transform: Any) -> None:
     if len({step.features for step in camera.steps}) > 1:
         raise ClipError(
             "the steps of clip_transform choose different features",
-            expected="the same ones for all steps, for they have one window",
+            expected="the same features for all steps: they share a window",
             got=repr_of(transform),
         )
     sized = [step for step in camera.steps if isinstance(step, _Sized)]
     if any(isinstance(step, (Resize, RandomResizedCrop)) for step in sized[:-1]):
         raise ClipError(
-            "clip_transform crops or resizes what was resized",
-            expected="crops, in pixels of the stored frame, and then one Resize",
+            "clip_transform crops or resizes after Resize",
+            expected="crops in pixels of the stored frame, then at most one Resize",
             got=repr_of(transform),
         )
 
@@ -446,19 +446,19 @@ def _is_step(step: object) -> bool:
 
 
 def is_probability(p: Any) -> bool:
-    """Whether this is a number of 0 to 1, Python's or NumPy's."""
+    """Whether `p` is a number in [0, 1], of Python or NumPy."""
     is_number = isinstance(p, (int, float, np.integer, np.floating))
-    # NumPy says that a duration is an integer.
+    # np.timedelta64 is a subclass of np.signedinteger.
     return is_number and not isinstance(p, (bool, np.timedelta64)) and bool(0 <= p <= 1)
 
 
 def _integers(draws: FloatArray, count: IntArray) -> IntArray:
-    """Integers of [0, count), int64[n]."""
+    """Map draws in [0, 1) to integers in [0, count), int64[n]."""
     return np.minimum((draws * count).astype(np.int64), count - 1)
 
 
 def checked_size(name: str, size: Any) -> tuple[int, int]:
-    """Height and width of one number or of two. Raises `ClipError`."""
+    """Check a size given as one number or two. Raises `ClipError`."""
     sides = [size, size] if is_integer(size) else size
     try:
         if not isinstance(sides, Collection) or len(sides) != 2:
@@ -470,7 +470,7 @@ def checked_size(name: str, size: Any) -> tuple[int, int]:
             raise ValueError
     except (TypeError, ValueError):
         raise ClipError(
-            f"{name}: not a size",
+            f"{name}: invalid size",
             expected="(height, width) in pixels, or one number for both",
             got=repr_of(size, 50),
         ) from None
@@ -485,7 +485,7 @@ def _checked_range(name: str, given: Any, most: float) -> tuple[float, float]:
     if not 0 < low <= high <= most:
         raise ClipError(
             f"RandomResizedCrop: {name} is not valid",
-            expected=f"two numbers above 0 and up to {most:g}, the smaller one first",
+            expected=f"two ascending numbers in (0, {most:g}]",
             got=repr_of(given, 50),
         )
     return low, high
@@ -506,9 +506,9 @@ def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:
     if features is None:
         return None
     is_list = isinstance(features, Collection) and not isinstance(features, str)
-    is_list = is_list and getattr(features, "ndim", 1) > 0  # else it is no collection after all
+    is_list = is_list and getattr(features, "ndim", 1) > 0  # a 0-d array is not a collection
     if not is_list or not all(isinstance(item, str) for item in features):
-        raise ClipError(f"{name}: features is a list of names", got=repr_of(features, 100))
+        raise ClipError(f"{name}: features is not a list of names", got=repr_of(features, 100))
     if not features:
-        raise ClipError(f"{name}: no features", expected="at least one name")
+        raise ClipError(f"{name}: features is empty", expected="at least one name")
     return tuple(features)

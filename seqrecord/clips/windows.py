@@ -1,4 +1,4 @@
-"""The argument `windows`: offsets in frames, `Seconds`, or `Latest` values, by feature."""
+"""The argument `windows`: frame offsets, `Seconds` or `Latest` by feature."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Seconds:
             is_scalar = isinstance(first, (str, bytes)) or getattr(first, "ndim", 1) == 0
             if not isinstance(first, Iterable) or is_scalar:
                 raise ClipError(
-                    "Seconds needs two times, or a list of times",
+                    "Seconds requires two times or a list of times",
                     expected="Seconds(-0.5, 0) or Seconds([-0.5, 0])",
                     got=f"Seconds({repr_of(first, 90)})",
                 )
@@ -90,14 +90,14 @@ class Seconds:
             times = tuple(_number("a time of Seconds", time) for time in some)
             if not times or step is not None:
                 raise ClipError(
-                    "a list of times of Seconds has at least one, and no step",
+                    "Seconds: a list of times must not be empty, and excludes step",
                     got=f"{len(times)} times, step={repr_of(step, 50)}",
                 )
             begin, end = min(times), max(times)
         else:
             begin, end = _number("first of Seconds", first), _number("last of Seconds", last)
         if begin > end:
-            raise ClipError("Seconds ends before it begins", expected="first <= last", got=self)
+            raise ClipError("Seconds: last is before first", expected="first <= last", got=self)
         step = None if step is None else _number("step of Seconds", step)
         if step is not None and step <= 0:
             raise ClipError("step of Seconds is too small", expected="above 0", got=step)
@@ -109,18 +109,16 @@ class Seconds:
                 "timestamps of Seconds is not a feature's name", got=repr_of(timestamps, 100)
             )
         if timestamps is not None and times is None and step is None:
-            raise ClipError(
-                "Seconds by a feature need to be told each time", expected="a list, or step"
-            )
-        one: Any = out_of_range  # an array, perhaps
+            raise ClipError("Seconds with timestamps requires a list of times or step", got=self)
+        mode: Any = out_of_range  # may be an array
         if (
-            not isinstance(one, str)
-            or one not in ("error", "pad")
-            or (one == "pad" and timestamps is None)
+            not isinstance(mode, str)
+            or mode not in ("error", "pad")
+            or (mode == "pad" and timestamps is None)
         ):
             raise ClipError(
                 "out_of_range of Seconds is not valid",
-                expected="'error'; or, with timestamps, 'pad'",
+                expected="'error', or 'pad' together with timestamps",
                 got=repr_of(out_of_range, 100),
             )
         near = _number("tolerance of Seconds", tolerance)
@@ -135,15 +133,15 @@ class Seconds:
     def __repr__(self) -> str:
         if "times" not in vars(self):
             return "Seconds"
-        said = f"{self.first:g}, {self.last:g}" if self.times is None else f"{list(self.times)}"
-        said += "" if self.step is None else f", step={self.step:g}"
-        said += "" if self.tolerance == _TOLERANCE else f", tolerance={self.tolerance:g}"
-        said += "" if self.timestamps is None else f", timestamps={self.timestamps!r}"
-        said += "" if self.out_of_range == "error" else f", out_of_range={self.out_of_range!r}"
-        return f"Seconds({said})"
+        text = f"{self.first:g}, {self.last:g}" if self.times is None else f"{list(self.times)}"
+        text += "" if self.step is None else f", step={self.step:g}"
+        text += "" if self.tolerance == _TOLERANCE else f", tolerance={self.tolerance:g}"
+        text += "" if self.timestamps is None else f", timestamps={self.timestamps!r}"
+        text += "" if self.out_of_range == "error" else f", out_of_range={self.out_of_range!r}"
+        return f"Seconds({text})"
 
     def with_clock(self, feature: str) -> Seconds:
-        """The same times, by a feature of timestamps. They are a list, or `step` so many."""
+        """The same times, found by a timestamp feature. Requires a list of times, or `step`."""
         more: dict[str, Any] = {
             "tolerance": self.tolerance,
             "timestamps": feature,
@@ -154,10 +152,10 @@ class Seconds:
         return Seconds(self.first, self.last, step=self.step, **more)
 
     def offsets(self, fps: float, feature: str) -> IntArray:
-        """In frames, int64[T], at so many frames a second.
+        """Convert the times to frame offsets, int64[T], at `fps`.
 
-        As LeRobot does for its `delta_timestamps`: a time is the nearest frame, and an error where
-        that is further away than `tolerance`. Raises `ClipError`, which names the feature.
+        As for LeRobot's `delta_timestamps`, each time selects the nearest frame. Raises `ClipError`
+        with the feature's name if that frame is further than `tolerance` away.
         """
         slack = self.tolerance * fps
         if self.times is None and self.step is None:
@@ -166,7 +164,7 @@ class Seconds:
             first, last = math.ceil(begin), math.floor(end)
             if first > last:
                 raise ClipError(
-                    "no frame lies within Seconds",
+                    "no frame within Seconds",
                     feature=feature,
                     expected=f"frames {1 / fps:g} s apart",
                     got=self,
@@ -179,17 +177,18 @@ class Seconds:
         if len(wrong):
             at = int(wrong[0])
             raise ClipError(
-                "no frame is near enough to a time of Seconds",
+                "no frame within the tolerance of a time of Seconds",
                 feature=feature,
-                expected=f"a multiple of {1 / fps:g} s, to {self.tolerance:g} s",
-                got=f"{asked[at] / fps:g} s, and the nearest frame at {offsets[at] / fps:g} s",
+                expected=f"a multiple of {1 / fps:g} s, within {self.tolerance:g} s",
+                got=f"{asked[at] / fps:g} s, with the nearest frame at {offsets[at] / fps:g} s",
             )
         return offsets.astype(np.int64)
 
     def at_rates(self, rates: Sequence[float], episodes: Sequence[str], feature: str) -> IntArray:
-        """The same at each of these frames a second, int64[n, T]; episodes of each are named.
+        """Convert the times to offsets at each frame rate, int64[n, T]; `episodes` has one key per
+        rate.
 
-        Raises `ClipError` where they are not equally many, too.
+        Also raises `ClipError` if the numbers of frames differ.
         """
         found: list[IntArray] = []
         for fps, episode in zip(rates, episodes, strict=True):
@@ -197,18 +196,18 @@ class Seconds:
                 found.append(self.offsets(fps, feature))
             if len(found[-1]) != len(found[0]):
                 raise ClipError(
-                    "episodes of different frames a second have other numbers of frames in Seconds",
+                    "Seconds selects different numbers of frames in episodes with different fps",
                     episode=episode,
                     feature=feature,
-                    expected=f"{len(found[0])} frames, as at {rates[0]:g} frames a second; ask for "
-                    "times with a list or step",
-                    got=f"{len(found[-1])} at {fps:g}",
+                    expected=f"{len(found[0])} frames, as at {rates[0]:g} fps; pass step "
+                    "or a list of times",
+                    got=f"{len(found[-1])} frames at {fps:g} fps",
                 )
         return np.stack(found)
 
     @property
     def time_list(self) -> tuple[float, ...]:
-        """The times, of a list or `step` so many seconds."""
+        """The times in seconds: the list, or every `step` seconds."""
         if self.times is not None:
             return self.times
         assert self.step is not None
@@ -269,12 +268,12 @@ class Latest:
         if self.max_age is not None:
             age = check_integer("max_age of Latest", self.max_age, least=0, most=_FURTHEST - 1)
             object.__setattr__(self, "max_age", age)
-        one: Any = self.unknown  # an array, perhaps
-        if one is not None and not (isinstance(one, str) and one == "zeros"):
+        mode: Any = self.unknown  # may be an array
+        if mode is not None and not (isinstance(mode, str) and mode == "zeros"):
             raise ClipError(
                 "unknown of Latest is not valid",
                 expected="None or 'zeros'",
-                got=repr_of(one, 100),
+                got=repr_of(mode, 100),
             )
 
 
@@ -282,9 +281,9 @@ Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Latest]
 
 
 def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]:
-    """The argument `windows`, with offsets as tuples of integers.
+    """Check the argument `windows` and convert offsets to tuples of integers.
 
-    Raises `ClipError` for other types, empty windows, and offsets that are no integers.
+    Raises `ClipError` for other types, empty windows, and offsets that are not integers.
     """
     if not (
         isinstance(windows, Mapping) and windows and all(isinstance(name, str) for name in windows)
@@ -306,7 +305,7 @@ def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]
 
 
 def describe_offsets(offsets: IntArray) -> str:
-    """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
+    """Format offsets: `-1,0`, or `0:16` and `0:32:2` if evenly spaced."""
     step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
     if len(offsets) < 3 or step < 1 or (np.diff(offsets) != step).any():
         return ",".join(map(str, offsets.tolist()))
@@ -317,7 +316,7 @@ def describe_offsets(offsets: IntArray) -> str:
 def _checked_frames(name: str, window: Any) -> tuple[int, ...] | Seconds:
     if isinstance(window, Seconds):
         return window
-    is_long = isinstance(window, range) and bool(window[MAX_LENGTH:])  # none of it is looked at
+    is_long = isinstance(window, range) and bool(window[MAX_LENGTH:])  # not expanded
     try:
         if isinstance(window, (str, bytes, Mapping)):
             raise TypeError
@@ -327,35 +326,35 @@ def _checked_frames(name: str, window: Any) -> tuple[int, ...] | Seconds:
         raise ClipError(
             "a window is not valid",
             feature=name,
-            expected="offsets in frames, integers such as [-1, 0] or range(16); Seconds; or Latest",
+            expected="frame offsets such as [-1, 0] or range(16), Seconds or Latest",
             got=repr_of(window, 100),
         ) from None
     most = max(map(abs, offsets), default=0)
     if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
         raise ClipError(
-            "a window is empty, or too long",
+            "a window is empty or too long",
             feature=name,
             expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
             got=repr_of(window, 100)
             if is_long
-            else f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
+            else f"{len(offsets)} offsets, the largest {repr_of(most)}",
         )
     return offsets
 
 
 def _check_range(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> None:
-    """Raise `ClipError` for offsets of a feature, in frames, that no episode has, or too many."""
+    """Raise `ClipError` for frame offsets that are too large or too many."""
     furthest = float(np.abs(offsets).max())
     if not (furthest < _FURTHEST and count <= _MOST):
         raise ClipError(
-            "Seconds are too many frames",
+            "Seconds covers too many frames",
             feature=feature,
-            expected=f"at most {_MOST} frames, each within {_FURTHEST - 1} of a clip's start",
-            got=f"{count:.0f} frames, the furthest {furthest:.0f} away",
+            expected=f"at most {_MOST} frames, each within {_FURTHEST - 1} of the clip's start",
+            got=f"{count:.0f} frames, the furthest at {furthest:.0f}",
         )
 
 
-def _number(what: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     try:
         # A duration of NumPy would be a number of its own unit.
         if isinstance(value, (bool, np.bool_, np.timedelta64, str, bytes)):
@@ -364,5 +363,5 @@ def _number(what: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) < 1e9:
-        raise ClipError(f"{what} is not a number of seconds", got=repr_of(value, 100))
+        raise ClipError(f"{name} is not a number of seconds", got=repr_of(value, 100))
     return number

@@ -1,1 +1,1 @@
-"""Executes a plan in background threads; nothing of them is left when it ends, for any reason."""
+"""Executes plans in background threads, and ends all of them on every exit path."""

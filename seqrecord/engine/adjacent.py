@@ -1,12 +1,11 @@
-"""Clips that lie side by side: a batch of them is not copied.
+"""Clips in adjacent memory, which form a batch without a copy.
 
-Clips that are read in one call are rows of one array, a slab. Those that follow each other there
-are a part of it::
+Clips from one read are rows of one array, a slab. Adjacent rows form a view::
 
     slab          0 1 2 3 4 5 6 7
     a batch           2 3 4 5         a view
 
-A slab is used again when the last clip and the last batch on it are gone.
+A slab is reused after its last clip and its last batch are deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ import torch
 
 
 def join(clips: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """One tensor [clips, …] on the memory of these, if they lie side by side in one slab."""
+    """Join clips to one tensor [clips, …] without a copy; `None` if they are not adjacent in one
+    slab.
+    """
     first = clips[0]
     slab, row = _find(first)
     if slab is None or row + len(clips) > len(slab) or not _follow_each_other(clips):
@@ -29,7 +30,7 @@ def join(clips: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def divide(batch: torch.Tensor) -> list[torch.Tensor]:
-    """The clips of a leased batch [clips, …], which can be joined again."""
+    """Split a leased batch [clips, …] into clips that `join` accepts."""
     # An array of a class of its own, which can be referred to weakly.
     slab = batch.numpy().view(_Slab)
     _slabs[batch.data_ptr()] = slab
@@ -37,15 +38,15 @@ def divide(batch: torch.Tensor) -> list[torch.Tensor]:
 
 
 class _Slab(np.ndarray[Any, Any]):
-    """An array [clips, …] that lives as long as any tensor on it."""
+    """An array [clips, …] that lives as long as any tensor on its memory."""
 
 
 _slabs: weakref.WeakValueDictionary[int, _Slab] = weakref.WeakValueDictionary()
-"""By the address of their memory, where the storage of tensors on them begins."""
+"""Slabs by the address of their memory, which is that of their tensors' storage."""
 
 
 def _follow_each_other(clips: Sequence[torch.Tensor]) -> bool:
-    """Whether the memory of each clip begins where that of the one before it ends."""
+    """Whether each clip's memory begins at the end of the previous one."""
     first = clips[0]
     address, step, shape, dtype = first.data_ptr(), first.nbytes, first.shape, first.dtype
     for clip in clips:
@@ -64,7 +65,7 @@ def _follow_each_other(clips: Sequence[torch.Tensor]) -> bool:
 
 
 def _find(clip: torch.Tensor) -> tuple[_Slab | None, int]:
-    """The slab that a tensor is a row of, and which; `None` for any other tensor."""
+    """Slab and row number of a tensor; `None` and 0 for other tensors."""
     if clip.device.type != "cpu" or clip.requires_grad or not clip.is_contiguous():
         return None, 0
     address = clip.untyped_storage().data_ptr()

@@ -1,8 +1,7 @@
-"""Rows of frames in memory that is allocated once, also of shapes that vary, and texts; and what a
-batch has of such frames.
+"""Preallocated rows of frames, and ragged features of batches.
 
-In a batch, frames of shapes that vary lie one after the other in one piece of memory. So a batch
-takes what its frames take, in memory that is used again as that of fixed shapes is::
+Rows also store frames of variable shapes, and texts. In a batch, frames of variable shapes are
+packed into one buffer, which takes only their size and is reused like that of fixed shapes::
 
     frames    | 0     | 1 | 2         | 3   |                      largest x frames
     memory    [ . . . . . . . . . . . . . . | never touched …                     ]
@@ -30,13 +29,13 @@ _BYTE = np.dtype(np.uint8)
 
 
 class FeatureRows(Protocol):
-    """Rows of frames by feature: an array [rows, …], or what can `make` arrays in its rows."""
+    """Rows by feature: an array [rows, …], or an object whose `make` returns arrays."""
 
     def __getitem__(self, feature: str) -> Any: ...
 
 
 class VariableRows:
-    """Rows of a feature with a variable shape: each is long enough for the largest frame."""
+    """Rows of a feature with a variable shape, each with room for the largest frame."""
 
     def __init__(self, num_rows: int, spec: ArraySpec) -> None:
         assert spec.largest is not None, "the largest frame is known"
@@ -49,16 +48,16 @@ class VariableRows:
         return self._memory.nbytes + self._shapes.nbytes
 
     def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
-        """Arrays of these shapes in the rows from `first` on, to be written to."""
+        """Return writable arrays of these shapes, in the rows from `first` on."""
         self._shapes[first : first + len(shapes)] = shapes
         return [self[first + i] for i in range(len(shapes))]
 
     def sizes(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Height and width of the frames in these rows, int64[n]; int64[n, 2]."""
+        """Height and width of the frames in rows, int64[n]; int64[n, 2]."""
         return self._shapes[rows, :2].astype(np.int64)
 
     def __getitem__(self, row: int) -> npt.NDArray[Any]:
-        """The frame in a row."""
+        """View of the frame in a row."""
         shape = tuple(self._shapes[row].tolist())
         nbytes = math.prod(shape) * self._dtype.itemsize
         assert nbytes <= self._memory.shape[1], "a frame larger than the largest"
@@ -66,68 +65,66 @@ class VariableRows:
 
 
 class FreshRows(list[Any]):
-    """Rows of a feature with a variable shape: fresh arrays, which others may go on to use."""
+    """Rows of a feature with a variable shape: a new array per frame, owned by the caller."""
 
     def __init__(self, num_rows: int, dtype: np.dtype[Any]) -> None:
         super().__init__([None] * num_rows)
         self._dtype = dtype
 
     def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
-        """Arrays of these shapes in the rows from `first` on, to be written to."""
+        """Return writable arrays of these shapes, in the rows from `first` on."""
         arrays = [np.empty(shape, self._dtype) for shape in shapes]
         self[first : first + len(arrays)] = arrays
         return arrays
 
 
 class ObjectRows(list[Any]):
-    """Rows of a feature whose frames are `str` or `bytes`."""
+    """Rows of a feature with `str` or `bytes` values."""
 
     def __init__(self, num_rows: int, spec: ArraySpec) -> None:
         super().__init__([None] * num_rows)
         self.nbytes = num_rows * spec.nbytes
 
     def put(self, row: int, value: str | bytes) -> None:
-        """Keep a value in a row."""
+        """Store a value in a row."""
         self[row] = value
 
 
 class Arena:
-    """Rows of frames, a feature an array [rows, …]; `VariableRows` where the shape varies, and
-    `ObjectRows` of texts."""
+    """Rows of frames: per feature an array [rows, …], `VariableRows` or `ObjectRows`."""
 
     def __init__(self, specs: Mapping[str, ArraySpec], num_rows: int) -> None:
         self.specs = dict(specs)
         self.num_rows = num_rows
         self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
-        """Which rows hold their frames, where each frame has a row."""
+        """Rows with loaded frames, if each frame has its own row."""
         self._arrays: dict[str, Any] = {
             name: _rows_of(spec, num_rows) for name, spec in specs.items()
         }
 
     def __getitem__(self, feature: str) -> Any:
-        """A feature's rows, to be written to."""
+        """Writable rows of a feature."""
         return self._arrays[feature]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows."""
+        """Size of all rows in bytes."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-        """Copy rows, int64[n], of a feature of fixed shape into `out` [n, …]. Without the GIL."""
+        """Copy rows, int64[n], of a feature with a fixed shape to `out` [n, …]. Without the GIL."""
         # With "raise", NumPy would check by copying through a temporary of the whole batch.
         self._arrays[feature].take(rows, axis=0, out=out, mode="clip")
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Height and width of the frames in these rows, int64[n], of a feature of variable shape;
-        int64[n, 2]."""
+        """Height and width of frames of variable shape in rows, int64[n]; int64[n, 2]."""
         found: npt.NDArray[np.int64] = self._arrays[feature].sizes(rows)
         return found
 
     def find_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
-        """The frames in these rows, for a variable shape: views, until the rows are loaded anew.
+        """Frames of variable shape in rows: views that are valid until the rows are overwritten.
 
-        Of texts the values, which stay.
+        Texts are returned as values.
         """
         frames: VariableRows | ObjectRows = self._arrays[feature]
         return [frames[row] for row in rows.tolist()]
@@ -142,10 +139,10 @@ def _rows_of(spec: ArraySpec, num_rows: int) -> Any:
 
 
 class Padded:
-    """Rows of a feature of variable shape that is padded with zeros, and of its mask.
+    """Rows of a feature with a variable shape, padded with zeros, and its mask.
 
-    `rows` is [rows, …] and `mask` bool [rows, the variable dimensions], which is true for what is
-    the frame's; the spec's shape has `None` for these dimensions.
+    `rows` is [rows, …]. `mask`, bool [rows, variable dimensions], is true inside the frame.
+    Variable dimensions are `None` in the spec's shape.
     """
 
     def __init__(self, spec: FeatureSpec, rows: npt.NDArray[Any], mask: npt.NDArray[Any]) -> None:
@@ -153,7 +150,7 @@ class Padded:
         self._varies = [axis for axis, size in enumerate(spec.shape) if size is None]
 
     def put(self, row: int, frame: npt.NDArray[Any]) -> None:
-        """Copy a frame to a row. Raises `ClipError` for one that is too large."""
+        """Copy a frame to a row. Raises `ClipError` if it is too large."""
         target, mask = self._rows[row], self._mask[row]
         if any(size > room for size, room in zip(frame.shape, target.shape, strict=True)):
             raise ClipError(
@@ -169,7 +166,7 @@ class Padded:
 
 
 def clear_rows(spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
-    """Make zeros of rows of a feature: no values where the shape varies, and empty texts."""
+    """Clear rows of a feature: zeros, empty arrays if the shape varies, empty texts."""
     rows = target[spec.name]
     if isinstance(rows, np.ndarray):
         rows[first : first + count] = 0
@@ -187,7 +184,7 @@ def clear_rows(spec: FeatureSpec, target: FeatureRows, first: int, count: int) -
 def pad(
     spec: FeatureSpec, frames: Sequence[npt.NDArray[Any]], sizes: Sequence[int | None]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Frames of a feature as one array [frames, *sizes], and its mask; in fresh memory."""
+    """Pad frames to one array [frames, *sizes] in new memory; also returns the mask."""
     shape = [size or 0 for size in sizes]
     varies = [shape[axis] for axis, size in enumerate(spec.shape) if size is None]
     rows = np.empty((len(frames), *shape), spec.dtype)
@@ -199,17 +196,17 @@ def pad(
 
 
 class RaggedFrames(Protocol):
-    """The frames of a feature of variable shape in a batch, clip after clip."""
+    """Frames of a feature with a variable shape in a batch, clip by clip."""
 
     def lists(self) -> list[list[torch.Tensor]]:
-        """A list of frames for each clip."""
+        """Lists of frames, one per clip."""
 
     def nested(self) -> torch.Tensor:
-        """One nested tensor [clips * frames, ?, …]; of a feature whose first dimension varies."""
+        """One nested tensor [clips * frames, ?, …]. Requires a variable first dimension."""
 
 
 class Frames:
-    """Frames that are tensors of their own, [clips][frames]."""
+    """Frames as separate tensors, [clips][frames]."""
 
     def __init__(self, clips: list[list[torch.Tensor]]) -> None:
         self._clips = clips
@@ -222,7 +219,7 @@ class Frames:
 
 
 class PackedFrames:
-    """Frames that are put one after the other into memory of a pool, for so many clips."""
+    """Frames packed consecutively into one buffer of a pool."""
 
     def __init__(self, spec: ArraySpec, pool: BufferPool) -> None:
         self._pool = pool
@@ -232,13 +229,13 @@ class PackedFrames:
         self._dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
 
     def append(self, frame: npt.NDArray[np.generic]) -> None:
-        """Copy a frame, which comes next."""
+        """Append a copy of a frame."""
         self._shapes.append(frame.shape)
         self._memory[self._used : self._used + frame.nbytes] = frame.reshape(-1).view(_BYTE)
         self._used += frame.nbytes
 
     def finish(self, num_clips: int) -> PackedFrames:
-        """All frames are there; the memory is released when the last one is dropped."""
+        """End packing. The memory returns to the pool after the last frame is deleted."""
         self._values = self._pool.lease(self._memory, self._used).view(self._dtype)
         self._num_clips = num_clips
         return self
@@ -259,8 +256,10 @@ class PackedFrames:
 def for_users(
     features: Mapping[str, Any], as_nested: Collection[str], squeezed: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The features of a batch as users get them: ragged ones as lists, and some nested; some
-    without their axis of frames."""
+    """Convert the features of a batch to user types: lists or nested tensors for ragged features.
+
+    Features in `squeezed` lose their axis of frames.
+    """
     return {
         name: item
         if isinstance(item, (torch.Tensor, list))
@@ -272,7 +271,7 @@ def for_users(
 
 
 def squeeze(features: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The features of a batch, those of these names without their axis of frames."""
+    """Remove the axis of frames from the named features."""
     found = dict(features)
     for name in names:
         item = found[name]
@@ -285,13 +284,13 @@ def squeeze(features: Mapping[str, Any], names: Collection[str]) -> dict[str, An
 
 
 def clips_of(frames: list[Any], num_clips: int) -> list[list[Any]]:
-    """Frames of so many clips, one clip's after the other's, by clip."""
+    """Split consecutive frames into lists, one per clip."""
     length = len(frames) // num_clips
     return [frames[at : at + length] for at in range(0, len(frames), length)]
 
 
 def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """One nested tensor of tensors [?, …], or of nested tensors of these, in fresh memory."""
+    """Join tensors [?, …], or nested tensors of them, to one nested tensor in new memory."""
     values: list[torch.Tensor] = []
     lengths: list[int] = []
     part: Any

@@ -1,4 +1,4 @@
-"""Batches, what they are made of, and where they are filled and wait for the consumer."""
+"""Batches under construction, and the channel that delivers them."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _ArenaT = TypeVar("_ArenaT")
 
 
 def do_nothing() -> None:
-    """`Batch.arrive` on the host."""
+    """Default of `Batch.arrive`, for batches in host memory."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Clips as tensors [clips, frames, …] by feature, and where each clip comes from.
+    """A batch: tensors [clips, frames, …] by feature, and the origin of each clip.
 
-    Of texts a list of clips, each a list of `str` or `bytes`. Where several sources fill a batch, a
-    slot whose source lacks a feature is 0 there, or `None` in a list of texts.
+    A text feature is a list of clips, each a list of `str` or `bytes`. In a mix, features that a
+    clip's source lacks are 0, or `None` in lists of texts.
     """
 
     features: dict[str, torch.Tensor | RaggedFrames | list[list[Any]]]
@@ -51,36 +51,36 @@ class Batch:
     epoch: IntArray  # [clips], of the source
     place: IntArray  # [clips], in that epoch, see `Clips`
     arrive: Callable[[], object] = do_nothing
-    """To be called by the thread that takes the batch, before it uses the features."""
+    """Must be called by the consuming thread before it uses the features."""
 
     def __len__(self) -> int:
         return len(self.episode)
 
 
 class Copy(NamedTuple):
-    """Something to copy, without the GIL, in any thread."""
+    """A copy that any thread can make without the GIL."""
 
     nbytes: int
     do: Callable[[], None]
 
 
 class Copiers(Protocol):
-    """Threads that copy."""
+    """Threads that make copies."""
 
     num_threads: int
 
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Have copies made."""
+        """Submit copies."""
 
 
 @dataclass
 class CallThreads:
-    """`Copiers` for one call: at most `num_threads` threads, which end with each `copy`."""
+    """`Copiers` with at most `num_threads` threads, which end with each `copy`."""
 
     num_threads: int
 
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Make copies. Raises the first error."""
+        """Make all copies. Raises the first error."""
         todo = list(copies)
         paying = 1 + sum(copy.nbytes for copy in todo) // _THREAD_BYTES
         if (threads := min(len(todo), self.num_threads, paying)) <= 1:
@@ -92,7 +92,7 @@ class CallThreads:
 
 
 def repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Copy]:
-    """Copies of repeated frames: row `i` of each array becomes its row `source[i]`."""
+    """Yield copies of repeated frames: row `source[i]` of each array to row `i`."""
     target = np.flatnonzero(source != np.arange(len(source)))
     source = source[target]
     for begin, end in pairwise(run_bounds(target, source)):
@@ -103,9 +103,9 @@ def repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Co
 
 @dataclass(frozen=True, eq=False)
 class ClipRows(Generic[_ArenaT]):
-    """Where some clips' frames of some of an arena's features are: `rows`, int64 [clips, frames].
+    """Arena rows of clips for some features: `rows`, int64 [clips, frames].
 
-    Of features that `crop` has, the batch gets the windows.
+    The batch receives the windows of features in `crop`.
     """
 
     arena: _ArenaT
@@ -115,10 +115,10 @@ class ClipRows(Generic[_ArenaT]):
 
 
 class BatchBuilder(Protocol[_ArenaT]):
-    """The memory of a batch while clips are gathered from arenas into it.
+    """Memory of a batch while clips are gathered from arenas.
 
-    `HostBatchBuilder` and `DeviceBatchBuilder` do so. Clips may come from any arenas that together
-    have the features of the batch: those of the groups of a dataset.
+    Implemented by `HostBatchBuilder` and `DeviceBatchBuilder`. The arenas of a dataset's groups
+    together have the features of the batch.
     """
 
     def gather(
@@ -128,28 +128,30 @@ class BatchBuilder(Protocol[_ArenaT]):
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:
-        """Copy clips, from the arenas of their features, to these slots, int64[clips], ascending.
+        """Copy clips from arenas to slots, int64[clips], in ascending order.
 
-        With `calls`, the batch gets what functions make of the clips. Clips with a feature of
-        variable shape come in the order of their slots. When all copies are made that this asks
-        for, the rows may be loaded into again. Returns how many bytes that brings to a device.
+        With `calls`, the batch receives the results of functions. Clips with a feature of variable
+        shape must come in the order of their slots. Rows may be overwritten after all submitted
+        copies are made. Returns the number of bytes sent to a device.
         """
 
     def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
-        """The features of the batch, whose clips are all there, in memory that is released when
-        they are dropped; and what the thread calls that takes them."""
+        """Return the features of the complete batch, and the function `Batch.arrive`.
+
+        The memory is released when the features are deleted.
+        """
 
 
 class OpenBatch:
-    """A batch of `size` clips that is being filled, from any thread.
+    """A batch of `size` clips that any thread can fill.
 
-    `missing` is how many of its slots are not filled yet, which the channel counts.
+    The channel counts empty slots in `missing`.
 
     Args:
-        size: clips.
-        begin: takes the memory, when the first clip comes.
-        lock: so that memory is taken by one thread at a time.
-        source: of each slot, int64[size]; by default 0.
+        size: number of clips.
+        begin: allocates the memory, at the first clip.
+        lock: serializes allocations.
+        source: source of each slot, int64[size]. Default: 0.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class OpenBatch:
         self._lock = lock
 
     def allocate(self) -> BatchBuilder[Any]:
-        """The memory of the batch, from the first call on, which a device may make wait."""
+        """Memory of the batch, allocated by the first call, which may wait for a device."""
         if self._builder is not None:  # who waits with the lock waits for another batch
             return self._builder
         with self._lock:
@@ -177,33 +179,33 @@ class OpenBatch:
             return self._builder
 
     def name(self, slots: IntArray, clips: Clips, epoch: int) -> None:
-        """Say which clips of an epoch go to these slots, int64[n]."""
+        """Record the origin of the clips in slots, int64[n]."""
         self._episode[slots], self._start[slots] = clips.episode, clips.start
         self._epoch[slots], self._place[slots] = epoch, clips.place
 
     def finish(self) -> Batch:
-        """The batch, all of whose slots are filled."""
+        """The complete batch. All slots must be filled."""
         features, arrive = self.allocate().finish()
         of_clips = self._episode, self._start, self._source, self._epoch, self._place
         return Batch(features, *of_clips, arrive)
 
 
 class ClosedError(Exception):
-    """The channel was closed; not for users."""
+    """The channel was closed. Not raised to users."""
 
 
 class Channel:
-    """From the runs of plans, which fill batches together, to one consumer.
+    """Queue of batches from the threads that execute plans to one consumer.
 
-    At most `slots` batches are being filled or wait. A run opens a batch, by number, and says when
-    it has filled slots of it; a batch is delivered when all of its slots are filled, and those
-    before it are delivered. `close`, from any thread, makes `open` and `check_open` raise
-    `ClosedError`. The time that the consumer waits is counted in `stats`.
+    At most `slots` batches are being filled or are ready. A producer opens a batch by number, and
+    reports filled slots. Batches are delivered in order, once all of their slots are filled.
+    `close`, from any thread, makes `open` and `check_open` raise `ClosedError`. `stats` counts the
+    consumer's waiting time.
 
     Args:
-        begin: a batch to fill, of this number. They come in the order of their numbers.
-        first: the number of the first one.
-        num_runs: how many runs there are.
+        begin: creates the batch with a number; called in ascending order.
+        first: number of the first batch.
+        num_runs: number of producers.
     """
 
     def __init__(
@@ -231,8 +233,7 @@ class Channel:
         self._interrupted = False
 
     def open(self, number: int) -> OpenBatch:
-        """A batch to fill, which is not delivered yet, once the consumer has taken enough of those
-        before it."""
+        """Return an open batch. Waits until the consumer has taken enough earlier ones."""
         with self._lock:
             while number >= self._next:
                 self._opened.wait_for(
@@ -250,7 +251,7 @@ class Channel:
             return self._open[number - self._next]  # counted from the end
 
     def fill(self, batch: OpenBatch, count: int) -> None:
-        """So many more slots of an open batch are filled; deliver what is whole."""
+        """Count filled slots of an open batch, and deliver complete batches."""
         with self._lock:
             batch.missing -= count
             while self._open and not self._open[0].missing:
@@ -258,11 +259,11 @@ class Channel:
                 self._filled.notify()
 
     def take(self, process: int) -> Batch:
-        """The next batch, as soon as it is there; its slot is free again.
+        """Wait for the next batch, and free its slot.
 
-        For users, whose iteration began in the process of this number. Raises a run's error once,
-        after the batches before it; `StopIteration` after the end; and `ClipError` in another
-        process, which was forked, and when the channel was closed.
+        `process` is the id of the process in which the iteration began. Raises a producer's error
+        once, after the batches before it; `StopIteration` after the last batch; `ClipError` in a
+        forked process and if the channel is closed.
         """
         if os.getpid() != process:
             raise ClipError("an iteration cannot continue in a forked process: begin another")
@@ -295,7 +296,7 @@ class Channel:
             del error  # its traceback refers to this frame
 
     def end(self, error: BaseException | None = None) -> None:
-        """A run has ended: after the last one, or one with an error, nothing follows."""
+        """A producer has ended. The channel ends with the last one, or with the first error."""
         with self._lock:
             self._num_runs -= 1
             if not self._ended and (error is not None or not self._num_runs):
@@ -305,7 +306,7 @@ class Channel:
                 self._filled.notify_all()
 
     def close(self) -> None:
-        """Drop what waits, and let both sides know."""
+        """Delete all batches and wake both sides."""
         with self._lock:
             self._closed, self._error = True, None
             self._ready.clear()
@@ -314,7 +315,7 @@ class Channel:
             self._filled.notify_all()
 
     def interrupt(self) -> None:
-        """No more batches are opened: `open` raises `ClosedError`."""
+        """Stop opening batches: `open` raises `ClosedError`."""
         with self._lock:
             self._interrupted = True
             self._opened.notify_all()
@@ -324,7 +325,7 @@ class Channel:
         return self._closed
 
     def check_open(self) -> None:
-        """Raise `ClosedError` when the channel is closed."""
+        """Raise `ClosedError` if the channel is closed."""
         if self.is_closed:
             raise ClosedError
 

@@ -1,7 +1,7 @@
-"""The memory of an iteration: rows for frames, batches to build, room for chunks as they are read.
+"""Memory of an iteration: arenas, batches, and buffers for stored chunks.
 
-`HostBuffers` and `DeviceBuffers` have it on the host or on a device; what uses it does not ask
-where. The next iteration takes it over, for memory is expensive to touch anew.
+`HostBuffers` and `DeviceBuffers` have the same interface. The next iteration reuses them, because
+touching new memory is expensive.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ArenaT = TypeVar("_ArenaT")
 
 @dataclass(frozen=True)
 class GroupRows:
-    """Rows for the frames of a group of features."""
+    """Arena size for a group of features."""
 
     specs: Mapping[str, ArraySpec]
     num_rows: int  # of the arena
@@ -50,7 +50,7 @@ class GroupRows:
 
 @dataclass(frozen=True)
 class BufferNeeds:
-    """What an iteration needs memory for: rows of frames, and batches of clips."""
+    """Memory requirements of an iteration: arenas and batches."""
 
     groups: tuple[GroupRows, ...]
     specs: Mapping[str, ArraySpec]  # of the features of batches, in their order
@@ -63,14 +63,14 @@ class BufferNeeds:
 
 
 class ChunkBuffers:
-    """Arrays for chunks as they are stored, one for each load under way; they grow as needed."""
+    """Arrays for stored chunks, one per load in progress. They grow as needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[npt.NDArray[np.uint8]] = []  # from the smallest to the largest
 
     def acquire(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """An array of at least so many bytes; release it when nothing refers to it any more."""
+        """Return an array of at least `nbytes` bytes. Release it after its last use."""
         with self._lock:
             fitting = bisect_left(self._idle, nbytes, key=len)
             if fitting < len(self._idle):
@@ -81,7 +81,7 @@ class ChunkBuffers:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest array that nobody uses."""
+        """Size of the largest idle array in bytes."""
         return len(self._idle[-1]) if self._idle else 0
 
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
@@ -90,36 +90,36 @@ class ChunkBuffers:
 
 
 class Buffers(Protocol[_ArenaT]):
-    """The memory of an iteration. Methods are called by any of its threads."""
+    """Memory of an iteration. Its methods are thread-safe."""
 
     needs: BufferNeeds
     chunks: ChunkBuffers
     arenas: Sequence[_ArenaT]
-    """One a group of features: where loads go, and what a `BatchBuilder` gathers from."""
+    """One arena per group: the target of loads, and the source of a `BatchBuilder`."""
     is_fresh: bool
-    """Rows take no memory of the host yet."""
+    """Whether the rows have not been touched yet, so that they take no host memory."""
 
     def begin(self, stats: EngineStats) -> None:
-        """Called first, by the scheduler's thread. `stats` counts what crosses to a device."""
+        """Begin an iteration, in the scheduler's thread. `stats` counts transfers to a device."""
 
     def storing(
         self, target: Any, rows: IntArray
     ) -> AbstractContextManager[tuple[FeatureRows, IntArray]]:
-        """A context for the thread that brings frames to rows of an arena, int64[n]: what to write
-        them to, and in which rows, int64[n].
+        """Context for storing frames in rows of an arena, int64[n].
 
-        They are in `rows` when a later `BatchBuilder.gather` reads these, unless the block raises.
+        Returns the rows to write to, and their numbers, int64[n]. A later `BatchBuilder.gather`
+        reads the frames from `rows`, unless the block raises.
         """
 
     def begin_batch(self, size: int) -> BatchBuilder[_ArenaT]:
-        """A batch of so many clips."""
+        """Begin a batch of `size` clips."""
 
     def end(self) -> None:
-        """Called last, by the scheduler's thread, when no other uses this memory any more."""
+        """End the iteration, in the scheduler's thread, after all other threads."""
 
 
 class HostBuffers:
-    """Buffers on the host: frames are decoded into their rows, and copied from there by threads."""
+    """Buffers in host memory. Frames are decoded into their rows, and copied by threads."""
 
     stream: None = None
 
@@ -134,12 +134,12 @@ class HostBuffers:
         )
 
     def begin(self, stats: EngineStats) -> None:
-        """See `Buffers`; there is nothing to do."""
+        """See `Buffers`."""
 
     def storing(
         self, target: Any, rows: IntArray
     ) -> AbstractContextManager[tuple[FeatureRows, IntArray]]:
-        """See `Buffers`; these rows themselves."""
+        """See `Buffers`; returns the rows unchanged."""
         return nullcontext((target, rows))
 
     def begin_batch(self, size: int) -> HostBatchBuilder:
@@ -152,9 +152,9 @@ class HostBuffers:
 
 
 class BufferCache:
-    """Keeps the buffers of the last iteration for the next. A copy in another process is empty.
+    """Keeps the buffers of the last iteration for the next. Empty after pickling.
 
-    So a loader holds the memory of an epoch until it is dropped, and never that of two.
+    A loader thus keeps the memory of one epoch until it is deleted, never that of two.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class BufferCache:
     def acquire(
         self, needs: BufferNeeds, make: Callable[[BufferNeeds], Buffers[Any]]
     ) -> Buffers[Any]:
-        """The buffers kept, if they are what is needed, else new ones once those are gone."""
+        """Return the kept buffers if they match `needs`; otherwise free them and make new ones."""
         if self._process != os.getpid():  # what a fork has of them is the other process's
             self._idle.clear()
             self._process = os.getpid()
@@ -182,8 +182,10 @@ class BufferCache:
         return make(needs)
 
     def stream(self, device: torch.device | None) -> SideStream | None:
-        """The stream for buffers of a device, one for all iterations: what torch has of the memory
-        of a stream, it gives to no other one."""
+        """Stream of a device, shared by all iterations.
+
+        Torch does not reuse the memory of one stream in another.
+        """
         if device is None:
             return None
         if self._stream is None or self._stream.device != device:
@@ -191,14 +193,14 @@ class BufferCache:
         return self._stream
 
     def release(self, buffers: Buffers[Any]) -> None:
-        """Keep buffers that this process has acquired."""
+        """Keep acquired buffers for the next iteration."""
         self._idle.append(buffers)
 
 
 class HostBatchBuilder:
-    """A batch of `size` clips in buffers of these pools, see `batch_pools`.
+    """A batch of `size` clips in buffers of pools; see `batch_pools`.
 
-    Features are gathered, see `BatchBuilder`, or their frames are loaded straight into `rows`.
+    Features are gathered, see `BatchBuilder`, or loaded directly into `rows`.
     """
 
     def __init__(
@@ -219,7 +221,7 @@ class HostBatchBuilder:
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
-        """The frames of all clips, one clip's after the other's: arrays [clips * frames, …]."""
+        """Frames of all clips, clip by clip: arrays [clips * frames, …]."""
         return {
             name: buffer.reshape(-1, *buffer.shape[2:]) for name, buffer in self._buffers.items()
         }
@@ -258,7 +260,7 @@ class HostBatchBuilder:
         return 0
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
-        """Fill the clips at these slots with 0, of a feature of a fixed shape."""
+        """Fill slots of a feature with a fixed shape with 0."""
         self._buffers[feature][slots] = 0
 
     def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
@@ -275,9 +277,9 @@ class HostBatchBuilder:
     def _parts(
         self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]]
     ) -> tuple[list[_RowCopy], list[Copy]]:
-        """What is copied to the clips at these slots: a feature each, or a run of slots of it.
+        """Copies for slots: one per feature, or per run of consecutive slots.
 
-        Small clips whose slots lie apart go through memory of their own, in one copy.
+        Small clips with scattered slots are copied at once through a temporary array.
         """
         parts, scattered = [], []
         runs = list(pairwise(run_bounds(slots)))
@@ -301,7 +303,7 @@ class HostBatchBuilder:
     def _crops(
         self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]]
     ) -> Iterator[Copy]:
-        """Copies of the windows of clips."""
+        """Copies of cropped windows."""
         for source in sources:
             if (crop := source.crop) is None:
                 continue
@@ -314,8 +316,7 @@ class HostBatchBuilder:
     def _calls(
         self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]], calls: Calls
     ) -> Iterator[Copy]:
-        """Calls of functions, a clip each: nobody knows how long one takes, so it is worth a
-        thread."""
+        """Function calls, one per clip. Their duration is unknown, so each may use a thread."""
         for number, slot in enumerate(slots.tolist()):
             yield Copy(_COPY_BYTES, partial(self._call, slot, sources, calls, number))
 
@@ -332,7 +333,7 @@ class HostBatchBuilder:
 
 
 def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
-    """The features of a clip: views [frames, …], or lists of frames, that cannot be written to."""
+    """Read-only features of a clip: views [frames, …] or lists of frames."""
     arena, rows = source.arena, source.rows[clip]
     for name in source.features:
         if source.crop is not None and name in source.crop.features:
@@ -344,7 +345,7 @@ def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
 
 
 class _RowCopy(NamedTuple):
-    """Rows of a feature, int64 [n], that go to `out`, [n, …]."""
+    """A copy of rows, int64 [n], of a feature to `out`, [n, …]."""
 
     arena: Arena
     feature: str
@@ -362,7 +363,7 @@ def _scatter(
     buffer: npt.NDArray[Any],
     slots: npt.NDArray[np.int64],
 ) -> None:
-    """Copy clips, rows int64[clips, frames], to slots that lie apart."""
+    """Copy clips, rows int64[clips, frames], to scattered slots."""
     clips = np.empty((len(slots), *buffer.shape[1:]), buffer.dtype)
     arena.gather(feature, rows.reshape(-1), clips.reshape(-1, *buffer.shape[2:]))
     # A clip as one item: NumPy copies these in one loop, whatever their shape.
@@ -373,10 +374,10 @@ def _scatter(
 
 
 def _pieces(parts: Iterable[_RowCopy], left: int, threads: int) -> Iterator[Copy]:
-    """Copies that together are those of `parts`, `left` bytes: large ones first, then smaller.
+    """Divide the copies `parts`, `left` bytes in total, into pieces of decreasing size.
 
-    So threads that take one after the other finish together, with few calls: after each a thread
-    must get the GIL again, which other threads may hold for a while.
+    Threads that take one piece after the other then finish together, with few calls. After each
+    call a thread waits for the GIL.
     """
     for part in sorted(parts, key=lambda part: -part.out.nbytes):
         row = part.out.nbytes // max(1, len(part.rows)) or 1

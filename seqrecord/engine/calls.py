@@ -1,4 +1,4 @@
-"""Functions that are called for each clip, what they make of it, and what is drawn for clips."""
+"""User functions of clips, and random draws for clips."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _WHAT = "clip_transform"
 
 @dataclass(frozen=True, eq=False)
 class ClipFunctions:
-    """Functions, one after the other, from clips with the features `names` to those of batches.
+    """A chain of functions from clips with the features `names` to features of batches.
 
-    `made` has the dtypes and shapes of their results, [frames, …]. Lists of texts may be among
-    them, under the names of features of texts, which tell how long these are at most.
+    `made` has the dtypes and shapes of the results, [frames, …]. Lists of texts are allowed for
+    text features, whose spec limits their size.
     """
 
     functions: tuple[ClipFunction, ...]
@@ -56,13 +56,14 @@ class ClipFunctions:
         start: int,
         arrays: Mapping[str, ArraySpec],
     ) -> ClipFunctions:
-        """For what they make of one clip, which is that of this episode's row and first frame.
+        """Call the functions with one clip to determine dtypes and shapes of the results.
 
-        `arrays` are of the features of a frame before.
+        `episode` and `start` are the clip's episode row and first frame, `arrays` the specs of its
+        features.
 
-        Raises what they raise, and `ClipError` for what no batch can hold, for functions that do
-        not take a clip and a generator, and for those whose results no seed decides; see
-        `repeatable`.
+        Raises the functions' errors, and `ClipError` for results that do not fit into a batch, for
+        functions without the arguments clip and generator, and for results that do not depend on
+        the seed alone; see `repeatable`.
         """
         unknown = cls(functions, dataset, tuple(clip), {})
         try:
@@ -84,20 +85,22 @@ class ClipFunctions:
     def calls(
         self, seed: int, epoch: int, clips: IntArray, episode: IntArray, start: IntArray
     ) -> Calls:
-        """For clips by the rows of their episodes and first frames; int64[n] each.
+        """Calls for clips, given by episode rows and first frames; int64[n] each.
 
-        `clips`, int64[n], tells them apart, and is the same in every epoch.
+        `clips`, int64[n], identifies clips in all epochs.
         """
         return Calls(self, episode, start, hash64(key_of(_SALT, seed, epoch), clips))
 
     def call(self, clip: dict[str, Any], seed: int) -> dict[str, Any]:
-        """What they make of a clip's arrays, like what they made of the first one."""
+        """Call the functions. Raises `ClipError` if dtypes or shapes differ from those of the first
+        clip.
+        """
         arrays = self._call({name: clip[name] for name in self.names}, seed)
         check_arrays(_WHAT, "clip", arrays, self.made, _check_texts)
         return arrays
 
     def add_place(self, error: Exception, episode: int, start: int) -> None:
-        """Add to an error that is being raised of which clip it is."""
+        """Add the clip's place to an error."""
         key = self.dataset.contents.index.key(episode)
         add_place(error, _WHAT, file=self.dataset.url, episode=key, frame=start)
 
@@ -110,7 +113,7 @@ class ClipFunctions:
 
 @dataclass(frozen=True, eq=False)
 class Calls:
-    """The calls for some clips: rows of their episodes, first frames, seeds of their generators."""
+    """Calls for clips: episode rows, first frames, and seeds of the generators."""
 
     functions: ClipFunctions
     episode: IntArray
@@ -120,9 +123,10 @@ class Calls:
     def make(
         self, number: int, clip: dict[str, Any], out: Mapping[str, npt.NDArray[Any]]
     ) -> dict[str, list[Any]]:
-        """Write into `out`, [frames, …] by feature, what is made of clip `number`'s arrays.
+        """Call the functions with clip `number`, and write the results to `out`, [frames, …] by
+        feature.
 
-        Returns the texts, which `out` does not have.
+        Returns the texts.
         """
         try:
             arrays = self.functions.call(clip, int(self.seeds[number]))
@@ -136,7 +140,7 @@ class Calls:
 
 
 def read_only(array: Any) -> Any:
-    """A view of an array that nobody can write to; or a text."""
+    """A read-only view of an array; texts are returned unchanged."""
     if not isinstance(array, np.ndarray):
         return array
     view: npt.NDArray[Any] = array.view()
@@ -145,14 +149,14 @@ def read_only(array: Any) -> Any:
 
 
 def as_arrays(clip: Any) -> Any:
-    """A feature of a clip as functions get it: arrays that nobody can write to, or texts."""
+    """Convert a feature of a clip to the input of functions: read-only arrays, or texts."""
     if isinstance(clip, torch.Tensor):
         return read_only(clip.numpy())
     return [as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip
 
 
 def _array(name: str, value: Any) -> Any:
-    """A value as an array, or as a list of texts."""
+    """Convert a result to an array or a list of texts."""
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, bytes)):
         return list(value)
     try:
@@ -182,9 +186,9 @@ def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpe
 def text_spec(
     what: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
 ) -> ArraySpec:
-    """What `what` gives of a feature whose frames are texts: as they were before it.
+    """Spec of a text feature after a function: that of the feature before it.
 
-    Raises `ClipError` for texts where there were none.
+    Raises `ClipError` if the feature had no texts before. `what` names the function in messages.
     """
     kind = "text" if isinstance(text, str) else "bytes"
     if name not in before or before[name].value != kind:
@@ -212,12 +216,13 @@ def _check_texts(what: str, name: str, values: Any, spec: ArraySpec) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Of some clips: the windows, if there are crops, and the calls, if there are functions."""
+    """Draws of clips: windows if there are crops, calls if there are functions."""
 
     crop: Crop | None = None
     calls: Calls | None = None
 
 
 DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any], IntArray], Drawn]
-"""Draws for clips: rows of episodes and first frames, int64[n] each; their frames, `ClipRows`, of
-which it may need the sizes; and their places in the epoch, int64[n]."""
+"""Draws for clips: episode rows and first frames, int64[n] each; their `ClipRows`, for the sizes of
+frames; and their places in the epoch, int64[n].
+"""

@@ -1,4 +1,4 @@
-"""Counts what the loads of a plan read and decode, from index and plan alone."""
+"""Counts the requests, bytes and decoded frames of a plan's loads, from index and plan alone."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NO_BUFFERS: Any = SimpleNamespace(
 
 
 def count_loads(job: Job, rows: Sequence[FrameRows]) -> tuple[Amount, Amount]:
-    """Count all loads of a job's plan, and those that its first batch needs.
+    """Count all loads of a job's plan, and those of its first batch.
 
-    With `rows`, of each group of the plan, frames stay in memory; see `AllFrames`.
+    With `rows`, one per group, frames stay in memory; see `AllFrames`.
     """
     plan, store = job.plan, None
     if rows:
@@ -52,14 +52,14 @@ def count_loads(job: Job, rows: Sequence[FrameRows]) -> tuple[Amount, Amount]:
 
 
 class LoadCounter(ChunkLoader):
-    """Does loads like its base class, but counts byte ranges and frames instead of reading them."""
+    """A loader that counts byte ranges and frames instead of reading them."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._found, self._files = Amount(), set[object]()  # files that were read
 
     def count(self, load: Load) -> Amount:
-        """What one load takes, after those before it."""
+        """Count one load, given the loads before it."""
         self._found = Amount(0, 0, load.count if load.group == self._leading else 0)
         self([load], None, np.arange(load.count))
         return self._found
@@ -82,7 +82,7 @@ class LoadCounter(ChunkLoader):
         return Fetched(chunk, pages, {}, np.empty(0, np.uint8))
 
     def _decode(self, fetched: Fetched, frames: IntArray, *_: object) -> None:
-        """A decoder goes on behind the frames that it decoded before."""
+        """A decoder continues after the frames that it has decoded."""
         stop = int(frames[-1]) + 1 - fetched.chunk.first_frame
         for page in fetched.pages:
             if self._reader.features[page.feature].is_video:
@@ -91,7 +91,7 @@ class LoadCounter(ChunkLoader):
                 page.memo["decoded"] = stop
 
     def _ask(self, path: str, ranges: Sequence[ByteRange]) -> None:
-        """Count a call to the storage of record files, but for a local index of files elsewhere."""
+        """Count a storage call for a record file; a local index of remote files costs none."""
         storage = self._dataset.contents.storage
         if self.is_local or storage.local_path(path) is None:
             self._found += _requested(storage, ranges)
@@ -100,7 +100,7 @@ class LoadCounter(ChunkLoader):
         self._files.add(path)
 
     def _refer(self, page: Page) -> None:
-        """Count the file that a page's head names, or the files of a folder."""
+        """Count reads of the external file of a page, or of the files of a folder."""
         of, head = self._dataset.contents, np.empty(HEAD_BYTES, np.uint8).data
         place = ByteRange(page.start, page.start + HEAD_BYTES)
         of.storage.read_ranges(page.chunk.path, [place], [head])
@@ -116,7 +116,7 @@ class LoadCounter(ChunkLoader):
 
 
 def _requested(storage: Storage, ranges: Sequence[ByteRange]) -> Amount:
-    """The requests of a call, and its bytes, with gaps that are read along."""
+    """Requests and bytes of a call, including gaps between ranges."""
     if (parallel := parallel_of(storage)) is None:
         return Amount(0, sum(item.length for item in ranges))
     parts = parallel.requests(ranges, [memoryview(b"")] * len(ranges))

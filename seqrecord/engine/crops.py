@@ -1,5 +1,4 @@
-"""Crops at the gather: of the frames of a clip, only the window that is asked for is copied, or
-resized."""
+"""Crops clips while gathering: only the window is copied or resized."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ _SALT = 0x63726F70  # the draws are not those of the order
 
 @dataclass(frozen=True, eq=False)
 class ClipCrops:
-    """The steps of a `clip_transform` for features of one size, see `clip_transforms`: of a camera.
+    """The steps of a `clip_transform` for the features of one camera; see `clips.transforms`.
 
-    `frame` is height and width, `None` where these vary; then frames of an episode have one size.
+    `frame` is (height, width), `None` if they vary. All frames of an episode have one size.
     """
 
     steps: tuple[CropStep, ...]
@@ -57,10 +56,10 @@ class ClipCrops:
         arrays: Mapping[str, ArraySpec],
         kinds: Mapping[str, str | None],
     ) -> ClipCrops:
-        """For features of these shapes and kinds.
+        """Build the crops for features with these shapes and kinds.
 
-        Raises `ClipError` for features that have no height and width, or different ones, for a
-        crop larger than the frame, and for a flip or a resize of vectors coded as integers.
+        Raises `ClipError` for features without height and width or with different ones, for a crop
+        larger than the frame, and for a flip or a resize of vectors coded as integers.
         """
         features, kind = camera.features, kinds.get
         if features is None:
@@ -98,7 +97,7 @@ class ClipCrops:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of what batches have."""
+        """Height and width in batches."""
         height, width = self.frame
         for step in self.steps:
             height, width = step.size(height, width)
@@ -112,7 +111,7 @@ class ClipCrops:
         return height, width
 
     def specs(self, arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
-        """What the features of a frame look like in a batch."""
+        """Specs of the features in batches."""
         return {
             name: replace(spec, shape=(*self.size, *spec.shape[2:]), largest=None)
             if name in self.features
@@ -123,11 +122,11 @@ class ClipCrops:
     def windows(
         self, seed: int, epoch: int, clips: IntArray, frames: IntArray | None = None
     ) -> CropWindows:
-        """The windows of clips; int64[n] tells them apart, and is the same in every epoch.
+        """Windows of clips. `clips`, int64[n], identifies them in all epochs.
 
-        A step's draws belong to its type and its index among the shared (or not shared) steps of
-        that type: cameras share them whatever other steps their chains have. `frames`, int64[n, 2],
-        are heights and widths, where these vary.
+        The draws of a step depend on its type and its index among the steps of this type with the
+        same `shared`. Cameras share draws whatever their other steps are. `frames`, int64[n, 2],
+        are heights and widths, if these vary.
         """
         if frames is None:
             frames = np.broadcast_to(np.array(self.frame, np.int64), (len(clips), 2))
@@ -148,7 +147,7 @@ class ClipCrops:
 
 
 class Place(NamedTuple):
-    """What a batch gets of the frames of a clip: a window, mirrored or not, of the batch's size."""
+    """Window of a clip in its frames, and its change on the way to the batch."""
 
     top: int
     left: int
@@ -161,7 +160,7 @@ class Place(NamedTuple):
     disparity: float = 1.0  # the factor of all numbers
 
     def scaled(self, out: Any) -> Iterator[tuple[Any, float]]:
-        """Views of the numbers of `out` [frames, …], an array or a tensor, that have a factor."""
+        """Yield views of `out` [frames, …], an array or a tensor, with factors of values."""
         if self.disparity != 1:
             yield out, self.disparity
         for axis, factor in enumerate(self.flow):
@@ -170,14 +169,14 @@ class Place(NamedTuple):
 
     @property
     def pixels(self) -> tuple[slice, slice, slice]:
-        """The window of frames [n, height, width, …]."""
+        """Index of the window in frames [n, height, width, …]."""
         height = slice(self.top, self.top + self.height)
         return slice(None), height, slice(self.left, self.left + self.width)
 
 
 @dataclass(frozen=True, eq=False)
 class Crop:
-    """The windows of some clips, by the features that have them."""
+    """Windows of clips by feature."""
 
     parts: Mapping[str, tuple[ClipCrops, CropWindows]]
 
@@ -186,7 +185,7 @@ class Crop:
         return self.parts.keys()
 
     def place(self, name: str, clip: int) -> Place:
-        """Of a feature of clip number `clip`."""
+        """Place of a feature in clip number `clip`."""
         crops, windows = self.parts[name]
         columns = (windows.top, windows.left, windows.height, windows.width)
         top, left, height, width = (int(column[clip]) for column in columns)
@@ -202,8 +201,10 @@ class Crop:
         return place._replace(flow=(-along_x if flipped else along_x, along_y))
 
     def copy(self, name: str, clip: int, array: Any, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        """Copy clip number `clip`: of these rows of `array`, an array or `VariableRows`, the
-        windows, into `out` [frames, …]. One frame is resized after the other."""
+        """Copy the windows of clip number `clip` from `rows` of `array` to `out` [frames, …].
+
+        `array` is an array or `VariableRows`. Frames are resized one by one.
+        """
         place = self.place(name, clip)
         if place.size is None and isinstance(array, np.ndarray):
             for target, source in runs(rows):
@@ -222,8 +223,10 @@ class Crop:
             np.copyto(numbers, scaled, "unsafe")
 
     def view(self, name: str, clip: int, array: Any, rows: IntArray) -> npt.NDArray[Any]:
-        """What `copy` copies, [frames, …]: a view, unless it is flipped or resized or its rows lie
-        apart."""
+        """The windows that `copy` copies, [frames, …].
+
+        A view, unless they are flipped, resized or scattered.
+        """
         place = self.place(name, clip)
         if not place.flipped and place.size is None and isinstance(array, np.ndarray):
             return frames_in(array[place.pixels], rows)
@@ -235,7 +238,7 @@ class Crop:
 
 
 def _resized(window: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
-    """A window, [height, width, …], in its size."""
+    """Resize a window [height, width, …]."""
     if place.size is None:
         return window
     if not place.is_smooth:
@@ -247,14 +250,16 @@ def _resized(window: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
 
 
 def nearest(place: Place) -> tuple[IntArray, IntArray]:
-    """The rows and columns of a window whose middles are nearest to those of its `size`."""
+    """Nearest rows and columns of a window for each output pixel."""
     height, width = place.size or (place.height, place.width)
     return nearest_pixels(place.height, height), nearest_pixels(place.width, width)
 
 
 def interpolated(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Frames [n, height, width, …] in another size, of the same dtype: linear, and antialiased
-    where they become smaller."""
+    """Resize frames [n, height, width, …] linearly, antialiased when they shrink.
+
+    Keeps the dtype.
+    """
     planes = frames.reshape(*frames.shape[:3], -1).permute(0, 3, 1, 2)
     if frames.dtype != torch.uint8 or frames.device.type != "cpu":
         is_exact = frames.element_size() <= 2 or frames.dtype == torch.float32
@@ -267,9 +272,9 @@ def interpolated(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def frames_in(array: npt.NDArray[Any], rows: IntArray) -> npt.NDArray[Any]:
-    """The frames in these rows, [n, …]: a view where the rows ascend evenly, else a copy.
+    """Frames in rows, [n, …]: a view if the rows ascend evenly, else a copy.
 
-    Not a view in reverse, which torch does not take.
+    Never a view with negative strides: torch does not support them.
     """
     found = runs(rows)
     if len(found) == 1 and (found[0][1].step or 1) > 0:
@@ -280,7 +285,7 @@ def frames_in(array: npt.NDArray[Any], rows: IntArray) -> npt.NDArray[Any]:
 def copy_window(
     frames: npt.NDArray[Any], out: npt.NDArray[Any], corner: tuple[int, int], *, flipped: bool
 ) -> None:
-    """Copy of `frames` [n, H, W, …] the window at (top, left) into `out` [n, h, w, …]."""
+    """Copy the window at `corner` (top, left) of `frames` [n, H, W, …] to `out` [n, h, w, …]."""
     top, left = corner
     height, width = out.shape[1:3]
     window = frames[:, top : top + height, left : left + width]
@@ -296,9 +301,9 @@ def copy_window(
 
 
 def _pixels(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Frames [n, H, W, …] on the same memory, so that pixels in reverse are copied fast.
+    """Reinterpret frames [n, H, W, …] for a fast mirrored copy.
 
-    That is [n, H, W], where a pixel is one integer or is large, else [n, H, W, channels].
+    [n, H, W] if a pixel is one integer or is large, else [n, H, W, channels].
     """
     nbytes = math.prod(frames.shape[3:]) * frames.itemsize
     if frames.ndim == 3:
@@ -310,8 +315,7 @@ def _pixels(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def runs(rows: IntArray) -> list[tuple[slice, slice]]:
-    """Evenly spaced rows as slices, maybe in reverse: where they come in `rows`, and which they
-    are."""
+    """Split rows into evenly spaced slices, also descending: positions in `rows`, and the rows."""
     if len(rows) == 1:
         return [(slice(0, 1), slice(int(rows[0]), int(rows[0]) + 1))]
     steps = np.diff(rows)
@@ -334,9 +338,9 @@ def runs(rows: IntArray) -> list[tuple[slice, slice]]:
 
 
 def _largest(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
-    """The features whose height and width vary, or else those of the size of the largest one.
+    """Features with variable height and width, or else those with the size of the largest one.
 
-    Raises `ClipError` where there are images of other sizes.
+    Raises `ClipError` if images of other sizes remain.
     """
     found = [n for n, s in arrays.items() if has_pixels(s) and s.shape[:2] == (None, None)]
     images = [n for n, s in arrays.items() if s.is_fixed and has_pixels(s)]
@@ -359,8 +363,9 @@ def _area(shape: Any) -> int:
 
 
 def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[CropStep, ...]) -> None:
-    """Raise `ClipError` for a step that changes vectors, of vectors coded as integers: the code is
-    unknown, so no sign and no scale can be changed."""
+    """Raise `ClipError` for a flip or resize of vectors coded as integers, whose encoding is
+    unknown.
+    """
     is_coded = (kind == "normals" and spec.dtype.kind != "f") or (
         kind == "flow" and spec.dtype.kind in "ub"
     )

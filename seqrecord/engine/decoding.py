@@ -1,4 +1,4 @@
-"""Pages of fetched chunks are decoded into rows, and frames transformed."""
+"""Decodes pages of fetched chunks into rows, and applies frame transforms."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from seqrecord.reading.frames import (
 )
 
 Transform: TypeAlias = tuple[FrameTransform, Mapping[str, ArraySpec]]
-"""A function, and which arrays it makes of a frame."""
+"""A frame transform, and the specs of its results."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fetched:
-    """Pages of a chunk as they are stored."""
+    """Encoded pages of a chunk."""
 
     chunk: Chunk
     pages: Sequence[Page]
@@ -47,10 +47,9 @@ class Fetched:
 
 
 class FrameDecoder:
-    """Decodes frames of chunks, from many threads at once. An error names episode, frame and record
-    file.
+    """Decodes frames of chunks; thread-safe. Errors name episode, frame and record file.
 
-    At most `num_threads` of them decode at a time. Arguments are those of `ChunkLoader`.
+    At most `num_threads` threads decode at a time. Arguments: see `ChunkLoader`.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class FrameDecoder:
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """Counts as decoding what reading raw frames takes to resize them."""
+        """Context that counts the time as decoding, for resizing raw frames while they are read."""
         with self._decoding:
             begin = perf_counter()
             yield
@@ -104,7 +103,7 @@ class FrameDecoder:
         rows: IntArray,
         seconds: dict[str, float],
     ) -> int:
-        """How many frames were decoded; adds to the seconds of each feature."""
+        """Returns the number of decoded frames; adds to the seconds of each feature."""
         chunk, decoded = fetched.chunk, 0
         for pages in self._alike(fetched.pages):
             # Frames that lack a feature are in no clip, yet they may lie between others.
@@ -130,7 +129,7 @@ class FrameDecoder:
     def _store_run(
         self, page: Page, data: memoryview, frames: list[int], out: FeatureRows, row: int
     ) -> None:
-        """Decode frames of a page, counted from the chunk's first, into rows from `row` on."""
+        """Decode frames of a page, relative to the chunk's first frame, into rows from `row` on."""
         reader, target = self._reader, out[page.feature]
         spec = reader.features[page.feature]
         if isinstance(target, DeviceFrames):
@@ -162,7 +161,7 @@ class FrameDecoder:
         transform: FrameTransform,
         specs: Mapping[str, ArraySpec],
     ) -> int:
-        """How many frames were transformed."""
+        """Returns the number of transformed frames."""
         parts = (fetched, *fetched.others)
         present = present_in(parts, frames)
         for frame, row in zip(frames[present].tolist(), rows[present].tolist(), strict=True):
@@ -184,7 +183,7 @@ class FrameDecoder:
         return int(np.count_nonzero(present))
 
     def _alike(self, pages: Sequence[Page]) -> list[list[Page]]:
-        """The pages, together those of features of which clips have the same frames."""
+        """Group pages of features with the same frames in clips."""
         by_name = {page.feature: page for page in pages}
         if self._clip_frames is None:
             return [list(pages)]
@@ -192,7 +191,7 @@ class FrameDecoder:
 
     @contextmanager
     def naming(self, chunk: Chunk, transformed: int | None = None) -> Iterator[None]:
-        """Errors name the chunk, or the frame of its episode that is being transformed."""
+        """Context in which errors name the chunk, or the frame of its episode being transformed."""
         try:
             yield
         except Exception as error:
@@ -200,7 +199,7 @@ class FrameDecoder:
             raise
 
     def name(self, error: Exception, chunk: Chunk, transformed: int | None = None) -> None:
-        """Have an error name the chunk, or the frame of its episode that is being transformed."""
+        """Add the chunk's place to an error, or the frame of its episode being transformed."""
         place = self._reader.raw[chunk.group].place_of(chunk.row)
         if transformed is None:
             add_place(error, "a chunk", **place)
@@ -210,7 +209,7 @@ class FrameDecoder:
 
 
 def present_in(parts: Iterable[Fetched], frames: IntArray) -> npt.NDArray[np.bool_]:
-    """Which frames, counted in the episode, lack nothing in any of these parts; bool[frames]."""
+    """Whether frames of the episode have all features in all of these parts; bool[frames]."""
     present = np.ones(len(frames), bool)
     for part in parts:
         present &= _all_present(part.chunk, part.pages, frames)
@@ -218,9 +217,9 @@ def present_in(parts: Iterable[Fetched], frames: IntArray) -> npt.NDArray[np.boo
 
 
 def _all_present(chunk: Chunk, pages: Iterable[Page], frames: IntArray) -> npt.NDArray[np.bool_]:
-    """Which frames, counted in the episode, lack no feature of a chunk's pages; bool[frames].
+    """Whether frames of the episode have all features of a chunk's pages; bool[frames].
 
-    Frames of other chunks count as lacking nothing.
+    Frames outside the chunk count as complete.
     """
     present = np.ones(len(frames), bool)
     inside = frames - chunk.first_frame
@@ -232,7 +231,7 @@ def _all_present(chunk: Chunk, pages: Iterable[Page], frames: IntArray) -> npt.N
 
 
 def _as_range(frames: list[int]) -> range | list[int]:
-    """The frames as a range where they are evenly spaced: it is decoded in one go."""
+    """Convert evenly spaced frames to a range, which is decoded in one call."""
     step: Any = frames[1] - frames[0] if len(frames) > 1 else 1
     run = range(frames[0], frames[0] + step * len(frames), step)
     return run if list(run) == frames else frames
