@@ -165,7 +165,7 @@ def test_refuses_a_selection_that_is_not_ascending_rows(selected: list[int]) -> 
 @pytest.mark.parametrize("position", [-1, 8])
 def test_refuses_a_position_outside(position: int) -> None:
     table = enumerate_clips(ClipSpec(2), episode_table([9], [4]), np.arange(1))
-    with pytest.raises(IndexError, match=r"not in \[0, 8\)"):
+    with pytest.raises(IndexError, match=r"outside \[0, 8\)"):
         table.locate(np.array([position]))
 
 

@@ -245,7 +245,7 @@ def test_what_is_refused_of_sizes(path: Path, tmp_path: Path) -> None:
 
 
 def test_cameras_of_two_sizes_have_steps_of_their_own(cameras: Path) -> None:
-    with pytest.raises(ClipError, match="several sizes") as caught:
+    with pytest.raises(ClipError, match="different sizes") as caught:
         SeqRecordPipe(cameras, clip_len=2, clip_transform=RandomCrop(8))
     assert "wrist" in str(caught.value.expected)
     some = SeqRecordPipe(

@@ -264,7 +264,7 @@ def test_copies_are_in_the_trace(path: Path, device: str, tmp_path: Path) -> Non
 
 
 def test_no_such_device(path: Path) -> None:
-    with pytest.raises(ClipError, match="not a device"):
+    with pytest.raises(ClipError, match="invalid device"):
         make_loader(path, device="nowhere")
 
 

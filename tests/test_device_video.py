@@ -199,7 +199,7 @@ def run(
 
 
 def fallbacks(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if "is decoded on the host" in r.getMessage()]
+    return [r.getMessage() for r in caplog.records if "decoding on the host" in r.getMessage()]
 
 
 @NEEDS_TORCHCODEC
@@ -247,7 +247,7 @@ def test_without_torchcodec_pyav_decodes(
     for _ in range(2):
         run(*kept, device, 0)
     (said,) = fallbacks(caplog)
-    assert f"video of 'image' is decoded on the host, not on {device}" in said
+    assert f"video feature 'image': decoding on the host instead of {device}" in said
     assert "torchcodec cannot be imported" in said
 
 
@@ -293,8 +293,8 @@ def fails(found: Any) -> Any:
     ("first", "spoil", "reason"),
     [
         (0, other_colours, "differ from PyAV's by"),
-        (0, later, "other frames than were asked for"),
-        (40, later, "other frames than were asked for"),
+        (0, later, "returns wrong frames"),
+        (40, later, "returns wrong frames"),
         (0, fails, "out of surfaces"),
         (40, fails, "out of surfaces"),
     ],
@@ -320,8 +320,8 @@ def test_what_torchcodec_gives_is_not_trusted(
     ("codec", "reason"),
     [
         ({"codec": "ffv1", "pixel_format": "bgr0"}, "no container"),
-        ({"codec": "h264", "pixel_format": "yuv420p", "matrix": 1}, "colours"),
-        ({"codec": "h264", "pixel_format": "yuv420p", "range": "full"}, "colours"),
+        ({"codec": "h264", "pixel_format": "yuv420p", "matrix": 1}, "color space"),
+        ({"codec": "h264", "pixel_format": "yuv420p", "range": "full"}, "color space"),
     ],
 )
 def test_what_is_not_given_to_torchcodec(

@@ -66,7 +66,6 @@ WITHOUT_EXAMPLE = {
     "seqrecord.lerobot.to_lerobot",
     "seqrecord.open",
     "seqrecord.open_source",
-    "seqrecord.prefetch_to_device",
     "seqrecord.sources.Account",
     "seqrecord.sources.SourceFormat",
     "seqrecord.sources.unread_files",

@@ -312,11 +312,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"frames": [[]]}, "no frames, in row 0"),
     ({"frames": [[1, None]]}, "nulls"),
     ({"frames": [None]}, "no lists of frames in column frames"),
-    ({"episode": ["set/0"] * 2, "frames": [[1, 2], [1]]}, "several lengths, in row 1"),
-    ({"episode": ["set/9"], "frames": [[1, 2]]}, "not there, in row 0"),
+    ({"episode": ["set/0"] * 2, "frames": [[1, 2], [1]]}, "different lengths, in row 1"),
+    ({"episode": ["set/9"], "frames": [[1, 2]]}, "unknown episode, in row 0"),
     ({"episode": [], "frames": []}, "no rows"),
-    ({"frames": np.zeros((1, 0), int)}, "no table|no frames, in row 0"),
-    ({"frames": np.zeros((1, 2, 2), int)}, "no table"),
+    ({"frames": np.zeros((1, 0), int)}, "not a table|no frames, in row 0"),
+    ({"frames": np.zeros((1, 2, 2), int)}, "not a table"),
 ]
 
 

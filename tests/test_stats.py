@@ -80,6 +80,6 @@ def test_a_storages_counters_count_from_the_beginning() -> None:
 )
 def test_bottleneck(seconds: dict[str, float], word: str) -> None:
     stats = EngineStats()
-    assert stats.report()["bottleneck"] == "nothing has been delivered yet"
+    assert stats.report()["bottleneck"] == "no batch delivered yet"
     stats.add(clips=1, **seconds)
     assert word in stats.report()["bottleneck"]

@@ -110,5 +110,5 @@ def test_a_ring_holds_no_more_than_it_has() -> None:
     ring = Ring(0, 4)
     ring.load(0, 0, 3)
     assert not ring.has_room(2)
-    with pytest.raises(AssertionError, match="more frames"):
+    with pytest.raises(AssertionError, match="exceeds its frame limit"):
         ring.load(0, 3, 2)

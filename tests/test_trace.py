@@ -243,13 +243,13 @@ def test_a_full_disk_ends_the_trace_only(tmp_path: Path, caplog: pytest.LogCaptu
     assert not trace.is_on
     trace.close()
     [record] = caplog.records
-    assert "the trace ends here" in record.getMessage()
+    assert "ended early" in record.getMessage()
     assert "File too large" in record.getMessage()
     assert 1000 < len(events(tmp_path / "t.json")) < 40_000
 
 
 def test_no_place_for_it(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no such folder"):
+    with pytest.raises(NotFoundError, match="folder of the trace does not exist"):
         Trace(tmp_path / "nowhere" / "t.json")
     with pytest.raises(StorageError, match="a folder has this name"):
         Trace(tmp_path)

@@ -166,13 +166,13 @@ def grows(one: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("of", "change", "says"),
     [
-        ("frame", lambda one: {"caption": one["note"]}, "memory is not known; .*feature: caption"),
-        ("frame", lambda one: {"blob": one["note"]}, "memory is not known; .*feature: blob"),
+        ("frame", lambda one: {"caption": one["note"]}, "unknown size; .*feature: caption"),
+        ("frame", lambda one: {"blob": one["note"]}, "unknown size; .*feature: blob"),
         ("frame", lambda one: {"note": one["note"] * (1 + 3 * (grows(one) == 2))}, "longer text"),
         ("frame", lambda one: {"note": one["note" if grows(one) < 4 else "blob"]}, "another type"),
-        ("clip", lambda one: {"caption": one["note"]}, "memory is not known; .*feature: caption"),
-        ("clip", lambda one: {"note": one["blob"]}, "memory is not known; .*feature: note"),
-        ("clip", lambda one: {"note": one["note"][grows(one) // 4 :]}, "another number of texts"),
+        ("clip", lambda one: {"caption": one["note"]}, "unknown size; .*feature: caption"),
+        ("clip", lambda one: {"note": one["blob"]}, "unknown size; .*feature: note"),
+        ("clip", lambda one: {"note": one["note"][grows(one) // 4 :]}, "different number of texts"),
         ("clip", lambda one: {"note": [one["note"][0] * (1 + 5 * grows(one))]}, "a longer text"),
         ("clip", lambda one: {"id": one["id" if grows(one) < 4 else "note"]}, "another dtype"),
     ],
@@ -251,7 +251,7 @@ def test_the_limit_counts_padding_and_texts(tmp_path: Path) -> None:
         ({"imu": (5, 6)}, r"sizes of 1 dim.*got: \[5, 6\]"),
         (
             {"imu": 3},
-            "larger than what it is padded to; .*feature: imu; expected: sizes of at least 96",
+            "exceeds the padded size; .*feature: imu; expected: sizes of at least 96",
         ),
     ],
 )
@@ -264,7 +264,7 @@ def test_forms_that_are_refused(path: Path, ragged: Any, says: str) -> None:
 def test_a_frame_that_is_too_large_is_named(path: Path) -> None:
     """Its size was not known before, of two dimensions."""
     for take in TAKERS:
-        with pytest.raises(ClipError, match="larger than what it is padded to") as caught:
+        with pytest.raises(ClipError, match="exceeds the padded size") as caught:
             every(make(take, path, features=["grid"], ragged={"grid": (2, 20)}))
         error: Any = caught.value
         assert (error.feature, error.expected, error.got[0]) == ("grid", "at most [2, 20]", 3)

@@ -337,7 +337,7 @@ def test_a_clip_of_a_loader(dataset: Dataset) -> None:
         dataset.url, clip_len=3, features=features, batch_size=2, shuffle=False
     )
     batch = next(iter(batches))
-    with pytest.raises(ClipError, match=r"more than one clip.*row=0 to row=1"):
+    with pytest.raises(ClipError, match=r"a batch requires row=.*row=0 to row=1"):
         view(batch)
     one = {name: values[1] for name, values in batch.items()}
     np.testing.assert_array_equal(pixels(view(batch, row=1)), pixels(view(one)))
@@ -414,19 +414,19 @@ def test_a_note_whose_length_happens_not_to_vary(dataset: Dataset) -> None:
     ("clip", "arguments", "error", "word"),
     [
         (None, {"episode": "nope"}, ClipError, "no such episode"),
-        (None, {"start": 11}, ClipError, "outside its episode"),
-        (None, {"start": -1}, ClipError, "outside its episode"),
-        (None, {"clip_len": 12}, ClipError, "outside its episode"),
-        (None, {"clip_len": 4, "dilation": 4}, ClipError, "outside its episode"),
+        (None, {"start": 11}, ClipError, "beyond its episode"),
+        (None, {"start": -1}, ClipError, "beyond its episode"),
+        (None, {"clip_len": 12}, ClipError, "beyond its episode"),
+        (None, {"clip_len": 4, "dilation": 4}, ClipError, "beyond its episode"),
         (None, {"clip_len": 0}, ClipError, "length"),
         (None, {"dilation": 0}, ClipError, "dilation"),
-        (None, {"max_columns": 0}, ClipError, "no columns"),
+        (None, {"max_columns": 0}, ClipError, "max_columns is too small"),
         (None, {"storage_options": {"a": 1}}, ClipError, "storage_options"),
         (None, {"features": ["nope"]}, SchemaError, "no such feature"),
-        ({}, {}, ClipError, "without features"),
-        ({"episode": "a", "start": 3}, {}, ClipError, "without features"),
+        ({}, {}, ClipError, "has no features"),
+        ({"episode": "a", "start": 3}, {}, ClipError, "has no features"),
         ({"x": []}, {}, ClipError, "length"),
-        ({"x": 3.0}, {}, ClipError, "without features"),
+        ({"x": 3.0}, {}, ClipError, "has no features"),
         ({"x": np.zeros((2, 3))}, {"row": 2}, ClipError, "no such row"),
         ({"x": np.zeros((2, 3))}, {"row": True}, ClipError, "no such row"),
         ({"x": np.zeros(3), "episode": "a"}, {"row": 0}, ClipError, "row"),
@@ -485,4 +485,4 @@ def test_without_matplotlib() -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
-    assert line.startswith("seqrecord: error: pictures are drawn by matplotlib, the extra `view`")
+    assert line.startswith("seqrecord: error: plots require matplotlib, the extra `view`")

@@ -102,7 +102,9 @@ def test_phases_and_chosen_clips(records: Path) -> None:
     assert sorted(case.check(clip) for _ in range(4) for clip in pipe) == case.clips
 
     chosen = {"episode": ["lab/0", "kitchen/3", "lab/0"], "start": [5, 8, 22]}
-    with pytest.raises(ClipError, match="without a complete clip in its episode, in row 2") as caught:
+    with pytest.raises(
+        ClipError, match="without a complete clip in its episode, in row 2"
+    ) as caught:
         SeqRecordPipe(records, clips=chosen, **settings)
     assert (caught.value.expected, caught.value.got) == ("1 to 20", 22)
     case = Case({**settings, "pad": "edge"})
@@ -479,7 +481,9 @@ def test_lists_of_clips_of_other_rates(records: Path) -> None:
     chosen = SeqRecordMapDataset(records, **options, clips=good, episodes=["kitchen/3"])
     assert [case.check(chosen[i]) for i in range(len(chosen))] == [(3, 3), (3, 24)]
     for row, start, most in ((1, [6, 25, 24], 24), (0, [18, 3, 24], 17)):
-        with pytest.raises(ClipError, match=f"without a complete clip in its episode, in row {row}") as caught:
+        with pytest.raises(
+            ClipError, match=f"without a complete clip in its episode, in row {row}"
+        ) as caught:
             SeqRecordMapDataset(records, **options, clips={**good, "start": start})
         assert (caught.value.expected, caught.value.got) == (f"0 to {most}", start[row])
 

@@ -113,7 +113,7 @@ class Arena:
 
     def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
         """Copy rows, int64[n], of a feature with a fixed shape to `out` [n, …]. Without the GIL."""
-        # With "raise", NumPy would check by copying through a temporary of the whole batch.
+        # With "raise", NumPy would use a temporary of the whole batch.
         self._arrays[feature].take(rows, axis=0, out=out, mode="clip")
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -154,7 +154,7 @@ class Padded:
         target, mask = self._rows[row], self._mask[row]
         if any(size > room for size, room in zip(frame.shape, target.shape, strict=True)):
             raise ClipError(
-                "a frame is larger than what it is padded to",
+                "a frame exceeds the padded size",
                 feature=self._name,
                 expected=f"at most {[target.shape[axis] for axis in self._varies]}",
                 got=[frame.shape[axis] for axis in self._varies],
@@ -175,7 +175,7 @@ def clear_rows(spec: FeatureSpec, target: FeatureRows, first: int, count: int) -
     elif spec.value != "array":
         for row in range(first, first + count):
             rows.put(row, "" if spec.value == "text" else b"")
-    elif spec.is_fixed:  # a device's
+    elif spec.is_fixed:  # of a device
         rows.clear(first, count)
     else:
         rows.make(first, [tuple(size or 0 for size in spec.shape)] * count)
@@ -279,7 +279,9 @@ def squeeze(features: Mapping[str, Any], names: Collection[str]) -> dict[str, An
             found[name] = item.squeeze(1)
         else:
             clips = item if isinstance(item, list) else item.lists()
-            found[name] = [clip and clip[0] for clip in clips]  # none of a source without it
+            found[name] = [
+                clip and clip[0] for clip in clips
+            ]  # empty if the source lacks the feature
     return found
 
 
@@ -305,7 +307,7 @@ def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    # Nothing waits for a device: neither for this copy, nor to find the extremes.
+    # Neither this copy nor min and max wait for the device.
     ends = torch.tensor([0, *accumulate(lengths)], device="cpu")
     ends = upload(ends, values.device, is_late=values.device.type == "cuda")
     made: torch.Tensor = torch.nested.nested_tensor_from_jagged(

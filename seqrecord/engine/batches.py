@@ -26,8 +26,8 @@ from seqrecord.errors import ClipError
 from seqrecord.processes.threads import ThreadPool
 from seqrecord.sampling.plan import Clips
 
-_THREAD_BYTES = 4 << 20  # one more thread for each; one thread copies what is less
-_ENDED = "this iteration was ended: another one has begun"
+_THREAD_BYTES = 4 << 20  # per additional thread
+_ENDED = "this iteration has ended: another one has begun"
 
 _ArenaT = TypeVar("_ArenaT")
 
@@ -47,7 +47,7 @@ class Batch:
     features: dict[str, torch.Tensor | RaggedFrames | list[list[Any]]]
     episode: IntArray  # [clips], row of the index of the clip's source
     start: IntArray  # [clips], first frame
-    source: IntArray  # [clips], its number
+    source: IntArray  # [clips], number of the source
     epoch: IntArray  # [clips], of the source
     place: IntArray  # [clips], in that epoch, see `Clips`
     arrive: Callable[[], object] = do_nothing
@@ -171,7 +171,7 @@ class OpenBatch:
 
     def allocate(self) -> BatchBuilder[Any]:
         """Memory of the batch, allocated by the first call, which may wait for a device."""
-        if self._builder is not None:  # who waits with the lock waits for another batch
+        if self._builder is not None:  # the lock may be held for another batch
             return self._builder
         with self._lock:
             if self._builder is None:
@@ -198,7 +198,7 @@ class Channel:
     """Queue of batches from the threads that execute plans to one consumer.
 
     At most `slots` batches are being filled or are ready. A producer opens a batch by number, and
-    reports filled slots. Batches are delivered in order, once all of their slots are filled.
+    reports filled slots. Batches are delivered in order, once they are full.
     `close`, from any thread, makes `open` and `check_open` raise `ClosedError`. `stats` counts the
     consumer's waiting time.
 
@@ -216,15 +216,15 @@ class Channel:
         first: int = 0,
         num_runs: int = 1,
     ) -> None:
-        # Its lock is reentrant: `close` may be called by a finalizer, inside any other method.
+        # Reentrant: a finalizer may call `close` inside any other method.
         self._lock = threading.RLock()
-        self._opened = threading.Condition(self._lock)  # or may be: what runs wait for
-        self._filled = threading.Condition(self._lock)  # what the consumer waits for
+        self._opened = threading.Condition(self._lock)  # producers wait
+        self._filled = threading.Condition(self._lock)  # the consumer waits
         self._slots = slots
         self._stats = stats
         self._begin = begin
         self._next = first  # the batch to open next
-        self._num_runs = num_runs  # that have not ended
+        self._num_runs = num_runs  # running producers
         self._open: deque[OpenBatch] = deque()
         self._ready: deque[Batch] = deque()
         self._error: BaseException | None = None
@@ -248,7 +248,7 @@ class Channel:
                     self._slots -= 1
                     self._opened.notify_all()
             self.check_open()
-            return self._open[number - self._next]  # counted from the end
+            return self._open[number - self._next]  # a negative index
 
     def fill(self, batch: OpenBatch, count: int) -> None:
         """Count filled slots of an open batch, and deliver complete batches."""
@@ -266,7 +266,9 @@ class Channel:
         forked process and if the channel is closed.
         """
         if os.getpid() != process:
-            raise ClipError("an iteration cannot continue in a forked process: begin another")
+            raise ClipError(
+                "an iteration cannot continue in a forked process; start a new one there"
+            )
         begin = perf_counter()
         try:
             return self._take()
@@ -289,8 +291,8 @@ class Channel:
         if error is None:
             raise StopIteration
         try:
-            if isinstance(error, StopIteration):  # of a user's function: it would look like the end
-                raise ClipError("StopIteration was raised where no iterator ends") from error
+            if isinstance(error, StopIteration):  # raised by a user function; not the end
+                raise ClipError("a user function raised StopIteration") from error
             raise error
         finally:
             del error  # its traceback refers to this frame
@@ -302,7 +304,7 @@ class Channel:
             if not self._ended and (error is not None or not self._num_runs):
                 self._ended = True
                 self._error = None if self._closed else error
-                self._begin = _no_batch  # it refers to memory
+                self._begin = _no_batch  # releases memory
                 self._filled.notify_all()
 
     def close(self) -> None:

@@ -33,8 +33,8 @@ from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
 
-_SCATTERED = 64 << 10  # bytes of a clip's feature; larger ones are copied with a call each
-_COPY_BYTES = 4 << 20  # at least so many in one call, where several threads copy
+_SCATTERED = 64 << 10  # bytes per clip and feature; larger ones get a call each
+_COPY_BYTES = 4 << 20  # minimum per call, if several threads copy
 
 _ArenaT = TypeVar("_ArenaT")
 
@@ -45,7 +45,7 @@ class GroupRows:
 
     specs: Mapping[str, ArraySpec]
     num_rows: int  # of the arena
-    in_memory: str = ""  # the digest of the frames, of which each has a row and stays
+    in_memory: str = ""  # digest of the resident frames; empty if none
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class BufferNeeds:
     """Memory requirements of an iteration: arenas and batches."""
 
     groups: tuple[GroupRows, ...]
-    specs: Mapping[str, ArraySpec]  # of the features of batches, in their order
-    lengths: Mapping[str, int]  # frames of each of them in a clip
+    specs: Mapping[str, ArraySpec]  # features of batches, in order
+    lengths: Mapping[str, int]  # frames per clip
     batch_size: int  # clips
-    num_batches: int  # that are ever in use at a time
-    device: torch.device | None = None  # with its number; `None` for the host, without staging
+    num_batches: int  # in use at the same time
+    device: torch.device | None = None  # with its number; `None`: host
     shared: bool = False  # batches are sent to another process
-    decoded_there: tuple[FeatureSpec, ...] = ()  # videos that the device decodes, if it can
+    decoded_there: tuple[FeatureSpec, ...] = ()  # videos for the device to decode
 
 
 class ChunkBuffers:
@@ -67,7 +67,7 @@ class ChunkBuffers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[npt.NDArray[np.uint8]] = []  # from the smallest to the largest
+        self._idle: list[npt.NDArray[np.uint8]] = []  # ascending size
 
     def acquire(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return an array of at least `nbytes` bytes. Release it after its last use."""
@@ -75,7 +75,7 @@ class ChunkBuffers:
             fitting = bisect_left(self._idle, nbytes, key=len)
             if fitting < len(self._idle):
                 return self._idle.pop(fitting)
-            if self._idle:  # before its successor is there: both would be more than the limit
+            if self._idle:  # before allocating the next: both would exceed the limit
                 self._idle.pop()
         return np.empty(nbytes, np.uint8)
 
@@ -169,7 +169,7 @@ class BufferCache:
         self, needs: BufferNeeds, make: Callable[[BufferNeeds], Buffers[Any]]
     ) -> Buffers[Any]:
         """Return the kept buffers if they match `needs`; otherwise free them and make new ones."""
-        if self._process != os.getpid():  # what a fork has of them is the other process's
+        if self._process != os.getpid():  # a fork: they belong to the other process
             self._idle.clear()
             self._process = os.getpid()
         try:
@@ -240,7 +240,7 @@ class HostBatchBuilder:
         others += self._crops(slots, sources)
         total = sum(part.out.nbytes for part in parts)
         if total + sum(other.nbytes for other in others) < _COPY_BYTES:
-            # To hand copies to threads would take longer than to make them.
+            # Using threads would take longer than copying.
             for part in parts:
                 part.copy()
             for other in others:
@@ -366,7 +366,7 @@ def _scatter(
     """Copy clips, rows int64[clips, frames], to scattered slots."""
     clips = np.empty((len(slots), *buffer.shape[1:]), buffer.dtype)
     arena.gather(feature, rows.reshape(-1), clips.reshape(-1, *buffer.shape[2:]))
-    # A clip as one item: NumPy copies these in one loop, whatever their shape.
+    # With a clip as one item, NumPy copies all clips in one loop.
     item = np.dtype((np.void, clips[0].nbytes))
     buffer.reshape(len(buffer), -1).view(item)[slots, 0] = clips.reshape(len(clips), -1).view(item)[
         :, 0

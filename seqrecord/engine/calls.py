@@ -27,9 +27,9 @@ from seqrecord.reading.trials import check_signature, repeatable
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-_SALT = 0x63616C6C  # the draws are not those of crops
+_SALT = 0x63616C6C  # independent of the draws of crops
 
-_WHAT = "clip_transform"
+_NAME = "clip_transform"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class ClipFunctions:
     dataset: Dataset
     names: tuple[str, ...]
     made: Mapping[str, ArraySpec]
-    unchanged: frozenset[str] = frozenset()  # features that they leave as they are
+    unchanged: frozenset[str] = frozenset()  # features that the functions do not change
 
     @classmethod
     def of(
@@ -68,13 +68,13 @@ class ClipFunctions:
         unknown = cls(functions, dataset, tuple(clip), {})
         try:
             for function in functions:
-                check_signature(f"a function of {_WHAT}", function, "clip", "generator")
+                check_signature(f"a function of {_NAME}", function, "clip", "generator")
             values = repeatable(
-                f"a function of {_WHAT}",
+                f"a function of {_NAME}",
                 lambda: unknown._call(dict(clip), seed=0),
-                expected="numbers of the generator that it is given, such as factors for "
-                "torchvision.transforms.v2.functional; or such transforms of whole batches, in "
-                "the training loop",
+                expected="random numbers from the argument generator, such as factors for "
+                "torchvision.transforms.v2.functional; or transforms of whole batches in the "
+                "training loop",
             )
             made = {name: _spec_of(name, value, arrays) for name, value in values.items()}
         except Exception as error:
@@ -96,18 +96,18 @@ class ClipFunctions:
         clip.
         """
         arrays = self._call({name: clip[name] for name in self.names}, seed)
-        check_arrays(_WHAT, "clip", arrays, self.made, _check_texts)
+        check_arrays(_NAME, "clip", arrays, self.made, _check_texts)
         return arrays
 
     def add_place(self, error: Exception, episode: int, start: int) -> None:
         """Add the clip's place to an error."""
         key = self.dataset.contents.index.key(episode)
-        add_place(error, _WHAT, file=self.dataset.url, episode=key, frame=start)
+        add_place(error, _NAME, file=self.dataset.url, episode=key, frame=start)
 
     def _call(self, clip: Any, seed: int) -> dict[str, Any]:
         generator = np.random.default_rng(seed)
         for function in self.functions:
-            clip = named(_WHAT, function(clip, generator))
+            clip = named(_NAME, function(clip, generator))
         return {name: _array(name, value) for name, value in clip.items()}
 
 
@@ -134,7 +134,7 @@ class Calls:
             place = int(self.episode[number]), int(self.start[number])
             self.functions.add_place(error, *place)
             raise
-        for name in arrays.keys() & out.keys():  # a batch of a mix may have others
+        for name in arrays.keys() & out.keys():  # a mix has features of other sources
             np.copyto(out[name], arrays[name])
         return {name: value for name, value in arrays.items() if name not in out}
 
@@ -163,9 +163,9 @@ def _array(name: str, value: Any) -> Any:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
         raise ClipError(
-            f"{_WHAT} gives what is no array",
+            f"{_NAME} returns a value that is not an array",
             feature=name,
-            expected="an array: frames of different shapes must be joined",
+            expected="an array; pad or resize frames of different shapes",
             got=repr_of(value, 100),
         ) from error
 
@@ -174,44 +174,44 @@ def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpe
     if not isinstance(value, list):
         if not value.ndim:
             raise ClipError(
-                f"{_WHAT} gives a single number",
+                f"{_NAME} returns a scalar",
                 feature=name,
                 expected="an array with at least one axis",
                 got=f"{value.dtype} []",
             )
         return ArraySpec(value.dtype, value.shape)
-    return replace(text_spec(_WHAT, name, value[0], before), shape=(len(value), None))
+    return replace(text_spec(_NAME, name, value[0], before), shape=(len(value), None))
 
 
 def text_spec(
-    what: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
+    caller: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
 ) -> ArraySpec:
     """Spec of a text feature after a function: that of the feature before it.
 
-    Raises `ClipError` if the feature had no texts before. `what` names the function in messages.
+    Raises `ClipError` if the feature had no texts before. `caller` names the function in messages.
     """
     kind = "text" if isinstance(text, str) else "bytes"
     if name not in before or before[name].value != kind:
         raise ClipError(
-            f"{what} gives texts, whose memory is not known",
+            f"{caller} returns texts of unknown size",
             feature=name,
-            expected=f"arrays, and {kind} under the name of a feature of {kind}",
+            expected=f"arrays; {kind} only under the name of a {kind} feature",
             got=repr_of(text, 50),
         )
     return before[name]
 
 
-def _check_texts(what: str, name: str, values: Any, spec: ArraySpec) -> None:
+def _check_texts(caller: str, name: str, values: Any, spec: ArraySpec) -> None:
     count = spec.shape[0]
     if not (isinstance(values, list) and len(values) == count):
         raise ClipError(
-            f"{what} gives another number of texts than for the first clip",
+            f"{caller} returns a different number of texts than for the first clip",
             feature=name,
             expected=count,
             got=len(values) if isinstance(values, list) else repr_of(values, 50),
         )
     for value in values:
-        check_text(what, name, value, spec)
+        check_text(caller, name, value, spec)
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ _NO_BUFFERS: Any = SimpleNamespace(
 
 
 def count_loads(job: Job, rows: Sequence[FrameRows]) -> tuple[Amount, Amount]:
-    """Count all loads of a job's plan, and those of its first batch.
+    """Count all loads of a job's plan, and the loads of its first batch.
 
     With `rows`, one per group, frames stay in memory; see `AllFrames`.
     """
@@ -56,7 +56,7 @@ class LoadCounter(ChunkLoader):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._found, self._files = Amount(), set[object]()  # files that were read
+        self._found, self._files = Amount(), set[object]()  # files read so far
 
     def count(self, load: Load) -> Amount:
         """Count one load, given the loads before it."""
@@ -109,7 +109,7 @@ class LoadCounter(ChunkLoader):
         found = _requested(of.externals.serving(file), [ByteRange(0, page.external)])
         if found.requests and not file.size:
             found = Amount(2 * page.chunk.num_frames, found.bytes)
-        elif found.requests and name not in self._files:  # it is compared
+        elif found.requests and name not in self._files:  # a check of its identity
             found += Amount(1)
         self._files.add(name)
         self._found += found

@@ -29,8 +29,8 @@ from seqrecord.meanings import has_pixels, is_flow, is_image, known_kind
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
-_FEW_CHANNELS = 4  # NumPy copies items of other than 1, 2, 4 or 8 bytes slowly
-_SALT = 0x63726F70  # the draws are not those of the order
+_FEW_CHANNELS = 4  # NumPy is slow for items that are not 1, 2, 4 or 8 bytes
+_SALT = 0x63726F70  # independent of the draws of the order
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class ClipCrops:
 
     steps: tuple[CropStep, ...]
     features: frozenset[str]
-    flows: frozenset[str]  # of these: optical flows, whose first numbers are along x and y
-    smooth: frozenset[str]  # … and those that are interpolated where they are resized
+    flows: frozenset[str]  # optical flow: the first two numbers are x and y
+    smooth: frozenset[str]  # resized by interpolation
     frame: tuple[int | None, int | None]
-    name: str | None = None  # of the camera, where there are several
-    disparities: frozenset[str] = frozenset()  # scaled by the width
-    normals: frozenset[str] = frozenset()  # the first number is along x
+    name: str | None = None  # of the camera, if there are several
+    disparities: frozenset[str] = frozenset()  # values scale with the width
+    normals: frozenset[str] = frozenset()  # the first number is x
 
     @classmethod
     def of(
@@ -66,7 +66,7 @@ class ClipCrops:
             features = _largest(arrays, kinds)
         if unknown := [name for name in features if name not in arrays]:
             raise ClipError(
-                "clip_transform is for a feature that is not read",
+                "clip_transform: the loader does not read this feature",
                 expected=", ".join(arrays),
                 got=", ".join(unknown),
             )
@@ -74,9 +74,9 @@ class ClipCrops:
         sizes = {spec.shape[:2] for spec in specs}
         if len(sizes) != 1 or not all(map(has_pixels, specs)):
             raise ClipError(
-                "clip_transform is for features with a height and a width, the same for all",
-                expected="frames [height, width, …]; steps of other sizes in a dict by feature",
-                got=", ".join(f"{name}: {arrays[name]}" for name in features) or "none such",
+                "clip_transform: features without one common height and width",
+                expected="frames [height, width, …]; a dict of steps for different sizes",
+                got=", ".join(f"{name}: {arrays[name]}" for name in features) or "none",
             )
         frame: Any = sizes.pop()
         found = {name: known_kind(name, arrays[name], kind(name)) for name in features}
@@ -92,7 +92,7 @@ class ClipCrops:
             frozenset(name for name in features if found[name] == "disparity"),
             frozenset(name for name in features if found[name] == "normals"),
         )
-        crops.size  # noqa: B018 - an error is better here and now
+        crops.size  # noqa: B018 - raises errors early
         return crops
 
     @property
@@ -103,9 +103,9 @@ class ClipCrops:
             height, width = step.size(height, width)
         if height is None or width is None:
             raise ClipError(
-                "clip_transform leaves frames whose height and width vary",
+                "clip_transform: height and width of the result vary",
                 feature=min(self.features),
-                expected="a crop or Resize, after which they have one size",
+                expected="a crop or Resize to a fixed size",
                 got=", ".join(map(repr, self.steps)),
             )
         return height, width
@@ -154,10 +154,10 @@ class Place(NamedTuple):
     height: int
     width: int
     flipped: bool
-    size: tuple[int, int] | None  # that it is resized to
-    is_smooth: bool  # … by interpolation
-    flow: tuple[float, float] = (1.0, 1.0)  # factors of the first two numbers of each pixel
-    disparity: float = 1.0  # the factor of all numbers
+    size: tuple[int, int] | None  # (height, width) after resizing
+    is_smooth: bool  # resized by interpolation
+    flow: tuple[float, float] = (1.0, 1.0)  # factors of x and y
+    disparity: float = 1.0  # factor of all values
 
     def scaled(self, out: Any) -> Iterator[tuple[Any, float]]:
         """Yield views of `out` [frames, …], an array or a tensor, with factors of values."""
@@ -244,7 +244,7 @@ def _resized(window: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
     if not place.is_smooth:
         height, width = nearest(place)
         return window[height[:, None], width]
-    # In one piece: torch then needs no threads of its own for bytes.
+    # Contiguous: torch then starts no threads for uint8.
     whole = torch.from_numpy(np.ascontiguousarray(window)[None])
     return interpolated(whole, place.size)[0].numpy()
 
@@ -350,9 +350,9 @@ def _largest(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
     others = [n for n in images if n not in found]
     if others := [n for n in others if is_image(arrays[n], known_kind(n, arrays[n], kinds.get(n)))]:
         raise ClipError(
-            "clip_transform is for images of several sizes",
+            "clip_transform: images of different sizes",
             expected='a dict of steps by feature, such as {"front": RandomCrop(224), "wrist": '
-            f"Resize(224)}}; or steps with features={found}, which leave the others whole",
+            f"Resize(224)}}; or steps with features={found}, which do not change the others",
             got=", ".join(f"{name}: {arrays[name]}" for name in (*found, *others)),
         )
     return tuple(found)
@@ -375,8 +375,8 @@ def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[Crop
         raise ClipError(
             f"{'HorizontalFlip' if flips else 'Resize'} of {kind} coded as integers",
             feature=name,
-            expected=f"float {kind}, for example by frame_transform; steps with features= that "
-            f"leave it out; or another kind, by `seqrecord edit describe PATH --kind {name}=image`",
+            expected=f"float {kind}, for example from a frame_transform; steps with features= "
+            f"without it; or another kind: `seqrecord edit describe PATH --kind {name}=image`",
             got=str(spec.dtype),
         )
 

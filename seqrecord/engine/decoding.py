@@ -41,9 +41,9 @@ class Fetched:
 
     chunk: Chunk
     pages: Sequence[Page]
-    data: Mapping[str, memoryview]  # by feature, in `buffer`
+    data: Mapping[str, memoryview]  # by feature; views of `buffer`
     buffer: npt.NDArray[np.uint8]
-    others: Sequence[Fetched] = ()  # chunks of other groups, for a transform of whole frames
+    others: Sequence[Fetched] = ()  # chunks of other groups, for a frame transform
 
 
 class FrameDecoder:
@@ -106,7 +106,7 @@ class FrameDecoder:
         """Returns the number of decoded frames; adds to the seconds of each feature."""
         chunk, decoded = fetched.chunk, 0
         for pages in self._alike(fetched.pages):
-            # Frames that lack a feature are in no clip, yet they may lie between others.
+            # Frames without a feature belong to no clip, but may be between frames that do.
             present = _all_present(chunk, pages, frames)
             decoded = max(decoded, int(np.count_nonzero(present)))
             known = self._clip_frames
@@ -209,7 +209,7 @@ class FrameDecoder:
 
 
 def present_in(parts: Iterable[Fetched], frames: IntArray) -> npt.NDArray[np.bool_]:
-    """Whether frames of the episode have all features in all of these parts; bool[frames]."""
+    """Whether frames of the episode have the features of all parts; bool[frames]."""
     present = np.ones(len(frames), bool)
     for part in parts:
         present &= _all_present(part.chunk, part.pages, frames)
@@ -223,10 +223,10 @@ def _all_present(chunk: Chunk, pages: Iterable[Page], frames: IntArray) -> npt.N
     """
     present = np.ones(len(frames), bool)
     inside = frames - chunk.first_frame
-    held = (inside >= 0) & (inside < chunk.num_frames)
+    contained = (inside >= 0) & (inside < chunk.num_frames)
     for page in pages:
         if page.present is not None:
-            present[held] &= page.present[inside[held]]
+            present[contained] &= page.present[inside[contained]]
     return present
 
 

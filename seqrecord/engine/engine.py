@@ -1,9 +1,9 @@
-"""The engine: executes plans in the background, and ends all of its threads on every way out.
+"""Engine: executes plans in the background, and ends its threads on every exit path.
 
-An `Execution` has what one plan needs: its memory, its threads and where its frames are. An
-`Engine` is the consumer's end of the `Channel` that one or several of them fill, each in a thread
-of a `Scheduler`, which does not refer to the engine. Finished batches wait in the channel: a thread
-never runs further ahead than those.
+An `Execution` owns the memory and threads of one plan, and finds its frames. An `Engine` is the
+consumer's end of a `Channel`, which one or more executions fill, each in the thread of a
+`Scheduler`. Schedulers do not refer to the engine. The channel's capacity limits how far they run
+ahead.
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What to make: the clips of a plan.
+    """The clips to load: a plan and its dataset.
 
     Args:
-        dataset: of the plan, with the requested features.
-        specs: dtype and shape of each feature in clips, after `frame_transform`.
-        clip_frames: which frames clips have of each feature.
-        frame_transform: called once for each frame, before the arena. The plan is that of one
-            group, whose arena has what it makes of frames; see `ChunkLoader`.
-        made, lengths: of the features of batches: dtype and shape of a frame, and how many frames a
-            clip has.
-        draw: what is drawn for clips. Those that functions are called with are gathered from
-            arenas.
+        dataset: opened with the requested features.
+        specs: dtype and shape of each feature of a frame, after `frame_transform`.
+        clip_frames: windows of the features.
+        frame_transform: called once per frame, before the arena. The plan then has a single group,
+            whose arena contains the results; see `ChunkLoader`.
+        made, lengths: dtype and shape of frames, and number of frames per clip, for each feature of
+            batches.
+        draw: draws crops and function calls for clips. Functions receive clips from the arenas.
     """
 
     dataset: Dataset
@@ -72,22 +71,22 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Resources:
-    """What to make it with.
+    """Resources of an execution: memory and threads.
 
     Args:
-        memory: rows of each group's arena, at least its `max_resident_frames`, more let loads run
-            ahead. `prefetch`: batches that are built or wait. Chunks to load at a time, and from
-            storage that isn't a local disk more to hold. Of a plan of single clips, `together` of
-            its batches are delivered as one.
-        num_threads: for copying, and at most so many for loading.
-        niceness: added to that of the consumer's thread, for all threads.
-        kept: where memory comes from, and where it goes for the next iteration.
-        device: with its number, where arenas and batches are; the host by default.
-        stream: of the device, where several executions share one.
-        shared: the consumer sends the batches to another process.
-        decode_there: whether the device decodes video, where it can; see `DeviceVideo`.
-        rows: of each group of the plan, where `memory` has a row for each frame: frames then stay
-            in memory for the next iteration. See `AllFrames`.
+        memory: settings of the plan. `num_rows` has the rows of each arena, at least
+            `max_resident_frames` of its group; more rows let loads run ahead. `prefetch` is the
+            number of batches under construction or ready. If a plan consists of single clips,
+            `together` of its batches are delivered as one.
+        num_threads: threads for copies, and the maximum for loads.
+        kept: cache of memory between iterations.
+        device: device of arenas and batches, with its number. Default: host.
+        stream: stream of the device, if several executions share one.
+        shared: whether the consumer sends batches to another process.
+        niceness: added to the niceness of all threads.
+        decode_there: whether the device decodes video if possible; see `DeviceVideo`.
+        rows: for each group of the plan, if `memory` has a row for each frame. Frames then stay in
+            memory for the next iteration; see `AllFrames`.
     """
 
     memory: Memory
@@ -102,14 +101,14 @@ class Resources:
 
 
 class Execution:
-    """What executes a plan. The memory is taken at once; threads run in `run`.
+    """Executes one plan. Allocates memory at construction; threads exist during `run` only.
 
-    Memory: an arena for each group of the plan (`num_rows` frames), `prefetch` batches and those
-    that the consumer still holds, and one chunk for each load. With a `device`, arenas and batches
-    are there, and the host has, beside chunks, the decoded frames of the loads under way and of two
-    more that the device copies.
+    Memory: an arena per group (`num_rows` frames), `prefetch` batches plus the consumer's,
+    and one chunk per load in progress. With a `device`, arenas and batches are in its memory; the
+    host has the chunks and decoded frames of loads in progress, and of two more that the device
+    copies.
 
-    One thread calls `run` and then `release`.
+    One thread calls `run`, then `release`.
     """
 
     def __init__(self, job: Job, resources: Resources, stats: EngineStats) -> None:
@@ -134,7 +133,7 @@ class Execution:
     ) -> None:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
-        lower_priority(resources.niceness)  # before this thread starts the others
+        lower_priority(resources.niceness)  # inherited by threads started later
         loader = loader_of(
             ChunkLoader,
             job,
@@ -171,34 +170,34 @@ class Execution:
             buffers.end()
 
     def _store(self) -> FrameStore:
-        """Where the plan's frames are; empty, but for those that stay in memory."""
+        """Create the plan's frame store, which contains resident frames only."""
         job, rows, arenas = self.job, self.resources.rows, self.buffers.arenas
         if not rows:
             return Rings(job.plan, job.clip_frames, arenas)
         return AllFrames(job.plan, job.clip_frames, arenas, rows, whole_chunks(job))
 
     def release(self) -> None:
-        """Keep the memory for the next iteration, if there is one."""
+        """Return the memory to the cache for the next iteration, if it still exists."""
         if (alive := self._kept()) is not None:
             alive.release(self.buffers)
 
 
 class Engine:
-    """The batches of a channel: an iterator.
+    """Iterator over the batches of a channel.
 
-    Closing it, or dropping it, or leaving the interpreter, ends the threads of all runs.
+    Closing or deleting it, and interpreter exit, end the threads of all runs.
 
-    `next` raises the first error of any of them after the batches before it, with its thread's
-    traceback. In a forked process it raises `ClipError`.
+    `next` raises the first error of a thread, with its traceback, after the batches before it. In a
+    forked process it raises `ClipError`.
 
     Args:
-        runs: each fills batches of the channel, in a thread of its own.
-        stats: counts batches and clips, and what the consumer waits.
-        are_single: clips are counted as batches, of which several come as one.
+        runs: functions that fill batches of the channel, each in its own thread.
+        stats: counts batches, clips and the consumer's waiting time.
+        are_single: count each clip as a batch, for batches that were joined.
     """
 
     drop: Callable[[], object]
-    """As `close`, for places that must not wait long: those that a finalizer may come from."""
+    """Like `close`, with a limited wait, for callers that a finalizer may reach."""
 
     def __init__(
         self,
@@ -213,14 +212,14 @@ class Engine:
         self._channel = channel
         self._process = os.getpid()
         schedulers: list[Scheduler] = []
-        # The threads do not refer to the engine, so that dropping the engine ends them.
+        # Threads do not refer to the engine: deleting it ends them.
         drop = weakref.finalize(self, _close, channel, schedulers, _PATIENCE)
         drop.atexit = False
         self.drop = drop
         self._schedulers = schedulers
         try:
             schedulers.extend(Scheduler(channel, run) for run in runs)
-        except BaseException:  # a thread for each run, or none
+        except BaseException:  # all threads, or none
             self.close()
             raise
 
@@ -234,12 +233,12 @@ class Engine:
         return batch
 
     def close(self) -> None:
-        """End all threads; nothing is left when it returns."""
+        """End all threads, and wait for them."""
         _close(self._channel, self._schedulers, None)
 
 
 def run_plan(execution: Execution, stats: EngineStats, *, batch: int = 0) -> Engine:
-    """An engine that delivers the batches of an execution's plan from one on."""
+    """Create an engine for the batches of a plan, from number `batch` on."""
     plan, memory = execution.job.plan, execution.resources.memory
     first = min(batch, plan.num_batches)
     begin = partial(_begin, plan, execution.buffers, threading.Lock(), first, memory.together)
@@ -258,8 +257,10 @@ def _run(execution: Execution, channel: Channel, clips: tuple[int, int], slots: 
 
 
 def _slots(first: int, together: int, clips: Clips, number: int) -> tuple[IntArray, IntArray]:  # noqa: ARG001
-    """Where clips go that a plan's batches from one on have, so many of which are one: but the
-    first is alone, for somebody waits for it."""
+    """Batch and slot of clips, if `together` batches are joined, counted from batch `first`.
+
+    The first batch is never joined, because the consumer waits for it.
+    """
     if together == 1:
         return clips.batch, clips.slot
     batch, slot = np.divmod(clips.batch - first + together - 1, together)
@@ -274,7 +275,7 @@ def _begin(
     together: int,
     number: int,
 ) -> OpenBatch:
-    """A batch to fill; see `_slots`."""
+    """Create the batch with a number; see `_slots`."""
     if together == 1:
         size = plan.first_clip(number + 1) - plan.first_clip(number)
     else:
@@ -284,7 +285,7 @@ def _begin(
 
 
 def _needs(job: Job, resources: Resources) -> BufferNeeds:
-    """What the iteration needs memory for."""
+    """Memory requirements of an iteration."""
     plan, memory = job.plan, resources.memory
     groups = tuple(
         GroupRows(_of_group(job, group.group), num_rows, rows.digest if rows else "")
@@ -298,7 +299,7 @@ def _needs(job: Job, resources: Resources) -> BufferNeeds:
         job.made,
         job.lengths,
         plan.first_clip(1) * memory.together if plan.num_batches else 1,
-        memory.prefetch + CONSUMER,  # those in the channel and the consumer's last two
+        memory.prefetch + CONSUMER,  # in the channel, and the consumer's last two
         resources.device,
         resources.shared,
         video,
@@ -317,7 +318,7 @@ def loader_of(
     *,
     are_resident: bool,
 ) -> _Loader:
-    """What does the loads of a job's plan. If frames `are_resident`, each has a row of its own."""
+    """Create the loader of a job's plan. If frames `are_resident`, each has its own row."""
     plan, transform = job.plan, job.frame_transform
     return kind(
         job.dataset,
@@ -333,7 +334,7 @@ def loader_of(
 
 
 def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
-    """The arrays of a group's frames, masks too: with a transform, all it makes of whole frames."""
+    """Specs of a group's frames, including masks; with a transform, of all its results."""
     if job.frame_transform is not None:
         return job.specs
     stored = job.dataset.features
@@ -341,7 +342,7 @@ def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
 
 
 def whole_chunks(job: Job) -> dict[int, GroupIndex]:
-    """The chunk tables of groups of which chunks are read whole."""
+    """Chunk tables of the groups whose chunks are always read whole."""
     dataset, reader = job.dataset, job.dataset.contents.chunks
     groups = {
         spec.group
@@ -355,15 +356,15 @@ def whole_chunks(job: Job) -> dict[int, GroupIndex]:
 
 def _close(channel: Channel, schedulers: list[Scheduler], patience: float | None) -> None:
     if schedulers and schedulers[0].process == os.getpid():
-        channel.close()  # for all, before any is waited for
+        channel.close()  # for all, before the first wait
     for scheduler in schedulers:
         scheduler.close(patience)
 
 
 class Scheduler:
-    """A thread that calls `run`, and then tells the channel that it has ended, with what it raised.
+    """A thread that calls `run` and reports its end, or its error, to the channel.
 
-    Raises `ResourceError` where the system lets none start; the channel is then closed.
+    Raises `ResourceError` if no thread can be started; the channel is then closed.
     """
 
     def __init__(self, channel: Channel, run: Callable[[], None]) -> None:
@@ -373,19 +374,19 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
         try:
             start(self._thread)
-        except BaseException:  # or Ctrl-C while this waits until the thread runs, which it may
+        except BaseException:  # or Ctrl-C; the thread may be running
             channel.close()
             raise
         _running.add(self)
 
     def close(self, patience: float | None = None) -> None:
-        """End the iteration's threads, and wait for that, for `patience` seconds or until they end.
+        """End the threads of the iteration, and wait `patience` seconds, or until they have ended.
 
-        A finalizer must not wait without limit: the garbage collector calls it in any thread, maybe
-        in one that holds a lock that the engine's threads wait for. In one of these, it returns.
+        Finalizers need a limit: the garbage collector may call them in a thread that has a lock
+        which the engine's threads wait for. In an engine thread, `close` does not wait.
         """
         if os.getpid() != self.process:
-            return  # a fork's copy has no threads, and the channel's lock may be held for ever
+            return  # a fork has no threads, and the lock may never be released
         self._channel.close()
         if not threading.current_thread().name.startswith(THREAD_NAME):
             self._thread.join(patience)
@@ -394,25 +395,25 @@ class Scheduler:
         error = _error_of(run)
         del run
         if isinstance(error, ClosedError) or (error is not None and self._channel.is_closed):
-            # Nobody gets it. The futures of loads hold it, and its frames hold the futures.
+            # Breaks a reference cycle: futures of loads refer to the error, its frames to them.
             error.__traceback__ = None
             error = None
         self._channel.end(error)
 
 
 def _error_of(run: Callable[[], None]) -> BaseException | None:
-    """What a call raises, for the thread that waits for it."""
+    """Call `run` and return its error."""
     try:
         run()
     except BaseException as error:
         return error
     finally:
-        del run  # an error's traceback refers to this frame, and the user may keep it
+        del run  # the error's traceback refers to this frame
     return None
 
 
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()
-at_fork(after_in_child=_running.clear)  # a fork has none of the threads
+at_fork(after_in_child=_running.clear)  # a fork has no threads
 
 
 @atexit.register

@@ -1,5 +1,5 @@
-"""The loop that executes a plan: what a round needs is loaded, clips are gathered from there into
-batches, and what no later clip needs is freed.
+"""The loop that executes a plan: load the chunks of a round, gather clips into batches, free
+frames.
 
 ::
 
@@ -7,7 +7,7 @@ batches, and what no later clip needs is freed.
     executor, copies                   | gather round 1  | gather round 2
     consumer                               batch 0  batch 1  batch 2
 
-Before the first batch only its own frames are loaded.
+For the first batch, only its own frames are loaded.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from seqrecord.engine.stores import (
 from seqrecord.engine.workers import Loading, WorkerPool
 from seqrecord.sampling import Clips, Plan, Round
 
-_FOUND_AT_ONCE = 1 << 12  # clips whose rows are computed together
+_FOUND_AT_ONCE = 1 << 12  # clips per lookup of rows
 
 Slots: TypeAlias = Callable[[Clips, int], tuple[IntArray, IntArray]]
-"""To which batch and slot clips of a plan go, int64[clips] each: the number of the first one is
-given too, counted over the plan. Clips of one batch follow each other, and their slots ascend."""
+"""Maps clips to batches and slots, int64[clips] each, given the number of the first clip in the
+plan. Clips of a batch are consecutive, and their slots ascend.
+"""
 
 
 class _Planned(NamedTuple):
-    """A round, and those of its loads that wait for room."""
+    """A round and its loads without rows."""
 
     round: Round
     waiting: list[PendingLoad]
@@ -56,12 +57,12 @@ class _Planned(NamedTuple):
 class Executor:
     """Executes a plan.
 
-    Where reading is mostly waiting, what has no room yet is read ahead, and decoded later.
+    From remote storage, chunks without rows are read ahead and decoded later.
 
     Args:
-        num_frames: of each episode, int64[episodes].
-        filled: called by any thread when so many slots of a batch are filled.
-        draw: what is drawn for clips.
+        num_frames: length of each episode, int64[episodes].
+        filled: called by any thread after it has filled slots of a batch.
+        draw: draws for clips.
     """
 
     def __init__(
@@ -80,43 +81,43 @@ class Executor:
         self._num_frames, self._slots, self._filled, self._draw = num_frames, slots, filled, draw
         self._copies = workers.copies()
         self._rounds = _Rounds(iter(()))
-        self._first_batch: int | None = None  # until one is built; -1 after that
+        self._first_batch: int | None = None  # -1 after the first batch
 
     def execute(self, first: int, last: int) -> None:
-        """Fill batches with the clips `[first, last)` of the plan, by their numbers, in its order.
+        """Fill batches with the clips `[first, last)` of the plan, in order.
 
-        Raises what a load or a copy has raised, and `ClosedError` when the channel is closed.
+        Raises errors of loads and copies, and `ClosedError` if the channel is closed.
         """
         try:
             self._execute(first, last)
         except BaseException:
             if not self._channel.is_closed:
-                self._copies.wait()  # what is begun is delivered, or what a copy raised is why
+                self._copies.wait()  # delivers begun batches, or raises a copy's error
             raise
 
     def _execute(self, first: int, last: int) -> None:
         plan, store, stats = self._plan, self._store, self._workers.stats
         index, skip = plan.locate_clip(first)
-        number = first - skip  # of the round's first clip
+        number = first - skip  # number of the round's first clip
         loads = _RoundLoads(store, self._workers)
         resident = [
             PendingLoad(0, load)
-            for group, held in zip(plan.groups, plan.resident(index), strict=True)
-            for load in each_load(group.group, held)
+            for group, kept in zip(plan.groups, plan.resident(index), strict=True)
+            for load in each_load(group.group, kept)
         ]
         loads.place(resident)
-        assert not resident, "the plan holds more frames than it said"
-        # Not a method: what refers to this object would keep its memory beside the next epoch's.
+        assert not resident, "the plan exceeds its frame limit"
+        # Not a method: a reference to this object would keep its memory during the next epoch.
         planned_loads = partial(_planned, plan, self._num_frames)
         self._rounds = _Rounds(map(planned_loads, store.rounds(plan, index)))
         while number < last and (planned := self._rounds.pop()) is not None:
             loads.place(planned.waiting)
-            assert not planned.waiting, "the plan holds more frames than it said"
+            assert not planned.waiting, "the plan exceeds its frame limit"
             ahead = _RoundLoads(store, self._workers)
             stop = min(len(planned.round.clips), last - number)
             self._emit(planned.round, number, (skip, stop), loads, ahead)
             with stats.trace.span("wait for copies"):
-                self._copies.wait()  # rows may then be loaded into again
+                self._copies.wait()  # rows may then be overwritten
             stats.add(gather_seconds=self._copies.lap())
             if stop < len(planned.round.clips):
                 return
@@ -132,7 +133,7 @@ class Executor:
         loads: _RoundLoads,
         ahead: _RoundLoads,
     ) -> None:
-        """Gather clips `[begin, stop)` of a round into batches as their loads arrive."""
+        """Gather clips `[begin, stop)` of a round into batches as their loads complete."""
         begin, stop = span
         if begin == stop:
             self._load(loads, ahead)
@@ -156,7 +157,7 @@ class Executor:
         loads.start()
 
     def _load(self, loads: _RoundLoads, ahead: _RoundLoads) -> None:
-        """Begin all loads of a round, and those of the next one that have room."""
+        """Start all loads of a round, and the loads of the next round that have rows."""
         loads.start()
         if (following := self._rounds.peek(0)) is not None:
             ahead.place(following.waiting)
@@ -167,7 +168,7 @@ class Executor:
     def _gather(
         self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[ClipRows[Any]]
     ) -> None:
-        """Have clips copied to their slots of a batch."""
+        """Submit copies of clips to slots of a batch."""
         drawn = Drawn()
         if self._draw is not None:
             drawn = self._draw(clips.episode, clips.start, sources, clips.place)
@@ -180,12 +181,12 @@ class Executor:
         copies.finish(partial(self._filled, opened, len(slots)))
 
     def _open(self, batch: int) -> OpenBatch:
-        """A batch to fill. To wait while copies are made is not to wait for the consumer."""
+        """Open a batch. Time during copies does not count as waiting for the consumer."""
         stats = self._workers.stats
         before = self._copies.lap()
         begin = perf_counter()
         opened = self._channel.open(batch)
-        opened.allocate()  # here, for a device may make this thread wait too
+        opened.allocate()  # may wait for the device
         end = perf_counter()
         gathered = self._copies.lap()
         waited = max(0.0, end - begin - gathered)
@@ -194,7 +195,7 @@ class Executor:
         return opened
 
     def _prefetch(self) -> Iterator[Load]:
-        """The next loads that have no room yet, as many as may be read ahead."""
+        """Yield the next loads without rows, up to the number of chunks read ahead."""
         count, number = 0, 0
         while count < self._workers.num_read_ahead and (planned := self._rounds.peek(number)):
             yield from (
@@ -208,7 +209,7 @@ def _planned(plan: Plan, num_frames: IntArray, current: Round) -> _Planned:
 
 
 class _Rounds:
-    """Rounds one after the other, with a look at those that follow."""
+    """Iterator of rounds with lookahead."""
 
     def __init__(self, rounds: Iterator[_Planned]) -> None:
         self._rounds = rounds
@@ -219,7 +220,9 @@ class _Rounds:
         return self._seen.popleft() if self.peek(0) is not None else None
 
     def peek(self, number: int) -> _Planned | None:
-        """The round that comes `number` rounds after the next one, which stays; `None` for none."""
+        """The round `number` rounds after the next one, without removing it; `None` beyond the
+        last.
+        """
         while len(self._seen) <= number:
             planned = next(self._rounds, None)
             if planned is None:
@@ -229,24 +232,24 @@ class _Rounds:
 
 
 class _RoundLoads:
-    """The loads of a round that have room: some wait to be started, others are under way."""
+    """Loads of a round that have rows: idle or in progress."""
 
     def __init__(self, store: FrameStore, workers: WorkerPool) -> None:
         self._store, self._workers = store, workers
-        self.assigned: list[AssignedLoad] = []  # all of them
-        self._idle: list[AssignedLoad] = []  # those that are not started, the first needed first
+        self.assigned: list[AssignedLoad] = []  # all loads
+        self._idle: list[AssignedLoad] = []  # not started, in order of use
         self._loading: list[Loading] = []
         self._uses: list[int] = []
         self._waited = 0
 
     def place(self, waiting: list[PendingLoad]) -> None:
-        """Take those for which there is room; the others stay in `waiting`."""
+        """Assign rows to loads. Loads without room remain in `waiting`."""
         assigned = self._store.place(waiting)
         self.assigned += assigned
         self._idle = sorted([*self._idle, *assigned], key=_by_use)
 
     def begin(self, stop: int, sources: Sequence[ClipRows[Any]]) -> None:
-        """Have loads done that clips before `stop` need, as far as their rows need them."""
+        """Start the loads that clips before `stop` need, for the rows of these clips."""
         count = bisect_left(self._idle, stop, key=_by_use)
         needed = {
             id(item.target): np.zeros(item.target.num_rows, bool) for item in self._idle[:count]
@@ -258,19 +261,19 @@ class _RoundLoads:
         del self._idle[:count]
 
     def start(self) -> None:
-        """Have all loads done, and the rest of those that were begun."""
+        """Start all other loads, and complete the partial ones."""
         self._add([*self._workers.finish(), *self._workers.start(self._idle)])
         self._idle.clear()
 
     def _add(self, started: Sequence[Loading]) -> None:
         if started:
-            # Those before were needed earlier, or belong to frames held: none is waited for twice.
+            # Earlier loads are complete or resident: none is waited for twice.
             rest = sorted([*self._loading[self._waited :], *started], key=_by_use)
             self._loading[self._waited :] = rest
             self._uses = [item.first_use for item in self._loading]
 
     def wait(self, stop: int | None = None) -> None:
-        """Until loads are done: all, or those that clips before `stop` need."""
+        """Wait for loads: all, or the ones needed by clips before `stop`."""
         needed = len(self._loading)
         if stop is not None:
             needed = bisect_left(self._uses, stop, lo=self._waited)
@@ -284,7 +287,7 @@ def _by_use(item: AssignedLoad | Loading) -> int:
 
 
 class _RowFinder:
-    """Where the frames of clips are, computed for many clips at once: a batch may be a few."""
+    """Finds arena rows for many clips at once, since batches may be small."""
 
     def __init__(self, places: list[ArenaRows]) -> None:
         self._places = places
@@ -292,7 +295,7 @@ class _RowFinder:
         self._sources: list[ClipRows[Any]] = []  # of the clips `[first, last)`
 
     def sources(self, start: int, stop: int) -> list[ClipRows[Any]]:
-        """Of the clips `[start, stop)`."""
+        """Rows of the clips `[start, stop)`."""
         if not self._first <= start <= stop <= self._last:
             last = min(max(stop, start + _FOUND_AT_ONCE), len(self._places[0].clips))
             self._sources = [place.source(start, last) for place in self._places]

@@ -1,7 +1,6 @@
-"""Loads: frames of chunks are read and decoded into their rows.
+"""Loads frames of chunks into their rows.
 
-Frames of raw features are read straight to where they go. The pages of others are read into memory
-first, and decoded from there::
+Raw features are read directly into rows. Pages of other features are read into memory and decoded::
 
     raw         chunk ------------------> rows
     others      chunk --> memory -------> rows
@@ -32,39 +31,39 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.storage.ranges import check_wanted
 
-_MUCH = 128 << 10  # bytes of encoded frames: the first batch then waits for its own ones only
+_MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
 
 
 @dataclass(frozen=True, eq=False)
 class BegunLoad:
-    """A load of which some frames are in their rows: its open chunk, and the places of the other
-    frames in the load, int64[n] each, in the order in which to decode them."""
+    """A partial load: its open chunk, and the remaining frames by index in the load.
+
+    `left` has int64[n] arrays in decoding order.
+    """
 
     fetched: Fetched
     left: Sequence[IntArray]
 
 
 class ChunkLoader:
-    """Does loads, from many threads at once. An error names episode, frame and record file.
+    """Performs loads; thread-safe. Errors name episode, frame and record file.
 
-    At most `num_threads` of them decode at a time, however many read.
+    At most `num_threads` threads decode at a time; more may read.
 
-    A transform is called with whole frames. So each load of a group, which is then the only one of
-    the plan, reads what chunks of other groups have of its frames too.
+    A transform needs whole frames. The plan then has one group, and each load also reads the chunks
+    of other groups with its frames.
 
     Args:
-        dataset: with the requested features.
-        buffers: where loads get memory from.
-        frame_steps: frames between two that a load of a group brings, by the group's number.
-        leading: of which group to count the frames.
-        transform: called with each frame, for what is stored instead; and what that is, of which
-            dtypes and shapes.
-        num_threads: that decode.
-        stats: counts what is done.
-        clip_frames: which frames clips have of each feature; by default the same of all.
-        in_pieces: numbers of groups of which a chunk stays open from one load of a cursor to the
-            next, which decodes more of its frames: long chunks of video.
-        exact: of raw features only slices that have the frames are read, see `RawFrames.read`.
+        dataset: opened with the requested features.
+        buffers: source of memory.
+        frame_steps: distance between loaded frames, by group.
+        leading: group whose frames are counted.
+        transform: frame transform, and the specs of its results.
+        num_threads: number of decoding threads.
+        stats: counters.
+        clip_frames: windows of the features. Default: the same for all.
+        in_pieces: groups whose chunks stay open between loads of a cursor: long video chunks.
+        exact: read only the slices of raw features that contain the frames; see `RawFrames.read`.
     """
 
     def __init__(
@@ -95,10 +94,10 @@ class ChunkLoader:
     def __call__(
         self, loads: Sequence[Load], target: Any, rows: IntArray, fetched: Fetched | None = None
     ) -> None:
-        """Do loads of one group: their frames go to these rows of `target`, an arena, int64[frames
-        of all loads], one load after the other.
+        """Perform loads of one group. Their frames go to `rows` of `target`, an arena.
 
-        The chunk of a single load may have been `fetched` before.
+        `rows`, int64[frames of all loads], lists the rows load by load. The chunk of a single load
+        may already be `fetched`.
         """
         group, (chunk, frame) = loads[0].group, self._frames(loads)
         still_open = self._take(loads[0]) if len(loads) == 1 else None
@@ -115,10 +114,10 @@ class ChunkLoader:
     def begin(
         self, load: Load, target: Any, rows: IntArray, needed: npt.NDArray[np.bool_]
     ) -> BegunLoad:
-        """Do the part of a load that somebody waits for: its `needed` frames, bool[frames], and of
-        video all that a decoder would otherwise decode twice.
+        """Perform part of a load: its `needed` frames, bool[frames].
 
-        `rows` are those of all frames, and `finish` brings the others.
+        For video, includes the frames that a decoder would otherwise decode twice. `rows` are those
+        of all frames. `finish` loads the remaining frames.
         """
         chunk, frame = self._frames([load])
         fetched = self._take(load) or self._read_chunk(load)
@@ -129,13 +128,13 @@ class ChunkLoader:
             raise
         last = int(np.flatnonzero(first)[-1]) + 1
         left = np.flatnonzero(~first)
-        # The decoder goes on where it is before it goes back.
+        # The decoder continues before it seeks back.
         parts = [left[left >= last], left[left < last]] if load.group in self._videos else [left]
         begun = BegunLoad(fetched, parts)
         return self._go_on(begun, np.flatnonzero(first), load.group, chunk, frame, target, rows)
 
     def finish(self, load: Load, target: Any, rows: IntArray, begun: BegunLoad) -> None:
-        """Do the rest of a load."""
+        """Complete a partial load."""
         chunk, frame = self._frames([load])
         for some in begun.left:
             if len(some):
@@ -153,7 +152,7 @@ class ChunkLoader:
         target: Any,
         rows: IntArray,
     ) -> BegunLoad:
-        """Bring `some` frames of a load, by their places in it."""
+        """Load `some` frames of a load, by index."""
         with self._buffers.storing(target, rows[some]) as (out, places):
             found = self._load(group, chunk[some], frame[some], out, places, begun.fetched)
         assert found is not None, "its chunk was read"
@@ -162,9 +161,9 @@ class ChunkLoader:
     def _first_part(
         self, load: Load, fetched: Fetched, frame: IntArray, needed: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        """Which frames of a load are decoded for those that are needed; bool[frames].
+        """Frames of a load to decode for the needed ones; bool[frames].
 
-        Of the last GOP those up to the last frame that is needed: its decoder stays open.
+        Of the last GOP, frames up to the last needed one: its decoder stays open.
         """
         wanted: npt.NDArray[np.bool_] = needed.copy()
         before: npt.NDArray[np.bool_] = np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
@@ -186,41 +185,43 @@ class ChunkLoader:
         out: FeatureRows,
         rows: IntArray,
     ) -> None:
-        """Bring frames of a group to these rows: the chunk of each, its number in its episode, and
-        its row; int64[n] each. Frames of one chunk follow each other, and ascend."""
+        """Load frames of a group into rows, given chunk, frame number and row; int64[n] each.
+
+        Frames of a chunk must be consecutive and ascending.
+        """
         fetched = self._load(group, chunk, frame, out, rows, None)
         if fetched is not None:
             self._release(fetched)
 
     def joins(self, load: Load) -> bool:
-        """Whether the load, if it is small, is better done by the thread that does others."""
+        """Whether small loads like this one should share a thread."""
         return self.is_local and self._transform is None and load.group not in self._videos
 
     def begins_chunk(self, load: Load) -> bool:
-        """Whether the load is certain to need a read: no load before it has kept its chunk open."""
+        """Whether the load must read its chunk: no earlier load keeps it open."""
         if load.group not in self.in_pieces:
             return True
         chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
         return load.first == chunk.first_frame
 
     def has_parts(self, item: AssignedLoad) -> bool:
-        """Whether to do a load in two parts saves time, see `begin`."""
+        """Whether a partial load saves time; see `begin`."""
         if self._transform is not None:
             return True
         group = item.load.group
         if group in self._videos:
-            return not self._buffers.needs.decoded_there  # a device has few decoders
+            return not self._buffers.needs.decoded_there  # devices have few decoders
         return item.nbytes > _MUCH and not self._reader.raw[group].specs
 
     def is_compact(self, load: Load) -> bool:
-        """Whether a chunk takes less memory than its frames in their rows."""
+        """Whether the encoded chunk is smaller than its decoded frames."""
         if self._transform is not None:
             return False
         specs = [s for s in self._reader.features.values() if s.group == load.group]
         return all(spec.is_video or spec.stored_shape is None for spec in specs)
 
     def fetch(self, load: Load) -> Fetched:
-        """Read the load's chunk, before its frames have rows."""
+        """Read the chunk of a load whose frames have no rows yet."""
         fetched = self._read_chunk(load)
         if self._transform is None:
             return fetched
@@ -235,8 +236,7 @@ class ChunkLoader:
         return self._read(chunk, self._reader.pages(chunk))
 
     def _frames(self, loads: Sequence[Load]) -> tuple[IntArray, IntArray]:
-        """The chunk of each frame of loads of one group, and its number in its episode; int64[n]
-        each."""
+        """Chunk row and frame number of each frame of loads in one group; int64[n] each."""
         owner, inside = ragged_arange(np.array([load.count for load in loads]))
         frame = (
             np.array([load.first for load in loads])[owner] + inside * self._steps[loads[0].group]
@@ -248,7 +248,7 @@ class ChunkLoader:
         return chunk, frame
 
     def close(self) -> None:
-        """Let go of the chunks that are open, when nothing is loaded any more."""
+        """Release open chunks, after all loads."""
         for _, fetched in self._open.values():
             self._release(fetched)
         self._open.clear()
@@ -262,13 +262,13 @@ class ChunkLoader:
         rows: IntArray,
         fetched: Fetched | None,
     ) -> Fetched | None:
-        """As `load_frames`; the chunk that was read last, which is to be released.
+        """Like `load_frames`; returns the last chunk, which the caller must release.
 
-        What was `fetched` is released where another one is read, and where anything raises.
+        `fetched` is released when another chunk is read, and on errors.
         """
         stored = {spec.name for spec in self._reader.features.values() if spec.group == group}
         straight: set[str] = set()
-        # Elsewhere than on a disk, pages of others are read along with these.
+        # From remote storage, raw pages are read together with the other pages.
         may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
         if self._transform is None and fetched is None and may_read:
             straight = self._read_raw(group, chunk, frame, out, rows)
@@ -302,7 +302,7 @@ class ChunkLoader:
         out: FeatureRows,
         rows: IntArray,
     ) -> set[str]:
-        """Read frames of raw features straight to their rows; which features these are."""
+        """Read raw features directly into rows; returns the names of these features."""
         raw, table = self._reader.raw[group], self._dataset.contents.index.groups[group]
         targets = {name: out[name] for name in raw.specs}
         if not targets:
@@ -314,16 +314,16 @@ class ChunkLoader:
             nbytes = raw.read(runs, targets, lender, exact=exact, resizing=self._decoder.resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
-                for a, b in pairwise(run_bounds(same=chunk)):  # which is wrong?
+                for a, b in pairwise(run_bounds(same=chunk)):  # find the wrong chunk
                     self._read_raw(group, chunk[a:b], frame[a:b], out, rows[a:b])
-            # Of several that are right one by one, the first.
+            # If each chunk alone is right, name the first.
             self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
             raise
         self._note_fetch(begin, nbytes, chunk)
         return set(targets)
 
     def _read(self, chunk: Chunk, pages: Sequence[Page], without: Collection[str] = ()) -> Fetched:
-        """Read pages of a chunk into memory; of the features in `without` only where they are."""
+        """Read pages of a chunk into memory, except features in `without`."""
         begin = perf_counter()
         wanted = [page for page in pages if page.feature not in without]
         buffer = self._buffers.chunks.acquire(sum([page.room for page in wanted]))
@@ -339,12 +339,12 @@ class ChunkLoader:
         return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
 
     def _release(self, fetched: Fetched) -> None:
-        """Give back the memory of chunks that were read together."""
+        """Release the memory of chunks that were read together."""
         for part in (fetched, *fetched.others):
             self._buffers.chunks.release(part.buffer)
 
     def _take(self, load: Load) -> Fetched | None:
-        """The load's chunk, where the cursor's load before has left it open."""
+        """Take the chunk that the cursor's previous load has left open, if it is the load's."""
         run, fetched = self._open.pop((load.group, load.cursor), (-1, None))
         if fetched is None or (run == load.run and fetched.chunk.row == load.chunk):
             return fetched
@@ -352,8 +352,11 @@ class ChunkLoader:
         return None
 
     def _keep(self, load: Load, fetched: Fetched) -> None:
-        """Leave a chunk open for the cursor's next load, where it has more frames; and beside it
-        those of other groups that have more."""
+        """Leave a chunk open for the cursor's next load if it has more frames; release it
+        otherwise.
+
+        The same applies to chunks of other groups.
+        """
         stop = load.first + load.count * self._steps[load.group]
         if load.group not in self.in_pieces or stop >= fetched.chunk.stop_frame:
             self._release(fetched)
@@ -367,9 +370,9 @@ class ChunkLoader:
         self._open[load.group, load.cursor] = (load.run, replace(fetched, others=kept))
 
     def _with_others(self, fetched: Fetched, frames: IntArray) -> Fetched:
-        """A chunk beside those of other groups that have these frames, of which it has some.
+        """Add the chunks of other groups with these frames to a chunk.
 
-        Where it raises, `fetched` is as it was.
+        `fetched` is unchanged on errors.
         """
         had = {(other.chunk.group, other.chunk.row): other for other in fetched.others}
         others: list[Fetched] = []
@@ -391,7 +394,7 @@ class ChunkLoader:
         return replace(fetched, others=others)
 
     def _chunks_of_others(self, chunk: Chunk, frames: IntArray) -> Iterator[Chunk]:
-        """The chunks of other groups that have these frames of an episode."""
+        """Yield the chunks of other groups with these frames of an episode."""
         for group in sorted({spec.group for spec in self._dataset.features.values()}):
             if group != chunk.group:
                 rows = self._dataset.contents.index.groups[group].chunks_of(chunk.episode, frames)

@@ -1,9 +1,8 @@
-"""Memory of batches on the host, which is used again.
+"""Reusable host memory of batches.
 
-`multiprocessing` sends a tensor by copying it into shared memory that is new each time, whose pages
-must all be found and cleared first: for large batches that takes many times as long as filling
-them. So batches of a worker process are filled in memory that is shared from the beginning, which
-the consumer reads in place, and which comes back to be filled again: see `segments`.
+`multiprocessing` sends a tensor by copying it to new shared memory. For large batches, page faults
+there take many times as long as filling the batch. Worker processes therefore fill batches in
+shared memory, which the consumer maps and then returns; see `segments`.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ from seqrecord.engine.segments import Lease, Segment, acquire
 from seqrecord.reading.frames import ArraySpec
 
 _BYTE = np.dtype(np.uint8)
-_KEEP_SINGLE = 32  # clips with memory of their own: those of a batch are dropped at once
+_KEEP_SINGLE = 32  # single clips: those of a batch are deleted together
 
 
 def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Fresh memory that begins at a page: the kernel reads faster into it than to where large
-    NumPy arrays begin. See `python -m benchmarks.buffers`."""
+    """Allocate memory that begins at a page boundary, which speeds up reads into it.
+
+    See `python -m benchmarks.buffers`.
+    """
     nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
     begin = -memory.ctypes.data % mmap.PAGESIZE
@@ -40,36 +41,35 @@ def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
 
 
 class BufferPool:
-    """Arrays of one shape and dtype that are leased as tensors, and used again after that.
+    """Arrays of one shape and dtype, leased as tensors and reused.
 
-    A lease ends when the last tensor, view or array on its memory is gone, wherever that happens.
-    The pool keeps at most `keep` arrays that nobody uses, and nothing once it is gone.
+    A lease ends when the last tensor, view or array on its memory is deleted, in any thread. The
+    pool keeps at most `keep` idle arrays; deleting the pool frees them.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], keep: int) -> None:
         self._shape = shape
         self._dtype = dtype
-        # A deque, not a lock: finalizers release arrays, which may run anywhere, even inside
-        # this class's own methods.
+        # A deque, not a lock: finalizers release arrays, even inside methods of this class.
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=keep)
 
     def acquire(self) -> npt.NDArray[Any]:
-        """An array to fill; fresh memory only if all are in use."""
+        """Return an array to fill, which is newly allocated if all are in use."""
         try:
             return self._free.pop()
         except IndexError:
             return self._allocate()
 
     def lease(self, array: npt.NDArray[Any], count: int | None = None) -> torch.Tensor:
-        """The array, or its first `count` rows, as a tensor whose end releases the array."""
+        """Lease the array, or its first `count` rows, as a tensor."""
         rows = array[:count]
-        # Every tensor and view on this memory refers to `rows`, in the end, and `rows` to `array`.
+        # All tensors and views refer to `rows`, and `rows` to `array`.
         finalizer = weakref.finalize(rows, _release, weakref.ref(self), array)
         finalizer.atexit = False
         return torch.from_numpy(rows)
 
     def release(self, array: npt.NDArray[Any]) -> None:
-        """Take back an array that was acquired."""
+        """Return an acquired array to the pool."""
         self._free.append(array)
 
     def _allocate(self) -> npt.NDArray[Any]:
@@ -77,18 +77,18 @@ class BufferPool:
 
 
 def _release(pool: weakref.ref[BufferPool], array: npt.NDArray[Any]) -> None:
-    # Not a bound method: what the user holds must not keep a pool and its other arrays alive.
+    # Not a bound method: a user's tensor must not keep the pool alive.
     if (alive := pool()) is not None:
         alive.release(array)
 
 
 def can_share() -> bool:
-    """Whether this system has such memory: Linux does."""
+    """Whether the system supports `memfd_create`; Linux does."""
     return hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
 
 
 class _SharedArray(np.ndarray[Any, Any]):
-    """An array in a segment, which lives as long as any array on it."""
+    """An array in a segment; views keep the segment alive."""
 
     segment: Segment | None = None
 
@@ -97,19 +97,19 @@ class _SharedArray(np.ndarray[Any, Any]):
 
 
 class SharedBufferPool(BufferPool):
-    """A pool for a process whose tensors are sent to others: they arrive without being copied.
+    """A pool in shared memory: other processes receive its tensors without a copy.
 
-    A lease ends when the tensor is unused here and wherever it was sent. What others hold does not
-    count among the `keep`.
+    A lease ends when the tensor is deleted here and in all processes that received it. Arrays in
+    use elsewhere do not count towards `keep`.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], keep: int) -> None:
         super().__init__(shape, dtype, keep)
-        self._away: deque[_SharedArray] = deque()  # unused here; others may have them
+        self._away: deque[_SharedArray] = deque()  # unused here, possibly in use elsewhere
         ForkingPickler.register(torch.Tensor, _reduce)
 
     def acquire(self) -> npt.NDArray[Any]:
-        """An array to fill; fresh memory only if all are in use."""
+        """Return an array to fill, which is newly allocated if all are in use."""
         for _ in range(len(self._away)):
             array = self._away.popleft()
             assert array.segment is not None, "made by this pool"
@@ -117,7 +117,7 @@ class SharedBufferPool(BufferPool):
         return super().acquire()
 
     def release(self, array: npt.NDArray[Any]) -> None:
-        """Take back an array that was acquired."""
+        """Return an acquired array to the pool."""
         assert isinstance(array, _SharedArray), "made by this pool"
         self._away.append(array)
 
@@ -130,11 +130,11 @@ class SharedBufferPool(BufferPool):
 
 
 _segments: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
-"""By the address of their data, where the storage of tensors on them begins."""
+"""Segments by the address of their data, which is that of their tensors' storage."""
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """How a tensor is pickled for another process: as a lease, or as torch does it."""
+    """Pickle a tensor: as a lease if possible, else with torch's own reduction."""
     if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad:
         segment = _segments.get(tensor.untyped_storage().data_ptr())
         if segment is not None and (lease := segment.lease()) is not None:
@@ -169,12 +169,12 @@ def batch_pools(
     *,
     shared: bool = False,
 ) -> dict[str, BufferPool]:
-    """A pool for each feature, of memory for `size` clips; `lengths` are their frames by feature.
+    """Create a pool per feature, with memory for `size` clips of `lengths` frames.
 
-    Texts need none.
+    Text features need none.
 
-    With `shared`, batches can be sent to another process without being copied. Frames of a variable
-    shape are copied even so, and their memory is not used again.
+    With `shared`, batches are sent to another process without a copy. Frames of a variable shape
+    are copied even then, and their memory is not reused.
     """
     pool = SharedBufferPool if shared and can_share() else BufferPool
     pools: dict[str, BufferPool] = {}
@@ -195,7 +195,7 @@ def batch_pools(
 
 
 class _FreshPool(BufferPool):
-    """Leases memory once, and then it goes back to the system, all of it."""
+    """A pool without reuse: freed memory returns to the system."""
 
     def lease(self, array: npt.NDArray[np.generic], count: int | None = None) -> torch.Tensor:
         return torch.from_numpy(array[:count])

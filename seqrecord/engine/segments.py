@@ -1,17 +1,17 @@
-"""Memory that one process owns and others read, each by a lease that it releases at the end.
+"""Shared memory with one owner process, leased to readers.
 
-A segment is an anonymous file, memfd_create(2): it needs no room in /dev/shm, and is gone when
-nobody has it open or mapped any more. It begins with a page of flags, a byte each::
+A segment is an anonymous file, memfd_create(2). It needs no space in /dev/shm, and is freed when no
+process has it open or mapped. It begins with a page of flags, one byte each::
 
     [ retired | slot 1 | slot 2 | … ][ data … ]
 
-The owner sets a slot when it makes a lease, and the holder clears it when nothing there refers to
-the data any more; while all slots are clear the owner may write. A holder keeps its mapping for the
-next time, until the owner has set `retired` or is gone: finding all pages of a large batch takes
-about as long as copying it.
+The owner sets a slot for each lease. The reader clears the slot after the last reference to the
+data is deleted. The owner may write only while all slots are clear. Readers keep the mapping until
+the owner has set `retired` or has ended, because page faults of a large batch take about as long as
+copying it.
 
-A fork of the holder has the data too, and nobody can see when it drops them. So what the holder has
-when it forks is the owner's again only when that fork and its own forks have ended.
+A fork of a reader also has the data, and its references cannot be observed. A lease that existed
+during a fork ends only after that fork and its own forks have ended.
 """
 
 from __future__ import annotations
@@ -36,25 +36,24 @@ from seqrecord.processes.forks import at_fork
 from seqrecord.storage.open_files import with_descriptor
 
 _FLAGS = mmap.PAGESIZE  # bytes
-_RETIRED = 0  # which flag; the others are slots
+_RETIRED = 0  # index of the flag; the others are slots
 
-# At the end of a worker, after the threads that send what is still in its queues: in the order of
-# multiprocessing.util.Finalize, where those of queues have -5.
+# Exit priority of multiprocessing.util.Finalize: after the feeder threads of queues, which have -5.
 _LAST = -100
 
 
 class Lease(NamedTuple):
-    """What a holder needs to know: where the segment is, and which slot to clear."""
+    """Location of a segment, and the slot to clear."""
 
     owner: int  # process
     descriptor: int  # in that process
-    inode: int  # of the file, for a descriptor's number may be given again
+    inode: int  # of the file: descriptor numbers are reused
     nbytes: int  # of the data
     slot: int
 
 
 class Segment:
-    """Shared memory of this process, retired when nothing here refers to it any more."""
+    """Shared memory of this process; retired after the last reference is deleted."""
 
     def __init__(self, nbytes: int) -> None:
         _release_retired()
@@ -72,11 +71,11 @@ class Segment:
 
     @property
     def is_leased(self) -> bool:
-        """Whether a holder still has the data."""
+        """Whether any lease is open."""
         return bool(self._flags[_RETIRED + 1 :].any())
 
     def lease(self) -> Lease | None:
-        """For one holder, once; `None` where there are too many."""
+        """Create a lease for one reader; `None` if all slots are in use."""
         slot = _RETIRED + 1 + int(self._flags[_RETIRED + 1 :].argmin())
         if self._flags[slot]:
             return None
@@ -85,7 +84,9 @@ class Segment:
 
 
 _retired: deque[tuple[mmap.mmap, int]] = deque()
-"""Memory and descriptor of segments still leased: a holder may not have mapped them yet."""
+"""Memory and descriptor of leased segments without references here. Readers may not have mapped
+them yet.
+"""
 
 
 def _retire(memory: mmap.mmap, descriptor: int) -> None:
@@ -98,12 +99,12 @@ def _release_retired() -> None:
     for _ in range(len(_retired)):
         try:
             memory, descriptor = _retired.popleft()
-        except IndexError:  # a finalizer was here in between
+        except IndexError:  # a finalizer was faster
             return
         if any(memory[_RETIRED + 1 : _FLAGS]):
             _retired.append((memory, descriptor))
             continue
-        # The holder may have it mapped, and not notice for a while that it is retired.
+        # The reader may have it mapped, and not check `retired` for a while.
         memory.madvise(mmap.MADV_REMOVE, _FLAGS)
         os.close(descriptor)
 
@@ -116,14 +117,14 @@ def _leave_retired() -> None:
 at_fork(after_in_child=_leave_retired)
 
 _mapped: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
-"""What this process has mapped so far, by owner and inode, with the flags."""
+"""Mappings of this process by owner and inode, including the flags."""
 
 
 class _Fork:
-    """A process that was forked, with those that it forks: whether any of them still runs.
+    """Detects the end of a forked process and of its own forks.
 
-    They have the end of a pipe open that nobody writes to. Without a descriptor for it, none of
-    them is ever known to have ended.
+    They inherit the write end of a pipe, which closes with the last of them. If no pipe can be
+    created, their end is never detected.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class _Fork:
 
 @dataclass(eq=False)
 class _Hold:
-    """A lease that this process has; `forks` have it too."""
+    """A lease of this process, shared with `forks`."""
 
     memory: npt.NDArray[np.uint8]
     lease: Lease
@@ -155,9 +156,9 @@ class _Hold:
 
 
 _holds: set[_Hold] = set()
-"""Those of which something here refers to the data."""
+"""Leases with references in this process."""
 _dropped: deque[_Hold] = deque()
-"""Those of which only forks may do so."""
+"""Leases with possible references in forks only."""
 _forking = threading.local()
 
 
@@ -176,7 +177,7 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    # The writing end stays open as long as this process runs.
+    # The write end stays open until this process ends.
     _mapped.clear()
     _holds.clear()
     _dropped.clear()
@@ -186,9 +187,9 @@ at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_a
 
 
 def acquire(lease: Lease) -> npt.NDArray[np.uint8]:
-    """The data; uint8[nbytes]. They are the owner's again when the last reference is gone.
+    """Map the data of a lease, uint8[nbytes]. The lease ends with the last reference.
 
-    Where this process has forked since, that is when that fork has ended, too.
+    If this process forks meanwhile, the lease also lasts until that fork has ended.
 
     Raises `SeqRecordError` if the owner has ended before the first lease of its segment arrived.
     """
@@ -225,14 +226,14 @@ def _map(lease: Lease) -> npt.NDArray[np.uint8]:
 
 def _release(hold: _Hold, holder: int) -> None:
     if os.getpid() != holder:
-        return  # the copy of a fork
+        return  # a fork's copy
     _holds.discard(hold)
     _dropped.append(hold)
     _give_back()
 
 
 def _give_back() -> None:
-    """Give back what no fork may have any more."""
+    """End leases whose forks have ended."""
     for _ in range(len(_dropped)):
         try:
             hold = _dropped.popleft()
@@ -249,10 +250,10 @@ def _give_back() -> None:
 
 
 def _forget_retired() -> None:
-    """Forget segments that were retired after their last release, and those of dead owners.
+    """Unmap segments that were retired after their last release, and segments of ended owners.
 
-    Called for each new segment, so that mappings do not accumulate. What is still leased stays
-    mapped until its release.
+    Called for each new segment, so that mappings do not accumulate. Leased segments stay mapped
+    until their release.
     """
     for key, memory in list(_mapped.items()):
         if memory[_RETIRED]:

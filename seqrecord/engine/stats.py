@@ -1,4 +1,4 @@
-"""What an engine has done, and which stage the others wait for."""
+"""Counters of an engine, and its bottleneck."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ Stage = Literal["consumer", "fetch", "decode", "gather", "device"]
 
 STAGES: Mapping[Stage, str] = {
     "consumer": "the consumer: batches wait for it",
-    "fetch": "reading: more is asked for than the storage delivers",
-    "decode": "decoding: a faster codec, or more threads, would help",
+    "fetch": "reading: the storage is too slow for the requested bytes",
+    "decode": "decoding: use a faster codec or more threads",
     "gather": "copying clips into batches: memory bandwidth",
     "device": "copying frames to the device: the bus",
 }
-"""What `stats()` says of each."""
+"""Descriptions in `stats()`."""
 
-_LITTLE = 0.05  # a share of a step that is not worth a change
+_LITTLE = 0.05  # fraction of a step that is negligible
 
 
 @dataclass
 class EngineStats:
-    """Counters that any thread may add to. Seconds are summed over threads where several work.
+    """Thread-safe counters. Seconds are summed over threads.
 
-    `bytes_read` counts pages, `frames_decoded` frames that clips need, each once although it may
-    have many features; not those that are in memory from an iteration before.
-    `video_frames_decoded` counts those of all videos, with frames that were decoded for others
-    only. `clips` and `batches` are those handed to the consumer. `peak_buffer_bytes` is the most
-    that the frames held have taken, in the arena or in batches being built. `device_bytes` went to
-    the device: each frame once, and the arena's rows of each clip. `loads_throttled` counts loads
-    that could not begin ahead of their round, for want of memory.
+    `bytes_read` counts pages. `frames_decoded` counts frames needed by clips, once per frame,
+    without resident frames. `video_frames_decoded` counts decoded frames of all videos, including
+    frames decoded only for others. `clips` and `batches` were delivered. `peak_buffer_bytes` is the
+    peak size of frames in arenas and open batches. `device_bytes` counts transfers to the device:
+    each frame once, and the row numbers of clips. `loads_throttled` counts loads delayed to their
+    round by lack of memory.
     """
 
     bytes_read: int = 0
@@ -48,16 +47,16 @@ class EngineStats:
     device_bytes: int = 0
     loads: int = 0
     loads_throttled: int = 0
-    num_threads: int = 0  # that decode, and that copy
-    num_loaders: int = 0  # that read
+    num_threads: int = 0  # decoding, and copying
+    num_loaders: int = 0  # reading
     fetch_seconds: float = 0.0  # reading pages and checking them
     decode_seconds: float = 0.0  # into the arena, `frame_transform` included
     gather_seconds: float = 0.0  # from the arena into batches
     waiting_for_loads_seconds: float = 0.0  # by the scheduler, for frames
-    waiting_for_consumer_seconds: float = 0.0  # by the scheduler, to begin a batch
+    waiting_for_consumer_seconds: float = 0.0  # by the scheduler, for a free batch
     data_wait_seconds: float = 0.0  # by the consumer
-    epoch_seconds: float = 0.0  # from the beginning until the consumer last had what it asked for
-    device_seconds: float = 0.0  # from the host to the device; of the copies, not of a thread
+    epoch_seconds: float = 0.0  # from the start to the last delivery
+    device_seconds: float = 0.0  # duration of copies to the device
     decode_seconds_by_feature: dict[str, float] = field(default_factory=dict)
     trace: Trace = field(default_factory=Trace, repr=False, compare=False)
     begun: float = field(default_factory=perf_counter, repr=False, compare=False)
@@ -68,45 +67,48 @@ class EngineStats:
     )
 
     def __reduce__(self) -> tuple[type[EngineStats], tuple[()]]:
-        return type(self), ()  # a copy, in another process, counts anew
+        return type(self), ()  # a copy in another process starts at 0
 
     def add(self, **amounts: float) -> None:
-        """Add to counters."""
+        """Add amounts to counters."""
         with self._lock.get():
             counters = vars(self)
             for name, amount in amounts.items():
                 counters[name] += amount
 
     def add_waiting(self, begin: float, end: float) -> None:
-        """The consumer has waited from one time to another, by `perf_counter`."""
+        """Count waiting time of the consumer, between two values of `perf_counter`."""
         with self._lock.get():
             self.data_wait_seconds += end - begin
             self.epoch_seconds = end - self.begun
 
     def add_decoding(self, seconds: Mapping[str, float]) -> None:
-        """Add to the seconds of each feature."""
+        """Add decoding seconds by feature."""
         with self._lock.get():
             total = self.decode_seconds_by_feature
             for feature, amount in seconds.items():
                 total[feature] = total.get(feature, 0.0) + amount
 
     def watch(self, counters: Callable[[], Mapping[str, int]]) -> None:
-        """Report, too, what these counters count from now on: those of a storage."""
+        """Include counters of a storage in reports, from now on."""
         self._counters, self._counted = counters, dict(counters())
 
     def note_resident(self, peak_buffer_bytes: int) -> None:
-        """So many bytes of frames are held now."""
+        """Record the current size of resident frames in bytes."""
         self.peak_buffer_bytes = max(self.peak_buffer_bytes, peak_buffer_bytes)
         self.trace.count("resident", bytes=peak_buffer_bytes)
 
     def report(self) -> dict[str, Any]:
-        """All counters by name, the storage's too, `waiting_percent`, the share of `epoch_seconds`
-        that the consumer waited, and the `bottleneck` in words."""
+        """All counters by name, including the storage's, and two derived values.
+
+        `waiting_percent` is the consumer's share of waiting in `epoch_seconds`; `bottleneck`
+        describes the slowest stage.
+        """
         with self._lock.get():
             counters = {f.name: copy(getattr(self, f.name)) for f in fields(self) if f.compare}
         before = self._counted
         storage = {name: now - before.get(name, 0) for name, now in self._counters().items()}
-        words = STAGES[bottleneck(counters)] if self.clips else "nothing has been delivered yet"
+        words = STAGES[bottleneck(counters)] if self.clips else "no batch delivered yet"
         waiting = 100 * counters["data_wait_seconds"] / (self.epoch_seconds or 1.0)
         return {**storage, **counters, "waiting_percent": waiting, "bottleneck": words}
 
@@ -118,11 +120,11 @@ def bottleneck(
     copying: float = 0.0,
     consuming: float = 0.0,
 ) -> Stage:
-    """The stage that the others wait for, from the seconds that an engine has counted.
+    """Find the slowest stage from an engine's counters.
 
-    Where the consumer was watched, that tells more of it than the engine can: `waiting`, `copying`
-    and `consuming` are seconds of a mean step that it waits for data, that it waits for the copy to
-    the device, and that it works.
+    `waiting`, `copying` and `consuming` are measured by the consumer, in seconds per mean step:
+    waiting for data, waiting for the copy to the device, and working. They are more precise than
+    the engine's counters.
     """
     if waiting is None:
         waited = stats.get("data_wait_seconds", 0.0)
@@ -137,7 +139,7 @@ def bottleneck(
     }
     if stats.get("device_seconds", 0.0) > max(seconds.values()):
         return "device"
-    # Several threads load, and their seconds add up: what counts is how long batches waited.
+    # Seconds of several loading threads add up; compare the time that batches waited.
     loading, gathering = stats.get("waiting_for_loads_seconds", 0.0), seconds.pop("gather")
     if gathering >= loading and gathering > 0:
         return "gather"

@@ -1,20 +1,17 @@
-"""Which rows of arenas hold which frames: what a plan says to load of which chunk, where that goes,
-where clips' frames are, and what is freed.
+"""Assigns arena rows to frames: rows for loads, rows of clips, and freed rows.
 
-Each group of features has an arena. `Rings` gives every cursor of a plan a ring of its rows. Frames
-enter a ring in the order in which they are loaded and leave it in the same order, so a row is found
-by counting::
+Each group of features has an arena. `Rings` divides it into one ring of rows per cursor. Frames
+enter and leave a ring in order of their loads, so a row is found by counting::
 
     ring of 8 rows        . . f f f f . .
     frames freed              ^ 2       ^ 6     frames loaded
 
-`AllFrames` has a row for each frame that clips of the part may use, one interval of an episode
-after the other, which stays from one epoch to the next. So a row is found by adding, nothing is
-freed, and a frame that was read once is loaded no more::
+`AllFrames` has a row for each frame that clips of the shard may use, interval by interval, for all
+epochs. A row is found by adding, nothing is freed, and each frame is loaded once::
 
     intervals     |    a    |   b   |      c      |
-    rows          x x x . . x x . . . . x x x x x       x: read, and checked
-    loads               - -     - -                     of a round: frames that are not there yet
+    rows          x x x . . x x . . . . x x x x x       x: loaded
+    loads               - -     - -                     of a round: missing frames
 """
 
 from __future__ import annotations
@@ -39,29 +36,28 @@ from seqrecord.sampling import Clips, GroupPlan, Intervals, Loads, Plan, Round, 
 
 
 class FrameStore(Protocol):
-    """The frames that arenas hold for one plan. Counts only: threads load and copy."""
+    """Bookkeeping of the frames in arenas for one plan. Other threads load and copy."""
 
     @property
     def nbytes(self) -> int:
-        """Of the frames that are held, or that loads under way bring."""
+        """Bytes of resident frames and of loads in progress."""
 
     def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
-        """The rounds `[start, stop)` of a plan, several as one where their order allows that."""
+        """Rounds `[start, stop)` of a plan. Rounds are merged if their order permits."""
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
-        """Give rows to those loads for which there is room; the others stay in `waiting`."""
+        """Assign rows to loads. Loads without room remain in `waiting`."""
 
     def find(self, clips: Clips) -> list[ArenaRows]:
-        """Where the frames of clips are, for features that have the same frames together."""
+        """Find the rows of clips, for each set of features with equal windows."""
 
     def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:
-        """A round is over, whose loads these were: keep their frames, but for those that no later
-        clip needs."""
+        """End a round with these loads: free frames that no later clip needs."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArenaRows:
-    """Where an arena has the frames of clips, for features of which each clip has the same frames.
+    """Rows of clips in an arena, for features with equal windows.
 
     Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
     """
@@ -76,7 +72,7 @@ class ArenaRows:
     number: npt.NDArray[np.int64]
 
     def source(self, start: int, stop: int) -> ClipRows[Any]:
-        """Of the clips `[start, stop)`."""
+        """Rows of the clips `[start, stop)`."""
         clips = self.clips.rows(start, stop)
         frames = self.clip_frames.at(clips.place)
         found = frames.find(self.features[0], clips.episode, clips.start)
@@ -88,7 +84,7 @@ class ArenaRows:
 
 
 class _Group:
-    """A group of features, and the arena of its frames."""
+    """A group of features with its arena."""
 
     def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any) -> None:
         self.number, self.window = plan.group, plan.window
@@ -105,7 +101,7 @@ class _Group:
 
 
 class Rings:
-    """A ring of rows for each cursor: memory is that of the frames which later clips need."""
+    """Frame store with a ring of rows per cursor. Frames are freed after their last clip."""
 
     def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
         self._groups = {
@@ -138,7 +134,7 @@ class Rings:
             load = item.load
             ring = self._rings[load.group][load.cursor]
             if (load.group, load.cursor) in full or not ring.has_room(load.count):
-                full.add((load.group, load.cursor))  # its loads stay in order
+                full.add((load.group, load.cursor))  # later loads of the cursor wait too
                 late.append(item)
             else:
                 rows = ring.load(load.run, load.first, load.count)
@@ -165,16 +161,14 @@ class Rings:
 
 
 class AllFrames:
-    """A row for each frame that there is: many rounds are one.
+    """Frame store with a row for every frame; merges rounds.
 
-    What a load brings counts as read when its round is over: if an epoch ends before, the next one
-    reads it again. A load brings all that the plan's clips use of a chunk, of which another cursor
-    may need the rest.
+    A load counts as done at the end of its round: if the epoch ends before, the next epoch repeats
+    it. A load contains all frames of a chunk that the plan's clips use, for any cursor.
 
     Args:
-        rows: of each group of the plan.
-        chunks: the chunk tables of groups, by their numbers, but for those of which any frames are
-            read as quickly.
+        rows: for each group of the plan.
+        chunks: chunk tables by group, except groups whose single frames are read equally fast.
     """
 
     def __init__(
@@ -191,7 +185,7 @@ class AllFrames:
         }
         self._rows = {group.group: of for group, of in zip(plan.groups, rows, strict=True)}
         self._chunks = chunks
-        # Read, or loads under way bring it.
+        # Rows that are loaded or being loaded.
         self._asked = {number: g.arena.is_read.copy() for number, g in self._groups.items()}
         self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
         self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
@@ -222,7 +216,7 @@ class AllFrames:
         return assigned
 
     def _missing(self, load: Load, step: int) -> tuple[IntArray, IntArray]:
-        """The frames to load, of those of a load, or of its chunk; and their rows."""
+        """Missing frames of a load, or of its chunk, and their rows."""
         first, stop = load.first, load.first + load.count * step
         if (chunks := self._chunks.get(load.group)) is not None:
             begin = int(chunks.first_frame[load.chunk])
@@ -231,7 +225,7 @@ class AllFrames:
         frames = np.arange(first, stop, step)
         frames, rows = self._rows[load.group].find(load.episode, frames)
         missing = ~self._asked[load.group][rows]
-        if chunks is not None:  # from the first to the last that is used
+        if chunks is not None:  # from the first to the last used frame
             used = frames[self._used[load.group][rows]]
             missing &= frames >= min(load.first, int(used.min(initial=load.first)))
             missing &= frames <= max(load.first + (load.count - 1) * step, int(used.max(initial=0)))
@@ -252,18 +246,18 @@ class AllFrames:
 
 
 def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:
-    """The row of the first frame of each selected episode, int64[episodes]; 0 of the others.
+    """Row of the first frame of each selected episode, int64[episodes]; 0 for other episodes.
 
-    Episodes have `num_frames`, int64[episodes], and `selected` are some of them, ascending.
+    `num_frames`, int64[episodes], are the lengths of all episodes; `selected` ascends.
     """
-    held = num_frames[selected]
+    lengths = num_frames[selected]
     first = np.zeros(len(num_frames), np.int64)
-    first[selected] = np.cumsum(held) - held
+    first[selected] = np.cumsum(lengths) - lengths
     return first
 
 
 class FrameRows:
-    """The row of each frame of some intervals of episodes, in their order."""
+    """Rows of the frames in intervals of episodes, interval by interval."""
 
     def __init__(self, intervals: Intervals) -> None:
         self._intervals = intervals
@@ -274,25 +268,25 @@ class FrameRows:
 
     @classmethod
     def of_episodes(cls, num_frames: IntArray, selected: IntArray) -> FrameRows:
-        """Those of all frames of `selected` episodes; `num_frames` is of all."""
+        """Rows of all frames of `selected` episodes; `num_frames` has all episodes."""
         return cls(Intervals(selected, np.zeros_like(selected), num_frames[selected]))
 
     @cached_property
     def digest(self) -> str:
-        """Identifies the intervals."""
+        """Digest of the intervals."""
         found = hashlib.sha256()
         for column in self._intervals:
             found.update(np.ascontiguousarray(column, "<i8").data)
         return found.hexdigest()
 
     def shift(self, episode: IntArray, frame: IntArray) -> IntArray:
-        """Row minus frame in the intervals that have these frames, int64[n]."""
+        """Row minus frame number in the intervals of these frames, int64[n]."""
         at = np.searchsorted(self._key, frame_keys(episode, frame), side="right") - 1
         found: IntArray = self._shift[at]
         return found
 
     def find(self, episode: int, frames: IntArray) -> tuple[IntArray, IntArray]:
-        """Those frames of an episode that have rows, and these; int64[n] each."""
+        """Frames of an episode with rows, and the rows; int64[n] each."""
         key = frame_keys(np.full_like(frames, episode), frames)
         at = np.maximum(np.searchsorted(self._key, key, side="right") - 1, 0)
         owner, begin, stop = (column[at] for column in self._intervals)
@@ -301,9 +295,9 @@ class FrameRows:
 
 
 def used_rows(plan: Plan, place: int, rows: FrameRows) -> npt.NDArray[np.bool_]:
-    """Which rows a plan's clips use, and those between the frames of a clip; bool[rows].
+    """Rows between the first and last frame of any clip of the plan; bool[rows].
 
-    They are those of the group at this place of the plan.
+    `place` is the index of the group in the plan.
     """
     episode, begin, stop = plan.used(place)
     shift = rows.shift(episode, begin)
@@ -312,7 +306,7 @@ def used_rows(plan: Plan, place: int, rows: FrameRows) -> npt.NDArray[np.bool_]:
 
 
 class Ring:
-    """Which rows of the arena hold which frames of one cursor, every `step`th of their runs."""
+    """Rows of one cursor in an arena, with every `step`th frame of its runs."""
 
     def __init__(self, first_row: int, num_rows: int, step: int = 1) -> None:
         self.first_row = first_row
@@ -320,7 +314,7 @@ class Ring:
         self._step = step
         self._loaded = 0
         self._freed = 0
-        self._next = (-1, -1)  # run and frame that would continue what was loaded last
+        self._next = (-1, -1)  # run and frame that would continue the last load
         self._spans: deque[_RingSpan] = deque()
 
     def has_room(self, count: int) -> bool:
@@ -328,17 +322,17 @@ class Ring:
 
     @property
     def resident(self) -> int:
-        """Frames held."""
+        """Number of resident frames."""
         return self._loaded - self._freed
 
     @property
     def spans(self) -> Iterable[_RingSpan]:
-        """Consecutive frames of one run each, in the order of their loads."""
+        """Spans of consecutive frames of a run, in load order."""
         return self._spans
 
     def load(self, run: int, first: int, count: int) -> IntArray:
-        """Rows for frames of a run from `first` on, behind those loaded last; int64[count]."""
-        assert self.has_room(count), "the plan holds more frames than it said"
+        """Assign rows to the next frames of a run, from `first` on; int64[count]."""
+        assert self.has_room(count), "the plan exceeds its frame limit"
         if (run, first) == self._next:
             self._spans[-1] = self._spans[-1]._replace(stop=self._loaded + count)
         else:
@@ -350,7 +344,7 @@ class Ring:
         return rows
 
     def free(self, count: int) -> None:
-        """Forget the `count` frames that were loaded first."""
+        """Free the `count` oldest frames."""
         self._freed += count
         while self._spans and self._spans[0].stop <= self._freed:
             self._spans.popleft()
@@ -359,9 +353,9 @@ class Ring:
 
 
 class _RingSpan(NamedTuple):
-    """Frames of a run from `first` on, which a ring holds one after the other.
+    """Consecutive frames of a run in a ring, from `first` on.
 
-    Frame `f` is at place `(origin + f // step) % num_rows` of the ring, up to place `stop`.
+    Frame `f` is at position `(origin + f // step) % num_rows`; the last one is before `stop`.
     """
 
     run: int
@@ -375,21 +369,21 @@ def find_rows(
     run: npt.NDArray[np.int64],
     start: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Where clips' frames are: origin, ring's first row and number of rows; int64[n] each.
+    """Find clips in rings: origin, first row and number of rows of the ring; int64[n] each.
 
-    Clip `i` starts at frame `start[i]` of run `run[i]`; all of its frames are held. Runs ascend
-    over the rings, and within each. Frame `f` is in row `first + (origin + f // step) % number`.
+    Clip `i` starts at frame `start[i]` of run `run[i]`; all of its frames are resident. Runs ascend
+    over rings and within each. Frame `f` is in row `first + (origin + f // step) % number`.
     """
-    held = [(h.run, h.first, h.origin, r.first_row, r.num_rows) for r in rings for h in r.spans]
-    table = np.array(held, np.int64).reshape(-1, 5)
+    spans = [(s.run, s.first, s.origin, r.first_row, r.num_rows) for r in rings for s in r.spans]
+    table = np.array(spans, np.int64).reshape(-1, 5)
     keys = frame_keys(table[:, 0], table[:, 1])
     at = np.searchsorted(keys, frame_keys(run, start), side="right") - 1
     return table[at, 2], table[at, 3], table[at, 4]
 
 
-@dataclass(unsafe_hash=True, slots=True)  # to make a frozen one takes three times as long
+@dataclass(unsafe_hash=True, slots=True)  # frozen ones take three times as long to create
 class Load:
-    """One row of a plan's `Loads`, those of a group of features. It is not changed."""
+    """One row of a plan's `Loads`, with its group. Immutable by convention."""
 
     group: int
     cursor: int
@@ -401,14 +395,14 @@ class Load:
 
 
 class PendingLoad(NamedTuple):
-    """A load that waits for room, and the number of the first clip of its round that needs it."""
+    """A load without rows, and the index of the first clip of its round that needs it."""
 
     first_use: int
     load: Load
 
 
 class AssignedLoad(NamedTuple):
-    """A load that has room: its frames, of so many bytes, go to rows of an arena, int64[count]."""
+    """A load with rows of an arena, int64[count], and its size in bytes."""
 
     first_use: int
     load: Load
@@ -420,10 +414,9 @@ class AssignedLoad(NamedTuple):
 def loads_of_round(
     current: Round, groups: Sequence[GroupPlan], num_frames: IntArray
 ) -> list[PendingLoad]:
-    """The loads of a round, those of a cursor in the order in which it needs them; none of one that
-    has clips alone.
+    """Loads of a round. Loads of a cursor are in order of use; empty if the round only has clips.
 
-    Episodes have `num_frames`, int64[episodes].
+    `num_frames`, int64[episodes], are the lengths of episodes.
     """
     if not current.groups:
         return []
@@ -436,39 +429,40 @@ def loads_of_round(
 
 
 def each_load(group: int, loads: Loads) -> list[Load]:
-    """The rows of `loads`, which are those of this group of features."""
+    """Convert `loads` of a group to objects."""
     columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
     return [Load(group, *row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray) -> IntArray:
-    """The number in `clips` of the first clip that needs a load, int64[loads].
+    """Index in `clips` of the first clip that needs each load, int64[loads].
 
-    The loads are those of a group of which clips use frames in this window, of episodes that have
-    `num_frames` by the index's rows; int64[rows]. A load that no clip of the round needs gets
-    `len(clips)`.
+    `window` is the window of the loads' group; `num_frames`, int64, has the lengths of episodes by
+    index row. `len(clips)` for loads that no clip of the round needs.
     """
     place = frame_keys(clips.run, clips.start)
     order = np.argsort(place, kind="stable")
     place = place[order]
     first = loads.first - window.offset
     last = first + (loads.count - 1) * window.frame_step
-    # An episode's first and last frame are also those of windows that begin before or end behind.
+    # Windows that extend beyond an episode use its first or last frame.
     begins = loads.first == 0
     ends = last + window.offset == num_frames[loads.episode] - 1
     least = np.where(begins, 0, first - window.span + 1)
     most = np.where(ends, MAX_FRAMES, last)
     low = np.searchsorted(place, search_keys(loads.run, least))
     high = np.searchsorted(place, search_keys(loads.run, most), side="right")
-    # The least number in each of the ranges [low, high): every second of these.
+    # The smallest number in each range [low, high): every second result.
     bounds = np.stack((low, high), axis=1).ravel()
     found = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
     return np.where(high > low, found, len(clips))
 
 
 def _ordered_uses(uses: IntArray, loads: Loads, group: GroupPlan) -> list[int]:
-    """Of a group whose loads go on where the cursor's load before ended, the first uses such that
-    none comes before that of a load before it; `uses` themselves of others."""
+    """First uses in load order, for groups read in pieces: never later than for a later load.
+
+    Unchanged for other groups.
+    """
     found: list[int] = uses.tolist()
     if group.in_pieces:
         least: dict[int, int] = {}

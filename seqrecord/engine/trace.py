@@ -1,17 +1,17 @@
-"""A trace: spans of threads as a file that Perfetto (https://ui.perfetto.dev) opens.
+"""Traces of threads in a file for Perfetto (https://ui.perfetto.dev).
 
-Spans have a name whose first word is their category:
+The first word of a span's name is its category:
 
-- `fetch`: reading pages and checking them;
-- `decode`: into the arena, `frame_transform` included;
-- `gather`: from the arena into batches;
-- `device`: a copy to the device;
-- `consumer`: the user's code between two batches;
-- `wait`: for any of these; `wait for batch` is the consumer's.
+- `fetch`: read pages and check them.
+- `decode`: decode into the arena, including `frame_transform`.
+- `gather`: copy from the arena into batches.
+- `device`: copy to the device.
+- `consumer`: user code between two batches.
+- `wait`: wait for one of these; `wait for batch` is the consumer's.
 
 The format is the JSON array of Chrome's "Trace Event Format": complete events "X", counters "C",
-and metadata "M" with the names of processes and threads. Unlike the JSON object of that format,
-Perfetto opens an array that was cut off at any byte.
+and metadata "M" with names of processes and threads. Perfetto opens truncated arrays, unlike
+truncated objects of that format.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any
 
 from seqrecord.errors import NotFoundError, StorageError
 
-_FLUSH = 2048  # spans in memory before some thread writes them
-_MOST_IN_MEMORY = 4  # times as many, before all threads wait for that
+_FLUSH = 2048  # spans in memory before a thread writes them
+_MOST_IN_MEMORY = 4  # times _FLUSH: threads then wait for the write
 _MAX_SPANS = 1_000_000  # about 130 MB
 _NOTHING = nullcontext()
 
@@ -42,23 +42,22 @@ _logger = logging.getLogger("seqrecord")
 
 
 class Trace:
-    """Records spans of any number of threads into one file; without a path it does nothing.
+    """Records spans of any number of threads in one file; disabled without a path.
 
-    Times are seconds of `time.perf_counter`, one clock for all processes of a machine, so that
-    traces of DataLoader workers line up.
+    Times are seconds of `time.perf_counter`, which all processes of a machine share, so that traces
+    of DataLoader workers align.
 
-    Bounded: `max_spans`, about 130 bytes each, are written, and what follows is counted. Up to
-    8,192 of them are in memory, or four times `flush`; the thread that brings them to 2,048, or to
-    `flush`, writes them. After each write the file is complete JSON, so a killed process loses only
-    the spans in memory. An existing file is replaced. Dropping the trace, and the interpreter's
-    exit, close it too. In a forked process it does nothing.
+    At most `max_spans` spans are written, about 130 bytes each; later ones are counted. At most
+    four times `flush` spans (8,192) are in memory; the thread that reaches `flush` (2,048) writes
+    them. The file is complete JSON after each write, so a killed process loses only spans in
+    memory. An existing file is replaced. Deleting the trace and interpreter exit close it. Disabled
+    in forked processes.
 
-    Names and arguments end up in the file: they must be of this program, never of a user's
-    storage options.
+    Names and arguments are written to the file. They must come from this package, never from a
+    user's storage options.
 
-    Raises `NotFoundError` where the folder does not exist, and `StorageError` where no file can be
-    made. What goes wrong after that, such as a full disk, ends the trace and is logged, and
-    nothing else: a training must not end with it.
+    Raises `NotFoundError` if the folder does not exist, and `StorageError` if the file cannot be
+    created. Later errors, such as a full disk, are logged and end the trace, not the training.
     """
 
     def __init__(
@@ -79,11 +78,11 @@ class Trace:
 
     @property
     def num_in_memory(self) -> int:
-        """How many spans and counts are not yet written."""
+        """Number of events in memory."""
         return len(self._events)
 
     def span(self, name: str, **args: int | str) -> AbstractContextManager[object]:
-        """A context whose time is recorded, however it ends, for the thread that leaves it."""
+        """Context that records its duration, for the thread that leaves it."""
         return self._span(name, args) if self.is_on else _NOTHING
 
     @contextmanager
@@ -97,20 +96,20 @@ class Trace:
     def add(
         self, name: str, begin: float, end: float, *, track: str | None = None, **args: int | str
     ) -> None:
-        """Record what this thread did from `begin` to `end`, in seconds of `perf_counter`.
+        """Record a span of this thread from `begin` to `end`, in seconds of `perf_counter`.
 
-        `track` names another place than this thread: a device's stream.
+        `track` assigns the span to another track, such as a device's stream.
         """
         if self.is_on:
             self._append((name, self._track(track), begin, end - begin, args))
 
     def count(self, name: str, **values: int) -> None:
-        """Record what values a counter has from now on."""
+        """Record new values of a counter."""
         if self.is_on:
             self._append((name, self._track(None), perf_counter(), None, values))
 
     def close(self) -> None:
-        """Write all spans. Later ones are ignored."""
+        """Write all spans; later ones are ignored."""
         if self.is_on:
             self.is_on = False
             self._file.close()
@@ -123,7 +122,7 @@ class Trace:
             self.is_on = False
 
     def _track(self, name: str | None) -> int:
-        """The number of a track, or of this thread's. Threads' own numbers are used again."""
+        """Number of a track; default: this thread's. Thread ids are not unique over time."""
         try:
             tracks: dict[str | None, int] = self._local.tracks
         except AttributeError:
@@ -136,10 +135,10 @@ class Trace:
 def trace_path(
     path: str | os.PathLike[str], *, rank: tuple[int, int] = (0, 1), worker: int | None = None
 ) -> Path:
-    """Where a process writes: `epoch.json`, of rank 1 in worker 0 `epoch.rank1.worker0.json`.
+    """Trace file of a process: `epoch.json`, or `epoch.rank1.worker0.json` for rank 1, worker 0.
 
-    `rank` is a number and how many there are; where there is one rank it is not named. `worker`
-    is the number of a DataLoader's worker process, `None` in any other.
+    `rank` is (rank, number of ranks); a single rank is not named. `worker` is the number of a
+    DataLoader worker, `None` otherwise.
     """
     target = Path(path)
     parts = [f"rank{rank[0]}"] * (rank[1] > 1) + [f"worker{worker}"] * (worker is not None)
@@ -147,10 +146,10 @@ def trace_path(
 
 
 class _File:
-    """The file, and the tracks in it. It does not refer to the `Trace`, which can be dropped.
+    """The file and its tracks. Does not refer to the `Trace`, which can be deleted.
 
-    A finalizer may call `close` in a thread that is just writing: so the lock is reentrant, and
-    a second call in that thread leaves the rest to the first.
+    A finalizer may call `close` in a thread that is writing. The lock is therefore reentrant, and a
+    nested call leaves the work to the outer one.
     """
 
     def __init__(self, path: Path, events: deque[Any], max_spans: int) -> None:
@@ -166,20 +165,22 @@ class _File:
         try:
             if path.is_dir():
                 raise IsADirectoryError("a folder has this name")
-            path.unlink(missing_ok=True)  # an iteration that is not over yet may write it
-            # Unbuffered: a fork must not write once more what is in a buffer.
+            path.unlink(missing_ok=True)  # an unfinished iteration may still write the old one
+            # Unbuffered: a fork must not write a buffer a second time.
             self._out = path.open("xb", buffering=0)
         except FileNotFoundError:
-            raise NotFoundError("no such folder for a trace", file=str(path.parent)) from None
+            raise NotFoundError(
+                "the folder of the trace does not exist", file=str(path.parent)
+            ) from None
         except OSError as error:
             reason = error.strerror or error
-            raise StorageError(f"no trace can be written: {reason}", file=str(path)) from error
+            raise StorageError(f"cannot write the trace: {reason}", file=str(path)) from error
         self._end = 0  # of the events
         self._metadata = [self._named_event("process_name", 0, f"seqrecord {self._process}")]
         self._run()
 
     def track(self, name: str | None) -> int:
-        """A number for the track of a name, or for a thread."""
+        """Create a track for a name or for this thread, and return its number."""
         if os.getpid() != self._process:
             return 0
         with self._lock:
@@ -193,7 +194,7 @@ class _File:
             return self._num_tracks
 
     def write(self, *, wait: bool) -> bool:
-        """Write what there is, or let another thread do it; whether more may come."""
+        """Write events, unless another thread is writing. Returns whether more are accepted."""
         if os.getpid() != self._process:
             self._events.clear()
             return False
@@ -206,7 +207,7 @@ class _File:
             self._lock.release()
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the remaining events."""
         if os.getpid() == self._process:
             with self._lock:
                 self._closing = True
@@ -226,7 +227,7 @@ class _File:
                     self._put([self._metadata_event("process_labels", 0, labels)])
                 self._out.close()
         except OSError as error:
-            _logger.warning("%s: the trace ends here: %s", self._path, error)
+            _logger.warning("trace %s ended early: %s", self._path, error)
             with suppress(OSError):
                 self._out.truncate(self._end)
                 self._put([])
@@ -256,7 +257,7 @@ class _File:
         return _as_json(event)
 
     def _put(self, lines: list[str]) -> None:
-        """Write events over the end of the array, and the end behind them."""
+        """Append events to the array, and terminate it again."""
         text = ",\n".join(lines)
         if lines:
             text = (",\n" if self._end else "[\n") + text
@@ -270,7 +271,7 @@ class _File:
 
 @lru_cache(maxsize=64)
 def _event_fields(name: str, counts: bool) -> str:
-    """What an event is, as JSON."""
+    """Type, name and category of an event, as JSON."""
     if counts:
         return f'"ph":"C","name":{_as_json(name)}'
     kind = name.split(" ", 1)[0]

@@ -1,9 +1,8 @@
-"""The threads that load chunks and copy batches for an executor.
+"""Threads that load chunks and copy batches for an executor.
 
-A copy is made while the thread that asked for it goes on. Each is one call without the GIL. Beside
-a thread that computes in Python, a thread waits some milliseconds for the GIL after each; so there
-are few and long ones, and several threads wait at the same time. The thread that makes the last
-copy of some clips says that they are there::
+Copies run while the requesting thread continues. Each copy is one call without the GIL. After each
+call, a thread may wait milliseconds for the GIL, so copies are few and long, and several threads
+wait at the same time. The thread that makes the last copy of a piece reports it::
 
     executor        begin 0  begin 1  begin 2
     copying              0 0 0 1 | 1 2 …
@@ -38,18 +37,18 @@ from seqrecord.storage import unwanted_if
 
 _Result = TypeVar("_Result")
 
-THREAD_NAME = "seqrecord-engine"  # how the names of all threads of the engine begin
-_MORE_COPIERS = 1  # threads that copy beside `num_threads`, for some wait for the GIL
-_MOST_TOGETHER = 1 << 20  # bytes of frames that loads of one task bring
-_LEAST_TOGETHER = 128 << 10  # … however little there is for each thread
+THREAD_NAME = "seqrecord-engine"  # prefix of thread names
+_MORE_COPIERS = 1  # in addition to `num_threads`: some wait for the GIL
+_MOST_TOGETHER = 1 << 20  # bytes of frames per task of several loads
+_LEAST_TOGETHER = 128 << 10  # minimum per task
 
 
 def chunks_at_once(memory: Memory, num_threads: int, *, is_local: bool) -> tuple[int, int]:
-    """How many chunks are read ahead, and how many loaded, at a time.
+    """Number of chunks to read ahead, and of parallel loads.
 
-    Reading from a disk is work for a core. Other storage is mostly waited for: there, chunks are
-    read while there is no room for their frames. `max_read_ahead` of them have memory of their own;
-    so that they are half as many as the loads, others take that of loads.
+    Reads from a local disk keep a core busy. Reads from other storage mostly wait, so chunks are
+    read before their frames have rows. `max_read_ahead` chunks have their own memory. If they are
+    fewer than half of the loads, others use memory of loads.
     """
     if is_local:
         return 0, min(num_threads, memory.max_loads)
@@ -58,26 +57,25 @@ def chunks_at_once(memory: Memory, num_threads: int, *, is_local: bool) -> tuple
 
 
 class Loading(NamedTuple):
-    """A task under way: the number of the first clip of its round that needs one of its loads."""
+    """A running task, and the index of the first clip of its round that needs it."""
 
     first_use: int
     done: Future[Any]
 
 
 class WorkerPool:
-    """The threads that work for an executor: some load chunks, others help with copies.
+    """Thread pools of an executor: loading threads, and copying threads.
 
-    Leaving the `with` block ends them, without the loads that have not begun or that wait to be
-    tried again.
+    Leaving the `with` block ends them, and cancels loads that have not begun or that wait for a
+    retry.
 
     Args:
-        loader: does the loads.
-        num_threads: for copying, and at most so many for loading from a local disk.
-        memory: chunks to load at a time, and more to hold as they are stored, where the storage
-            isn't a local disk.
-        channel: when it is closed, what is asked for fails with `ClosedError`.
-        stats: counts the time.
-        is_fresh: rows of arenas take no memory yet, which open chunks may have instead.
+        loader: performs loads.
+        num_threads: number of copying threads, and limit of loading threads for a local disk.
+        memory: number of parallel loads, and of chunks read ahead from other storage.
+        channel: after it is closed, requests raise `ClosedError`.
+        stats: counts time.
+        is_fresh: whether arena rows have no memory yet, so that open chunks may use it.
     """
 
     def __init__(
@@ -121,8 +119,10 @@ class WorkerPool:
     def begin(
         self, placed: Sequence[AssignedLoad], needed: Mapping[int, npt.NDArray[np.bool_]]
     ) -> list[Loading]:
-        """Have loads done as far as somebody waits for them: until `finish`, those of encoded
-        frames bring only what `needed` rows take, bool[rows] by the `id` of the arena."""
+        """Start the needed parts of loads: until `finish`, encoded chunks are decoded partially.
+
+        `needed`, bool[rows] by the `id` of an arena, are the rows of waiting clips.
+        """
         started, whole = list[Loading](), list[AssignedLoad]()
         last = {(item.load.group, item.load.cursor): item.load for item in placed}
         for item in placed:
@@ -130,7 +130,7 @@ class WorkerPool:
             is_piece = load.group in self._loader.in_pieces
             has_room = self._is_fresh and self._loader.is_compact(load)
             may_wait = has_room or self._num_open > 0
-            if is_piece:  # its chunk stays open anyway, for the cursor's next load
+            if is_piece:  # its chunk stays open for the cursor's next load
                 may_wait = load is last[load.group, load.cursor]
             if some.all() or not (some.any() and may_wait and self._loader.has_parts(item)):
                 whole.append(item)
@@ -143,7 +143,7 @@ class WorkerPool:
         return started + self.start(whole)
 
     def finish(self) -> list[Loading]:
-        """Have the rest of all loads done that `begin` has begun."""
+        """Complete the loads that `begin` has started."""
         started = []
         for item, begun in self._begun:
             load = item.load
@@ -155,11 +155,10 @@ class WorkerPool:
         return started
 
     def start(self, placed: Sequence[AssignedLoad]) -> list[Loading]:
-        """Have loads done, after those that were asked for before; the first needed come first.
+        """Start loads, after earlier ones. Pass the first needed ones first.
 
-        Small ones of a group that follow each other are done by one thread; but not elsewhere than
-        on a disk, where many that wait are faster than one, nor where functions of users are
-        called.
+        One thread performs several small consecutive loads of a group. This does not apply to
+        remote storage, where parallel waiting is faster, nor to user functions.
         """
         self._channel.check_open()
         sizes = [item.nbytes for item in placed]
@@ -180,7 +179,7 @@ class WorkerPool:
         return started
 
     def _start(self, some: Sequence[AssignedLoad]) -> Loading:
-        """Have loads of one group done by one thread."""
+        """Start loads of one group in one thread."""
         first = some[0]
         load, rows = first.load, np.concatenate([item.rows for item in some])
         fetching, before = self._fetching.pop(load, None), None
@@ -188,14 +187,14 @@ class WorkerPool:
             before = self._before.get((load.group, load.cursor))
         loads = [item.load for item in some]
         done = self._loaders.submit(self._load, loads, first.target, rows, fetching, before)
-        if is_piece:  # a decoder goes on where the load before ended
+        if is_piece:  # a decoder continues after the previous load
             self._before[load.group, load.cursor] = done
         return Loading(first.first_use, done)
 
     def fetch(self, loads: Iterable[Load]) -> None:
-        """Have chunks read whose frames have no room yet, `num_read_ahead` of them at most.
+        """Read up to `num_read_ahead` chunks whose frames have no rows yet.
 
-        They must be asked for by `start` later on.
+        Pass their loads to `start` later.
         """
         self._channel.check_open()
         waiting = iter(loads)
@@ -210,7 +209,7 @@ class WorkerPool:
         return load not in self._fetching and self._loader.begins_chunk(load)
 
     def wait(self, loads: Iterable[Future[None]]) -> None:
-        """Until these loads are done; raises the error of the first that failed."""
+        """Wait for loads. Raises the error of the first failed one."""
         begin = perf_counter()
         for load in loads:
             load.result()
@@ -220,13 +219,13 @@ class WorkerPool:
         self.stats.trace.add("wait for loads", begin, end)
 
     def note_gather(self, begin: float, num_clips: int, device_bytes: int) -> None:
-        """Count clips that have been gathered since `begin`."""
+        """Count clips gathered since `begin`."""
         end = perf_counter()
         self.stats.add(gather_seconds=end - begin, device_bytes=device_bytes)
         self.stats.trace.add("gather", begin, end, clips=num_clips)
 
     def copies(self) -> Copies:
-        """Copies by these threads, for one executor; where one fails, no batch is opened."""
+        """Create the copies of one executor. After an error, no batch is opened."""
         return Copies(self._copiers, self.num_threads, self._channel.interrupt)
 
     def _load(
@@ -237,7 +236,7 @@ class WorkerPool:
         fetching: Future[Fetched] | None,
         before: Future[None] | None,
     ) -> None:
-        # It does not wait for ever: what was asked for before these loads has begun.
+        # Cannot deadlock: earlier loads have begun.
         if before is not None:
             wait([before])
         if fetching is None:
@@ -266,16 +265,16 @@ class WorkerPool:
 
 
 Done: TypeAlias = Callable[[BaseException | None], None]
-"""Called when a copy is made, with what it raised, by the thread that made it."""
+"""Called after each copy with its error, by the thread that made it."""
 
 _Task: TypeAlias = tuple[Copy, Done]
 
 
 class CopyThreads:
-    """At most `count` threads, started as they are needed, whose names begin with `name`.
+    """At most `count` copying threads, started on demand, with names that begin with `name`.
 
-    Where the system lets fewer start, these make the copies, and `begin` makes them where it lets
-    none start.
+    If the system does not allow more threads, fewer make the copies; without any, `begin` makes
+    them.
     """
 
     def __init__(self, count: int, name: str, trace: Trace) -> None:
@@ -284,7 +283,7 @@ class CopyThreads:
         self._threads: list[threading.Thread] = []
 
     def begin(self, copies: Iterable[Copy], done: Done) -> None:
-        """Have copies made, after those that were asked for before. `done` is called for each."""
+        """Submit copies. `done` is called after each."""
         for copy in copies:
             if len(self._threads) < self._count:
                 name = f"{self._name}_{len(self._threads)}"
@@ -299,7 +298,7 @@ class CopyThreads:
                 _make(copy, done, self._trace)
 
     def shutdown(self) -> None:
-        """Drop the copies that have not begun, and wait until no thread is left."""
+        """Cancel copies that have not begun, and wait for the threads to end."""
         while True:
             try:
                 self._tasks.get_nowait()
@@ -314,7 +313,7 @@ class CopyThreads:
 def _work(tasks: queue.SimpleQueue[_Task | None], trace: Trace) -> None:
     while (task := tasks.get()) is not None:
         _make(*task, trace)
-        del task  # it refers to a batch
+        del task  # refers to a batch
 
 
 def _make(copy: Copy, done: Done, trace: Trace) -> None:
@@ -330,13 +329,13 @@ def _make(copy: Copy, done: Done, trace: Trace) -> None:
 
 
 class Copies:
-    """The copies that one thread asks for, piece by piece: some clips of one batch each.
+    """Copies submitted by one thread in pieces; a piece contains clips of one batch.
 
     Args:
         threads: make the copies.
-        num_threads: for how many of them the work should do.
-        failed: called when a copy has raised, or what was to be done after it.
-        clock: seconds.
+        num_threads: number of threads to divide the work for.
+        failed: called after an error of a copy or of a piece's callback.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -348,22 +347,21 @@ class Copies:
     ) -> None:
         self._threads, self._failed, self._clock = threads, failed, clock
         self.num_threads = num_threads
-        self._lock = threading.RLock()  # to enter it takes no call of Python
+        self._lock = threading.RLock()  # entering it makes no Python call
         self._changed = threading.Condition(self._lock)
         self._num_begun = 0  # pieces
-        self._copying = 0  # copies that are not made yet
-        self._error: tuple[int, BaseException] | None = None  # the first piece's that has one
-        self._since = 0.0  # up to when the time was counted
+        self._copying = 0  # unfinished copies
+        self._error: tuple[int, BaseException] | None = None  # of the first failed piece
+        self._since = 0.0  # start of uncounted time
         self._seconds = 0.0
 
     def begin(self) -> PieceCopies:
-        """The next piece: what copies for it are asked of."""
+        """Begin the next piece."""
         self._num_begun += 1
         return PieceCopies(self, self._num_begun)
 
     def wait(self) -> None:
-        """Until all copies are made that were asked for; raises, once, what the first piece that
-        has failed has raised."""
+        """Wait for all copies. Raises the error of the first failed piece, once."""
         with self._changed:
             self._changed.wait_for(lambda: not self._copying)
             error, self._error = self._error, None
@@ -374,7 +372,7 @@ class Copies:
                 del error  # its traceback refers to this frame
 
     def lap(self) -> float:
-        """For how many seconds copies have been made since the last call."""
+        """Seconds of copying since the last call."""
         if not self._copying and not self._seconds:
             return 0.0
         with self._lock:
@@ -383,7 +381,7 @@ class Copies:
         return seconds
 
     def add(self, piece: PieceCopies, copies: Iterable[Copy]) -> None:
-        """Have copies made for a piece."""
+        """Submit copies of a piece."""
         asked = list(copies)
         with self._lock:
             self._count()
@@ -392,7 +390,7 @@ class Copies:
         self._threads.begin(asked, piece.note)
 
     def note(self, piece: PieceCopies, error: BaseException | None, *, copies: int) -> None:
-        """A piece misses one thing less; `copies` of it is a copy, or none."""
+        """Count one finished copy of a piece (`copies=1`), or its end (`copies=0`)."""
         with self._lock:
             piece.missing -= 1
             piece.has_failed = piece.has_failed or error is not None
@@ -412,7 +410,7 @@ class Copies:
                 self._changed.notify_all()
 
     def _count(self) -> None:
-        """Count the time if copies are being made."""
+        """Add the elapsed time if copies are in progress."""
         now = self._clock()
         if self._copying:
             self._seconds += now - self._since
@@ -420,25 +418,26 @@ class Copies:
 
 
 class PieceCopies:
-    """`Copiers` of one piece, which do not wait for its copies."""
+    """`Copiers` of one piece. Submits copies without waiting."""
 
     def __init__(self, copies: Copies, number: int) -> None:
         self.num_threads = copies.num_threads
         self.number = number
-        self.is_idle = True  # no copy was asked for
-        self.missing = 1  # copies that are not made, and that more may come
+        self.is_idle = True  # no copies submitted
+        self.missing = 1  # unfinished copies, plus 1 until `finish`
         self.has_failed = False
         self._copies = copies
         self._done: Callable[[], object] = lambda: None
 
     def copy(self, copies: Iterable[Copy]) -> None:
-        """Have copies made for this piece, by other threads."""
+        """Submit copies of this piece."""
         self.is_idle = False
         self._copies.add(self, copies)
 
     def finish(self, done: Callable[[], object]) -> None:
-        """Nothing more is copied: `done` is called by the thread that makes the last copy, unless
-        one has failed."""
+        """End the piece. After its last copy, the copying thread calls `done`, unless a copy
+        failed.
+        """
         if self.is_idle:
             done()
             return
@@ -446,11 +445,11 @@ class PieceCopies:
         self._copies.note(self, None, copies=0)
 
     def note(self, error: BaseException | None) -> None:
-        """One of its copies is made, or has raised an error."""
+        """Count a finished or failed copy."""
         self._copies.note(self, error, copies=1)
 
     def try_done(self) -> BaseException | None:
-        """Do what is to be done when all copies are made; what that raises."""
+        """Call the callback of the finished piece, and return its error."""
         done, self._done = self._done, lambda: None
         try:
             done()

@@ -1,1 +1,1 @@
-"""Timing of loaders: `bench` runs one, `plan` predicts requests, bytes and memory."""
+"""Loader timing: `bench` measures a loader, `plan` predicts requests, bytes and memory."""

@@ -1,6 +1,6 @@
-"""bench: how fast a dataset streams on this machine, and what limits it.
+"""`bench`: measures the throughput of a loader on this machine, and finds its bottleneck.
 
-An epoch runs as a training would, and each part of each step is timed.
+Runs an epoch like a training, and times each part of each step.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ if TYPE_CHECKING:
 
 _FEW_BATCHES = 10
 _ALONE = 20  # steps with one batch
-_BURSTS = 3  # times the median wait that the mean wait is
+_BURSTS = 3  # ratio of mean and median wait that shows bursts
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(ToolOptions):
-    """What `bench` is told beside the dataset: how to stream it, and how long.
+    """Arguments of `bench` in addition to the loader's.
 
     Args:
-        consumer_seconds: how long the consumer takes for a batch; it sleeps, as a process does
-            that waits for its GPU.
-        step: one step of a training, which is called with each batch, instead of the sleep.
-        max_batches: end after so many; by default with the epoch.
-        progress: called after each batch with the number done and the number there are.
+        consumer_seconds: duration of a simulated training step (sleep), in seconds.
+        step: training step, called with each batch, instead of the sleep.
+        max_batches: stop after this many batches. Default: the whole epoch.
+        progress: called after each batch with the numbers of finished and of all batches.
     """
 
     consumer_seconds: float = 0.0
@@ -59,17 +58,20 @@ class BenchOptions(ToolOptions):
 
 @takes_arguments(BenchOptions)
 def bench(dataset: DatasetLike, options: BenchOptions) -> BenchReport:
-    """Stream an epoch of a dataset, and say how fast that was and what to change first.
+    """Time an epoch of a loader and find its bottleneck.
 
-    By default batches have 4 clips, and clips 16 frames where neither `windows` nor lists of frames
-    say which.
+    Defaults: 4 clips per batch; 16 frames per clip unless `windows` or frame lists define them.
 
-    Raises `ClipError` for a device that is not there, and whatever the loader raises.
+    Raises `ClipError` for an unavailable device, and the loader's errors.
 
     Args:
-        dataset: local path or URL, or an open dataset, which is used as it was opened.
+        dataset: path or URL, or an open dataset, which is used as it was opened.
+
+    Example:
+        report = seqrecord.bench("records/", clip_len=8, max_batches=4)
+        print(report.clips_per_second, report.advice)
     """
-    import torch  # takes seconds, and most commands do without
+    import torch  # takes seconds
 
     from seqrecord.pipes.loaders import SeqRecordIterableDataset
 
@@ -89,7 +91,7 @@ def measure(
     synchronize: Callable[[], None] | None = None,
     open_seconds: float = 0.0,
 ) -> BenchReport:
-    """Time an epoch of a stream; `synchronize` waits until a batch is on its device."""
+    """Time an epoch of a stream; `synchronize` waits for the device."""
     steps = _Steps(synchronize, options)
     num_batches = min(len(stream), options.max_batches or len(stream))
     steps.run(stream, num_batches, options.progress)
@@ -100,7 +102,7 @@ def measure(
 
 
 class _Steps:
-    """Training steps, and how long their parts take: one item of each list for each step."""
+    """Runs training steps and records the duration of their parts, one item per step."""
 
     def __init__(self, synchronize: Callable[[], None] | None, options: BenchOptions) -> None:
         self._synchronize = synchronize
@@ -108,8 +110,8 @@ class _Steps:
         self._step = options.step
         if self._step is None and options.consumer_seconds:
             self._step = lambda _: time.sleep(options.consumer_seconds)
-        self.alone: list[float] = []  # seconds of steps with one batch, beside no loader
-        self.alone_clips = 0  # of that batch, the last one that has the most
+        self.alone: list[float] = []  # seconds of steps with one batch, without the loader
+        self.alone_clips = 0  # clips of that batch, the last one of the largest size
         self.waiting: list[float] = []
         self.copying: list[float] = []
         self.consuming: list[float] = []
@@ -146,14 +148,14 @@ class _Steps:
                 progress(len(self.clips), num_batches)
             asked = perf_counter()
         if isinstance(batches, Generator):
-            batches.close()  # whose threads would read on
+            batches.close()  # ends its threads
         if self._step is not None:
             for _ in range(min(num_batches, _ALONE)):
                 begin = perf_counter()
                 self.alone.append(self._consume(full) - begin)
 
     def _consume(self, batch: Any) -> float:
-        """When it is done."""
+        """Run a step and return its end time."""
         if self._step is not None:
             self._step(batch)
             if self._synchronize is not None:
@@ -173,7 +175,7 @@ def _report(
     waiting, copying, consuming = map(StepTimes.of, parts)
     stats = stream.stats()
     stage = bottleneck(stats, waiting=waiting.mean, copying=copying.mean, consuming=consuming.mean)
-    stats["bottleneck"] = STAGES[stage]  # of who has watched the consumer, too
+    stats["bottleneck"] = STAGES[stage]  # with measurements of the consumer
     advice = advise(
         stats,
         waiting=waiting.mean,
@@ -209,7 +211,7 @@ def _report(
 
 
 def _frames(batch: Mapping[str, Any], clips: int, options: BenchOptions) -> int:
-    """Frames of a batch's clips: those of the longest window, or of the lists."""
+    """Frames of a batch's clips, by the longest window or by the frame lists."""
     if options.lists_frames:
         return int(batch["frames"].shape[-1]) * clips
     lengths = [options.clip_len or 1]
@@ -223,7 +225,7 @@ def _frames(batch: Mapping[str, Any], clips: int, options: BenchOptions) -> int:
 
 
 def _nbytes(values: Sequence[Any]) -> int:
-    """Bytes of tensors, and of those in lists; keys of episodes don't count."""
+    """Bytes of tensors, also in lists; episode keys do not count."""
     return sum(
         _nbytes(value) if isinstance(value, list) else getattr(value, "nbytes", 0)
         for value in values
@@ -231,7 +233,10 @@ def _nbytes(values: Sequence[Any]) -> int:
 
 
 def _peak_memory() -> int:
-    """Bytes. Linux gives a process the `ru_maxrss` of the one that started it, so that is last."""
+    """Peak memory of this process in bytes.
+
+    `ru_maxrss` is the last choice: on Linux it may be inherited from the parent process.
+    """
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
@@ -242,7 +247,7 @@ def _peak_memory() -> int:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds that one part of a training step takes."""
+    """Duration of one part of training steps, in seconds."""
 
     mean: float
     p50: float
@@ -251,36 +256,36 @@ class StepTimes:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> StepTimes:
-        """Of at least one step."""
+        """Summarize one or more durations."""
         p50, p95 = np.percentile(seconds, [50, 95])
         return cls(float(np.mean(seconds)), float(p50), float(p95), float(np.max(seconds)))
 
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What `bench` has measured.
+    """Result of `bench`.
 
-    The first batch fills the memory that the others are taken from: unless it is the only one,
-    step times and rates are those of the batches after it.
+    The first batch also allocates memory. Step times and rates exclude it, unless it is the only
+    batch.
     """
 
     url: str
     settings: Mapping[str, Any]
     num_batches: int
     num_clips: int
-    num_frames: int  # of the clips, in that of their features with the most
+    num_frames: int  # of the feature with the longest window
     clip_bytes: int  # delivered
-    seconds: float  # from asking for the first batch to the end of the last step
+    seconds: float  # from the request for the first batch to the end of the last step
     open_seconds: float
     first_batch_seconds: float
-    steady_seconds: float  # those of the steps below
+    steady_seconds: float  # of the steps in the following fields
     steady_clips: int
     waiting: StepTimes
-    copying: StepTimes  # to the device, as far as the consumer has to wait for it
+    copying: StepTimes  # to the device; waiting time of the consumer
     consuming: StepTimes
-    alone: StepTimes | None  # a step with a full batch again and again, beside no loader
-    alone_clips: int  # of that batch
-    peak_memory: int  # bytes; the most that the process has had at a time, before `bench` too
+    alone: StepTimes | None  # repeated steps with a full batch, without the loader
+    alone_clips: int  # clips of that batch
+    peak_memory: int  # bytes; of the process, including the time before `bench`
     stats: Mapping[str, Any]  # see `SeqRecordPipe.stats`
     advice: tuple[str, ...]
 
@@ -294,19 +299,20 @@ class BenchReport:
 
     @property
     def bytes_per_second(self) -> float:
-        """Of clips delivered."""
+        """Bytes of delivered clips per second."""
         return self.clips_per_second * self.clip_bytes / self.num_clips
 
     @property
     def most_clips_per_second(self) -> float | None:
-        """What this training could reach with a loader that takes no time: that of its steps
-        `alone`. `None` without a training."""
+        """Clips per second of steps with one batch in memory, without a loader; `None` without a
+        step.
+        """
         if self.alone is None or not self.alone.mean:
             return None
         return self.alone_clips / self.alone.mean
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with the rates; times are in seconds and sizes in bytes."""
+        """All fields and rates; times in seconds, sizes in bytes."""
         rates = (
             *("clips_per_second", "frames_per_second", "bytes_per_second"),
             "most_clips_per_second",
@@ -332,8 +338,8 @@ class BenchReport:
             f"  clips         {', '.join(rates)}",
             *self._headspace(),
             f"  read          {reading}; {counted(frames, 'frame')} decoded",
-            f"  mixed from    {counted(self.stats['num_interleaved'], 'place')} at a time",
-            f"  first batch   after {first}, and {opened} before it to open the dataset",
+            f"  mixed from    {counted(self.stats['num_interleaved'], 'cursor')}",
+            f"  first batch   after {first}, plus {opened} to open the dataset",
             f"  peak memory   {format_size(self.peak_memory)}",
             "",
             *self.advice,
@@ -343,10 +349,10 @@ class BenchReport:
     def _headspace(self) -> list[str]:
         if (most := self.most_clips_per_second) is None or self.alone is None:
             return []
-        line = f"  at most       {most:,.1f}/s, with a full batch again and again: "
-        line += f"{percent(self.clips_per_second / most)} of that is reached; a step takes "
+        line = f"  at most       {most:,.1f}/s with one batch in memory: "
+        line += f"{percent(self.clips_per_second / most)} reached; steps take "
         slower = self.consuming.mean / self.alone.mean
-        return [f"{line}{slower:.2f} times as long beside the loader"]
+        return [f"{line}{slower:.2f} times as long with the loader"]
 
     def _steps(self) -> list[str]:
         parts = [("waiting for data", self.waiting), ("consumer", self.consuming)]
@@ -374,31 +380,31 @@ def advise(
     cores: int,
     is_local: bool,
 ) -> tuple[str, ...]:
-    """One line for the bottleneck, and one for whatever else is worth knowing.
+    """Describe the bottleneck and its remedy, and other findings; one line each.
 
     Args:
-        stats: of the pipe, see `SeqRecordPipe.stats`.
-        waiting, copying, consuming: seconds of a mean step that the consumer waits for data, that
-            it waits for the copy to the device, and that it works.
-        median_wait: as `waiting`, of the median step.
-        seconds: of the iteration.
-        threads: that the pipe may use.
-        cores: that the process may use.
-        is_local: whether the dataset is on a disk of this machine.
+        stats: counters of the loader; see `SeqRecordPipe.stats`.
+        waiting, copying, consuming: seconds of a mean step: waiting for data, waiting for the copy
+            to the device, working.
+        median_wait: like `waiting`, of the median step.
+        seconds: duration of the iteration.
+        threads: threads of the loader.
+        cores: usable cores of the process.
+        is_local: whether the dataset is on a local disk.
     """
     step = waiting + copying + consuming or 1.0
     lines = []
     stage = bottleneck(stats, waiting=waiting, copying=copying, consuming=consuming)
     if stage == "consumer":
         lines.append(
-            f"the consumer is the bottleneck: it works {percent(consuming / step)} of the time, "
-            "and the loader waits for it. Nothing to change here."
+            f"the consumer is the bottleneck: it works {percent(consuming / step)} of the time. "
+            "No change of the loader will help."
         )
     elif stage == "device":
         lines.append(
-            "copying to the device is the bottleneck: the consumer waits for it, or for data, "
-            f"{percent((waiting + copying) / step)} of the time. Move fewer bytes: fewer "
-            "features, smaller frames, integers that become floats on the device."
+            "copying to the device is the bottleneck: the consumer waits for it or for data "
+            f"{percent((waiting + copying) / step)} of the time. Copy fewer bytes: fewer "
+            "features, smaller frames, integers converted to floats on the device."
         )
     else:
         lines.append(
@@ -407,11 +413,11 @@ def advise(
         )
         if waiting > _BURSTS * median_wait and stats.get("loads_throttled"):
             lines.append(
-                "most steps wait little and a few wait long: a larger `memory_limit` lets the "
-                "loader run further ahead."
+                "most steps wait little and a few wait long: increase `memory_limit`, so that the "
+                "loader runs further ahead."
             )
     if stats.get("batches", 0) < _FEW_BATCHES:
-        lines.append("too few batches for a reliable figure: run more of them.")
+        lines.append("too few batches for reliable figures: increase `max_batches`.")
     return tuple(lines)
 
 
@@ -428,28 +434,28 @@ def _recommendation(
         gathering = stats.get("gather_seconds", 0.0)
         return (
             f"Copying clips into batches is the bottleneck: {percent(gathering / seconds)} of the "
-            "time, at the speed of memory. Copy less: fewer features, smaller frames "
+            "time, limited by memory bandwidth. Copy less: fewer features, smaller frames "
             "(`frame_transform`), a larger stride, shorter clips."
         )
     working = fetching + decoding or 1.0
     if stage == "decode":
-        more = f"more threads (there are {cores} cores and {threads} in use)"
+        more = f"more threads ({threads} of {cores} cores are in use)"
         less = "fewer features"
         found = stats.get("decode_seconds_by_feature", {"": 0.0})
         name = max(found, key=found.__getitem__)
         most, codec = "", "fast"
         if total := sum(found.values()):
-            codec = f"{name}=fast"  # a codec for all leaves images and video as they are
+            codec = f"{name}=fast"  # a codec for all does not apply to images and video
             most = f", {percent(found[name] / total)} of that for {name}" if len(found) > 1 else ""
         return (
             f"Decoding is the bottleneck: {percent(decoding / working)} of the loading threads' "
-            f"time{most}. Pack with a faster codec (`seqrecord write --codec {codec}`) or smaller "
+            f"time{most}. Write with a faster codec (`seqrecord write --codec {codec}`) or smaller "
             f"frames, or use {more if threads < cores else less}."
         )
-    nearer = "Pack it" if is_local else "Put the dataset on a local disk, pack it"
+    nearer = "Write it" if is_local else "Copy the dataset to a local disk, write it"
     rate = stats.get("bytes_read", 0) / max(seconds, 1e-9) / 1e6
     return (
         f"Reading is the bottleneck: {percent(fetching / working)} of the loading threads' time, "
         f"{rate:,.0f} MB/s. {nearer} with larger chunks "
-        "(`--chunk-frames`) or a stronger codec (`--codec small`), or ask for fewer features."
+        "(`--chunk-frames`) or a stronger codec (`--codec small`), or read fewer features."
     )

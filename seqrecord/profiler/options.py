@@ -1,4 +1,4 @@
-"""A loader's arguments as `plan` and `bench` take them: usual ones where they are left out."""
+"""Loader arguments of `plan` and `bench`, with their defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REPORTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions(LoaderOptions):
-    """`clip_len` is 16 where neither `windows` nor lists of frames say which frames a clip has."""
+    """`clip_len` defaults to 16 without `windows` and frame lists."""
 
     batch_size: int | None = 4
 
@@ -27,7 +27,7 @@ class ToolOptions(LoaderOptions):
         super().__post_init__()
 
     def settings(self, *names: str) -> dict[str, Any]:
-        """What a report says of the arguments: the usual ones, and those of these names."""
+        """The arguments shown in a report: common ones, and `names`."""
         keys = self.episodes
         return {
             **{name: getattr(self, name) for name in (*_REPORTED, *names)},

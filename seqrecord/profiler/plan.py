@@ -1,4 +1,4 @@
-"""plan: what a training will read, hold and cost, before it runs."""
+"""`plan`: predicts reads, memory and cost of a training."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _OF_RUN = ("epochs", "ranks", "workers", "persistent_workers")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(ToolOptions):
-    """The arguments of `plan` beside the dataset: those of a loader, and of the run.
+    """Arguments of `plan` in addition to the loader's.
 
     Args:
         epochs: number of epochs.
-        ranks: processes that train, each with its part of every epoch.
-        workers: of the DataLoader of each rank; 0: the loader runs in the rank's process.
-        persistent_workers: whether workers live for all epochs; else each epoch starts them anew.
-        bandwidth: bytes a second that all ranks together can read, or text such as "1GB".
-        price_per_gb: of 10^9 bytes that are read, in any currency.
-        price_per_request: in the same currency.
+        ranks: number of training processes. Each loads its share of every epoch.
+        workers: DataLoader workers per rank; 0 loads in the rank's process.
+        persistent_workers: keep workers for all epochs instead of restarting them.
+        bandwidth: bytes per second of all ranks together, or text such as "1GB".
+        price_per_gb: price of 10^9 bytes read, in any currency.
+        price_per_request: price of a request, in the same currency.
     """
 
     epochs: int = 1
@@ -54,22 +54,24 @@ class PlanOptions(ToolOptions):
             check_size("bandwidth", self.bandwidth, least=1)
         for name in ("rank", "world_size", "device"):
             if (value := getattr(self, name)) is not None:
-                raise ClipError(f"plan takes no {name}", expected="ranks=, of all", got=value)
+                raise ClipError(
+                    f"plan has no argument {name}", expected="ranks=, workers=", got=value
+                )
 
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The result of `plan`, for all ranks and workers together except `peak_memory`.
+    """Result of `plan`, summed over ranks and workers except `peak_memory`.
 
-    `first_epoch` is exact. `later_epoch` is nothing where all frames stay in memory, has no bytes
-    where a cache has room for the first epoch, and else equals it: other cuts, phases or weights
-    change that by a few percent, and frames that stay only lower it. Workers that live for one
-    epoch keep no frames, and open the dataset again if they do not fork.
+    `first_epoch` is exact. `later_epoch` is zero if all frames stay in memory, has no bytes if a
+    cache has room for the first epoch, and equals the first epoch otherwise. Other cuts, phases or
+    weights change it by a few percent; resident frames only reduce it. Workers of a single epoch
+    keep no frames, and reopen the dataset unless they are forked.
 
-    `peak_memory` is the most bytes of frames, batches and reads in flight of one rank's loaders, in
-    its own process or in its workers. Python, torch, the training and batches that a DataLoader
-    holds ready come on top. `first_batch` is what is read before every rank and worker has a batch,
-    with `opening`. Times are those of reading at the `bandwidth`; `None` without one.
+    `peak_memory` is the maximum of frames, batches and reads in flight of one rank's loaders, in
+    its process or workers, in bytes. Python, torch, the training and ready batches of a DataLoader
+    are extra. `first_batch` counts reads before every rank and worker has a batch, including
+    `opening`. Times assume `bandwidth`; `None` without it.
     """
 
     url: str
@@ -85,11 +87,11 @@ class PlanReport:
     first_batch_seconds: float | None
     hours: float | None
     price: float
-    features_resident: list[str]  # whose frames stay in each process, if it lives on
+    features_resident: list[str]  # whose frames stay in the memory of persistent processes
     features_redecoded: list[str]  # in every epoch
 
     def to_json(self) -> dict[str, Any]:
-        """Everything; times are in seconds or hours, and sizes in bytes."""
+        """All fields; times in seconds or hours, sizes in bytes."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -116,17 +118,21 @@ class PlanReport:
 
 @takes_arguments(PlanOptions)
 def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
-    """Predict what a training reads, keeps in memory and costs, from index and plan alone.
+    """Predict the reads, memory and cost of a training, from index and plan alone.
 
-    No page is read; with a `frame_transform` the first frame. By default batches have 4 clips, and
-    clips 16 frames unless `windows` or lists of frames define them. It counts 10,000 to 40,000
-    chunks a second.
+    Reads no page, except the first frame for a `frame_transform`. Defaults: 4 clips per batch; 16
+    frames per clip unless `windows` or frame lists define them. Processes 10,000 to 40,000 chunks
+    per second.
 
-    Raises `ClipError` for wrong arguments, `MemoryLimitError` for a limit that is too small, and
-    the errors of opening the dataset.
+    Raises `ClipError` for invalid arguments, `MemoryLimitError` if the limit is too small, and the
+    errors of opening the dataset.
 
     Args:
-        dataset: local path or URL, or an open dataset of which nothing was read yet.
+        dataset: path or URL, or an open dataset without previous reads.
+
+    Example:
+        report = seqrecord.plan("records/", clip_len=8, epochs=10, ranks=2)
+        print(report.total.bytes, report.peak_memory)
     """
     with opened(dataset) as found:
         return _planned(found, options)
@@ -143,7 +149,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     opening, anew = _opening(dataset, options)
     before = _requests(dataset)
     selection = select(dataset, of_rank)
-    opening += Amount(_requests(dataset) - before) * options.ranks  # such as a first frame
+    opening += Amount(_requests(dataset) - before) * options.ranks  # such as the first frame
     loader = ClipLoader(selection, of_rank)
     workers, clips, batches, peak = max(1, options.workers), 0, 0, 0
     first, batch, stays = Amount(), opening, options.persistent_workers or not options.workers
@@ -182,28 +188,29 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
 
 
 def _requests(dataset: Dataset) -> int:
-    """What the dataset's storage was asked so far."""
+    """Number of requests of the dataset's storage so far."""
     storage = dataset.contents.storage
     return 0 if parallel_of(storage) is None else storage.counters().get("requests", 0)
 
 
 def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
-    """What opening the dataset asks for: in all processes of the first epoch, and in those that a
-    later one starts."""
+    """Cost of opening the dataset: in all processes of the first epoch, and in those that later
+    epochs start.
+    """
     of, requests = dataset.contents, _requests(dataset)
     is_disk = of.storage.local_path("any name") is not None
     nbytes = 0 if is_disk else sum(file.size for file in of.manifest.index.values())
-    # To ask without `allow_none` would fix the method of this process.
+    # Without `allow_none`, this call would fix the start method of the process.
     method = multiprocessing.get_start_method(allow_none=True)
     method = method or multiprocessing.get_all_start_methods()[0]
     num_workers = 0 if method == "fork" else options.ranks * options.workers
-    workers = Amount(max(0, requests - 1), nbytes) * num_workers  # they are sent the manifest
+    workers = Amount(max(0, requests - 1), nbytes) * num_workers  # workers receive the manifest
     again = Amount() if options.persistent_workers else workers
     return Amount(requests, nbytes) * options.ranks + workers, again
 
 
 def _is_cached(dataset: Dataset, nbytes: int) -> bool:
-    """Whether everything remote has a cache that is sure to have room for so many bytes."""
+    """Whether all remote storage is cached, with room for `nbytes` bytes."""
     of = dataset.contents
     storages = [of.storage]
     if of.externals is not None and any(group.external.any() for group in of.index.groups):

@@ -1,4 +1,4 @@
-"""Pictures: a clip as a matplotlib figure, episodes in the Rerun viewer."""
+"""Plots of clips with matplotlib, and episodes in the Rerun viewer."""
 
 from seqrecord.viewer.rerun_log import view_rerun
 from seqrecord.viewer.view import DEFAULT_CLIP_LEN, view

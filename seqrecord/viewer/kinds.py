@@ -1,4 +1,4 @@
-"""How a feature is shown: as what, and flow in colours, which matplotlib has not."""
+"""Plot types of features, and colors of optical flow."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy.typing as npt
 Kind = Literal["picture", "depth", "flow", "labels", "scale", "curves", "samples", "text"]
 
 MOST_CURVES = 64
-"""Of a matrix; one of more numbers is none that curves tell of."""
+"""Largest number of values plotted as curves."""
 
-_LEAST_SIDE = 8  # pixels; a smaller array is no picture
-_MOST_AXES = 12  # of an IMU, or channels of audio
+_LEAST_SIDE = 8  # pixels; smaller arrays are not images
+_MOST_AXES = 12  # axes of an IMU, or channels of audio
 
 
 def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> Kind:
-    """How to show a feature, from the beginning of its name, its dtype and its frames' shape.
+    """Plot type of a feature, from its name, dtype and frame shape.
 
-    The name may be the kind that a schema says. Samples are rows [n, C] that were taken between a
-    frame and the next, of an IMU or of audio; n may differ.
+    `name` may be the kind in the schema; its beginning is compared. Samples are rows [n, C] of an
+    IMU or of audio between two frames; n may vary.
     """
     if len(shape) == 2 and name.startswith(("imu", "audio")) and dtype.kind in "biuf":
         return "samples" if shape[1] is not None and shape[1] <= _MOST_AXES else "text"
@@ -45,7 +45,7 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> K
 
 
 def kind_of_frames(name: str, frames: Sequence[npt.NDArray[Any] | str | bytes]) -> Kind:
-    """The same from the frames themselves, whose shapes may differ."""
+    """Plot type of frames with possibly different shapes."""
     arrays = [frame for frame in frames if not isinstance(frame, str | bytes)]
     if len(arrays) < len(frames) or len({frame.ndim for frame in arrays}) != 1:
         return "text"
@@ -58,21 +58,22 @@ Colours = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.floating[Any]]
 
 NEUTRAL = (72, 76, 84)
-"""What is not a number, is infinite, or is unknown."""
+"""Color of NaN, infinite and unknown values."""
 
 # Baker, Scharstein, Lewis, Roth, Black, Szeliski: A Database and Evaluation Methodology for Optical
-# Flow, IJCV 2011; colorcode.cpp of https://vision.middlebury.edu/flow/. Colours from one corner to
-# the next: (steps, which channel changes, and whether it rises).
+# Flow, IJCV 2011; colorcode.cpp of https://vision.middlebury.edu/flow/. Arcs of the wheel: number
+# of steps, changing channel, and whether it increases.
 _WHEEL_ARCS = ((15, 1, True), (6, 0, False), (4, 2, True), (11, 1, False), (13, 0, True))
 _WHEEL_LAST = (6, 2, False)
 _UNKNOWN_FLOW = 1e9
 
 
 def flow_colours(flow: Floats, longest: float) -> Colours:
-    """The Middlebury colour wheel for flow [..., 2] in (x, y): direction as hue, length as colour.
+    """Map flow [..., 2] in (x, y) to the Middlebury color wheel: direction to hue, length to
+    saturation.
 
-    White is no motion, full colour a vector of length `longest`; longer ones are darkened. Unknown
-    flow, which is not finite or beyond 1e9, is `NEUTRAL`.
+    White is no motion; a vector of length `longest` has full color; longer ones are darkened.
+    Unknown flow (not finite, or 1e9 and more) is `NEUTRAL`.
     """
     flow = np.asarray(flow, np.float32)
     known: npt.NDArray[np.bool_] = np.all(np.abs(flow) < _UNKNOWN_FLOW, axis=-1)

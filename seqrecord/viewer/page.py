@@ -1,4 +1,4 @@
-"""A figure laid out in inches from its upper left corner, in the colours of all pictures."""
+"""A figure with a layout in inches from its upper left corner, and the style of all plots."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LINE = "#3c414a"
 
 DPI = 150
 SMALL = 6.0
-"""Points."""
+"""In points."""
 
-_FONT = "DejaVu Sans"  # comes with matplotlib, so that pictures are the same everywhere
+_FONT = "DejaVu Sans"  # included in matplotlib: plots are the same on all machines
 _UNKNOWN = "\N{WHITE SQUARE}"
 
 _STYLE = {
@@ -44,18 +44,18 @@ _STYLE = {
     "legend.handlelength": 1,
     "legend.handletextpad": 0.5,
     "text.color": TEXT,
-    "text.parse_math": False,  # a dollar sign in a key is a dollar sign
+    "text.parse_math": False,  # keys may contain dollar signs
     "xtick.color": DIM,
     "ytick.color": LINE,
     "ytick.labelcolor": TEXT,
 }
 
 
-_lock = PerProcess(threading.Lock)  # matplotlib's settings are the whole process's
+_lock = PerProcess(threading.Lock)  # matplotlib settings are global
 
 
 class _Picture(Figure):
-    """A figure that a notebook shows, whether pyplot was imported or not."""
+    """A figure that notebooks display without pyplot."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -64,15 +64,15 @@ class _Picture(Figure):
 
 
 class Page:
-    """A figure of so many inches. Places are in inches from its upper left corner."""
+    """A figure with a size in inches. Positions are in inches from its upper left corner."""
 
     def __init__(self, width: float, height: float) -> None:
-        # Whole pixels, or the last ones would be cut.
+        # Whole pixels; others would be cut off.
         self.width, self.height = math.ceil(width * DPI) / DPI, math.ceil(height * DPI) / DPI
         self.figure: Figure = _Picture(figsize=(self.width, self.height), dpi=DPI)
 
     def axes(self, x: float, y: float, width: float, height: float, label: str = "") -> Axes:
-        """Axes without ticks whose upper left corner is at (x, y)."""
+        """Add axes without ticks, with the upper left corner at (x, y)."""
         bottom = 1 - (y + height) / self.height
         box = (x / self.width, bottom, width / self.width, height / self.height)
         axes = self.figure.add_axes(box, label=label)
@@ -92,7 +92,7 @@ class Page:
         ha: str = "left",
         va: str = "center",
     ) -> Text:
-        """One line at (x, y), cut with an ellipsis where it is wider than `room` inches."""
+        """Add a line of text at (x, y), shortened by an ellipsis to `room` inches."""
         line = _shortened(_drawable(text), room, size)
         at = (x / self.width, 1 - y / self.height)
         return self.figure.text(*at, line, size=size, color=color, ha=ha, va=va)
@@ -100,13 +100,13 @@ class Page:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """A context in which figures are made; what the user has set in matplotlib does not count."""
+    """Context with the style of plots; the user's matplotlib settings do not apply."""
     with _lock.get(), style.context(["default", _STYLE]):
         yield
 
 
 def text_width(text: str, size: float) -> float:
-    """Inches of one line of so many points."""
+    """Width in inches of a line with a font size in points."""
     font = FontProperties(family=_FONT, size=size)
     width: float = TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]
     return width / 72
@@ -121,7 +121,7 @@ def _shortened(text: str, room: float, size: float) -> str:
 
 
 def _drawable(text: str) -> str:
-    """`text` with a square for what the font does not have; matplotlib would warn of each."""
+    """Replace characters that the font lacks by a square; matplotlib would warn about each."""
     known = _characters()
     return "".join(c if ord(c) in known else _UNKNOWN for c in text)
 

@@ -1,4 +1,4 @@
-"""Frames that are pictures: what `Axes.imshow` is given for them, and the legend beside them."""
+"""Images of frames: arguments of `Axes.imshow`, and legends."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from seqrecord.viewer.kinds import NEUTRAL, Kind, flow_colours
 from seqrecord.viewer.page import LINE, SMALL, Page, text_width
 
 Array = npt.NDArray[Any]
-Legend = Callable[[Page, float, float, float], None]  # at (x, y), as high as its row
+Legend = Callable[[Page, float, float, float], None]  # x, y and the height of the row
 
 LEGEND_WIDTH = 0.66  # inches
 
-_SAMPLES = 200_000  # values that a scale is worked out from
-_NEAR_LIMIT = 50  # times the lower quartile: what is farther is sky
+_SAMPLES = 200_000  # values sampled for a scale
+_NEAR_LIMIT = 50  # times the lower quartile; farther pixels are sky
 _BAR_WIDTH = 0.08
 _LEAST_BAR = 0.36  # inches with room for three numbers
 
 
 @dataclass(frozen=True)
 class Panel:
-    """`images` [H, W] or [H, W, 3 or 4] for `Axes.imshow`, with the same `options` for all."""
+    """`images` [H, W] or [H, W, 3 or 4] for `Axes.imshow`, with common `options`."""
 
     images: list[Array]
     options: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Panel:
 
 
 def make_panel(kind: Kind, frames: Sequence[Array], unit: str | None) -> Panel:
-    """At least one frame in a scale that is the same for all; `kind` is one of pictures."""
+    """Convert one or more frames to images with a common scale; `kind` is an image type."""
     if kind in _MEASURED:
         return _MEASURED[kind](frames, f" {unit}" if unit else "")
     return _PANELS[kind](frames)
@@ -50,15 +50,14 @@ def _picture(frames: Sequence[Array]) -> Panel:
 
 
 def _depth(frames: Sequence[Array], unit: str) -> Panel:
-    """Near is bright."""
+    """Color map of depth; near is bright."""
     values = _finite_sample(frames)
     values = values[values > 0]
     low, high = 1.0, 1.0
     if len(values):
         low, quartile = np.percentile(values, [1, 25]).tolist()
         high = min(_robust_max(values), _NEAR_LIMIT * quartile)
-    # Where depths span more than a few times the nearest, equal ratios get equal steps of colour,
-    # so that the near half is not all one colour.
+    # A logarithmic scale for a large range, so that near depths differ in color.
     log = high > 6 * low
     norm = LogNorm(low, high) if log else _linear(low, high)
     middle = float(np.sqrt(low * high)) if log else (low + high) / 2
@@ -83,7 +82,7 @@ def _scaled(
     *,
     beyond: bool = False,
 ) -> Panel:
-    """Frames in a ramp of colours, with a colour bar; with `beyond` its upper end is open."""
+    """Frames with a color map and a color bar; `beyond` marks values above its upper end."""
     ramp = colormaps[colours].with_extremes(bad=_hex(NEUTRAL))
     finite = [np.where(np.isfinite(frame), frame, np.nan) for frame in frames]
 
@@ -133,7 +132,7 @@ def _labels(frames: Sequence[Array]) -> Panel:
     common = values[np.argsort(-counts, kind="stable")]
 
     def legend(page: Page, x: float, y: float, height: float) -> None:
-        """The most common labels, as many as there is room for in two columns."""
+        """Draw the most frequent labels, in one or two columns."""
         rows = max(1, int(height / 0.113))
         room = rows if len(common) <= rows else 2 * rows
         shown = np.sort(common[: room if len(common) <= room else room - 1])
@@ -148,7 +147,7 @@ def _labels(frames: Sequence[Array]) -> Panel:
         axes = page.axes(x, y, LEGEND_WIDTH, height, "legend")
         _draw_legend(axes, patches, names, 1 if len(names) <= rows else 2)
 
-    # What is painted by value must not be mixed with its neighbours.
+    # Labels must not be interpolated.
     images = [_label_colours(frame) for frame in frames]
     return Panel(images, {"interpolation": "nearest"}, legend)
 
@@ -167,7 +166,7 @@ def _draw_legend(axes: Axes, patches: Sequence[Patch], names: Sequence[str], col
 
 
 def _make_palette() -> npt.NDArray[np.uint8]:
-    """Hues that turn by the golden angle, in three shades, so that neighbours are far apart."""
+    """Hues in steps of the golden angle, in three shades, so that adjacent labels differ."""
     number = np.arange(255)
     hue = number * (3 - np.sqrt(5)) / 2 % 1
     saturation = np.array([0.55, 0.85, 0.45])[number // 3 % 3]
@@ -180,7 +179,7 @@ _PALETTE = _make_palette()
 
 
 def _label_colours(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """A colour of its own for each class of 255; 0 is dark, and larger numbers begin again."""
+    """Map labels to 255 colors, repeated for larger numbers; 0 is dark."""
     numbers = labels.astype(np.int64)
     colours: npt.NDArray[np.uint8] = _PALETTE[
         np.where(numbers == 0, 0, (numbers - 1) % (len(_PALETTE) - 1) + 1)
@@ -209,7 +208,7 @@ def _floats(frames: Sequence[Array]) -> list[Array]:
 
 
 def _robust_max(values: npt.NDArray[np.float64]) -> float:
-    """The greatest value, or what is a quarter above all but a percent of them."""
+    """Maximum, limited to 1.25 times the 99th percentile."""
     return min(float(values.max()), 1.25 * float(np.percentile(values, 99)))
 
 

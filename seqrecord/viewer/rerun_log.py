@@ -1,4 +1,4 @@
-"""view_rerun: episodes in the Rerun viewer, or as a file for it."""
+"""`view_rerun`: episodes in the Rerun viewer, or in a file for it."""
 
 from __future__ import annotations
 
@@ -31,34 +31,33 @@ def view_rerun(
     progress: Callable[[int, int], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int:
-    """Show episodes in the Rerun viewer, one after the other on one timeline; how many frames.
+    """Show episodes in the Rerun viewer, in sequence on one timeline. Returns the number of frames.
 
-    The timeline `frame` counts the frames shown; `seconds` is there where all episodes have a rate.
-    Each feature is an entity: images as they are, depth as depth images in metres, flow in the
-    Middlebury colours, masks and segmentations as labels, poses as transforms, scalars and short
-    vectors as plots, text as a log, anything else as tensors. What a feature is comes from its kind
-    in the schema, or else from its name and shape. `episode` says where each begins, with its
-    metadata. A frame that lacks a feature clears it.
+    Timeline `frame` counts the frames shown; `seconds` exists if all episodes have fps. Each
+    feature is an entity: images; depth as depth images in meters; flow in Middlebury colors; masks
+    and segmentations as labels; poses as transforms; scalars and short vectors as plots; text as a
+    log; other features as tensors. The type depends on the kind in the schema, or on name and shape
+    without one. Entity `episode` logs the start and metadata of each episode. A frame without a
+    feature clears its entity.
 
-    A pose is `[7]`, a translation and a quaternion x, y, z, w, or a matrix `[3, 4]` or `[4, 4]`, of
-    the camera in the world; its entity is named `world/NAME`.
+    Poses are camera to world: `[7]`, translation and quaternion x, y, z, w, or a matrix `[3, 4]` or
+    `[4, 4]`. Their entity is `world/NAME`.
 
     Args:
-        data: path or URL of a dataset, or an open one.
-        episodes: keys, a glob or a function, as for the loaders; all by default.
-        every: show each `every`-th frame only.
-        features: their names; all by default.
-        save: write a `.rrd` file instead of starting the viewer, which needs a screen.
-        progress: called after each frame with the number shown and the number there are.
-        storage_options: for the filesystem that serves the dataset's URL.
+        data: path or URL of a dataset, or an open dataset.
+        episodes: keys, a glob or a function, as for loaders. Default: all.
+        every: show every n-th frame.
+        features: names of features. Default: all.
+        save: write a `.rrd` file instead of starting the viewer, which needs a display.
+        progress: called after each frame with the number of frames shown and in total.
+        storage_options: options of the filesystem, if `data` is a URL.
 
-    Holds 32 frames. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
-    arguments out of range and episodes that are not there, `DestinationError` where the file can't
-    be written.
+    At most 32 frames are in memory. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
+    arguments out of range and missing episodes, `DestinationError` if the file cannot be written.
     """
-    rerun = required("rerun", "shown by Rerun, the extra `rerun`: pip install rerun-sdk")
+    rerun = required("rerun", "this requires Rerun, the extra `rerun`: pip install rerun-sdk")
     if every < 1:
-        raise ClipError("not a step of frames", expected="every of 1 or more", got=every)
+        raise ClipError("every is too small", expected="1 or more", got=every)
     with opened(data, features=features, storage_options=storage_options) as dataset:
         rows = dataset.find_episodes(episodes)
         keys = [str(key) for key in dataset.contents.index.keys.take(rows).to_pylist()]
@@ -70,7 +69,7 @@ def view_rerun(
                 stream.save(fspath(save))
             except RuntimeError as error:
                 raise DestinationError(
-                    f"the file can't be written: {error}", file=fspath(save)
+                    f"cannot write the file: {error}", file=fspath(save)
                 ) from error
         try:
             return _Log(rerun, stream, dataset).show(keys, every, progress)
@@ -80,12 +79,12 @@ def view_rerun(
 
 
 class _Log:
-    """Writes episodes to a recording, one after the other."""
+    """Logs episodes to a recording, in sequence."""
 
     def __init__(self, rerun: ModuleType, stream: Any, dataset: Dataset) -> None:
         self._rerun, self._stream, self._dataset = rerun, stream, dataset
         self._frame, self._seconds = 0, 0.0
-        self._longest: dict[str, float] = {}  # vector of flow, of full colour
+        self._longest: dict[str, float] = {}  # length of flow at full color, by feature
 
     def show(
         self, keys: Sequence[str], every: int, progress: Callable[[int, int], None] | None
@@ -100,13 +99,13 @@ class _Log:
         return self._frame
 
     def _episode(self, episode: Episode, every: int, fps: float | None) -> Iterator[None]:
-        """Frame by frame."""
+        """Log an episode frame by frame."""
         self._longest.clear()
         numbers = range(0, len(episode), every)
         values = {name: values_in_order(episode, name, numbers) for name in episode.features}
         self._set_time(fps)
-        said = "".join(f"\n{name}: {value}" for name, value in episode.metadata.items())
-        self._log("episode", self._rerun.TextLog(f"{episode.key}{said}"))
+        text = "".join(f"\n{name}: {value}" for name, value in episode.metadata.items())
+        self._log("episode", self._rerun.TextLog(f"{episode.key}{text}"))
         for _ in numbers:
             self._set_time(fps)
             for name, spec in episode.features.items():
@@ -123,8 +122,8 @@ class _Log:
         if fps:
             self._stream.set_time("seconds", duration=self._seconds)
 
-    def _log(self, entity: str, what: Any) -> None:
-        self._stream.log(entity, what)
+    def _log(self, entity: str, value: Any) -> None:
+        self._stream.log(entity, value)
 
     def _feature(self, name: str, spec: FeatureSpec, value: Any) -> None:
         entity, rerun = _entity(name, spec), self._rerun

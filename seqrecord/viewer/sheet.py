@@ -1,4 +1,4 @@
-"""A contact sheet: features in rows, frames in columns; numbers over time."""
+"""A contact sheet: features in rows, frames in columns, curves over time."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ _MARGIN = 0.11
 _GUTTER = 0.027
 _ROW_GAP = 0.055
 _LABEL_WIDTHS = (0.7, 1.6)
-_CELL_WIDTHS = (0.43, 1.6)  # narrower cells show nothing, wider ones fill the screen
-_LEAST_WIDTH = 2.2  # of all columns, so that curves and texts have room
+_CELL_WIDTHS = (0.43, 1.6)  # minimum and maximum
+_LEAST_WIDTH = 2.2  # of all columns together, for curves and texts
 _TEXT_HEIGHT = 0.17
 _HEADER_HEIGHT = 0.47
 _LINE_HEIGHT = 0.115
-_ASPECTS = (0.2, 1.5)  # of a cell; an image beyond them has room beside it
-_PLOT_HEIGHT = 0.56  # inches, with the line of text above it
+_ASPECTS = (0.2, 1.5)  # height / width of a cell; other images get margins
+_PLOT_HEIGHT = 0.56  # including the title
 _TITLE_HEIGHT = 0.12
 _PLOT_GAP = 0.08
 _MAX_PLOTS = 12
-_MAX_MARKERS = 64  # points; more run into each other
+_MAX_MARKERS = 64  # points; more would overlap
 
 _TITLE_SIZE, _SUBTITLE_SIZE, _NAME_SIZE = 10.0, 7.0, 7.0  # points
 
 
 @dataclass(frozen=True)
 class Strip:
-    """A feature's frames, `None` for one that is missing; its kind, or its name; its unit."""
+    """Frames of a feature (`None` if missing), its kind or name, and its unit."""
 
     frames: Frames
     kind: str
@@ -69,13 +69,13 @@ def draw_sheet(
     title: str,
     subtitle: str,
 ) -> Figure:
-    """One row for each feature, one column for each of the frames `shown`.
+    """Draw one row per feature and one column per frame in `shown`.
 
     Args:
-        strips: by feature frames for each column, or, for curves, for each of `numbers`.
-        numbers: the numbers of the clip's frames.
-        shown: those of `numbers` that have a column.
-        title, subtitle: the heading.
+        strips: by feature, frames for each column; for curves, for each of `numbers`.
+        numbers: frame numbers of the clip.
+        shown: frame numbers with a column.
+        title, subtitle: heading.
     """
     layout = _Layout.fit(len(shown), strips)
     rows = [_Row.of(name, strip, layout) for name, strip in strips.items()]
@@ -105,11 +105,11 @@ class _Layout:
 
     @property
     def left(self) -> float:
-        """Of the columns."""
+        """Left edge of the columns."""
         return _MARGIN + self.label_width
 
     def offset(self, column: int) -> float:
-        """Left edge of a column, counted from the first one's."""
+        """Left edge of a column, relative to the first one."""
         return column * (self.cell_width + _GUTTER)
 
     @property
@@ -160,7 +160,7 @@ class _Row:
 
     @property
     def known(self) -> list[Array]:
-        """The frames that are arrays."""
+        """Frames that are arrays."""
         return [f for f in self.strip.frames if f is not None and not isinstance(f, str | bytes)]
 
     @classmethod
@@ -192,7 +192,7 @@ class _Row:
             self._draw_texts(page, y + self.height / 2, layout)
 
     def _draw_texts(self, page: Page, y: float, layout: _Layout) -> None:
-        """Texts below their frames, equal neighbours once; a line of what is no text."""
+        """Draw texts below their frames, merging equal neighbors; for other values, one line."""
         frames: Sequence[Any] = self.strip.frames
         if self.known or all(frame is None for frame in frames):
             frames = [_description(self.known)]
@@ -204,7 +204,7 @@ class _Row:
             page.text(layout.left + left, y, text, room=room, color=DIM)
 
     def _draw_label(self, page: Page, y: float, layout: _Layout) -> None:
-        """The feature's name, dtype and shape."""
+        """Draw the feature's name, dtype and shape."""
         known = self.known
         lines = [self.name]
         if known and self.height > 3 * _LINE_HEIGHT:
@@ -244,14 +244,14 @@ class _Row:
 def _inside(
     shape: tuple[int, ...], left: float, width: float, height: float
 ) -> tuple[float, float, float, float]:
-    """Where a picture lies in its cell, whole and undistorted: left, right, bottom, top."""
+    """Extent of an image in its cell, undistorted: left, right, bottom, top."""
     scale = min(width / shape[1], height / shape[0])
     x, y = (width - scale * shape[1]) / 2, (height - scale * shape[0]) / 2
     return left + x, left + width - x, height - y, y
 
 
 def _thinned(frame: Array, width: float, height: float) -> Array:
-    """Every so many pixels of a frame that has more than twice those of its cell."""
+    """Subsample a frame with more than twice the pixels of its cell."""
     rows, columns = frame.shape[:2]
     step = max(1, min(int(rows / (2 * height * DPI)), int(columns / (2 * width * DPI))))
     return frame[::step, ::step]
@@ -288,11 +288,11 @@ def _draw_curves(
     points: tuple[Array, Array],
     limits: tuple[float, float],
 ) -> None:
-    """Plots side by side in `box`, which is (x, y, width) in inches, each in its own scale.
+    """Draw plots side by side in `box` (x, y, width in inches), each with its own scale.
 
-    Above each stand the component's number and its range. More than a dozen components are drawn
-    into one plot. `points` are numbers of frames [n] and values [n, C]; one plot alone spans
-    `limits` of the numbers.
+    Each has the component's number and range as title. More than 12 components share one plot.
+    `points` are frame numbers [n] and values [n, C]; a single plot spans `limits` of the frame
+    numbers.
     """
     x, y, width = box
     numbers, values = points
@@ -312,14 +312,14 @@ def _draw_curves(
 
 
 def _components(frames: Sequence[Any], numbers: Sequence[int]) -> tuple[Array, Array]:
-    """A point for each frame, and as many values as it has numbers."""
+    """Points of frames: one per frame, with all values flattened."""
     lacking = np.full(next(frame.size for frame in frames if frame is not None), np.nan)
     rows = [lacking if f is None else f.astype(np.float64).ravel() for f in frames]
     return np.array(numbers), np.stack(rows)
 
 
 def _samples(frames: Sequence[Any], numbers: Sequence[int]) -> tuple[Array, Array]:
-    """A point for each row of each frame, spread evenly up to the next frame."""
+    """Points of samples: one per row, evenly spaced up to the next frame."""
     step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
     lacking = np.full((1, next(frame.shape[1] for frame in frames if frame is not None)), np.nan)
     rows = [lacking if f is None else f.astype(np.float64) for f in frames]
@@ -331,10 +331,10 @@ def _plot(
     axes: Axes, numbers: Array, values: npt.NDArray[np.float64], group: Sequence[int]
 ) -> None:
     colours = colormaps["Set3"].colors  # type: ignore[attr-defined]  # a ListedColormap
-    marker = 2.0 if len(numbers) <= _MAX_MARKERS else 0.5  # a point alone has no line
+    marker = 2.0 if len(numbers) <= _MAX_MARKERS else 0.5  # single points have no line
     for component in group:
         colour = colours[component % len(colours)]
-        # Not cut: where there are few points, the outer ones lie close to the border.
+        # Not clipped: with few points, the outer ones are near the border.
         axes.plot(
             numbers,
             values[:, component],

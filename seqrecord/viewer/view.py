@@ -1,4 +1,4 @@
-"""view: a clip as one figure, features in rows and time in columns."""
+"""`view`: a clip as one figure, with features in rows and time in columns."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from seqrecord.viewer.sheet import Frames
 
 DEFAULT_CLIP_LEN = 16
-_OF_CLIPS = ("crop", "intrinsics")  # arrays that a loader tells of a whole clip
-_SAID = 40  # characters of what is told of a clip
+_CLIP_COLUMNS = ("crop", "intrinsics")  # 1-D columns of clips, not of frames
+_VALUE_CHARS = 40  # of an extra column in the title
 
 
 def view(
@@ -78,10 +78,9 @@ def view(
         figure = seqrecord.view("records/", start=10, clip_len=8, features=["image", "depth"])
         figure.savefig("clip.png")
     """
-    said = "pictures are drawn by matplotlib, the extra `view`: pip install matplotlib"
-    required("matplotlib", said)
+    required("matplotlib", "plots require matplotlib, the extra `view`: pip install matplotlib")
     if max_columns < 1:
-        raise ClipError("no columns", expected="max_columns of at least 1", got=max_columns)
+        raise ClipError("max_columns is too small", expected="1 or more", got=max_columns)
     if isinstance(data, Mapping):
         refuse_ignored(
             "a clip", episode=episode, clip_len=clip_len, storage_options=storage_options
@@ -112,22 +111,22 @@ def _view_episode(
     columns = [numbers[i] for i in _spread(len(numbers), max_columns)]
     strips = {}
     for name, feature in episode.features.select(features).items():
-        said = feature.kind or name
-        # A curve costs nothing and shows all of the clip.
-        is_curve = kind_of(said, feature.dtype, feature.shape) in ("curves", "samples")
+        kind = feature.kind or name
+        # Curves are small: they show all frames of the clip.
+        is_curve = kind_of(kind, feature.dtype, feature.shape) in ("curves", "samples")
         frames = list(values_in_order(episode, name, numbers if is_curve else columns))
-        strips[name] = (frames, said, feature.unit)
+        strips[name] = (frames, kind, feature.unit)
     return _draw(strips, numbers, columns, episode.key, f" of {len(episode)}")
 
 
 def _numbers(episode: Episode, start: int, clip_len: int | None, dilation: int) -> range:
-    """The numbers of the clip's frames."""
+    """Frame numbers of the clip."""
     room = (len(episode) - 1 - start) // max(dilation, 1) + 1
     length = max(1, min(DEFAULT_CLIP_LEN, room)) if clip_len is None else clip_len
     spec = ClipSpec(length, dilation=dilation)
     if start < 0 or length > room:
         raise ClipError(
-            "a clip outside its episode",
+            "the clip extends beyond its episode",
             episode=episode.key,
             expected=f"frames from 0 to {len(episode) - 1}",
             got=f"frames from {start} to {start + spec.span - 1}",
@@ -136,7 +135,7 @@ def _numbers(episode: Episode, start: int, clip_len: int | None, dilation: int) 
 
 
 def _clip_of(data: Mapping[str, Any], row: int | None) -> Mapping[str, Any]:
-    """A clip as it is, or this row of a batch."""
+    """Return the clip, or a row of a batch."""
     keys = data.get("episode")
     if isinstance(keys, str):
         refuse_ignored("a single clip", row=row)
@@ -145,7 +144,7 @@ def _clip_of(data: Mapping[str, Any], row: int | None) -> Mapping[str, Any]:
     count = min(map(_length, data.values()), default=0) if keys is None else len(keys)
     if row is None or not (is_integer(row) and 0 <= row < count):
         raise ClipError(
-            "more than one clip" if row is None else "no such row of a batch",
+            "a batch requires row=" if row is None else "no such row in the batch",
             expected=f"row=0 to row={count - 1}",
             got="a batch" if row is None else repr_of(row),
         )
@@ -171,10 +170,12 @@ def _view_clip(
     features: Sequence[str] | None,
     max_columns: int,
 ) -> Figure:
-    told = {k: clip[k] for k in clip if k not in ("episode", "start")}
-    whole = {name: frames for name in told if (frames := _frames(name, told[name])) is not None}
+    columns = {k: clip[k] for k in clip if k not in ("episode", "start")}
+    whole = {n: frames for n in columns if (frames := _frames(n, columns[n])) is not None}
     if not whole:
-        raise ClipError("a clip without features", expected="feature name to frames", got=str(clip))
+        raise ClipError(
+            "the clip has no features", expected="a dict of frames by feature", got=str(clip)
+        )
     unknown = [name for name in features or () if name not in whole]
     if unknown:
         expected = f"some of {', '.join(whole)}"
@@ -182,28 +183,27 @@ def _view_clip(
     every = list(whole) if features is None else features
     length = max(len(whole[name]) for name in every)
     first = int(clip.get("start", 0)) if start is None else start
-    step = int(told.get("dilation", dilation))
+    step = int(columns.get("dilation", dilation))
     numbers = range(first, first + ClipSpec(length, dilation=step).span, step)
-    columns = _spread(length, max_columns)
+    shown = _spread(length, max_columns)
     strips: dict[str, tuple[Frames, str, None]] = {}
     for name in every:
         values = [*whole[name], *[None] * (length - len(whole[name]))]
         known = [value for value in values if value is not None]
         is_curve = kind_of_frames(name, known) in ("curves", "samples")
-        strips[name] = (values if is_curve else [values[i] for i in columns], name, None)
-    said = [f", {name}: {_value_text(told[name])}" for name in told if name not in whole]
-    return _draw(strips, numbers, [numbers[i] for i in columns], clip.get("episode", ""), "", said)
+        strips[name] = (values if is_curve else [values[i] for i in shown], name, None)
+    extra = [f", {name}: {_value_text(columns[name])}" for name in columns if name not in whole]
+    return _draw(strips, numbers, [numbers[i] for i in shown], clip.get("episode", ""), "", extra)
 
 
 def _value_text(value: Any) -> str:
-    """What is told of a clip, as text."""
+    """Format an extra column of a clip."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    return value[:_SAID] if isinstance(value, str) else repr_of(value, _SAID)
+    return value[:_VALUE_CHARS] if isinstance(value, str) else repr_of(value, _VALUE_CHARS)
 
 
 def _frames(name: str, values: Any) -> Frames | None:
-    """A clip's frames of one feature, from an array, a tensor of any device, or a list of them;
-    `None` for what is told of the whole clip."""
+    """Frames of one feature, from an array, a tensor or a list; `None` for extra columns."""
     if getattr(values, "is_nested", False):
         values = list(values.unbind())
     if isinstance(values, (list, tuple)):
@@ -212,13 +212,13 @@ def _frames(name: str, values: Any) -> Frames | None:
     if values is None or isinstance(values, (str, bytes, Mapping)):
         return None
     array = _array(name, values)
-    if not array.ndim or (array.ndim == 1 and name in _OF_CLIPS):
+    if not array.ndim or (array.ndim == 1 and name in _CLIP_COLUMNS):
         return None
     return list(array)
 
 
 def _array(name: str, value: Any) -> npt.NDArray[Any]:
-    if hasattr(value, "detach"):  # a tensor: torch need not be imported to see that
+    if hasattr(value, "detach"):  # a tensor, without importing torch
         value = value.detach().cpu()
     try:
         return np.asarray(value)
@@ -232,7 +232,7 @@ def _draw(
     columns: Sequence[int],
     title: str,
     of_how_many: str,
-    said: Sequence[str] = (),
+    extra: Sequence[str] = (),
 ) -> Figure:
     from seqrecord.viewer.sheet import Strip, draw_sheet  # imports matplotlib
 
@@ -243,12 +243,12 @@ def _draw(
         numbers=numbers,
         shown=columns,
         title=title,
-        subtitle=f"{which}{of_how_many}{apart}{''.join(said)}",
+        subtitle=f"{which}{of_how_many}{apart}{''.join(extra)}",
     )
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers below `count`, evenly spaced, the first and last among them."""
+    """Up to `most` evenly spaced numbers below `count`, including the first and the last."""
     if count <= most:
         return list(range(count))
     return [int(i) for i in np.linspace(0, count - 1, max(most, 1)).round()]

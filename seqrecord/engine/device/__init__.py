@@ -1,1 +1,1 @@
-"""Accelerators: an arena in a device's memory, and batches that are moved there ahead of time."""
+"""Accelerators: arenas in device memory, and batches moved there ahead of time."""

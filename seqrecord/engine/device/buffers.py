@@ -1,17 +1,16 @@
-"""The memory of an iteration on a device: rows of frames, and batches that are gathered there.
+"""Memory of an iteration on a device: arenas, and batches gathered from them.
 
-Frames are decoded into staging, on the host, and copied from there into rows; clips are gathered
-from rows on the device. So a frame crosses the bus once, whatever the number of clips that it is
-in. All of that is queued on one side stream, in the order in which the engine asks for it::
+Frames are decoded into staging memory on the host, copied to rows on the device, and gathered into
+batches there. Each frame crosses the bus once, whatever the number of its clips. All work is queued
+on one side stream in the order of requests::
 
     loading threads    decode A    decode B     decode C
     side stream                 copy A | gather | copy B | gather | copy C into rows of A
     consumer's stream                        step 0           step 1
 
-Because it is one stream, a gather finds the rows that were stored before it was asked for, and
-rows that the plan has freed are written to only after the last gather that reads them: there is
-nothing to wait for. Two streams could gather while they copy, at the price of an event for each
-pair that must not; gathers run at the speed of the device's own memory, so there is little to win.
+One stream orders the work without waiting: a gather sees all rows stored before it, and freed rows
+are overwritten only after the last gather that reads them. Two streams would need an event for each
+conflicting pair, and gathers are limited by device memory anyway.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from seqrecord.sampling.memory import CONSUMER
 
 
 class CopySpan(NamedTuple):
-    """When a device copied a load, in seconds of `perf_counter`, and how many bytes."""
+    """Copy of a load to the device: times in seconds of `perf_counter`, and bytes."""
 
     begin: float
     end: float
@@ -56,11 +55,11 @@ class CopySpan(NamedTuple):
 
 
 class DeviceArena:
-    """Rows of frames on the device of a stream; see `seqrecord.engine.arena.Arena` for the host's.
+    """Arena on the device of a stream; see `seqrecord.engine.arena.Arena` for the host.
 
-    A feature of a fixed shape is a tensor of whole words, [rows, words]: copies are of bits, so a
-    device needs to know few dtypes. A feature with a variable shape is a list of tensors, and one
-    of texts a list of these.
+    A feature with a fixed shape is a tensor of words, [rows, words]: copies move bits, so few
+    dtypes need device support. A feature with a variable shape is a list of tensors, a text feature
+    a list of texts.
     """
 
     def __init__(
@@ -75,13 +74,13 @@ class DeviceArena:
         self.num_rows = num_rows
         self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)  # see `Arena`
         self.stream = stream = staging.stream
-        self._staging = staging  # which arenas of one stream share
-        # Copies of one load follow each other, so that their times are those of no other load of
-        # this arena. What gathers and other arenas queue meanwhile counts as copying: a lock for
-        # that would be held while memory is pinned, and hold up the copies.
+        self._staging = staging  # shared by the arenas of a stream
+        # Copies of one load are consecutive among loads of this arena, which makes their times
+        # exact. Work queued meanwhile by gathers and other arenas counts as copying: a lock for
+        # it would be kept while memory is pinned, and delay copies.
         self._queueing = threading.Lock()
         self._copying: deque[tuple[Mark, Mark, int]] = deque()
-        # Of the user's thread, which may be in inference mode: those that write to it are not.
+        # The user's thread may be in inference mode; the writing threads are not.
         with stream.use(), torch.inference_mode(False):
             self._rows: dict[str, Any] = {
                 name: torch.empty(
@@ -96,13 +95,15 @@ class DeviceArena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows of features with a fixed shape, on the device."""
+        """Device memory of rows with a fixed shape, in bytes."""
         return sum(rows.nbytes for rows in self._rows.values() if isinstance(rows, torch.Tensor))
 
     @contextmanager
     def stage(self, rows: npt.NDArray[np.int64]) -> Iterator[FeatureRows]:
-        """Memory of the host for the frames of these rows, one after the other, which are stored
-        after the block; and the rows themselves, of video that the device decodes."""
+        """Context with host memory for frames of rows, which are copied to the device afterwards.
+
+        For video decoded by the device, the rows themselves.
+        """
         arrays: dict[str, Any] = {
             name: DeviceFrames(video, self._frames(name), rows)
             for name, video in self._video.items()
@@ -127,7 +128,7 @@ class DeviceArena:
             self._store(rows, stored)
 
     def _frames(self, feature: str) -> torch.Tensor:
-        """The rows of a feature of a fixed shape of bytes, [rows, …]."""
+        """Rows of a feature with a fixed shape, as bytes, [rows, …]."""
         whole = self._rows[feature].view(torch.uint8)
         frames: torch.Tensor = whole.view(self.num_rows, *self.specs[feature].shape)
         return frames
@@ -137,8 +138,8 @@ class DeviceArena:
     ) -> None:
         """Queue copies of frames into rows, int64[n].
 
-        `staged` are bytes, uint8 [n, bytes], or lists of n arrays or texts by feature. A list may
-        hold `None`, for a frame that no clip needs. Texts stay on the host.
+        `staged` has bytes, uint8 [n, bytes], or lists of n arrays or texts by feature. A list may
+        contain `None` for unused frames. Texts stay on the host.
         """
         nbytes, is_late = 0, self.stream.pins_memory
         with self._queueing, self.stream.use():
@@ -159,7 +160,7 @@ class DeviceArena:
             self._copying.append((begin, self.stream.mark(), nbytes))
 
     def copied(self, *, wait: bool = False) -> list[CopySpan]:
-        """The copies of loads that are done, each told once; with `wait`, all of them."""
+        """Finished copies of loads since the last call; with `wait`, waits for all."""
         spans: list[CopySpan] = []
         while True:
             with self._queueing:
@@ -175,10 +176,10 @@ class DeviceArena:
         into: Mapping[str, torch.Tensor],
         at: npt.NDArray[np.int64] | None = None,
     ) -> int:
-        """Queue copies of rows, int64[n], into parts of a batch; how many bytes cross the bus.
+        """Queue copies of rows, int64[n], into a batch. Returns the bytes sent over the bus.
 
-        `into` are words, [n, words], by feature: those that have a fixed shape. With `at`,
-        int64[n], they are those of the whole batch, and the copies go to these rows of it.
+        `into` has words, [n, words], of features with a fixed shape. With `at`, int64[n], `into` is
+        the whole batch and `at` are the target rows.
         """
         nbytes = rows.nbytes
         with self.stream.use():
@@ -199,8 +200,10 @@ class DeviceArena:
     def gather_window(
         self, feature: str, rows: npt.NDArray[np.int64], out: torch.Tensor, place: Place
     ) -> None:
-        """Queue copies of what batches get at a place of the frames in these rows, int64[n], to
-        `out` [n, h, w, …]. All frames of a clip are resized at once, in memory of their own."""
+        """Queue copies of a clip's windows from rows, int64[n], to `out` [n, h, w, …].
+
+        All frames of a clip are resized together, in temporary memory.
+        """
         with self.stream.use():
             target = _bytes(out)
             for there, frames in self._pixels(feature, rows):
@@ -228,8 +231,10 @@ class DeviceArena:
     def _pixels(
         self, feature: str, rows: npt.NDArray[np.int64]
     ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The frames in these rows as bytes [n, height, width, bytes of a pixel], and which of the
-        rows they are; those of a variable shape one by one."""
+        """Yield frames as bytes [n, height, width, bytes per pixel], with their index in `rows`.
+
+        Frames of a variable shape are yielded one by one.
+        """
         if not self.specs[feature].is_fixed:
             for number, row in enumerate(rows.tolist()):
                 yield slice(number, number + 1), _bytes(self._rows[feature][row][None])
@@ -239,26 +244,26 @@ class DeviceArena:
         for there, here in runs(rows):
             if (step := here.step or 1) > 0:
                 yield there, pixels[here]
-            else:  # torch has no views in reverse
+            else:  # torch has no negative strides
                 count = there.stop - there.start
                 ascending = slice(here.start + (count - 1) * step, here.start + 1, -step)
                 yield there, pixels[ascending].flip(0)
 
     def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
-        """Copies of the frames in these rows, for a feature with a variable shape; or texts."""
+        """Copy frames of a variable shape; texts are returned as values."""
         if self.specs[feature].value != "array":
             return [self._rows[feature][row] for row in rows.tolist()]
         with self.stream.use():
             return [self._rows[feature][row].clone() for row in rows.tolist()]
 
     def _upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """A tensor of an array that nobody writes to any more."""
+        """Upload an array that is never written to again."""
         host, stream = torch.from_numpy(array), self.stream
         return upload(host, stream.device, is_late=stream.pins_memory)
 
 
 def as_words(batch: torch.Tensor, spec: ArraySpec) -> torch.Tensor | None:
-    """The memory of a batch [clips, frames, …] as `gather` fills it, or `None` if it has none."""
+    """View a batch [clips, frames, …] as words for `gather`; `None` if it is empty."""
     if not batch.numel():
         return None
     frames = batch.view(batch.shape[0] * batch.shape[1], -1)
@@ -266,17 +271,17 @@ def as_words(batch: torch.Tensor, spec: ArraySpec) -> torch.Tensor | None:
 
 
 def _bytes(frames: torch.Tensor) -> torch.Tensor:
-    """The same memory, [n, height, width, …], as [n, height, width, bytes of a pixel]."""
+    """View frames [n, height, width, …] as [n, height, width, bytes per pixel]."""
     return frames.unsqueeze(-1).flatten(3).view(torch.uint8)
 
 
 def torch_dtype(spec: ArraySpec) -> torch.dtype:
-    """The dtype of tensors of a feature."""
+    """Torch dtype of a feature."""
     return torch.from_numpy(np.empty(0, spec.dtype)).dtype
 
 
 def _word(nbytes: int) -> torch.dtype:
-    """The widest integers that make up so many bytes."""
+    """Widest integer dtype that divides `nbytes`."""
     for word in (torch.int64, torch.int32, torch.int16):
         if nbytes % word.itemsize == 0:
             return word
@@ -284,17 +289,17 @@ def _word(nbytes: int) -> torch.dtype:
 
 
 class DeviceBuffers:
-    """Buffers on a device, see `seqrecord.engine.buffers.Buffers`.
+    """Buffers on a device; see `seqrecord.engine.buffers.Buffers`.
 
-    Frames are decoded into staging, and copied from there by a stream beside the consumer's, which
-    gathers clips too; see `DeviceArena`. Those of `needs.decoded_there` are decoded into their rows
-    by the device itself, where it can; see `DeviceVideo`.
+    Frames are decoded into staging memory, copied and gathered by a side stream; see `DeviceArena`.
+    Videos in `needs.decoded_there` are decoded by the device into their rows if possible; see
+    `DeviceVideo`.
 
-    The memory of batches is the allocator's of torch, which knows when a tensor's last view is
-    gone, in Python or in the graph of a backward pass. It is allocated for the side stream, so what
-    was dropped is used again without waiting; but that of a batch which another stream had is so
-    only once that stream is done with it (see `streams`). Therefore a batch is begun only when the
-    device has come to the last but one that was taken: of those that were, it then has `CONSUMER`.
+    Batches use torch's allocator, which detects the deletion of a tensor's last view, in Python or
+    in the graph of a backward pass. They are allocated on the side stream, so that freed memory is
+    reused without waiting. The memory of a batch used by another stream is reused only after that
+    stream is done with it (see `streams`). A batch is therefore begun only after the device has
+    reached the last but one delivered batch: the consumer has `CONSUMER` of them.
     """
 
     def __init__(self, needs: BufferNeeds, stream: SideStream | None = None) -> None:
@@ -311,7 +316,7 @@ class DeviceBuffers:
         self._stats = EngineStats()
 
     def begin(self, stats: EngineStats) -> None:
-        """See `Buffers`; the device is the current one of this thread from here on."""
+        """See `Buffers`. Makes the device current in this thread."""
         self._stats = stats
         self._stream.bind_thread()
         self._stream.set_clock()
@@ -327,7 +332,7 @@ class DeviceBuffers:
         self._note_copies()
 
     def begin_batch(self, size: int) -> DeviceBatchBuilder:
-        """See `Buffers`; waits until the device has come near to what the consumer has taken."""
+        """See `Buffers`; waits until the device is near the last delivered batch."""
         self._taken.wait()
         needs = self.needs
         return DeviceBatchBuilder(size, needs.lengths, needs.specs, self._stream, self._taken)
@@ -339,7 +344,7 @@ class DeviceBuffers:
             video.end_decoders()
 
     def _note_copies(self, *, wait: bool = False) -> None:
-        """Count and trace the copies that are done; with `wait`, all of them."""
+        """Count and trace finished copies; with `wait`, all copies."""
         track = f"{self._stream.device} copies"
         for arena in self.arenas:
             for span in arena.copied(wait=wait):
@@ -352,8 +357,8 @@ class DeviceBuffers:
 class DeviceBatchBuilder:
     """A batch of `size` clips while the device gathers it; see `BatchBuilder`.
 
-    Copies are queued on `stream`: when `gather` returns, what is loaded into the rows is queued
-    behind. The thread that takes the batch must have it `arrive`.
+    Copies are queued on `stream`. Loads into the same rows are queued after `gather` returns. The
+    consuming thread must call `Batch.arrive`.
     """
 
     def __init__(
@@ -388,7 +393,7 @@ class DeviceBatchBuilder:
         copiers: Copiers,
         calls: Calls | None = None,
     ) -> int:
-        del copiers  # the device does it
+        del copiers  # the device copies
         assert calls is None, "functions are called on the host"
         nbytes = 0
         is_run = int(slots[-1] - slots[0]) == len(slots) - 1
@@ -415,14 +420,14 @@ class DeviceBatchBuilder:
     def _crop(
         self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
     ) -> None:
-        """Queue copies of the windows of clips."""
+        """Queue copies of cropped windows."""
         for name in sorted(crop.features & self._features.keys() & set(source.features)):
             for clip, rows in enumerate(source.rows):
                 out = self._features[name][int(slots[clip])]
                 source.arena.gather_window(name, rows, out, crop.place(name, clip))
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
-        """Queue filling the clips at these slots with 0, of a feature of a fixed shape."""
+        """Queue filling slots of a feature with a fixed shape with 0."""
         with self._stream.use():
             for slot in slots.tolist():
                 self._features[feature][slot].zero_()
@@ -436,12 +441,12 @@ class DeviceBatchBuilder:
         return features, self._arrive
 
     def _is_ragged(self, feature: str) -> bool:
-        """Whether a feature is a list of tensors for each clip."""
+        """Whether a feature has lists of tensors per clip."""
         spec = self._specs[feature]
         return not spec.is_fixed and spec.value == "array"
 
     def _arrive(self) -> None:
-        """Called by the consumer, whose current stream may use the features from here on."""
+        """Let the consumer's current stream use the features."""
         tensors: list[torch.Tensor] = []
         for name, item in self._features.items():
             if self._is_ragged(name):

@@ -1,4 +1,4 @@
-"""Batches of any loader, moved to a device ahead of the step that needs them."""
+"""Moves batches of any loader to a device, ahead of the step that needs them."""
 
 from __future__ import annotations
 
@@ -27,41 +27,45 @@ _Item = TypeVar("_Item")
 def prefetch_to_device(
     loader: Iterable[_Item], device: str | torch.device, *, depth: int = 2
 ) -> DevicePrefetcher[_Item]:
-    """Iterate over any loader with its tensors on a device, copied while the step before runs.
+    """Iterate over any loader with its tensors on a device, copied during the previous step.
 
-    A batch is copied to pinned memory, and from there to the device by a stream beside the
-    current one, before the batch ahead of it is delivered::
+    A batch is copied to pinned memory, and from there to the device by a side stream, before the
+    preceding batch is delivered::
 
         loader              0  1  |  2  |  3  |
         copies                 0  1  |  2  |  3  |
         the user's step           0     |  1     |  2     |
 
-    The stream that is current where `next` is called waits for the copy, on the device: nothing
-    needs to be synchronized. Work on other streams is the user's to order, as with any tensor. No
-    thread is started; leaving early drops what was copied ahead.
+    The current stream at the call of `next` waits for the copy, on the device. No synchronization
+    is needed; ordering of other streams is up to the user, as for any tensor. No thread is started.
+    Leaving the loop early drops prefetched batches.
 
-    Tensors are found in dicts, lists, tuples, named tuples and dataclasses; what is none, or is on
-    the device, passes through. A dense tensor keeps dtype, shape and strides. Pinned tensors that
-    are dense are copied from as they are: whoever makes them must not write to them again while
-    they are referred to. Tensors that are sparse, quantized, of a subclass or in need of a gradient
-    are moved by `Tensor.to`.
+    Tensors are found in dicts, lists, tuples, named tuples and dataclasses. Other objects, and
+    tensors on the device, are passed through. Dense tensors keep dtype, shape and strides. Dense
+    pinned tensors are copied directly: do not write to them while they are referenced. Sparse and
+    quantized tensors, subclasses, and tensors that require gradients are moved by `Tensor.to`.
 
-    It has a length if the loader has one, and saves and loads the loader's state if that has a
-    `state_dict`, which is then called after each batch: it is always that of the batch which was
-    delivered last, so that resuming loses and repeats nothing.
+    The result has a length if the loader has one. If the loader has a `state_dict`, it is called
+    after each batch, and the state is always that of the last delivered batch: resuming neither
+    loses nor repeats batches.
 
-    With a pipe's own `device` each frame crosses the bus once, here once for each clip that it is
-    in: this is for other loaders, and for those that have worker processes.
+    With the `device` of a pipe, each frame crosses the bus once; here, once per clip. Use this
+    function for other loaders, and for loaders with worker processes.
 
     Args:
-        loader: gives batches each time that it is iterated over.
-        device: where to.
-        depth: batches on the device beside those that the user holds, the one being delivered
-            included. With 1 nothing is copied ahead. A loop that queues its steps faster than the
-            device does them is held back: it takes a batch when the step of the last but three
-            is done, so a few batches more are on the device until then.
+        loader: iterable of batches.
+        device: target device.
+        depth: batches on the device in addition to those that the user has, including the one being
+            delivered. 1 disables prefetching. A loop that queues steps faster than the device
+            executes them is delayed: it gets a batch only after the step of the last batch but
+            three is done. Until then, a few more batches are on the device.
 
-    Raises `ClipError` for a device that is not there.
+    Raises `ClipError` if the device is not available.
+
+    Example:
+        loader = DataLoader(seqrecord.SeqRecordMapDataset("records/", clip_len=4), batch_size=2)
+        for batch in seqrecord.prefetch_to_device(loader, "cpu"):  # "cuda"
+            image = batch["image"]  # uint8 [2, 4, 48, 64, 3], on the device
     """
     if depth < 1:
         raise ClipError("depth is too small", expected="at least 1", got=depth)
@@ -76,7 +80,7 @@ class DevicePrefetcher(Generic[_Item]):
         self._stream = stream
         self._depth = depth
         self._staging = Staging(stream)
-        self._state: dict[str, Any] | None = None  # of what was delivered, while more was read
+        self._state: dict[str, Any] | None = None  # after the last delivery, while more is read
 
     def __iter__(self) -> Iterator[_Item]:
         ahead: deque[_Moved] = deque()
@@ -90,17 +94,17 @@ class DevicePrefetcher(Generic[_Item]):
                         ahead.append(self._move(next(batches), taken))
                     except StopIteration as end:
                         error = end
-                    except Exception as failed:  # it belongs behind the batches that are there
+                    except Exception as failed:  # raised after the batches that were read
                         error = failed
                 if not ahead:
                     break
                 moved = ahead.popleft()
                 taken.add(self._stream.give_to_current(moved.mark, moved.tensors))
                 self._state, item = moved.state, moved.item
-                del moved  # what the user drops must be gone
+                del moved  # the user's last reference frees it
                 yield item
                 del item
-            self._state = None  # the loader's own: it is at its end too
+            self._state = None  # from now on the loader's own, at its end
             if not isinstance(error, StopIteration):
                 assert error is not None, "there is a reason to stop"
                 raise error
@@ -113,11 +117,11 @@ class DevicePrefetcher(Generic[_Item]):
         return len(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state after the batch that was delivered last."""
+        """The loader's state after the last delivered batch."""
         return copy.deepcopy(self._read_state() if self._state is None else self._state)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the loader go on there with the next iteration."""
+        """Load the loader's state for the next iteration."""
         self._stateful("load_state_dict")(state_dict)
         self._state = None
 
@@ -136,8 +140,8 @@ class DevicePrefetcher(Generic[_Item]):
         return getattr(self.loader, method)
 
     def _move(self, item: _Item, taken: QueueLimit) -> _Moved:
-        """Queue the copies of a batch, when the device has come near to what was taken."""
-        # Before anything else is read. A copy: the loader may go on to change what it gave.
+        """Queue the copies of a batch, once the device is near the delivered ones."""
+        # Before the next read. A copy: the loader may change its state in place.
         state = copy.deepcopy(self._read_state()) if hasattr(self.loader, "state_dict") else None
         copied = filter(_is_copied, find_tensors(item))
         staged = [tensor.nbytes for tensor in copied if not _is_ready(tensor)]
@@ -150,7 +154,7 @@ class DevicePrefetcher(Generic[_Item]):
     def _copy(
         self, tensor: torch.Tensor, buffer: StagingBuffer, made: list[torch.Tensor]
     ) -> torch.Tensor:
-        """The tensor on the device, and in `made` if this stream makes it."""
+        """Copy a tensor to the device, and add it to `made` if the side stream allocated it."""
         if not _is_copied(tensor):
             return tensor.to(self._stream.device)  # by the current stream
         stride = _dense(tensor)
@@ -169,16 +173,16 @@ class DevicePrefetcher(Generic[_Item]):
 
 
 class _Moved(NamedTuple):
-    """A batch on the device, once `mark` is reached."""
+    """A batch that is on the device once `mark` is reached."""
 
     item: Any
-    tensors: list[torch.Tensor]  # those that the side stream made
+    tensors: list[torch.Tensor]  # allocated by the side stream
     mark: Mark
     state: dict[str, Any] | None
 
 
 def _is_copied(tensor: torch.Tensor) -> bool:
-    """Whether it is plain memory of the host."""
+    """Whether a tensor is plain host memory."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -188,20 +192,19 @@ def _is_copied(tensor: torch.Tensor) -> bool:
 
 
 def _is_ready(tensor: torch.Tensor) -> bool:
-    """Whether a copy from its own memory can be queued; torch waits for one that is not dense."""
+    """Whether an asynchronous copy is possible; torch waits for tensors that are not dense."""
     return tensor.is_pinned() and tensor.stride() == _dense(tensor)
 
 
 def _dense(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a copy."""
+    """Strides of a dense copy."""
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same with each tensor changed.
+    """Apply a function to all tensors in an object.
 
-    Looks into mappings, lists, tuples, named tuples and dataclasses, and makes them anew; all else
-    stays what it is.
+    Mappings, lists, tuples, named tuples and dataclasses are rebuilt; other objects are unchanged.
     """
     if isinstance(item, torch.Tensor):
         return change(item)
@@ -216,14 +219,14 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         made = copy.copy(item)
         for field in dataclasses.fields(item):
-            # A frozen one does not let its fields be set.
+            # Also for frozen dataclasses.
             object.__setattr__(made, field.name, map_tensors(getattr(item, field.name), change))
         return made
     return item
 
 
 def find_tensors(item: Any) -> list[torch.Tensor]:
-    """All tensors that `map_tensors` would change."""
+    """List all tensors in an object; see `map_tensors`."""
     found: list[torch.Tensor] = []
 
     def add(tensor: torch.Tensor) -> torch.Tensor:
@@ -235,11 +238,11 @@ def find_tensors(item: Any) -> list[torch.Tensor]:
 
 
 def _like(item: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """The values in a mapping of the item's kind: a copy knows what else it has, as a default."""
+    """Put values into a copy of a mapping, which keeps attributes such as a default factory."""
     try:
         made: Any = copy.copy(item)
         for key, value in values.items():
             made[key] = value
-    except (TypeError, ValueError):  # it cannot be changed
+    except (TypeError, ValueError):  # an immutable mapping
         return values
     return made  # type: ignore[no-any-return]

@@ -1,24 +1,22 @@
-"""Side streams: where a device copies and gathers beside the user's own work.
+"""Side streams: copies and gathers on a device, beside the user's work.
 
-A CUDA stream is a queue. The work of one stream runs in the order in which it was queued; that of
-two streams runs in any order, unless one waits for an event of the other. And the thread that
-queues work doesn't wait for it. So there are three things to get right, and all of them are here:
+A CUDA stream is a queue. Work in one stream runs in order; work in two streams runs in any order,
+unless one waits for an event of the other. The thread that queues work does not wait for it. Three
+conditions follow:
 
-- Host memory that is copied from must not be written to before the copy is done: `Mark.wait`.
-  `Staging` is such memory, which waits before it is used again.
-- The user's stream must not read what the side stream has yet to write: `give_to_current` makes it
-  wait, on the device; no thread does.
-- Memory that the side stream allocated goes back to the side stream when its tensor is dropped,
-  which may then write to it while the user's stream still reads: `give_to_current` calls
-  `record_stream`, so that the allocator first waits for what the user had queued by then.
+- Host memory must not be overwritten before a copy from it is done: `Mark.wait`. `Staging` waits
+  before it reuses memory.
+- The user's stream must not read unfinished results of the side stream: `give_to_current` makes it
+  wait, on the device, without blocking a thread.
+- Memory allocated by the side stream returns to it when its tensor is deleted; the side stream may
+  then overwrite it while the user's stream still reads: `give_to_current` calls `record_stream`, so
+  that the allocator waits for the user's queued work.
 
-And one more: a thread begins with GPU 0 as its current device, and most calls to CUDA make a
-context on the current device, hundreds of megabytes, whatever device they are about. So threads of
-this package's own call `bind_thread` before anything else, and in the user's threads every call is
-made with the device of the stream as the current one, which is put back afterwards.
+A new thread has GPU 0 as its current device, and most CUDA calls create a context on the current
+device (hundreds of megabytes), even for another device. Threads of this package therefore call
+`bind_thread` first. Calls in user threads set the stream's device as current, and restore it.
 
-A device without streams does its work before the call returns: then nothing needs to wait, and
-the same code runs.
+A device without streams works synchronously: the same code runs without waiting.
 """
 
 from __future__ import annotations
@@ -38,18 +36,18 @@ import torch
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import PerProcess
 
-_ALIGNMENT = 64  # of what is carved: a cache line, and more than any dtype wants
-_MOST_UNDER_WAY = 2  # buffers being copied from, beside those that are acquired
+_ALIGNMENT = 64  # bytes; a cache line, enough for any dtype
+_MOST_UNDER_WAY = 2  # pending buffers, in addition to acquired ones
 
 _CUDA: Any = torch.cuda  # torch types it in part
 
 
 class Mark(ABC):
-    """A point in a stream: behind all work that had been queued when it was made."""
+    """A point in a stream, after all work queued before it."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Let this thread sleep until the work is done. Without the GIL."""
+        """Block this thread until the work is done, without the GIL."""
 
     @property
     @abstractmethod
@@ -59,18 +57,19 @@ class Mark(ABC):
     @property
     @abstractmethod
     def time(self) -> float:
-        """When the work was done, in seconds of `perf_counter`. Only once it is."""
+        """Time of completion in seconds of `perf_counter`. Valid once reached."""
 
     @abstractmethod
     def seconds_since(self, earlier: Mark) -> float:
-        """Between two marks of a stream. Only once they are reached."""
+        """Seconds since an earlier mark of the stream. Valid once both are reached."""
 
 
 class QueueLimit:
-    """Lets a consumer run ahead of its device by `limit` things that it has taken, and no more.
+    """Limits how far a consumer runs ahead of its device: at most `limit` batches.
 
-    Memory that a consumer has dropped is used again only when its device has come to that. A
-    consumer that queues steps far faster than its device does them would so take more and more.
+    Memory deleted by the consumer is reused only when the device has reached that point. Without a
+    limit, a consumer that queues steps faster than the device executes them would use more and more
+    memory.
     """
 
     def __init__(self, limit: int = 2) -> None:
@@ -78,50 +77,50 @@ class QueueLimit:
         self._taken: deque[Mark] = deque()
 
     def add(self, taken: Mark) -> None:
-        """Something was taken, at this mark of the consumer's stream."""
+        """Record a delivery at a mark of the consumer's stream."""
         self._taken.append(taken)
 
     def wait(self) -> None:
-        """Wait, before memory is taken for more, until the device has come near enough."""
+        """Wait until the device is near enough, before allocating more memory."""
         while len(self._taken) > self._limit:
             self._taken.popleft().wait()
 
 
 class SideStream(ABC):
-    """A queue of work for a device, for any number of threads."""
+    """A queue of work for a device; thread-safe."""
 
     pins_memory: bool
-    """Whether copies are done later, and only from pinned memory."""
+    """Whether copies are asynchronous, which requires pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def bind_thread(self) -> None:  # noqa: B027 - there may be nothing to do
-        """Make the device the current one of this thread, which is not the user's."""
+        """Make the device current in a thread of this package."""
 
     @abstractmethod
     def use(self) -> AbstractContextManager[object]:
-        """A context in which this thread's work is queued here, and allocates memory for it."""
+        """Context in which this thread's work and allocations use the stream."""
 
     @abstractmethod
     def mark(self) -> Mark:
-        """The end of what has been queued here."""
+        """Mark the end of the queued work."""
 
     def set_clock(self) -> None:  # noqa: B027 - there may be nothing to do
-        """Set the time of marks made from now on to the host's; a device's clock may drift."""
+        """Synchronize the clock of later marks with the host's; device clocks may drift."""
 
     @abstractmethod
     def give_to_current(self, mark: Mark, tensors: Iterable[torch.Tensor]) -> Mark:
         """Give tensors of this stream to the calling thread's current stream.
 
-        What that stream gets to do from now on waits for `mark`, and when the tensors are dropped
-        their memory waits for it. Returns a mark of what it had to do before, and of that wait:
-        what is dropped next is used again once the mark is reached.
+        Later work of that stream waits for `mark`, and the memory of the tensors is reused only
+        after it. Returns a mark after that stream's earlier work and this wait: once it is reached,
+        memory deleted from now on can be reused.
         """
 
 
 class DirectStream(SideStream):
-    """For a device that has done its work when the call returns, as a CPU."""
+    """Stream of a synchronous device, such as a CPU."""
 
     pins_memory = False
 
@@ -137,7 +136,7 @@ class DirectStream(SideStream):
 
 
 class CudaStream(SideStream):
-    """A CUDA stream of its own; `cuda` stands for `torch.cuda`."""
+    """A new CUDA stream; `cuda` replaces `torch.cuda` in tests."""
 
     pins_memory = True
 
@@ -152,7 +151,7 @@ class CudaStream(SideStream):
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        # The device first: `stream` alone would set the one before it again, and so touch it.
+        # `stream` alone would restore the previous device, and initialize it.
         with self._cuda.device(self.device), self._cuda.stream(self._stream):
             yield
 
@@ -160,7 +159,7 @@ class CudaStream(SideStream):
         return self._mark(self._stream)
 
     def set_clock(self) -> None:
-        # Events know only the time between each other: this one's is known on the host too.
+        # Events only measure differences: this one has a host time, too.
         with self._cuda.device(self.device):
             origin = self._event(self._stream)
             origin.synchronize()
@@ -181,7 +180,7 @@ class CudaStream(SideStream):
 
     def _event(self, stream: Any) -> Any:
         with self._cuda.device(self.device):
-            # "blocking": a thread that waits sleeps instead of spinning.
+            # "blocking": waiting threads sleep instead of spinning.
             event = self._cuda.Event(enable_timing=True, blocking=True)
             event.record(stream)
         return event
@@ -194,15 +193,14 @@ _lasting = PerProcess(dict[tuple[_Maker, torch.device], SideStream])
 
 
 def side_stream(device: torch.device) -> SideStream:
-    """A new stream of a device from `find_device`."""
+    """Create a stream for a device from `find_device`."""
     return _maker(device)(device)
 
 
 def lasting_stream(device: torch.device) -> SideStream:
-    """The stream of a device that this process asks for here each time.
+    """Return the process-wide stream of a device.
 
-    For what is made anew for each epoch: what torch has of the memory of a stream, it gives to no
-    other one.
+    For objects created each epoch: torch does not reuse the memory of one stream in another.
     """
     make, streams = _maker(device), _lasting.get()
     if (found := streams.get((make, device))) is None:
@@ -216,9 +214,9 @@ def _maker(device: torch.device) -> _Maker:
 
 @contextmanager
 def streams_of(kind: str, make: _Maker) -> Iterator[None]:
-    """In this context, streams of devices of a kind, such as "cpu", are what `make` gives.
+    """Context in which `make` creates the streams of devices of a kind, such as "cpu".
 
-    For all threads; for tests, which have streams that run as late as they may.
+    Applies to all threads. For tests with streams that run as late as possible.
     """
     before = dict(_make)
     _make[kind] = make
@@ -230,31 +228,31 @@ def streams_of(kind: str, make: _Maker) -> Iterator[None]:
 
 
 def check_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
-    """The device. Raises `ClipError` for one that is not there. Starts nothing on a GPU."""
+    """Check a device. Raises `ClipError` if it is not available. Initializes no GPU."""
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
-        raise ClipError("not a device", expected="such as cpu or cuda:0", got=device) from None
+        raise ClipError("invalid device", expected="such as cpu or cuda:0", got=device) from None
     if found.type != "cuda":
         try:
             torch.empty(0, device=found)
-        except (AssertionError, ImportError, RuntimeError):  # whatever torch lacks for it
+        except (AssertionError, ImportError, RuntimeError):  # torch lacks support for it
             raise ClipError(
-                "torch finds no such device here", expected="such as cpu or cuda:0", got=device
+                "device not available", expected="such as cpu or cuda:0", got=device
             ) from None
         return found
-    # Torch asks the driver's NVML for it. `is_available` asks CUDA, which no fork survives.
+    # Torch counts by NVML. `is_available` would initialize CUDA, which breaks later forks.
     count = cuda.device_count()
     if (_index(found) or 0) >= count:
         expected = f"at most cuda:{count - 1}" if count else "cpu"
-        raise ClipError("torch finds no such device here", expected=expected, got=device)
+        raise ClipError("device not available", expected=expected, got=device)
     return found
 
 
 def find_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
-    """The device with its number: where none is given, that of this thread's current one.
+    """Check a device and add its number, by default that of the current device.
 
-    Raises `ClipError` for one that is not there.
+    Raises `ClipError` if it is not available.
     """
     found = check_device(device, cuda)
     if found.type == "cuda" and _index(found) is None:
@@ -263,20 +261,19 @@ def find_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
 
 
 def upload(host: torch.Tensor, device: torch.device, *, is_late: bool) -> torch.Tensor:
-    """A copy of memory that nobody writes to any more, queued on the current stream.
+    """Queue a copy of memory that is never written to again, on the current stream.
 
-    Where the device `is_late`, it comes from pinned memory: from any other, this thread would wait
-    for all that is queued there.
+    If `is_late`, through pinned memory: otherwise this thread would wait for all queued work.
     """
     return (host.pin_memory() if is_late else host).to(device, non_blocking=is_late)
 
 
 def _index(device: torch.device) -> int | None:
-    return device.index  # which torch types as an integer
+    return device.index  # typed as an integer by torch
 
 
 class _Now(Mark):
-    """Reached when it is made."""
+    """A mark that is reached immediately."""
 
     def __init__(self) -> None:
         self._time = perf_counter()
@@ -329,13 +326,12 @@ class _CudaMark(Mark):
 
 
 class StagingBuffer:
-    """Host memory, pinned where the device wants that, from which pieces are carved."""
+    """Host memory, pinned if the device needs it, divided into pieces."""
 
     def __init__(self, nbytes: int, pin: bool) -> None:
-        # Torch knows of copies from memory that it has pinned: were this dropped meanwhile,
-        # its memory would not be used for anything else before they are done. That is why pieces
-        # are made of this tensor, and not of an array's memory.
-        with torch.inference_mode(False):  # else none but threads in that mode could write to it
+        # Torch tracks copies from memory that it has pinned: after the tensor is deleted, its
+        # memory is reused only when they are done. Pieces are therefore views of this tensor.
+        with torch.inference_mode(False):  # other threads must be able to write to it
             self._memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         self._used = 0
         self._kept: list[torch.Tensor] = []
@@ -346,44 +342,44 @@ class StagingBuffer:
 
     @staticmethod
     def room(sizes: Iterable[int]) -> int:
-        """Bytes of a buffer that pieces of these sizes are carved from."""
+        """Size of a buffer for pieces of these sizes, in bytes."""
         return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
 
     def carve(self, nbytes: int) -> torch.Tensor:
-        """The next piece: uint8 [nbytes]."""
+        """Return the next piece, uint8 [nbytes]."""
         begin, self._used = self._used, self._used + self.room([nbytes])
-        assert self._used <= self.nbytes, "a buffer is larger than what is carved from it"
+        assert self._used <= self.nbytes, "the pieces fit into the buffer"
         return self._memory[begin : begin + nbytes]
 
     def array(
         self, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> tuple[torch.Tensor, npt.NDArray[Any]]:
-        """The next piece as it is copied, uint8 [nbytes], and as it is written to, an array."""
+        """Return the next piece as a tensor, uint8 [nbytes], and as a writable array."""
         piece = self.carve(int(np.prod(shape)) * dtype.itemsize)
         return piece, piece.numpy().view(dtype).reshape(shape)
 
     def keep(self, source: torch.Tensor) -> None:
-        """Refer to memory of others that is copied from too, until the buffer is used again."""
+        """Keep a reference to other memory that is copied from, until the buffer is reused."""
         self._kept.append(source)
 
     def clear(self) -> None:
-        """Carve from the beginning again."""
+        """Start again from the beginning."""
         self._used = 0
         self._kept.clear()
 
 
 class _Copied(NamedTuple):
-    """A buffer that nobody holds, and when all copies from it are done."""
+    """An idle buffer, and the end of copies from it."""
 
     buffer: StagingBuffer
     mark: Mark
 
 
 class Staging:
-    """Buffers for a stream. Any number of threads acquire one each.
+    """Staging buffers of a stream; thread-safe.
 
-    There are at most two more than are acquired at a time: one can be filled while others are
-    copied from. Torch rounds pinned memory up to a power of two.
+    At most two buffers are kept in addition to acquired ones, so that one can be filled while
+    others are copied. Torch rounds pinned memory up to a power of two.
     """
 
     def __init__(self, stream: SideStream) -> None:
@@ -393,7 +389,7 @@ class Staging:
 
     @contextmanager
     def acquire(self, sizes: Iterable[int]) -> Iterator[StagingBuffer]:
-        """A buffer for pieces of these sizes, from which copies may be queued in this context."""
+        """Context with a buffer for pieces of these sizes; queue copies from it inside."""
         buffer = self._find(StagingBuffer.room(sizes))
         try:
             yield buffer
@@ -408,12 +404,12 @@ class Staging:
             found.buffer.clear()
             if found.buffer.nbytes >= nbytes:
                 return found.buffer
-        del found  # its memory first
-        with self.stream.use():  # memory is pinned for a device's context: not for another one's
+        del found  # frees its memory first
+        with self.stream.use():  # pinned in this device's context
             return StagingBuffer(nbytes, self.stream.pins_memory)
 
     def _next(self) -> _Copied | None:
-        """One that is copied already, or else the first one that will be, or else none."""
+        """Take a buffer without pending copies, or the oldest one if enough exist, or none."""
         if self._idle and self._idle[0].mark.is_reached:
             return self._idle.popleft()
         return self._idle.popleft() if len(self._idle) >= _MOST_UNDER_WAY else None

@@ -1,13 +1,11 @@
-"""Video that a device decodes by torchcodec, straight into the rows of an arena.
+"""Decodes video on a device by torchcodec, directly into arena rows.
 
-torchcodec reads files. So the packets of a page get a container in memory, without being encoded
-anew, of which each page is a file of its own. On a GPU, NVDEC decodes it; on "cpu" FFmpeg does,
-which is how this is tested without a GPU.
+torchcodec reads files, so the packets of a page are wrapped in an in-memory container, without
+re-encoding. NVDEC decodes it on a GPU, FFmpeg on "cpu", which allows tests without a GPU.
 
-Nothing that comes back is trusted. The numbers of the frames travel as timestamps. The first frames
-of a feature are compared with those of PyAV, for NVDEC knows less of colours than FFmpeg does. For
-what torchcodec does not decode, or decodes to something else, PyAV is asked on the host from there
-on, which one line in the log says.
+Results are verified. Frame numbers are encoded as timestamps. The first frames of each feature are
+compared with PyAV, because NVDEC supports fewer color spaces than FFmpeg. If torchcodec fails or
+its frames differ, PyAV decodes on the host from then on, and one line is logged.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ from seqrecord.schema import FeatureSpec
 
 _logger = logging.getLogger("seqrecord")
 
-_RATE = 25  # frames a second of the containers: any will do
-_AT_ONCE = 8  # frames that torchcodec is asked for: they are on the device beside their rows
-_BLOCK = 8  # pixels a side: chroma is spread over pixels in more than one way
+_RATE = 25  # frames per second of the containers; arbitrary
+_AT_ONCE = 8  # frames per call of torchcodec: they take device memory in addition to their rows
+_BLOCK = 8  # pixels per side: decoders interpolate chroma differently
 _MOST_DIFFERENT = 3.0  # of 255, the mean of blocks: of another matrix or range, or another frame,
 # it is 5 and more
 
 
 class DeviceVideo:
-    """Decodes the video of one feature on the device of a stream, as long as that `works`.
+    """Decodes the video of one feature on the device of a stream, while `works` is true.
 
-    Methods are called by threads of which the device is the current one.
+    Methods must be called by threads with the device as current one.
     """
 
     def __init__(self, spec: FeatureSpec, stream: SideStream) -> None:
@@ -55,8 +53,8 @@ class DeviceVideo:
         self.is_checked = False
         self._name = spec.name
         self._lock = threading.Lock()
-        # Decoders of pages that are done. What a decoder of a GPU does when it ends must be done
-        # with that GPU as the current one, and a finalizer may run in any thread.
+        # Unused decoders. They must be deleted with their GPU as the current device, but a
+        # finalizer may run in any thread.
         self.ended: deque[Any] = deque()
         self.make: Callable[..., Any] | None = None
         try:
@@ -68,20 +66,20 @@ class DeviceVideo:
             self.give_up(reason)
 
     def give_up(self, reason: str) -> None:
-        """Have PyAV decode from here on, and say so."""
+        """Switch to PyAV, and log the reason."""
         with self._lock:
             worked, self.works = self.works, False
         if worked:
             say_once(self._name, str(self.stream.device), reason)
 
     def open(self, codec: VideoPageCodec, page: memoryview, table: VideoTable) -> _PageReader:
-        """Reads the frames of a page; see `VideoReader`."""
+        """Create a reader of a page; see `VideoReader`."""
         return _PageReader(self, codec, page, table)
 
     def decoder(self, owner: object, contained: bytes) -> Any:
-        """A decoder of a file, until `owner` is gone."""
+        """Create a decoder of a file, which ends after `owner` is deleted."""
         self.end_decoders()
-        assert self.make is not None, "asked for while it works"
+        assert self.make is not None, "called while torchcodec works"
         device = self.stream.device
         made = self.make(contained, dimension_order="NHWC", device=device)
         weakref.finalize(owner, self.ended.append, made).atexit = False
@@ -90,13 +88,13 @@ class DeviceVideo:
         return made
 
     def end_decoders(self) -> None:
-        """End the decoders of pages that are done, once the device is done with their frames.
+        """End unused decoders, after the device is done with their frames.
 
-        For torchcodec gives what NVDEC decodes with to the next decoder, in any thread, while the
-        conversion of the last frame may still be queued.
+        torchcodec gives NVDEC's decoder to the next user, in any thread, while the conversion of
+        the last frame may still be queued.
         """
         ended = []
-        with suppress(IndexError):  # several threads may end some
+        with suppress(IndexError):  # several threads may call this
             while True:
                 ended.append(self.ended.popleft())
         if ended:
@@ -104,7 +102,7 @@ class DeviceVideo:
 
 
 class DeviceFrames:
-    """Rows of a video's frames on a device: tensors [height, width, 3] to decode into."""
+    """Rows of video frames on a device: tensors [height, width, 3] to decode into."""
 
     def __init__(
         self, video: DeviceVideo, frames: torch.Tensor, rows: npt.NDArray[np.int64]
@@ -118,18 +116,18 @@ class DeviceFrames:
         return [self._frames[row] for row in self._rows[some].tolist()]
 
     def clear(self, first: int, count: int) -> None:
-        """Make zeros of rows."""
+        """Clear rows."""
         with self._video.stream.use():
             for frame in self[first : first + count]:
                 frame.zero_()
 
 
 class Numbered:
-    """The packets of a page as those of a file, of which the times tell the frames.
+    """The packets of a page as a file whose timestamps identify the frames.
 
-    The frames of a group that are not shown come first, then the others in their order. Between
-    two groups the clock goes on by as many ticks as frames are decoded before they are shown: so
-    that what looks for a keyframe by one time or by the other finds the same one.
+    Hidden frames of a group come first, then the shown ones in display order. Between groups the
+    clock advances by the number of frames decoded before they are shown, so that searches by either
+    timestamp find the same keyframe.
     """
 
     def __init__(self, page: memoryview, table: VideoTable) -> None:
@@ -148,24 +146,24 @@ class Numbered:
         self._page, self._table = page, table
         frames = table.order[~hidden]
         self.index = np.empty(len(frames), np.int64)
-        """Of each frame of the page, its number in the file."""
+        """Number in the file of each frame of the page."""
         self.index[frames] = rank[~hidden]
         self.ticks = np.empty(len(frames), np.int64)
-        """Of each frame of the page, when it is shown, counted from the file's first time."""
+        """Display time of each frame of the page, relative to the file's first time."""
         self.ticks[frames] = self._pts[~hidden] - self._pts.min()
 
     def __len__(self) -> int:
         return len(self._pts)
 
     def contained(self, codec: str, size: tuple[int, int]) -> bytes:
-        """The file."""
+        """Mux the file."""
         file = io.BytesIO()
         packets = list(self.packets())
         mux_mp4(
             file,
             codec,
             size,
-            [packets[0].data],  # it has all parameters; of more, FFmpeg would decode some
+            [packets[0].data],  # has all parameters; FFmpeg would decode more packets
             packets,
             tick=Fraction(1, _RATE),
             options={"use_editlist": "0"},
@@ -181,8 +179,7 @@ class Numbered:
 
 
 class _PageReader:
-    """Reads frames of one page, for one thread at a time; see `VideoReader`, which is asked once
-    something fails."""
+    """Reads frames of one page; not thread-safe. Falls back to `VideoReader` after an error."""
 
     def __init__(
         self, video: DeviceVideo, codec: VideoPageCodec, page: memoryview, table: VideoTable
@@ -193,11 +190,11 @@ class _PageReader:
         self._decoder: Any = None
         self._host: VideoReader | None = None
         self._decoded = 0
-        self._next = 0, 0  # the group, and the frame in it, that need no seeking
+        self._next = 0, 0  # group, and frame in it, that need no seek
 
     @property
     def num_decoded(self) -> int:
-        """How many frames were decoded, with those that only others need."""
+        """Number of decoded frames, including those decoded only for others."""
         return self._decoded + (0 if self._host is None else self._host.num_decoded)
 
     def decode_into(
@@ -212,7 +209,7 @@ class _PageReader:
                 with self._video.stream.use():
                     self._decode(positions, out)
                 return
-            except Exception as error:  # whatever it is: PyAV knows what is wrong with packets
+            except Exception as error:  # PyAV will raise the precise error
                 self._video.give_up(_line(error))
         self._host = self._host or VideoReader(*self._of)
         self._decoder = None
@@ -236,7 +233,7 @@ class _PageReader:
             found = self._decoder.get_frames_at(self._numbered.index[frames].tolist())
             ticks = np.rint((found.pts_seconds.cpu().numpy() - begin) * _RATE).astype(np.int64)
             if (ticks != self._numbered.ticks[frames]).any():
-                raise ValueError("torchcodec gives other frames than were asked for")
+                raise ValueError("torchcodec returns wrong frames")
             if not self._video.is_checked:
                 self._check(frames, found.data)
             for i, frame in zip(some, found.data, strict=True):
@@ -249,13 +246,11 @@ class _PageReader:
         decoder = self._video.decoder(self, contained)
         found = decoder.metadata.height, decoder.metadata.width, len(decoder)
         if found != (*size, len(self._numbered)):
-            raise ValueError(
-                f"torchcodec finds {found} in a file of {(*size, len(self._numbered))}"
-            )
+            raise ValueError(f"torchcodec reads {found} instead of {(*size, len(self._numbered))}")
         return decoder
 
     def _check(self, frames: Sequence[int], found: torch.Tensor) -> None:
-        """Raise `ValueError` unless these are about the frames that PyAV gives."""
+        """Raise `ValueError` if frames differ from those of PyAV."""
         host = VideoReader(*self._of)
         codec = self._of[0]
         for frame, given in zip(frames, found.cpu().numpy(), strict=True):
@@ -267,31 +262,31 @@ class _PageReader:
         self._video.is_checked = True
 
     def _count(self, frames: Sequence[int]) -> None:
-        """Count frames that were decoded for these, which ascend."""
+        """Count the frames decoded for these ascending frames."""
         first_frame = self._of[2].first_frame
         for frame in frames:
             group = int(np.searchsorted(first_frame, frame, side="right")) - 1
             inside = frame - int(first_frame[group])
             if (group, inside + 1) == self._next:
-                continue  # it came twice
+                continue  # a duplicate
             before = self._next[1] if group == self._next[0] and inside >= self._next[1] else 0
             self._decoded += inside + 1 - before
             self._next = group, inside + 1
 
 
 def _refused(config: VideoConfig) -> str:
-    """Why videos of a configuration are not given to torchcodec; empty if they are."""
+    """Reason why torchcodec cannot decode a configuration; empty if it can."""
     if config.codec not in CONTAINED:
         return f"no container for {config.codec}"
-    # NVDEC knows what the stream says, and takes BT.601 and the limited range where it says
-    # nothing; so does FFmpeg without a container that says more.
+    # NVDEC reads the color space of the stream, with BT.601 and limited range as default; so does
+    # FFmpeg if the container has none.
     if config.matrix not in (None, 2, 5, 6) or config.range not in (None, "limited"):
-        return "colours that the stream itself does not tell"
+        return "the color space is not stored in the stream"
     return ""
 
 
 def _difference(some: npt.NDArray[np.uint8], others: npt.NDArray[np.uint8]) -> float:
-    """The mean difference of two pictures [height, width, 3], of the means of their blocks."""
+    """Mean absolute difference of two images [height, width, 3], averaged in blocks."""
     height, width = (max(1, n // _BLOCK) for n in some.shape[:2])
     means = []
     for picture in (some, others):
@@ -306,7 +301,7 @@ def _tensor(target: Any) -> torch.Tensor:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """First line of an error's message."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]
 
@@ -319,5 +314,7 @@ def _video_decoder() -> Callable[..., Any]:
 
 @cache
 def say_once(feature: str, device: str, reason: str) -> None:
-    """Say it once in this process."""
-    _logger.warning("video of %r is decoded on the host, not on %s: %s", feature, device, reason)
+    """Log the fallback once per process."""
+    _logger.warning(
+        "video feature %r: decoding on the host instead of %s: %s", feature, device, reason
+    )
