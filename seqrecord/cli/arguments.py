@@ -30,6 +30,15 @@ common = click.option(
 )
 """Option of every command that opens a dataset."""
 
+source_option = click.option(
+    "--source-option",
+    "source_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=lambda _ctx, _param, value: parse_options(value),
+    help="Option of the format (repeatable).",
+)
+
 
 def feature_names(help_text: str) -> Callable[[_Function], _Function]:
     """`--features A,B`."""

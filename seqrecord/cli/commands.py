@@ -107,7 +107,7 @@ def _json_lines(
 @click.command()
 @click.argument("path")
 @click.option("--deep", is_flag=True, help="Also decode all frames.")
-@click.option("--threads", type=AT_LEAST_1, help="Number of threads. [number of cores]")
+@click.option("--threads", type=AT_LEAST_1, help="Threads. [number of cores]")
 @click.option("--quiet", is_flag=True, help="Print problems only.")
 @common
 @click.pass_context

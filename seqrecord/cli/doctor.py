@@ -14,9 +14,7 @@ from seqrecord.indexing.doctor import examine
 
 @click.command()
 @click.argument("src")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, with at most 1,000 findings of each kind."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (at most 1,000 items of a kind).")
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
 @click.pass_context

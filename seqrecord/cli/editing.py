@@ -98,11 +98,7 @@ def rename(path: str, old: str, new: str, **options: Any) -> None:
 @_PATH
 @_EPISODES
 @click.option(
-    "--set",
-    "entries",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Set an entry (repeatable). VALUE: JSON or text.",
+    "--set", "entries", metavar="NAME=VALUE", multiple=True, help="JSON or text (repeatable)."
 )
 @click.option("--remove", metavar="NAME", multiple=True, help="Remove an entry (repeatable).")
 @click.option(
@@ -227,7 +223,7 @@ def add(
     Writes new record files; existing ones are unchanged.
     """
     if (other is None) == (files is None):
-        raise click.UsageError("expected one of --from DATASET and --files FOLDER|FILE.npz")
+        raise click.UsageError("expected either --from DATASET or --files FOLDER|FILE.npz")
     if feature is not None and other is None:
         raise click.UsageError("--feature requires --from")
     if files is not None:

@@ -35,9 +35,7 @@ from seqrecord.writing.convert_jobs import Progress
     help="Frames of each episode to export; only for --format frames. [all]",
 )
 @click.option(
-    "--fps",
-    type=float,
-    help="Frames per second, if episodes have none; only for --format lerobot and mcap.",
+    "--fps", type=float, help="For lerobot and mcap: frames per second, if episodes have none."
 )
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
@@ -91,15 +89,9 @@ def export(
 @click.option("--private", is_flag=True, help="Create a private repository.")
 @click.option("--tag", help="Tag of the commit.")
 @click.option("--message", metavar="TEXT", help="Message of the commit.")
-@click.option(
-    "--license",
-    metavar="ID",
-    help="License in the dataset card: cc-by-4.0, mit, … [license of the card]",
-)
+@click.option("--license", metavar="ID", help="License in the card: mit, … [unchanged]")
 @click.option("--replace", is_flag=True, help="Overwrite another dataset or a later version.")
-@click.option(
-    "--replace-card", is_flag=True, help="Overwrite a README.md that was not written by push."
-)
+@click.option("--replace-card", is_flag=True, help="Overwrite a README.md not written by push.")
 @common
 def push(path: str, url: str, **options: Any) -> None:
     """Push a dataset to the Hugging Face Hub.

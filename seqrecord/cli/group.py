@@ -7,25 +7,17 @@ import click
 from seqrecord.cli.terminal import PROGRAM, Commands
 from seqrecord.version import __version__
 
-_MODULES = {
-    "bench": "timing",
-    "cache": "maintenance",
-    "clean": "maintenance",
-    "doctor": "doctor",
-    "edit": "editing",
-    "export": "exporting",
-    "index": "packing",
-    "info": "commands",
-    "merge": "editing",
-    "plan": "timing",
-    "push": "exporting",
-    "reindex": "packing",
-    "split": "maintenance",
-    "stats": "maintenance",
-    "verify": "commands",
-    "view": "pictures",
-    "write": "packing",
+_COMMANDS = {
+    "commands": ("info", "verify"),
+    "doctor": ("doctor",),
+    "editing": ("edit", "merge"),
+    "exporting": ("export", "push"),
+    "maintenance": ("cache", "clean", "split", "stats"),
+    "packing": ("index", "reindex", "write"),
+    "pictures": ("view",),
+    "timing": ("bench", "plan"),
 }
+_MODULES = {name: module for module, names in _COMMANDS.items() for name in names}
 
 
 @click.group(

@@ -88,7 +88,7 @@ def clean(
     """Delete unused files and reclaim space.
 
     Deletes the files of interrupted writes, which --resume can then no longer continue, and record
-    files used only by old versions, except those of --keep-versions. Rewrites record files with
+    files used only by old versions (see --keep-versions). Rewrites record files with
     many deleted bytes; a later run deletes the old ones, once they are older than --older-than.
     Keeps the lists of external files of an index (externals/).
     """
@@ -127,16 +127,12 @@ def clean(
     help="Keep episodes together that have the same value of this metadata entry.",
 )
 @click.option("--seed", type=int, default=0, help="Seed of the random assignment.")
-@click.option(
-    "--reassign",
-    is_flag=True,
-    help="Assign episodes again that are already in one of these splits.",
-)
+@click.option("--reassign", is_flag=True, help="Also reassign episodes of these splits.")
 @common
 def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     """Assign episodes to splits at random.
 
-    Episodes that are already in one of the splits stay in it.
+    Episodes of these splits keep their split unless --reassign is set.
     Example: seqrecord split records/ train=0.9 val=0.1
     """
     wanted = {}
@@ -156,12 +152,8 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
 @click.command()
 @click.argument("path")
 @click.option("--recompute", is_flag=True, help="Compute the statistics again.")
-@click.option(
-    "--max-frames", type=AT_LEAST_1, help="Sample about this many frames per feature. [all]"
-)
-@click.option(
-    "--threads", "num_threads", type=AT_LEAST_1, help="Number of threads. [number of cores]"
-)
+@click.option("--max-frames", type=AT_LEAST_1, help="Sample about this many frames. [all]")
+@click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [number of cores]")
 @click.option("--split", metavar="NAME", help="Compute statistics of this split.")
 @click.option("--dry-run", is_flag=True, help="Print without storing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

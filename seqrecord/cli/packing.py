@@ -17,7 +17,7 @@ from seqrecord.cli.arguments import (
     meanings,
     parse_by_feature,
     parse_codecs,
-    parse_options,
+    source_option,
     write_mode,
 )
 from seqrecord.cli.terminal import ProgressBar
@@ -56,9 +56,7 @@ _INVENTORY_LINES = 10
     help=f"Format of the original: {', '.join((DATASET, *BUILT_IN))}, or a plug-in's format. "
     "[detected]",
 )
-@click.option(
-    "--dst", metavar="PATH", help="Path or URL of the dataset. [SRC-records, next to SRC]"
-)
+@click.option("--dst", metavar="PATH", help="Path or URL of the dataset. [SRC-records]")
 @click.option(
     "--codec",
     "codecs",
@@ -91,13 +89,7 @@ _INVENTORY_LINES = 10
     help="Path of a feature inside the original's files (repeatable), such as "
     "image=/observations/images/front. Only mapped features are converted.",
 )
-@click.option(
-    "--source-option",
-    "source_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Option of the format (repeatable).",
-)
+@source_option
 @meanings
 @click.option("--keep-encoded", is_flag=True, help="Copy PNG and JPEG images without decoding.")
 @click.option(
@@ -105,11 +97,7 @@ _INVENTORY_LINES = 10
     is_flag=True,
     help="Skip episodes with broken files, and list them at the end.",
 )
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="Fail if the inventory lists data that is not converted.",
-)
+@click.option("--strict", is_flag=True, help="Fail if the inventory lists data not converted.")
 @click.option(
     "--chunk-frames",
     type=click.IntRange(1, MAX_CHUNK_FRAMES),
@@ -126,7 +114,7 @@ _INVENTORY_LINES = 10
     type=click.Choice(["auto", "all", "source", "none"]),
     default="auto",
     help="Statistics to store. auto: features that are decoded anyway; all: also decode copied "
-    "video and images; source: copy those of LeRobot's meta/.",
+    "video and images; source: copy the ones of LeRobot's meta/.",
 )
 @click.option("--quiet", is_flag=True, help="Print errors and skipped episodes only.")
 @common
@@ -140,7 +128,7 @@ def write(
     cameras: str | None,
     difficulty: str | None,
     places: tuple[str, ...],
-    source_options: tuple[str, ...],
+    source_options: dict[str, Any] | None,
     kinds: tuple[str, ...],
     units: tuple[str, ...],
     keep_encoded: bool,
@@ -159,7 +147,7 @@ def write(
         "difficulty": difficulty,
         "map": parse_by_feature(places, "PATH"),
     }
-    others = parse_options(source_options) or {}
+    others = source_options or {}
     if twice := sorted(others.keys() & (named.keys() | {"features", "format", "keep_encoded"})):
         raise click.UsageError(
             f"--source-option {twice[0]} is not valid; use --{twice[0].replace('_', '-')}"
@@ -225,21 +213,11 @@ def write(
     help="Path or URL of the index. [in SEQRECORD_HOME, where readers of SRC find it]",
 )
 @write_mode
-@click.option(
-    "--checksums", is_flag=True, help="Compute and store checksums of all referenced bytes."
-)
+@click.option("--checksums", is_flag=True, help="Store checksums of all referenced bytes.")
 @feature_names("Features to index.")
-@click.option(
-    "--source-option",
-    "source_options",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Option of the format (repeatable); requires --dst.",
-)
+@source_option
 @meanings
-@click.option(
-    "--strict", is_flag=True, help="Fail if the inventory lists data that is not indexed."
-)
+@click.option("--strict", is_flag=True, help="Fail if the inventory lists data not indexed.")
 @click.option("--quiet", is_flag=True, help="Print errors only.")
 @common
 def index(
@@ -248,7 +226,7 @@ def index(
     mode: WriteMode,
     checksums: bool,
     features: list[str] | None,
-    source_options: tuple[str, ...],
+    source_options: dict[str, Any] | None,
     kinds: tuple[str, ...],
     units: tuple[str, ...],
     strict: bool,
@@ -281,7 +259,7 @@ def index(
         src,
         features=features,
         storage_options=storage_options if is_url(src) else None,
-        **(parse_options(source_options) or {}),
+        **(source_options or {}),
     )
     with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
         report = index_source(

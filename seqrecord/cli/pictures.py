@@ -39,8 +39,7 @@ _OF_PICTURES = ("start", "clip_len", "dilation", "output")
 @click.option(
     "--rerun",
     is_flag=True,
-    help="Show episodes in the Rerun viewer: all, or those of KEY, which may be a glob. Requires "
-    "rerun-sdk.",
+    help="Show episodes in the Rerun viewer: all, or KEY (a key or a glob). Requires rerun-sdk.",
 )
 @click.option("--save", metavar="FILE.rrd", help="With --rerun: write a file and open no window.")
 @click.option("--quiet", is_flag=True, help="With --rerun: hide the progress bar.")

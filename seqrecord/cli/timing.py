@@ -11,12 +11,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import (
-    AT_LEAST_1,
-    BYTE_SIZE,
-    common,
-    feature_names,
-)
+from seqrecord.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names
 from seqrecord.cli.terminal import ProgressBar
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.options import EngineOptions
@@ -26,12 +21,7 @@ from seqrecord.profiler.plan import plan as make_plan
 _CLIPS = (
     click.argument("path"),
     click.option("--clip-len", type=AT_LEAST_1, help="Frames per clip. [16]"),
-    click.option(
-        "--stride",
-        type=AT_LEAST_1,
-        default=1,
-        help="Frames between starts of clips.",
-    ),
+    click.option("--stride", type=AT_LEAST_1, default=1, help="Frames between starts of clips."),
     click.option("--split", metavar="NAME", help="Read this split only."),
     click.option("--episodes", metavar="GLOB", help="Read episodes with matching keys only."),
     feature_names("Features to read."),
@@ -43,9 +33,7 @@ _CLIPS = (
     ),
     click.option("--no-shuffle", is_flag=True, help="Read episodes in order."),
     click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the order."),
-    click.option(
-        "--threads", "num_threads", type=AT_LEAST_1, help="Number of threads. [number of cores]"
-    ),
+    click.option("--threads", "num_threads", type=AT_LEAST_1, help="Threads. [number of cores]"),
     click.option("--cache-dir", metavar="DIR", help="Cache reads of a remote dataset in DIR."),
     click.option(
         "--cache-limit", type=BYTE_SIZE, help="Maximum size of the cache, such as 200GiB."
@@ -61,18 +49,14 @@ def _of_clips(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_of_clips
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Device of the batches."
-)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Batch device.")
 @click.option(
     "--consumer-ms",
     type=click.FloatRange(min=0, max=1e6),
     default=0.0,
     help="Milliseconds of a simulated training step (sleep).",
 )
-@click.option(
-    "--max-batches", type=AT_LEAST_1, help="Stop after this many batches. [end of the epoch]"
-)
+@click.option("--max-batches", type=AT_LEAST_1, help="Stop after this many batches. [all]")
 @click.option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds and bytes.")
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
@@ -123,19 +107,13 @@ def bench(
 @_of_clips
 @click.option("--epochs", type=AT_LEAST_1, default=1, help="Number of epochs.")
 @click.option("--ranks", type=AT_LEAST_1, default=1, help="Number of training processes.")
-@click.option(
-    "--workers", type=click.IntRange(min=0), default=0, help="DataLoader workers per rank."
-)
+@click.option("--workers", type=click.IntRange(min=0), default=0, help="Workers per DataLoader.")
 @click.option("--persistent-workers", is_flag=True, help="Keep workers for all epochs.")
 @click.option(
     "--bandwidth", type=BYTE_SIZE, help="Bytes per second of all ranks together, such as 1GB."
 )
-@click.option(
-    "--price-per-gb", type=click.FloatRange(min=0), default=0.0, help="Price of 10^9 bytes."
-)
-@click.option(
-    "--price-per-request", type=click.FloatRange(min=0), default=0.0, help="Price of a request."
-)
+@click.option("--price-per-gb", type=click.FloatRange(min=0), default=0.0, help="Per 10^9 bytes.")
+@click.option("--price-per-request", type=click.FloatRange(min=0), default=0.0)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds, hours and bytes.")
 def plan(
     path: str,

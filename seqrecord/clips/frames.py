@@ -343,7 +343,7 @@ class ClipFrames:
         return {name: window.length for name, window in self.windows.items()}
 
     def by_window(self, features: Iterable[str]) -> list[tuple[str, ...]]:
-        """Group features by window: those of a group have the same frames in all clips."""
+        """Group features by window: they have the same frames in all clips."""
         found: dict[object, list[str]] = {}
         for name in features:
             found.setdefault(self.windows[name].key, []).append(name)

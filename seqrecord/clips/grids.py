@@ -1,6 +1,6 @@
 """Positions of the chunks of one group in episodes: integers, without I/O.
 
-An episode is regular if all of its chunks except the last have one length; positions are then
+An episode is regular if its chunks, except the last, have one length; positions are then
 computed. Chunks of irregular episodes have any lengths and are looked up::
 
     regular      |       |       |       |   |      chunk_frames 8
@@ -12,7 +12,7 @@ the index, or the number of the run in its plan::
     bit       63    62 ...... 32     31 ...... 0
                0    owner            frame
 
-No owner has frame 2^32 - 1. Its key separates the frames of one owner from those of the next.
+No owner has frame 2^32 - 1. Its key separates the frames of one owner from the next owner's.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ def _requests(dataset: Dataset) -> int:
 
 
 def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
-    """Cost of opening the dataset: in all processes of the first epoch, and in those that later
-    epochs start.
+    """Cost of opening the dataset: of all processes in the first epoch, and of processes
+    that later epochs start.
     """
     of, requests = dataset.contents, _requests(dataset)
     is_disk = of.storage.local_path("any name") is not None

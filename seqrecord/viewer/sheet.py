@@ -259,7 +259,7 @@ def _thinned(frame: Array, width: float, height: float) -> Array:
 
 def _description(known: Sequence[Array]) -> str:
     if not known:
-        return "missing in all of these frames"
+        return "missing in all frames"
     shapes = sorted({frame.shape for frame in known})
     shown = ", ".join(str(list(shape)) for shape in shapes[:4]) + (", …" if shapes[4:] else "")
     text = f"{known[0].dtype.name} {shown}"
