@@ -64,12 +64,12 @@ def bench(dataset: DatasetLike, options: BenchOptions) -> BenchReport:
 
     Raises `ClipError` for an unavailable device, and the loader's errors.
 
-    Args:
-        dataset: path or URL, or an open dataset, which is used as it was opened.
-
     Example:
         report = seqrecord.bench("records/", clip_len=8, max_batches=4)
         print(report.clips_per_second, report.advice)
+
+    Args:
+        dataset: path or URL, or an open dataset, which is used as it was opened.
     """
     import torch  # takes seconds
 

@@ -127,12 +127,12 @@ def plan(dataset: DatasetLike, options: PlanOptions) -> PlanReport:
     Raises `ClipError` for invalid arguments, `MemoryLimitError` if the limit is too small, and the
     errors of opening the dataset.
 
-    Args:
-        dataset: path or URL, or an open dataset without previous reads.
-
     Example:
         report = seqrecord.plan("records/", clip_len=8, epochs=10, ranks=2)
         print(report.total.bytes, report.peak_memory)
+
+    Args:
+        dataset: path or URL, or an open dataset without previous reads.
     """
     with opened(dataset) as found:
         return _planned(found, options)
