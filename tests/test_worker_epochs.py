@@ -54,8 +54,18 @@ def loading(data: Any, workers: int = 2, **options: Any) -> Any:
     return DataLoader(data, batch_size=None, num_workers=workers, **options)
 
 
+_planned: dict[Any, list[Any]] = {}
+
+
 def planned(path: Path, epoch: int, workers: int = 2, **changes: Any) -> list[Any]:
     """The batches of an epoch as a DataLoader gives them, each of its workers in turn."""
+    key = (path, epoch, workers, repr(changes))
+    if key not in _planned:
+        _planned[key] = _plan(path, epoch, workers, **changes)
+    return list(_planned[key])
+
+
+def _plan(path: Path, epoch: int, workers: int, **changes: Any) -> list[Any]:
     parts = []
     for worker in range(workers):
         alone = stream(path, **changes, rank=worker, world_size=workers)
