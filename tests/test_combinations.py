@@ -176,18 +176,23 @@ def drawn(rng: random.Random, *, rated: bool = False) -> Case:
     return Case(options)
 
 
+def some(seeds: range, count: int) -> list[Any]:
+    """The first few in every run, the others among the slow tests."""
+    return [*seeds[:count], *(pytest.param(s, marks=pytest.mark.slow) for s in seeds[count:])]
+
+
 def run(records: Path, seed: int, *, rated: bool = False) -> None:
     rng = random.Random(seed)
     case = drawn(rng, rated=rated)
     check_case(records, case, seed=seed, kind=rng.choice(["pipe", "stream", "stream", "node"]))
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", some(range(14), 8))
 def test_some(records: Path, seed: int) -> None:
     run(records, seed)
 
 
-@pytest.mark.parametrize("seed", range(2000, 2008))
+@pytest.mark.parametrize("seed", some(range(2000, 2008), 5))
 def test_episodes_of_several_rates(records: Path, seed: int) -> None:
     run(records, seed, rated=True)
 

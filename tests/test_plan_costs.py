@@ -130,7 +130,9 @@ def test_clips_of_every_kind(
 
 
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (1, 2), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "workers"), [(2, 0), (2, 2), pytest.param(1, 2, marks=pytest.mark.slow)]
+)
 def test_ranks_and_workers(place: Place, large: Path, ranks: int, workers: int) -> None:
     place.copy(large)
     with Meter(place.host) as meter:
@@ -229,7 +231,7 @@ def test_small_frames_that_stay_in_memory(
 def many_poses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("many")
     codecs = "raw" if request.param == "raw" else {"pose": [{"id": "zstd", "level": 1}]}
-    return write_poses(folder, episodes=100, frames=40, chunk_frames=16, codecs=codecs)
+    return write_poses(folder, episodes=300, frames=40, chunk_frames=16, codecs=codecs)
 
 
 @pytest.mark.parametrize("clips", [{}, {"stride": 16}, {"dilation": 2}, {"order": "sequences"}])
