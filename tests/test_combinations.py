@@ -89,6 +89,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
+WORKERS_IN_EACH_RUN = {"windows", "nested", "limited", "squeezed", "latest of windows", "backwards"}
+"""With workers, the others are slow tests: values do not depend on who loads them."""
+
 SPAN = 16  # frames that windows reach at most, before and after a clip's start
 
 
@@ -197,11 +200,15 @@ def test_episodes_of_several_rates(records: Path, seed: int) -> None:
     run(records, seed, rated=True)
 
 
+def marks_of(name: str, kind: str) -> Any:
+    return pytest.mark.slow if kind == "workers" and name not in WORKERS_IN_EACH_RUN else ()
+
+
 @pytest.mark.parametrize("records", ["several"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (name, kind)
+        pytest.param(name, kind, marks=marks_of(name, kind))
         for name in CASES
         for kind in KINDS
         if kind == "pipe"
