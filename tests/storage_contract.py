@@ -59,7 +59,7 @@ def left(storage: Storage, folder: str = "records") -> list[tuple[str, Any, byte
 
 
 def read_counter(storage: Storage, has_gaps: bool) -> tuple[bytes, str]:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         try:
             return storage.read_whole("counter", 1000)

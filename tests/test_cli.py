@@ -35,10 +35,19 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
+    return write_tree(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def kept_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for all tests that change nothing in it."""
+    return write_tree(tmp_path_factory.mktemp("tree"))
+
+
+def write_tree(folder: Path) -> Path:
     for number in range(2):
-        folder = tmp_path / "originals" / "cave" / "Easy" / f"P00{number}"
-        write_v1(folder, make_frames(number, 3))
-    return tmp_path / "originals"
+        write_v1(folder / f"originals/cave/Easy/P00{number}", make_frames(number, 3))
+    return folder / "originals"
 
 
 @pytest.fixture
@@ -371,8 +380,8 @@ def test_view(dataset: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str) -> None:
-    filled = [argument.format(tree=tree, dataset=dataset) for argument in arguments]
+def test_wrong_use(kept_tree: Path, small: Path, arguments: list[str], message: str) -> None:
+    filled = [argument.format(tree=kept_tree, dataset=small) for argument in arguments]
     line = fail(*filled, code=2)
     assert message in line
     assert "--help" in line
@@ -400,9 +409,9 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
     ],
 )
 def test_a_users_mistake_is_one_line(
-    tree: Path, dataset: Path, arguments: list[str], message: str
+    kept_tree: Path, small: Path, arguments: list[str], message: str
 ) -> None:
-    filled = [argument.format(tree=tree, dataset=dataset) for argument in arguments]
+    filled = [argument.format(tree=kept_tree, dataset=small) for argument in arguments]
     assert message in fail(*filled)
 
 

@@ -463,7 +463,7 @@ def test_mappings_do_not_grow_with_epochs(most: int, tmp_path: Path) -> None:
     stream = SeqRecordIterableDataset(tmp_path / "records", clip_len=4, batch_size=4)
     loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
     counts = []
-    for _ in range(10):
+    for _ in range(6):
         for _ in zip(range(most), loader, strict=False):
             pass
         counts.append(len(mapped()))
