@@ -501,7 +501,7 @@ run("export", records, "cave/Easy/P000", {str(tmp_path / "out")!r})
 run("view", records, "-o", {str(tmp_path / "clip.png")!r})
 run("--version")
 """
-    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True, timeout=200)
 
 
 def test_a_process_starts_quickly() -> None:
