@@ -1,4 +1,4 @@
-"""Modules that are imported at first use: they take time, and optional packages may be missing."""
+"""Imports at first use, for slow modules and optional packages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from seqrecord.errors import MissingPackageError
 def lazy(
     package: str, modules: Mapping[str, Sequence[str]], others: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package or module, https://peps.python.org/pep-0562.
+    """`__getattr__`, `__dir__` and `__all__` of a module, https://peps.python.org/pep-0562.
 
-    A package's own modules are there, too; its `__dir__` lists what it offers, `__all__`.
+    Submodules of a package are attributes too. `__dir__` returns `__all__`.
 
     Args:
-        package: its name.
-        modules: by the modules below it the names that they have. A module that begins with
-            `seqrecord.` is a whole name.
-        others: the names that it offers beside these.
+        package: name of the module.
+        modules: public names by the submodule that defines them. A module name that begins with
+            `seqrecord.` is absolute.
+        others: further public names: submodules.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
     offered = sorted({*module_of, *others})
@@ -38,19 +38,19 @@ def lazy(
 
 
 def required(module: str, said: str, file: str | None = None) -> Any:
-    """A module of an optional package; `MissingPackageError` that says `said` without it."""
+    """Import an optional module; without it raise `MissingPackageError` with message `said`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         if error.name is not None and error.name.partition(".")[0] != package:
-            raise  # it is there, and lacks something itself
+            raise  # installed, but one of its own dependencies is missing
         raise MissingPackageError(said, file=file) from error
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package of the index, such as `azure-storage-blob`, or a module can be imported."""
+    """Whether a module, or a distribution such as `azure-storage-blob`, can be imported."""
     try:
         return importlib.util.find_spec(package.replace("-", ".")) is not None
-    except (ImportError, ValueError):  # of one whose parent is missing, half gone, or no package
+    except (ImportError, ValueError):  # no parent package, or a broken one
         return False

@@ -275,7 +275,7 @@ def test_nothing_is_written(hub: HubStub) -> None:
         lambda: storage.put("a", b"", expected=None),
         lambda: storage.remove("meta/info.json"),
     ):
-        with pytest.raises(DestinationError, match="only be read"):
+        with pytest.raises(DestinationError, match="read-only"):
             write()
 
 

@@ -414,7 +414,7 @@ def test_a_dead_mount_is_transient_until_it_is_back(
         lambda: storage.unfinished("records"),
         lambda: storage.read_whole("manifest.json", 1000),
     ):
-        with pytest.raises(errors.TransientError, match="not mounted any more"):
+        with pytest.raises(errors.TransientError, match="mount is gone"):
             action()
     mounted.restart()
     assert get(storage, PATH, 2_000_000, 2_000_010) == LONG[2_000_000:2_000_010]

@@ -349,19 +349,19 @@ def test_blobfiles_urls() -> None:
     ("url", "options", "says"),
     [
         (AZURE, {"backend": "urllib2"}, "one of adlfs, blobfile, fsspec, obstore, urllib3"),
-        (AZURE, {"backend": "blobfile", "account_key": SECRET}, "its own environment"),
-        (AZURE, {"mount": True}, "local paths alone"),
+        (AZURE, {"backend": "blobfile", "account_key": SECRET}, "from the environment"),
+        (AZURE, {"mount": True}, "local paths only"),
         (
             "az://box/path",
             {},
             (
-                r"which account.*https://ACCOUNT\.blob.*account_name.*AZURE_STORAGE_ACCOUNT_NAME.*"
+                r"the account.*https://ACCOUNT\.blob.*account_name.*AZURE_STORAGE_ACCOUNT_NAME.*"
                 r"blobfile\+az"
             ),
         ),
         ("az://acme/box/path", {"account_name": "acme"}, "account or the container"),
-        (AZURE, {"account_name": "other"}, "of one account"),
-        (AZURE, {"connection_string": f"AccountName=other;AccountKey={SECRET}"}, "of one account"),
+        (AZURE, {"account_name": "other"}, "of another account"),
+        (AZURE, {"connection_string": f"AccountName=other;AccountKey={SECRET}"}, "of another account"),
         (AZURE, {"connection_string": f"AccountKey={SECRET}"}, "without an account"),
         (AZURE, {"connection_string": f"BlobEndpoint=https://x?{SECRET};AccountKey=y"}, "endpoint"),
         (AZURE, {"acount_key": SECRET}, "unknown storage option.*acount_key"),
@@ -383,7 +383,7 @@ def test_blobfiles_urls() -> None:
         ("gs://b/p", {"key": SECRET}, "unknown storage option.*key"),
         ("gs://b/p", {"anon": True, "bearer_token": SECRET}, "more than one kind"),
         ("https://h/p", {"token": SECRET}, "unknown storage option.*token"),
-        ("memory://box", {"mount": True}, "local paths alone"),
+        ("memory://box", {"mount": True}, "local paths only"),
         ("records", {"direct": True}, "a local path does not take.*direct"),
         ("records", {"account_key": SECRET}, "a local path does not take.*account_key"),
         ("records", {"deadline": 5}, "a local path does not take.*deadline"),

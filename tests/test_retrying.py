@@ -283,7 +283,7 @@ def test_closing_wakes_those_that_wait() -> None:
     thread.join(60)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [StorageError]
-    assert "closed while it waited" in str(errors[0])
+    assert "closed while waiting" in str(errors[0])
 
 
 def test_a_closed_storage_is_used_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Storages: local disk, mounts, object stores, any fsspec filesystem; retries and the cache."""
+"""Storages: local disks, mounts, object stores, fsspec filesystems; retries and a local cache."""
 
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # what a local disk does not need, and takes long to import
+if not TYPE_CHECKING:  # slow import that local disks do not need
     __getattr__, __dir__, _ = lazy(
         __name__,
         {

@@ -1,6 +1,6 @@
-"""A container of Azure Blob: whose account it is, and the one credential that opens it.
+"""Azure Blob containers: account, endpoint and credential from URL, options and environment.
 
-`Blobfiles` reads it with blobfile, through its public functions.
+`Blobfiles` reads with blobfile, by its public functions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from seqrecord.storage.objects.http import Fetch, Signer, renewed
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
 from seqrecord.storage.url import Location, is_blob_service, named_place
 
-# Our name, then those of obstore, adlfs, blobfile and az CLI. In the environment they have
-# AZURE_STORAGE_ before them, an identity's also AZURE_ alone.
+# Our name of each setting, then those of obstore, adlfs, blobfile and az CLI. Environment variables
+# have the prefix AZURE_STORAGE_, for identities also AZURE_.
 _NAMES = {
     "account": ("account_name", "account"),
     "endpoint": ("endpoint", "blob_endpoint", "azure_endpoint"),
@@ -55,12 +55,12 @@ _ENVIRONMENT = {
     for ours, names in _NAMES.items()
 }
 _OF_ACCOUNT = ("account_key", "sas_token", "sas_token_file")
-# In the order that the environment's have.
+# In order of precedence in the environment.
 _KINDS = (*_OF_ACCOUNT, "client_secret", "anonymous", "credential_provider")
-_VERSION = "2022-11-02"  # of the service
+_VERSION = "2022-11-02"  # of the service's API
 _SCOPE = "https://storage.azure.com/.default"
 
-# Azurite's, the same for everyone and published by Microsoft: no secret.
+# Azurite's credential, published by Microsoft and equal for everyone: not a secret.
 _EMULATOR = {
     "accountname": "devstoreaccount1",
     "accountkey": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr"
@@ -71,13 +71,18 @@ _EMULATOR = {
 
 @dataclass(frozen=True, kw_only=True)
 class AzureContainer(Bucket):
-    """A container and a path in it.
+    """An Azure container and a path in it.
 
-    `endpoint` is the account's blob service, `https://ACCOUNT.blob.core.windows.net` unless told
-    otherwise, without a slash at its end. `config` is the credential: `account_key`, `sas_token`
-    (without a question mark), `sas_token_file`, `credential_provider`, the three of a client
-    secret, `anonymous`, or at most a `client_id` for the default chain. `from_environment` says
-    that it was found there, and is looked for again by each client.
+    Attributes:
+        account: name of the storage account.
+        endpoint: URL of its blob service without a final slash, by default
+            `https://ACCOUNT.blob.core.windows.net`.
+        from_environment: whether the credential is from the environment; then each client reads it
+            again.
+
+    `config` has the credential: `account_key`, `sas_token` (without a question mark),
+    `sas_token_file`, `credential_provider`, the three parts of a client secret, `anonymous`, or at
+    most a `client_id` for the default chain.
     """
 
     account: str
@@ -88,11 +93,11 @@ class AzureContainer(Bucket):
     def resolve(
         cls, location: Location, options: Mapping[str, Any], environ: Mapping[str, str]
     ) -> AzureContainer:
-        """The container of a location: from its URL, then `storage_options`, then the environment.
+        """Resolve a location: settings of its URL, then `storage_options`, then the environment.
 
-        The environment's credential counts where neither URL nor options hold one, and where it is
-        of this account. Raises `LocationError` for an unknown account, for an option that nobody
-        knows, and for credentials of two kinds.
+        The environment's credential applies if neither URL nor options have one, and only if it is
+        for this account. Raises `LocationError` for a missing account, an unknown option, and
+        credentials of two kinds.
         """
         shown = location.shown
         client_options, rest = split_client_options(options, shown)
@@ -103,20 +108,20 @@ class AzureContainer(Bucket):
         container, _, root = location.root.strip("/").partition("/")
         if account is None:
             raise LocationError(
-                "the URL does not say which account",
+                "the URL does not contain the account",
                 file=shown,
                 expected="https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH, or "
                 "az://CONTAINER/PATH with storage_options={'account_name': …} or "
                 "AZURE_STORAGE_ACCOUNT_NAME, or blobfile+az://ACCOUNT/CONTAINER/PATH",
             )
         if given.get("account", account) != account:
-            said_too = f"{account}, and {given['account']} in storage_options"
-            raise LocationError("the URL is of one account", file=shown, got=said_too)
+            both = f"{account}, and {given['account']} in storage_options"
+            raise LocationError("the URL is of another account", file=shown, got=both)
         host = f"https://{account}.blob.core.windows.net"
         if container == account and shown.startswith("az://"):
             message = "an unclear URL: is its first part the account or the container?"
             raise LocationError(message, expected=f"{host}/CONTAINER/PATH", got=shown)
-        if found.get("account", account) != account:  # nor is what else it has of this one
+        if found.get("account", account) != account:  # endpoint and credential of another account
             found = {n: value for n, value in found.items() if n not in ("endpoint", *_OF_ACCOUNT)}
         credential = _credential(said | given, shown)
         return cls(
@@ -143,7 +148,7 @@ class AzureContainer(Bucket):
         return named_place(f"az://{self.bucket}/{self.root}", at)
 
     def credential(self) -> Fetch | None:
-        """A key, a SAS or tokens, as it is now in the environment or its file."""
+        """Current key, SAS or token, read again from the environment or its file."""
         held = self.config
         if self.from_environment:
             found = _found(os.environ, self.shown)
@@ -177,7 +182,7 @@ class AzureContainer(Bucket):
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
             held, headers = fetch(), {"x-ms-version": _VERSION}
             sas = held.get("sas_token", "")
-            query = sas if isinstance(sas, str) else urlencode(sas)  # pairs, as obstore has it too
+            query = sas if isinstance(sas, str) else urlencode(sas)  # pairs, as in obstore
             if key := held.get("access_key"):
                 query = self._sas(key)
             elif token := held.get("token"):
@@ -189,7 +194,7 @@ class AzureContainer(Bucket):
         return sign
 
     def _sas(self, key: str) -> str:
-        """A SAS that reads for an hour (learn.microsoft.com, "Create a service SAS")."""
+        """SAS for reading during one hour (learn.microsoft.com, "Create a service SAS")."""
         until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
         said = {"sp": "r", "se": f"{until:%Y-%m-%dT%H:%M:%SZ}", "sv": _VERSION, "sr": "c"}
         resource = f"/blob/{self.account}/{self.bucket}"
@@ -204,13 +209,13 @@ class AzureContainer(Bucket):
         return urlencode({**said, "sig": base64.b64encode(digest).decode()})
 
     def identity(self, held: Mapping[str, Any], **settings: Any) -> Any:
-        """A new credential of azure-identity: a client secret's, or the default chain.
+        """Create a credential of azure-identity: for a client secret, or the default chain.
 
-        A `client_id` alone chooses among managed and workload identities; `settings` go to it.
-        Raises `LocationError` where a token would go over plain http.
+        A `client_id` alone selects a managed or workload identity; `settings` are passed on. Raises
+        `LocationError` if a token would be sent over plain http.
         """
         identity = importlib.import_module("azure.identity")
-        # Where no credential is found, each request for a token would log the same fifteen lines.
+        # Without a credential, each request for a token would log the same fifteen lines.
         logging.getLogger(identity.ChainedTokenCredential.__module__).addFilter(_ONCE)
         check_token_endpoint(self.endpoint, self.endpoint)
         if "client_secret" in held:
@@ -222,28 +227,28 @@ class AzureContainer(Bucket):
         return identity.DefaultAzureCredential(**settings)
 
     def _token(self, held: Mapping[str, Any]) -> dict[str, Any]:
-        """A new token. The identity is a new one too: msal remembers its failures for a while."""
+        """Request a token, from a new identity because msal caches failures."""
         statuses: list[int] = []
         identity = self.identity(
             held,
-            retry_total=0,  # what fails is repeated with the request that needs the token
+            retry_total=0,  # the request that needs the token is retried
             raw_response_hook=lambda answer: statuses.append(answer.http_response.status_code),
         )
         try:
             found = identity.get_token(_SCOPE)
         except Exception:
-            # The default chain's exception has nothing but text of what each of it said.
+            # The exception of the default chain has only text.
             busy = [status for status in statuses if is_busy(status)]
             if not busy:
                 raise
         else:
             expires = datetime.datetime.fromtimestamp(found.expires_on, datetime.timezone.utc)
             return {"token": found.token, "expires_at": expires}
-        raise TransientError(f"there was no token: HTTP status {busy[-1]}", file=self.shown)
+        raise TransientError(f"no token received: HTTP status {busy[-1]}", file=self.shown)
 
 
 class _Once(logging.Filter):
-    """Lets a line through that is another one than the last, or comes a minute later."""
+    """Log filter: drops a repetition of the last line within a minute."""
 
     _last: tuple[str, float] = ("", 0.0)
 
@@ -268,15 +273,15 @@ def _read(file: str, shown: str) -> str:
 def _settings(
     values: Mapping[str, Any], names: Names, shown: str, *, prefix: str | None = None
 ) -> dict[str, Any]:
-    """Settings that are checked, with those that a connection string holds.
+    """Checked settings, including those in a connection string.
 
-    What is named beside a connection string comes first.
+    Settings beside a connection string take precedence.
     """
     found = named(values, names, shown, prefix=prefix)
     for name in set(found) - {"credential_provider"}:
         if not isinstance(found[name], (str, int)):
             raise LocationError(f"storage option {name} is not text", file=shown)
-        # The command line takes what looks like a number for one.
+        # The command line converts texts of digits to numbers.
         found[name] = is_true(found[name]) if name == "anonymous" else str(found[name])
     if "connection_string" in found:
         found = _connection(found.pop("connection_string"), shown) | found
@@ -314,7 +319,7 @@ def _connection(text: str, shown: str) -> dict[str, str]:
 
 
 def _credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """The credential among settings, or none; `LocationError` for two kinds, or for half of one."""
+    """The credential in settings, if any; raises `LocationError` for two or an incomplete one."""
     held = one_of(_KINDS, settings, shown)
     if "client_secret" in held:
         held = {name: settings[name] for name in _IDENTITY if settings.get(name)}
@@ -326,7 +331,7 @@ def _credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
 
 
 def _found(environ: Mapping[str, str], shown: str) -> dict[str, Any]:
-    """Settings of the environment, where several tools may have left credentials: the first."""
+    """Settings of the environment, with the first of several credentials."""
     found = _settings(environ, _ENVIRONMENT, shown)
     if not set(_IDENTITY) <= set(found):
         found.pop("client_secret", None)
@@ -336,10 +341,10 @@ def _found(environ: Mapping[str, str], shown: str) -> dict[str, Any]:
 
 
 class Blobfiles:
-    """Reads Azure accounts as a filesystem of fsspec does; paths are ACCOUNT/CONTAINER/PATH.
+    """A subset of fsspec's interface for Azure with blobfile; paths are ACCOUNT/CONTAINER/PATH.
 
-    blobfile has its own credentials: `AZURE_STORAGE_KEY`, a service principal, `az login`. It
-    repeats nothing here. `pool` makes a pool of urllib3, for whom its own will not do.
+    blobfile has its own credentials: `AZURE_STORAGE_KEY`, a service principal, `az login`. Does not
+    retry. `pool` makes a urllib3 pool that replaces blobfile's own.
     """
 
     def __init__(self, pool: Callable[[], Any] | None) -> None:
@@ -356,9 +361,9 @@ class Blobfiles:
         return {"size": self._context.stat(f"az://{path}").size}
 
     def cat_file(self, path: str, start: int, end: int) -> bytes:
-        if end - start > MAX_REQUEST_BYTES:  # of a whole file
+        if end - start > MAX_REQUEST_BYTES:  # the range of a whole file may exceed it
             end = min(end, self.info(path)["size"])
-        # Told where the file ends, blobfile does not ask; it would read no further than that.
+        # With a given size, blobfile does not request it, and reads no further.
         with self._context.BlobFile(
             f"az://{path}", "rb", streaming=True, file_size=end, buffer_size=max(1, end - start)
         ) as file:

@@ -1,4 +1,4 @@
-"""A bucket of Google Cloud Storage."""
+"""Google Cloud Storage buckets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 @dataclass(frozen=True, kw_only=True)
 class GcsBucket(Bucket):
-    """A bucket and a path in it.
+    """A GCS bucket and a path in it.
 
-    `config` has at most one credential. Without one it is opened with what google-auth finds.
+    `config` has at most one credential; without one, google-auth looks for a default.
     """
 
     endpoint_option = "base_url"
     fixed = ("skip_signature", "bearer_token")
-    # obstore's names, with and without `google_`, of the kinds of credentials and of the endpoint.
+    # obstore's names, with or without `google_`, for kinds of credentials and the endpoint.
     names: ClassVar[Names] = {
         "skip_signature": ("skip_signature", "anonymous", "anon"),
         "credential_provider": ("credential_provider",),
@@ -56,7 +56,7 @@ class GcsBucket(Bucket):
         return config
 
     def credential(self) -> Fetch | None:
-        """google-auth's: of a key file or its text, and without one of what it finds."""
+        """Credential of google-auth: from a key file or its text, or the default."""
         if self.config.get("skip_signature"):
             return None
         if bearer := self.config.get("bearer_token"):

@@ -1,7 +1,7 @@
-"""What the Hugging Face Hub says of a dataset's files: the commit, the listing, signed addresses.
+"""Requests to the Hugging Face Hub: commit, file listing, signed URLs.
 
-Only the Hub's host gets the token. Files in LFS lie on another host, at addresses that the Hub
-signs for a while: these are kept in memory, and nowhere else.
+Only the Hub's host receives the token. Files in LFS are on another host, at URLs that the Hub signs
+for a limited time; these are in memory only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from seqrecord.storage.requests import TIMEOUT_SECONDS
 from seqrecord.storage.retrying import Retrier
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MOST_PAGES = 10_000  # of a listing: 10 million files
-_MOST_COMMITS = 8  # of which a process keeps what it was told
+_MOST_PAGES = 10_000  # pages of a listing: 10 million files
+_MOST_COMMITS = 8  # commits with cached metadata per process
 _LOCKS = 64
 
 _T = TypeVar("_T")
@@ -44,9 +44,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file's bytes, what tells that it is still the same, and whether it lies in LFS.
+    """Metadata of a file: size, content hash, and whether it is in LFS.
 
-    `identity` is the SHA-256 of what lies in LFS, and git's id of the others.
+    `identity` is the SHA-256 of a file in LFS, and the git object id of any other.
     """
 
     size: int
@@ -56,7 +56,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a file is read, with which headers. One that is signed ends after a while."""
+    """URL and headers for reading a file; a signed URL expires."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
@@ -64,7 +64,7 @@ class Address:
 
 
 class Listing:
-    """The files of a folder and below it, by their paths in it, and what each folder holds."""
+    """Files below a folder by relative path, with an index of subfolders."""
 
     def __init__(self, files: Mapping[str, HubFile]) -> None:
         self.files = files
@@ -80,11 +80,11 @@ class Listing:
                 entry = Entry(name, is_folder=True)
 
     def entries(self, folder: str) -> list[Entry]:
-        """Files and folders directly in a folder, sorted by name; empty where there is none."""
+        """Files and folders directly in a folder, sorted by name; empty if it does not exist."""
         return sorted(self._folders.get(folder, {}).values(), key=lambda entry: entry.name)
 
     def below(self, folder: str, *, deep: bool) -> Iterator[str]:
-        """The paths of the files directly in a folder; with `deep` also of those below."""
+        """Paths of the files directly in a folder; `deep` includes subfolders."""
         for entry in self.entries(folder):
             path = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.is_folder:
@@ -94,16 +94,16 @@ class Listing:
 
 
 class _Known:
-    """What the Hub has told this process of a commit, which never changes; a fork has it too."""
+    """Cached metadata of a commit, which is immutable; shared with forks."""
 
     def __init__(self) -> None:
         self.listings: dict[str, Listing] = {}  # by folder
-        self.files: dict[str, HubFile] = {}  # by path in the repository, of those looked up alone
-        self.addresses: dict[str, Address | None] = {}  # none: the Hub sends it itself
+        self.files: dict[str, HubFile] = {}  # files requested one by one, by path in the repository
+        self.addresses: dict[str, Address | None] = {}  # `None`: served by the Hub itself
         self._locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
 
     def lock(self, path: str) -> threading.Lock:
-        """Held by who asks the Hub about a path, so that others need not."""
+        """Lock for requests about a path, so that only one thread makes them."""
         return self._locks.get()[hash(path) % _LOCKS]
 
 
@@ -112,14 +112,14 @@ _wait_until: dict[tuple[str, str], float] = {}  # by endpoint and kind of reques
 
 
 class Hub:
-    """A folder of a dataset's repository on the Hub, at one commit.
+    """A folder of a dataset repository on the Hub, at one commit.
 
-    `revision` is a branch, tag or commit. Its commit is asked for once, and goes into pickles. What
-    the Hub says of a commit is kept in this process. Where it asks to wait (429), no thread of
-    this process sends it another request of that kind meanwhile.
+    `revision` is a branch, tag or commit; its commit is requested once, and included in pickles.
+    Metadata of commits is cached per process. After a 429, no thread of this process sends requests
+    of that kind until the Hub's delay has passed.
 
-    Raises `NotFoundError` for a repository, revision or file that is not there, `AccessError` for
-    a refusal, and `StorageError` for an answer that is none of the Hub's.
+    Raises `NotFoundError` for a missing repository, revision or file, `AccessError` for a refusal,
+    and `StorageError` for a malformed response.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Hub:
 
     @property
     def commit(self) -> str:
-        """The commit of the revision, 40 hexadecimal digits."""
+        """Commit of the revision, 40 hexadecimal digits."""
         if self._commit is None:
             with self._lock.get():
                 if self._commit is None:
@@ -153,7 +153,7 @@ class Hub:
         return self._commit
 
     def head(self, revision: str | None = None) -> tuple[str, bool]:
-        """The commit of a revision now, and whether the repository is private."""
+        """Current commit of a revision, and whether the repository is private."""
         url = f"{self._api}/revision/{quote(revision or self.revision, safe='')}"
         found = self._asked_json(url, {})[0]
         sha = found.get("sha") if isinstance(found, dict) else None
@@ -163,17 +163,17 @@ class Hub:
 
     @property
     def fixed_url(self) -> str:
-        """The folder's URL with its commit."""
+        """URL of the folder at its commit."""
         folder = f"/{self.folder}" if self.folder else ""
         return f"hf://datasets/{self.repo}@{self.commit}{folder}"
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the revision is a commit itself, as that of external files."""
+        """Whether the revision is a commit, as for external files."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def listing(self) -> Listing:
-        """All files of the folder; empty where there is none."""
+        """All files of the folder; empty if it does not exist."""
         known = self._of_commit()
         with known.lock(""):
             if self.folder not in known.listings:
@@ -181,7 +181,7 @@ class Hub:
         return known.listings[self.folder]
 
     def file(self, path: str) -> HubFile:
-        """A file of the folder, as the listing has it or, before anything was listed, the Hub."""
+        """Metadata of a file, from the listing if loaded, else by a request."""
         known = self._of_commit()
         if (listing := known.listings.get(self.folder)) is not None:
             if path not in listing.files:
@@ -194,7 +194,7 @@ class Hub:
         return known.files[full]
 
     def address(self, path: str) -> Address:
-        """Where a file is read: signed for those in LFS, asked for once."""
+        """Address for reading a file; requested once for files in LFS."""
         known, full = self._of_commit(), self._full(path)
         if self.file(path).is_large:
             if full not in known.addresses:
@@ -206,18 +206,18 @@ class Hub:
         return Address(self._url(full), self.headers(), is_signed=False)
 
     def renew(self, path: str, refused: Address) -> None:
-        """Ask for another address, unless another thread has done that."""
+        """Request another address, unless another thread did."""
         known, full = self._of_commit(), self._full(path)
         with known.lock(full):
             if known.addresses.get(full) == refused:
                 self._resolve(path)
 
     def shown(self, path: str) -> str:
-        """The URL of a file of the folder, for messages."""
+        """URL of a file of the folder, for messages."""
         return f"{self._shown}/{self._full(path)}" if path else self._shown
 
     def headers(self) -> dict[str, str]:
-        """Of requests to the Hub's host: who asks, with the token if there is one."""
+        """Headers of requests to the Hub's host, with the token if there is one."""
         build = self._hub("utils").build_hf_headers
         found: dict[str, str] = build(token=self._token, library_name="seqrecord")
         if any(name.lower() == "authorization" for name in found):
@@ -225,9 +225,10 @@ class Hub:
         return found
 
     def asked(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
-        """What a request to the Hub's host gives; one attempt, when the Hub wants it.
+        """Result of one attempt of a request to the Hub's host.
 
-        `kind` is what it limits: `api` or `resolvers`.
+        Waits first if the Hub asked for a delay. `kind` is the kind of rate limit: `api` or
+        `resolvers`.
         """
         redact_logs()
         gate, file = (self.endpoint, kind), self.shown(path)
@@ -244,23 +245,23 @@ class Hub:
             until = time.monotonic() + failure.retry_after
             _wait_until[gate] = max(until, _wait_until.get(gate, 0.0))
             self._retrier.heed(failure.retry_after, file=file)
-            failure.retry_after = None  # it is waited for here, before the next attempt
+            failure.retry_after = None  # the next call waits for it
         raise failure
 
     def change(self, method: str, **arguments: Any) -> Any:
-        """What a method of huggingface_hub's `HfApi` gives for this repository; one attempt."""
-        self.headers()  # or the token must not go there
+        """Call a method of huggingface_hub's `HfApi` for this repository; one attempt."""
+        self.headers()  # raises if the token must not be sent
         make = self._hub().HfApi
         api = make(endpoint=self.endpoint, token=self._token, library_name="seqrecord")
         about = {"repo_id": self.repo, "repo_type": "dataset", **arguments}
         return self.asked("api", "", lambda: getattr(api, method)(**about))
 
     def repeated(self, request: Callable[[], _T]) -> _T:
-        """What a request gives in the end, one attempt after another."""
+        """Result of a request, with retries."""
         return self._retrier.call(request, file=self._shown)
 
     def _resolve(self, path: str) -> None:
-        """Ask what a file is, and where it is read."""
+        """Request metadata and address of a file."""
         full, known = self._full(path), self._of_commit()
         url = self._url(full)
         get = self._hub().get_hf_file_metadata
@@ -296,8 +297,8 @@ class Hub:
                 found.update(self._entry(item) for item in items if item["type"] == "file")
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise self._strange() from None
-            params = {}  # the next page's address has them
-        raise StorageError("a listing without an end", file=self._shown)
+            params = {}  # the next page's URL includes them
+        raise StorageError("an endless listing", file=self._shown)
 
     def _entry(self, item: Mapping[str, Any]) -> tuple[str, HubFile]:
         path = item["path"].removeprefix(f"{self.folder}/" if self.folder else "")
@@ -306,8 +307,8 @@ class Hub:
         return path, HubFile(int(about["size"]), str(about["oid"]), large is not None)
 
     def _asked_json(self, url: str, params: Mapping[str, str]) -> tuple[Any, str | None]:
-        """An answer of the API, and the address of its next page; one attempt after another."""
-        if not url.startswith(f"{self.endpoint}/"):  # the token must not go there
+        """Response of the API, and the URL of its next page; with retries."""
+        if not url.startswith(f"{self.endpoint}/"):  # another host must not receive the token
             raise self._strange()
         utils = self._hub("utils")
 
@@ -347,8 +348,8 @@ class Hub:
 
     def _strange(self, path: str = "") -> StorageError:
         return StorageError(
-            "an answer that is not the Hub's: check HF_ENDPOINT, and whether a proxy or a login "
-            "page is in between",
+            "not a response of the Hub: check HF_ENDPOINT, and whether a proxy or a login page is "
+            "in between",
             file=self.shown(path),
             got=self.endpoint,
         )
@@ -357,8 +358,8 @@ class Hub:
 _NO_ENTRY = "no such file"
 NO_REVISION = "no such revision of this dataset on the Hub"
 NO_DATASET = (
-    "no such dataset on the Hub, or a private one that this token may not read: give one in "
-    "HF_TOKEN, or by `hf auth login`"
+    "no such dataset on the Hub, or a private dataset that this token cannot read: set "
+    "HF_TOKEN, or run `hf auth login`"
 )
 _CODES: Mapping[str, Callable[[], StorageError]] = {
     "EntryNotFound": partial(NotFoundError, _NO_ENTRY),
@@ -366,14 +367,14 @@ _CODES: Mapping[str, Callable[[], StorageError]] = {
     "RepoNotFound": partial(NotFoundError, NO_DATASET),
     "GatedRepo": partial(
         AccessError,
-        "this dataset is gated: accept its terms on its page, and give a token of yours in "
-        "HF_TOKEN, or by `hf auth login`",
+        "this dataset is gated: accept its terms on its page, and set your token in HF_TOKEN, or "
+        "run `hf auth login`",
     ),
 }
 
 
 def _failure(error: Exception, file: str) -> StorageError:
-    """The error of this package for one of huggingface_hub, without its text."""
+    """Convert an error of huggingface_hub to an error of this package, without its text."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     if (made := _CODES.get(headers.get("X-Error-Code", ""))) is not None:
         failure = made()
@@ -382,5 +383,5 @@ def _failure(error: Exception, file: str) -> StorageError:
     if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
         return DestinationError("the Hub refuses the card: check the license", file=file)
     if type(error).__name__ == "OfflineModeIsEnabled":
-        return LocationError("HF_HUB_OFFLINE is set: nothing is read from the Hub", file=file)
+        return LocationError("HF_HUB_OFFLINE is set: the Hub cannot be read", file=file)
     return classify(error, file)
