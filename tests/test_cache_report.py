@@ -231,7 +231,7 @@ def test_no_other_dataset_is_cleared(tmp_path: Path) -> None:
         if cleared:
             assert seqrecord.storage.clear_cache(tmp_path / "cache", location) > 0
         else:
-            with pytest.raises(NotFoundError, match="nothing of this dataset"):
+            with pytest.raises(NotFoundError, match="no data of this dataset"):
                 seqrecord.storage.clear_cache(tmp_path / "cache", location)
         left = {held.url for held in seqrecord.storage.cache_info(tmp_path / "cache").datasets}
         assert set(_HELD) - left == set(cleared), location
@@ -267,7 +267,7 @@ def test_one_dataset_is_cleared(remote: str, tmp_path: Path) -> None:
     assert "freed" in run("cache", "clear", cache, remote + "/").output
     [left] = seqrecord.cache_info(cache).datasets
     assert left.url == str(tmp_path / "dataset")
-    with pytest.raises(NotFoundError, match="nothing of this dataset"):
+    with pytest.raises(NotFoundError, match="no data of this dataset"):
         seqrecord.clear_cache(cache, remote)
     assert seqrecord.clear_cache(cache, tmp_path / "dataset") == left.size
 

@@ -348,7 +348,7 @@ def test_blobfiles_urls() -> None:
 @pytest.mark.parametrize(
     ("url", "options", "says"),
     [
-        (AZURE, {"backend": "urllib2"}, "one of adlfs, blobfile, fsspec, obstore, urllib3"),
+        (AZURE, {"backend": "urllib2"}, "any of adlfs, blobfile, fsspec, obstore, urllib3"),
         (AZURE, {"backend": "blobfile", "account_key": SECRET}, "from the environment"),
         (AZURE, {"mount": True}, "local paths only"),
         (

@@ -270,7 +270,7 @@ def test_it_goes_on_being_kept_while_it_is_sent(store: Store) -> None:
 def test_nothing_is_sent_that_is_unwanted(store: Store) -> None:
     upload = store.upload(PATH)
     upload.write(DATA)
-    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="nobody waits"):
+    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="no longer needed"):
         upload.commit()
     upload.commit()
     assert store.objects == {PATH: DATA}
