@@ -106,11 +106,11 @@ class SeqRecordError(Exception):
         self.expected = expected
         self.got = got
 
-    _FACTS = ("file", "offset", "episode", "feature", "frame", "expected", "got")
+    _CONTEXT = ("file", "offset", "episode", "feature", "frame", "expected", "got")
 
-    def facts(self) -> dict[str, Any]:
+    def context(self) -> dict[str, Any]:
         """Context of the error by attribute name, without unknown values."""
-        return {name: value for name in self._FACTS if (value := getattr(self, name)) is not None}
+        return {name: value for name in self._CONTEXT if (value := getattr(self, name)) is not None}
 
     def located(self, **facts: Any) -> SeqRecordError:
         """Set attributes that are still `None`, and return this error."""
@@ -120,7 +120,7 @@ class SeqRecordError(Exception):
         return self
 
     def __str__(self) -> str:
-        known = self.facts()
+        known = self.context()
         if isinstance(self.file, str):
             known["file"] = shown_place(self.file)
         facts = "".join(f"; {name}: {_text(value)}" for name, value in known.items())
@@ -128,7 +128,7 @@ class SeqRecordError(Exception):
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # For pickling between processes: the default protocol drops keyword arguments.
-        return _rebuild, (type(self), self.message, self.facts())
+        return _rebuild, (type(self), self.message, self.context())
 
 
 def _text(value: object) -> str:

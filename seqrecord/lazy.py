@@ -37,15 +37,15 @@ def lazy(
     return found, lambda: list(offered), offered
 
 
-def required(module: str, said: str, file: str | None = None) -> Any:
-    """Import an optional module; without it raise `MissingPackageError` with message `said`."""
+def import_extra(module: str, message: str, file: str | None = None) -> Any:
+    """Import an optional module; without it raise `MissingPackageError` with this message."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         if error.name is not None and error.name.partition(".")[0] != package:
             raise  # installed, but one of its own dependencies is missing
-        raise MissingPackageError(said, file=file) from error
+        raise MissingPackageError(message, file=file) from error
 
 
 def is_installed(package: str) -> bool:

@@ -70,7 +70,7 @@ def format_size(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-MOST = (1 << 63) - 1
+MAX_INT = (1 << 63) - 1
 """Largest int64: the maximum of integers in the format and in settings."""
 
 SEED_LIMIT = 1 << 1024  # exclusive bound of a seed's absolute value

@@ -22,7 +22,7 @@ from seqrecord import (
     edit,
 )
 from seqrecord.errors import ConflictError, FormatError, SchemaError
-from seqrecord.meanings import parse_unit, partner_of, same_unit, size_in
+from seqrecord.feature_kinds import parse_unit, partner_of, same_unit, size_in
 from tests.bags import image, write_mcap
 from tests.command_line import fail, run
 

@@ -361,7 +361,11 @@ def test_blobfiles_urls() -> None:
         ),
         ("az://acme/box/path", {"account_name": "acme"}, "account or the container"),
         (AZURE, {"account_name": "other"}, "of another account"),
-        (AZURE, {"connection_string": f"AccountName=other;AccountKey={SECRET}"}, "of another account"),
+        (
+            AZURE,
+            {"connection_string": f"AccountName=other;AccountKey={SECRET}"},
+            "of another account",
+        ),
         (AZURE, {"connection_string": f"AccountKey={SECRET}"}, "without an account"),
         (AZURE, {"connection_string": f"BlobEndpoint=https://x?{SECRET};AccountKey=y"}, "endpoint"),
         (AZURE, {"acount_key": SECRET}, "unknown storage option.*acount_key"),

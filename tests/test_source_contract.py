@@ -28,7 +28,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.meanings import check_meanings
+from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.sources import Source, format_names
 from seqrecord.sources.base import EpisodeInfo
 from tests.bags import write_bag, write_mcap
@@ -326,8 +326,10 @@ def test_frames_are_as_the_schema_says(case: Set, root: Path) -> None:
     for keep in {False, case.keeps_images}:
         source = opened(case, root, keep_encoded=keep)
         schema, kept = source.schema(), set()
-        said = schema.values()
-        check_meanings(schema, {s.name: s.kind for s in said}, {s.name: s.unit for s in said})
+        specs = schema.values()
+        check_kinds_and_units(
+            schema, {s.name: s.kind for s in specs}, {s.name: s.unit for s in specs}
+        )
         for info in source.episodes():
             frames = list(source.frames(info))
             assert len(frames) == info.num_frames

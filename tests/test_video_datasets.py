@@ -367,7 +367,7 @@ def test_pyav_that_is_missing_is_named(
         report = seqrecord.verify(kept[0], deep=True)
         [problem] = report.problems
         assert isinstance(problem, MissingPackageError)
-        assert not problem.facts()
+        assert not problem.context()
         assert report.num_frames == sum(LENGTHS.values())
     finally:
         monkeypatch.undo()

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.exif import check_single, check_upright, orientation_of
 from seqrecord.codecs.npy import MAGIC, decode_npy_into, encode_npy, npy_header
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -192,7 +192,7 @@ def _decode_jpegxl(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
 
 def _jpegxl() -> Any:
     said = "JPEG XL requires imagecodecs, the extra `images`: pip install imagecodecs"
-    return required("imagecodecs", said)
+    return import_extra("imagecodecs", said)
 
 
 @cache

@@ -23,6 +23,7 @@ from seqrecord.clips.frames import (
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import Seconds
 from seqrecord.errors import ClipError
+from seqrecord.feature_kinds import size_in
 from seqrecord.format.index import Index
 from seqrecord.format.lags import (
     EpisodeLags,
@@ -32,7 +33,6 @@ from seqrecord.format.lags import (
     is_unit_of_time,
     with_lags,
 )
-from seqrecord.meanings import size_in
 from seqrecord.pipes.checks import refuse
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import ClipOptions

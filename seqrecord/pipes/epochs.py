@@ -21,7 +21,7 @@ from seqrecord.pipes.states import BatchSource, Clip, PlanT, Sharing, State
 from seqrecord.pipes.worker_epochs import Start, Turns
 from seqrecord.processes.forks import check_fork
 from seqrecord.sampling import Part
-from seqrecord.units import MOST, check_integer
+from seqrecord.units import MAX_INT, check_integer
 
 
 class Phase(Enum):
@@ -226,7 +226,7 @@ class Epochs(Generic[PlanT]):
 
     def _go_to(self, start: Start) -> None:
         """To a start of an epoch."""
-        check_integer("epoch", start.epoch, most=MOST)
+        check_integer("epoch", start.epoch, most=MAX_INT)
         self._phase, self._place = Phase.WAITING, Place(start)
         self._offer, self._is_told = None, False
 
@@ -240,7 +240,7 @@ class Epochs(Generic[PlanT]):
     @property
     def _next(self) -> Start:
         """Where the next iteration begins, if workers of this process begin it."""
-        following = Start(min(self._place.epoch + 1, MOST))
+        following = Start(min(self._place.epoch + 1, MAX_INT))
         return following if self.is_begun else self._place.start
 
     def _publish(self) -> None:
@@ -287,9 +287,9 @@ class Epochs(Generic[PlanT]):
 def _checked(epoch: int, batches: int, batch_size: int | None) -> Start:
     """A start that somebody gives."""
     return Start(
-        check_integer("epoch", epoch, least=0, most=MOST),
-        check_integer("batches", batches, least=0, most=MOST),
-        1 if batch_size is None else check_integer("batch_size", batch_size, least=1, most=MOST),
+        check_integer("epoch", epoch, least=0, most=MAX_INT),
+        check_integer("batches", batches, least=0, most=MAX_INT),
+        1 if batch_size is None else check_integer("batch_size", batch_size, least=1, most=MAX_INT),
     )
 
 

@@ -29,7 +29,7 @@ from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.text import repr_of
-from seqrecord.units import MOST, check_integer
+from seqrecord.units import MAX_INT, check_integer
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +133,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         super().__init__()
         options = LoaderOptions(
             clip_len=1,
-            batch_size=check_integer("batch_size", batch_size, least=1, most=MOST),
+            batch_size=check_integer("batch_size", batch_size, least=1, most=MAX_INT),
             seed=seed,
             memory_limit=memory_limit,
             rank=rank,

@@ -20,7 +20,7 @@ from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, StateError
-from seqrecord.meanings import differences
+from seqrecord.feature_kinds import differences
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.options import EngineOptions, LoaderOptions

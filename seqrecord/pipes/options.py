@@ -24,7 +24,7 @@ from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
 from seqrecord.text import repr_of
-from seqrecord.units import MOST, check_integer, check_seed, is_integer, parse_size
+from seqrecord.units import MAX_INT, check_integer, check_seed, is_integer, parse_size
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def _check_flag(name: str, value: Any) -> bool:
 
 
 def _check_count(name: str, value: Any) -> int:
-    return check_integer(name, value, least=1, most=MOST)
+    return check_integer(name, value, least=1, most=MAX_INT)
 
 
 def _check_niceness(name: str, value: Any) -> int:

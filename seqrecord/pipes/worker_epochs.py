@@ -27,7 +27,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import PerProcess
-from seqrecord.units import MOST
+from seqrecord.units import MAX_INT
 
 _NUM_ROWS = 256
 _ROW = Struct("<12q160s")  # 256 bytes, so that no row is in two pages
@@ -175,7 +175,7 @@ class TurnTable:
                 if told is not None:
                     start, state = told, self._keep(rows, loaded)
                 elif newest is not None:
-                    following = Start(min(newest.epoch + 1, MOST))
+                    following = Start(min(newest.epoch + 1, MAX_INT))
                     start = following if newest.iterator else newest.start
                     state = newest.state
                 row = replace(

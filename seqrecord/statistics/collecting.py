@@ -63,12 +63,12 @@ class StatisticsCollector:
         """
         for name, item in frame.items():
             if isinstance(item, EncodedImage):
-                self.leave_out(name)  # decoding takes longer than storing
+                self.exclude(name)  # decoding takes longer than storing
             elif name in self._all:
                 self.add_frames(name, np.asarray(item)[None], np.array([self._number]))
         self._number += 1
 
-    def leave_out(self, name: str) -> None:
+    def exclude(self, name: str) -> None:
         """Exclude a feature from the statistics, because frames of the episode are ignored."""
         if (feature := self._of_episode(name)) is not None:
             feature.is_whole = False

@@ -283,7 +283,7 @@ def short_read(file: str, item: ByteRange, got: int) -> StorageError:
     )
 
 
-def tag_of(data: bytes) -> str:
+def digest_of(data: bytes) -> str:
     """Digest of a file's content: SHA-256 in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seqrecord.errors import ConflictError, TransientError
-from seqrecord.storage.base import MAX_PUT_BYTES, tag_of, too_large
+from seqrecord.storage.base import MAX_PUT_BYTES, digest_of, too_large
 from seqrecord.storage.local_upload import sync_folder
 from seqrecord.storage.open_files import Handle, with_descriptor
 
@@ -52,7 +52,7 @@ def read_file(path: Path, limit: int) -> tuple[bytes, str]:
         with open(handle.fd, "rb", closefd=False) as file:
             data = file.read(size + 1)
         if len(data) == size:
-            return data, tag_of(data)
+            return data, digest_of(data)
         time.sleep(_POLL_SECONDS)
     raise TransientError("the file changed while it was read", file=str(path))
 
@@ -123,7 +123,7 @@ def _rename(new: Path, target: Path, data: bytes) -> bool:
     try:
         new.replace(target)
     except FileNotFoundError:
-        return _found(target) == tag_of(data)  # NFS may repeat a request
+        return _found(target) == digest_of(data)  # NFS may repeat a request
     return True
 
 

@@ -23,7 +23,7 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload, tag_of
+from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload, digest_of
 from seqrecord.storage.failures import call
 from seqrecord.storage.requests import FsspecReader
 from seqrecord.storage.retrying import Retrier
@@ -90,7 +90,7 @@ class FsspecStorage(WholeFileStorage):
             tag = self._tag(path)
         except StorageError as error:
             raise _maybe_done(error) from error
-        if tag != tag_of(data):
+        if tag != digest_of(data):
             raise ConflictError("another writer replaced it at the same time", file=shown)
 
     def create(self, path: str) -> Upload:
@@ -186,7 +186,7 @@ def _maybe_done(error: StorageError) -> TransientError:
     """Error of a `put` whose outcome is unknown."""
     if isinstance(error, TransientError):
         return error
-    return TransientError(error.message, **error.facts())
+    return TransientError(error.message, **error.context())
 
 
 def url_options(protocol: str, root: str, shown: str) -> dict[str, Any]:

@@ -218,7 +218,7 @@ def put_once(
     if tag != expected:
         raise ConflictError("another writer replaced it meanwhile", file=f"{storage.url}/{path}")
     if is_lost and isinstance(failure, ConflictError):
-        raise TransientError(failure.message, **failure.facts()) from failure
+        raise TransientError(failure.message, **failure.context()) from failure
     raise failure
 
 
@@ -282,7 +282,7 @@ class RetryingStorage(StorageWrapper):
             refused = isinstance(error, ConflictError) and self.has_conditions
             if refused or not lost:
                 raise
-            raise TransientError(error.message, **error.facts()) from error
+            raise TransientError(error.message, **error.context()) from error
 
     def files(self, folder: str) -> list[FileInfo]:
         return self._repeated(folder, lambda: self.inner.files(folder))

@@ -14,7 +14,7 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.processes.forks import PerProcess
-from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path, tag_of
+from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path, digest_of
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
@@ -80,7 +80,7 @@ class WholeFileStorage(ABC):
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         data = self._reader.read_whole(check_path(path), limit)
-        return data, tag_of(data)
+        return data, digest_of(data)
 
     def files(self, folder: str) -> list[FileInfo]:
         return self.listed(check_path(folder), deep=False)

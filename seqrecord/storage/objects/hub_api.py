@@ -25,7 +25,7 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Entry
 from seqrecord.storage.clients import redact_logs
@@ -344,7 +344,7 @@ class Hub:
 
     def _hub(self, module: str = "") -> Any:
         name = f"huggingface_hub.{module}" if module else "huggingface_hub"
-        return required(name, "a package is missing: pip install huggingface_hub", self._shown)
+        return import_extra(name, "a package is missing: pip install huggingface_hub", self._shown)
 
     def _strange(self, path: str = "") -> StorageError:
         return StorageError(

@@ -20,7 +20,7 @@ from seqrecord.storage.base import (
     FileInfo,
     Upload,
     check_path,
-    tag_of,
+    digest_of,
 )
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.objects.bucket import Bucket
@@ -80,7 +80,7 @@ class ObjectStorage(WholeFileStorage):
         file, key = self.shown(path), self.bucket.key(path)
         try:
             answer = self._ask(path, lambda store: store.get(key))
-            if tag_of(whole_of(answer, file, MAX_PUT_BYTES)) == expected:
+            if digest_of(whole_of(answer, file, MAX_PUT_BYTES)) == expected:
                 meta = answer.meta
                 version = {n: meta[n] for n in ("e_tag", "version") if meta.get(n) is not None}
                 self._put(path, data, version)

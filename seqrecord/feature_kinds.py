@@ -110,7 +110,7 @@ def same_unit(one: str, other: str) -> bool:
     return math.isclose(first.size, second.size, rel_tol=1e-9)
 
 
-def check_meanings(
+def check_kinds_and_units(
     schema: Schema,
     kinds: Mapping[str, str | None] | None,
     units: Mapping[str, str | None] | None,
