@@ -21,7 +21,7 @@ import seqrecord
 from seqrecord import errors
 from seqrecord.storage import Storage
 from seqrecord.storage.local import find_remote_mount
-from seqrecord.storage.mounts import MountStorage, Streams
+from seqrecord.storage.mounts import HandlePool, MountStorage
 from seqrecord.storage.open_files import Handle
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.datasets import write_small
@@ -72,7 +72,7 @@ class Opened:
     def __init__(self) -> None:
         self.reads: dict[Handle, list[tuple[int, int]]] = {}
 
-    def read(self, streams: Streams, path: str, start: int, stop: int) -> None:
+    def read(self, streams: HandlePool, path: str, start: int, stop: int) -> None:
         with streams.take(path, start, stop, self.open) as handle:
             self.reads[handle].append((start, stop))
 
@@ -84,7 +84,7 @@ class Opened:
 
 @pytest.mark.parametrize("threads", [1, 8])
 def test_each_handle_is_read_front_to_back(threads: int) -> None:
-    opened, streams = Opened(), Streams(limit=100)
+    opened, streams = Opened(), HandlePool(limit=100)
     cursors = [(f"file {i % 3}", i * 1000 << 20) for i in range(12)]
     barrier = threading.Barrier(threads)
 
@@ -106,7 +106,7 @@ def test_each_handle_is_read_front_to_back(threads: int) -> None:
 
 
 def test_reads_of_one_handle_wait_for_their_turn() -> None:
-    streams, opened = Streams(limit=10), Opened()
+    streams, opened = HandlePool(limit=10), Opened()
     inside, go_on = threading.Event(), threading.Event()
     order = []
 
@@ -138,7 +138,7 @@ def test_reads_of_one_handle_wait_for_their_turn() -> None:
 
 
 def test_the_least_recently_used_handle_makes_room() -> None:
-    streams, opened = Streams(limit=2), Opened()
+    streams, opened = HandlePool(limit=2), Opened()
     for path in ("a", "b", "a", "c"):
         opened.read(streams, path, 0 if path != "a" else len(opened.reads), 1)
     assert streams.places == [("a", 1), ("c", 1)]

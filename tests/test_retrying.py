@@ -29,7 +29,7 @@ from seqrecord.processes.forks import PerProcess
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.retrying import Pace, Quota, Retrier, RetryingStorage
+from seqrecord.storage.retrying import Quota, RateLimiter, Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
@@ -385,12 +385,12 @@ def test_a_child_forked_amid_requests_reads_on(tmp_path: Path) -> None:
         assert all(in_a_fork(reads) for _ in range(10))
 
 
-# Pace
+# RateLimiter
 
 
 def test_a_pace_forgets_the_files_that_rest() -> None:
     clock = Clock()
-    pace = Pace(100, clock=clock)
+    pace = RateLimiter(100, clock=clock)
     for i in range(5000):
         clock.now += 1
         assert pace.delay(str(i)) == 0
@@ -507,7 +507,7 @@ def test_settings_that_are_none(bad: float) -> None:
     with pytest.raises(ValueError, match="deadline"):
         Retrier(deadline=bad)
     with pytest.raises(ValueError, match="rate"):
-        Pace(bad)
+        RateLimiter(bad)
 
 
 def test_one_value_for_all_threads_of_a_process() -> None:

@@ -60,7 +60,7 @@ class _Decompressor(Protocol):
     def decompress(self, data: memoryview, max_length: int, /) -> bytes: ...
 
 
-class _Stream(Compressor):
+class _StreamCompressor(Compressor):
     """A compressor whose streams are decoded up to the expected size."""
 
     def decode_into(self, blob: memoryview, out: Bytes) -> None:
@@ -86,7 +86,7 @@ class _Stream(Compressor):
         raise NotImplementedError
 
 
-class Zlib(_Stream):
+class Zlib(_StreamCompressor):
     codec_id = "zlib"
     parameters: ClassVar[Parameters] = {"level": range(-1, 10)}
 
@@ -94,7 +94,7 @@ class Zlib(_Stream):
         return zlib.decompressobj()
 
 
-class Bz2(_Stream):
+class Bz2(_StreamCompressor):
     codec_id = "bz2"
     parameters: ClassVar[Parameters] = {"level": range(1, 10)}
 
@@ -102,7 +102,7 @@ class Bz2(_Stream):
         return bz2.BZ2Decompressor()
 
 
-class Lzma(_Stream):
+class Lzma(_StreamCompressor):
     codec_id = "lzma"
     parameters: ClassVar[Parameters] = {
         "format": (1,),

@@ -138,7 +138,7 @@ class FeatureStatistics:
             return made
         numbers = values if values.is_floating_point() else values.float()
         numbers = numbers.float() if numbers.itemsize < np.float32().itemsize else numbers
-        return (numbers - _beside(numbers, mean)).div_(_beside(numbers, std))
+        return (numbers - _to_device_of(numbers, mean)).div_(_to_device_of(numbers, std))
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
         """Statistics of both inputs together, each value counted once.
@@ -351,7 +351,7 @@ def _feature(value: object, num_frames: int) -> FeatureStatistics:
     return FeatureStatistics(found.integer("num_frames", most=num_frames), sketches)
 
 
-def _beside(numbers: Any, values: npt.NDArray[np.float64]) -> Any:
+def _to_device_of(numbers: Any, values: npt.NDArray[np.float64]) -> Any:
     """Copy an array to the device of `numbers`, as a tensor.
 
     Pinned memory avoids a wait for queued work of the GPU.

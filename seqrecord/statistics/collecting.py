@@ -51,7 +51,7 @@ class StatisticsCollector:
 
     def begin(self, key: str) -> None:
         """Start an episode; discard frames of the previous one since its last `keep`."""
-        self._settle()
+        self._end_episode()
         self._episode = {}
         self._phase = zlib.crc32(key.encode()) / 2**32
         self._number = self._kept = 0
@@ -70,7 +70,7 @@ class StatisticsCollector:
 
     def exclude(self, name: str) -> None:
         """Exclude a feature from the statistics, because frames of the episode are ignored."""
-        if (feature := self._of_episode(name)) is not None:
+        if (feature := self._episode_feature(name)) is not None:
             feature.is_whole = False
 
     def add_frames(
@@ -80,7 +80,7 @@ class StatisticsCollector:
 
         The frames must also be counted, by `add` or `skip`. The array is not retained.
         """
-        if (feature := self._of_episode(name)) is None:
+        if (feature := self._episode_feature(name)) is None:
             return
         shares = None
         if frames.size > len(frames) * feature.channels * FRAME_PIXELS:
@@ -102,7 +102,7 @@ class StatisticsCollector:
         self._episode, self._flushed = {}, {}
         self._number = self._kept = 0
 
-    def _settle(self) -> None:
+    def _end_episode(self) -> None:
         """End the previous episode: include its kept frames."""
         _merge(self._all, self._flushed)
         self._num_frames += self._kept
@@ -110,13 +110,13 @@ class StatisticsCollector:
 
     def statistics(self) -> Statistics:
         """Statistics of all included frames."""
-        self._settle()
+        self._end_episode()
         return Statistics(
             self._num_frames,
             {name: feature.statistics() for name, feature in self._all.items() if feature.is_whole},
         )
 
-    def _of_episode(self, name: str) -> _Feature | None:
+    def _episode_feature(self, name: str) -> _Feature | None:
         """Accumulator of a feature in the episode; `None` for a feature without statistics."""
         if name not in self._episode and name in self._all:
             self._episode[name] = _Feature(self._features[name], self._all[name].channels)
@@ -161,7 +161,7 @@ class _Feature:
             return
         rows = np.ascontiguousarray(frames, self._dtype).reshape(-1, self.channels)
         if shares is not None:
-            for sketch, moments in zip(self._made(), moments_of(rows), strict=True):
+            for sketch, moments in zip(self._channel_sketches(), moments_of(rows), strict=True):
                 sketch.add_moments(moments)
             count = len(rows) // num_frames
             places = (shares * count).astype(np.intp) + np.arange(num_frames)[:, None] * count
@@ -177,7 +177,7 @@ class _Feature:
         self.is_whole &= other.is_whole
         self._num_frames += other._num_frames
         if other._sketches:
-            for sketch, more in zip(self._made(), other._sketches, strict=True):
+            for sketch, more in zip(self._channel_sketches(), other._sketches, strict=True):
                 sketch.merge(more)
         for drawn, rows in other._pending.items():
             self._pending[drawn] += rows
@@ -186,7 +186,7 @@ class _Feature:
 
     def statistics(self) -> FeatureStatistics:
         self._flush()
-        sketches = tuple(sketch.copy() for sketch in self._made())
+        sketches = tuple(sketch.copy() for sketch in self._channel_sketches())
         return FeatureStatistics(self._num_frames, sketches)
 
     def _flush_if_many(self) -> None:
@@ -201,11 +201,11 @@ class _Feature:
             columns = np.empty((self.channels, sum(map(len, pending))), self._dtype)
             np.concatenate([rows.T for rows in pending], axis=1, out=columns)
             pending.clear()
-            for sketch, column in zip(self._made(), columns, strict=True):
+            for sketch, column in zip(self._channel_sketches(), columns, strict=True):
                 (sketch.add_drawn if drawn else sketch.add)(column, in_place=True)
         self._pending_values = 0
 
-    def _made(self) -> list[Sketch]:
+    def _channel_sketches(self) -> list[Sketch]:
         self._sketches = self._sketches or [Sketch(self._dtype) for _ in range(self.channels)]
         return self._sketches
 

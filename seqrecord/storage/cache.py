@@ -105,7 +105,7 @@ class CachedStorage(StorageWrapper):
         key = CacheKey(self.place, path)
         missing: list[tuple[ByteRange, memoryview]] = []
         for item, out in wanted:
-            gaps, damaged = self._held_of(key, item, out)
+            gaps, damaged = self._read_cached(key, item, out)
             if gaps and has_blocks and self._is_filling():
                 self._fill_blocks(key, item, out)
                 self._count(cache_misses=1)
@@ -123,7 +123,7 @@ class CachedStorage(StorageWrapper):
                 cache_evictions=self._try(partial(self._cache.add, key, missing), 0, is_adding=True)
             )
 
-    def _held_of(
+    def _read_cached(
         self, key: CacheKey, item: ByteRange, out: memoryview
     ) -> tuple[list[ByteRange], int]:
         """See `CacheFolder.fill`."""
@@ -143,7 +143,7 @@ class CachedStorage(StorageWrapper):
             part = ByteRange(max(at, item.start), min(block.stop, item.stop))
             target = out[part.start - item.start :][: part.length]
             with self._block_locks.get()[hash((key, at)) % _LOCKS]:
-                gaps, _ = self._held_of(key, part, target)  # another thread may have read it
+                gaps, _ = self._read_cached(key, part, target)  # another thread may have read it
                 if not gaps:
                     continue
                 data = memoryview(bytearray(block.length))
@@ -261,7 +261,7 @@ _REPORT_PATIENCE_SECONDS = 10.0  # longer, for interactive use
 
 
 @dataclass(frozen=True, order=True)
-class Held:
+class CachedDataset:
     """Cached data of one storage: number of entries, and bytes on disk."""
 
     url: str
@@ -287,7 +287,7 @@ class CacheInfo:
     entries: int
     oldest_use: datetime | None
     latest_use: datetime | None
-    datasets: tuple[Held, ...]
+    datasets: tuple[CachedDataset, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON; times are in ISO 8601."""
@@ -322,7 +322,7 @@ def cache_info(cache_dir: str | os.PathLike[str]) -> CacheInfo:
     """
     with _opened(cache_dir) as folder:
         entries, size = folder.scan()
-        held = _held(folder)
+        held = _cached_datasets(folder)
         return CacheInfo(
             path=str(folder.path),
             size=size,
@@ -349,7 +349,7 @@ def clear_cache(
             freed = 0
     """
     with _opened(cache_dir) as folder:
-        held = _held(folder)
+        held = _cached_datasets(folder)
         if location is not None:
             found = {at: each for at, each in held.items() if is_place_of(location, each.url)}
             if not any(each.entries for each in found.values()):
@@ -365,12 +365,12 @@ def clear_cache(
         return sum(each.size for each in held.values())
 
 
-def _held(folder: CacheFolder) -> dict[Path, Held]:
+def _cached_datasets(folder: CacheFolder) -> dict[Path, CachedDataset]:
     """Cached data of each storage, by its folder."""
     found = {}
     for path, url in folder.places().items():
         entries, _ = CacheFolder(path).scan()
-        found[path] = Held(url, len(entries), sum(entry.size for entry in entries))
+        found[path] = CachedDataset(url, len(entries), sum(entry.size for entry in entries))
     return found
 
 

@@ -77,7 +77,7 @@ class CacheKey(NamedTuple):
     path: str
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """An entry; size on disk and time of last use in nanoseconds are set by `scan`."""
 
     range: ByteRange
@@ -103,7 +103,7 @@ class CacheFolder:
         self._limit, self._patience = limit - _UNCOUNTED_BYTES, patience
         # Smaller entries in a small cache, so that evictions are not all or nothing.
         self._entry_bytes = min(_BLOCK_BYTES, max(_MIN_ENTRY_BYTES, limit // 8))
-        self._oldest: deque[Entry] = deque()  # as of the last scan
+        self._oldest: deque[CacheEntry] = deque()  # as of the last scan
         self._is_trimmed = False
         self._now = 0
         self._ignored: set[str] = set()  # paths of damaged entries that could not be removed
@@ -182,9 +182,9 @@ class CacheFolder:
             self._drop(entry)
         return len(entries)
 
-    def scan(self) -> tuple[list[Entry], int]:
+    def scan(self) -> tuple[list[CacheEntry], int]:
         """All entries, least recently used first, and the size on disk of everything."""
-        entries: list[Entry] = []
+        entries: list[CacheEntry] = []
         sizes: dict[int, int] = {}  # by inode
         for folder, folders, names in os.walk(self.path):
             folders.sort(key=_NEW.__ne__)  # `new` first: its files may be renamed during the scan
@@ -198,7 +198,7 @@ class CacheFolder:
                     found = os.lstat(path)
                     sizes[found.st_ino] = size = _on_disk(found.st_size)
                     if (item := _range(name)) is not None:
-                        entries.append(Entry(item, path, size, found.st_mtime_ns))
+                        entries.append(CacheEntry(item, path, size, found.st_mtime_ns))
         return sorted(entries, key=lambda entry: (entry.used, entry.path)), sum(sizes.values())
 
     def places(self) -> dict[Path, str]:
@@ -265,14 +265,14 @@ class CacheFolder:
                 finally:
                     os.close(fd)
 
-    def _drop(self, entry: Entry) -> None:
+    def _drop(self, entry: CacheEntry) -> None:
         """Remove an entry; if that fails, ignore it from now on."""
         try:
             self._remove(entry)
         except OSError:
             self._ignored.add(entry.path)
 
-    def _remove(self, entry: Entry, *, unless_used: bool = False) -> int:
+    def _remove(self, entry: CacheEntry, *, unless_used: bool = False) -> int:
         """Remove an entry, and its folder if empty; returns the bytes freed on disk.
 
         With `unless_used`, an entry used since the scan is kept.
@@ -288,7 +288,7 @@ class CacheFolder:
                 given_back += _FOLDER_BYTES
         return given_back
 
-    def _read(self, key: CacheKey, entry: Entry, part: ByteRange, out: memoryview) -> None:
+    def _read(self, key: CacheKey, entry: CacheEntry, part: ByteRange, out: memoryview) -> None:
         fd = with_descriptor(lambda: os.open(entry.path, _READ))
         try:
             _read_entry(fd, _label(key, entry.range), entry.range, part, out)
@@ -302,7 +302,7 @@ class CacheFolder:
         self._now = max(time.time_ns(), self._now + 1)
         os.utime(fd, ns=(self._now, self._now))
 
-    def _overlapping(self, key: CacheKey, item: ByteRange) -> list[Entry]:
+    def _overlapping(self, key: CacheKey, item: ByteRange) -> list[CacheEntry]:
         """Entries that overlap a range, in order.
 
         Concurrent writers may create overlapping entries; some of these may be missing.
@@ -321,7 +321,7 @@ class CacheFolder:
             for name in names[max(0, first - 1) : bisect.bisect_left(names, f"{item.stop:016}")]:
                 each, path = _range(name), f"{folder}/{name}"
                 if each is not None and item.start < each.stop and path not in self._ignored:
-                    found.append(Entry(each, path))
+                    found.append(CacheEntry(each, path))
         return found
 
     def _of(self, place: str) -> Path:

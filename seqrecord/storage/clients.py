@@ -18,7 +18,7 @@ from seqrecord.storage.failures import call
 from seqrecord.text import without_secrets
 
 # If two threads import a package at once, such as obstore, one may see it half initialized.
-_ONE_AT_A_TIME = PerProcess(threading.RLock)
+_IMPORT_LOCK = PerProcess(threading.RLock)
 
 
 class Clients:
@@ -62,7 +62,7 @@ class Clients:
 
     def _new(self) -> Any:
         redact_logs()
-        with _ONE_AT_A_TIME.get():
+        with _IMPORT_LOCK.get():
             return self._make()
 
 

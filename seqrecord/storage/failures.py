@@ -99,7 +99,7 @@ _CHECKS = {  # suggestions by service codes
     "the clock here is wrong; check it": "RequestTimeTooSkewed",
     "the secret access key is wrong, or the clock here is; check them": "SignatureDoesNotMatch",
 }
-GIVE_ONE = "set a key, a profile or an identity, or skip_signature for public data"
+SET_CREDENTIAL = "set a key, a profile or an identity, or skip_signature for public data"
 _REFUSALS = {code: check for check, codes in _CHECKS.items() for code in codes.split()}
 _BUSY = ("408", "425", "429", "500", "502", "503", "504")
 
@@ -154,7 +154,7 @@ _RULES = (
     ),
     _rule(
         AccessError,
-        f"no credential was found ({{}}): {GIVE_ONE}",
+        f"no credential was found ({{}}): {SET_CREDENTIAL}",
         "CredentialUnavailableError DefaultCredentialsError NoCredentialsError",
         *("169.254.169.254", "169.254.170.2", "metadata.google.internal"),
     ),

@@ -177,7 +177,7 @@ class LocalStorage:
     def close(self) -> None:
         self._opened.close()
         for upload in list(self._uploads):
-            upload.leave()
+            upload.abandon()
 
     def _infos(self, folder: str, is_meant: Callable[[str], bool]) -> list[FileInfo]:
         found = []

@@ -120,7 +120,7 @@ class LocalUpload:
                 sync_folder(self._target.parent)
                 self._notes.unlink(missing_ok=True)
         finally:
-            self.leave()
+            self.abandon()
 
     def abort(self) -> None:
         if self._committed:
@@ -130,9 +130,9 @@ class LocalUpload:
                 self._notes.unlink(missing_ok=True)
                 self._partial.unlink(missing_ok=True)
         finally:
-            self.leave()  # after the removal, because a mount may upload a file when it is closed
+            self.abandon()  # after the removal, because a mount may upload a file when it is closed
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Close the file and keep it, as after a kill."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -140,7 +140,7 @@ class LocalUpload:
                 os.close(fd)
 
     def __del__(self) -> None:
-        self.leave()
+        self.abandon()
 
     def _open_fd(self) -> int:
         if self._fd < 0:

@@ -1,6 +1,6 @@
 """Storage on a remote mount, such as blobfuse: a local path whose files are fetched on demand.
 
-`Streams` manages open handles: mounts are fastest if each handle is read sequentially.
+`HandlePool` manages open handles: mounts are fastest if each handle is read sequentially.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _MAX_HANDLES = 64
 class MountStorage(LocalStorage):
     """Storage in a folder of a mount, such as blobfuse, rclone, s3fs, gcsfuse, goofys or NFS.
 
-    Reads use open handles, each of which is read sequentially; see `Streams`. `max_handles` limits
-    them, because each may cost the mount read-ahead memory. Files are not memory-mapped, because
-    an error would then be a signal, not an exception. Failures that may pass, such as EIO, ESTALE
-    or a mount that is temporarily gone, raise `TransientError`, and the next read reopens its file.
+    Reads use open handles, each of which is read sequentially; see `HandlePool`. `max_handles`
+    limits them, because each may cost the mount read-ahead memory. Files are not memory-mapped,
+    because an error would then be a signal, not an exception. Failures that may pass, such as EIO,
+    ESTALE or a mount that is temporarily gone, raise `TransientError`, and the next read reopens
+    its file.
 
     Files are written as on a local disk, so the mount needs a write cache. The mount decides when
     it uploads them.
@@ -43,7 +44,7 @@ class MountStorage(LocalStorage):
     def __init__(self, root: str | os.PathLike[str], *, max_handles: int = _MAX_HANDLES) -> None:
         super().__init__(root)
         self._max_handles = max_handles
-        self._streams = PerProcess(lambda: Streams(max_handles))
+        self._handles = PerProcess(lambda: HandlePool(max_handles))
         self._was_tried = False
         self._mount_point = find_remote_mount(self.root)
 
@@ -60,7 +61,7 @@ class MountStorage(LocalStorage):
         start, stop = wanted[0][0].start, max(item.stop for item, _ in wanted)
         with (
             self._errors(path),
-            self._streams.get().take(
+            self._handles.get().take(
                 path, start, stop, lambda: Handle(self._inside(path))
             ) as handle,
         ):
@@ -81,11 +82,11 @@ class MountStorage(LocalStorage):
         return None
 
     def close(self) -> None:
-        self._streams.get().drop()
+        self._handles.get().drop()
         super().close()
 
     def _drop(self, path: str) -> None:
-        self._streams.get().drop(path)
+        self._handles.get().drop(path)
 
     @contextmanager
     def _errors(self, path: str, *, writing: bool = False) -> Iterator[None]:
@@ -141,7 +142,7 @@ def _try_to_write(folder: Path) -> None:
 _MAX_GAP = 64 << 20
 
 
-class Streams:
+class HandlePool:
     """Open handles of files, at most `limit` except for handles in use; see `open_files`.
 
     A mount tracks each handle separately: it reads ahead if reads continue at the handle's last
@@ -161,14 +162,14 @@ class Streams:
         self._limit = limit
         self._opened = OpenFiles()
         self._lock = threading.Lock()
-        self._streams: list[_Stream] = []  # least recently used first
+        self._handles: list[_PooledHandle] = []  # least recently used first
         self._count = 0
 
     @property
     def places(self) -> list[tuple[str, int]]:
         """File of each handle and the end of its last read; least recently used first."""
         with self._lock:
-            return [(each.path, each.tail) for each in self._streams]
+            return [(each.path, each.tail) for each in self._handles]
 
     @contextmanager
     def take(
@@ -183,16 +184,16 @@ class Streams:
         with self._lock:
             near = [
                 each
-                for each in reversed(self._streams)
+                for each in reversed(self._handles)
                 if each.path == path and 0 <= start - each.tail <= _MAX_GAP
             ]
             stream = max(near, key=lambda each: each.tail, default=None)
             if stream is None:
                 self._count += 1
-                stream = _Stream(path, self._count)
-            self._streams = [each for each in self._streams if each is not stream]
-            dropped = self._streams[: max(0, len(self._streams) + 1 - self._limit)]
-            self._streams = [*self._streams[len(dropped) :], stream]
+                stream = _PooledHandle(path, self._count)
+            self._handles = [each for each in self._handles if each is not stream]
+            dropped = self._handles[: max(0, len(self._handles) + 1 - self._limit)]
+            self._handles = [*self._handles[len(dropped) :], stream]
             stream.tail = stop
             before, stream.last = stream.last, ended
         self._close(dropped)  # outside the lock; handles in use are closed after their last read
@@ -205,7 +206,7 @@ class Streams:
             if handle is not None:
                 handle.close()
             with self._lock:
-                self._streams = [each for each in self._streams if each is not stream]
+                self._handles = [each for each in self._handles if each is not stream]
             self._close([stream])
             raise
         finally:
@@ -216,17 +217,17 @@ class Streams:
     def drop(self, path: str | None = None) -> None:
         """Drop the handles of a file, or all; handles in use are closed after their last read."""
         with self._lock:
-            dropped = self._streams
-            self._streams = [each for each in dropped if path not in (None, each.path)]
+            dropped = self._handles
+            self._handles = [each for each in dropped if path not in (None, each.path)]
         self._close([each for each in dropped if path in (None, each.path)])
 
-    def _close(self, streams: Sequence[_Stream]) -> None:
+    def _close(self, streams: Sequence[_PooledHandle]) -> None:
         for stream in streams:
             stream.is_dropped = True
             self._opened.close(stream.number)
 
 
-class _Stream:
+class _PooledHandle:
     """A handle's number, the end of its last scheduled read, and an event set when that ends."""
 
     def __init__(self, path: str, number: int) -> None:

@@ -129,8 +129,8 @@ def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
 
 def _layered(storage: Storage, settings: StorageSettings) -> Storage:
     """Add parallel requests, each of which is retried separately."""
-    pace = settings.requests_per_second or REQUESTS_PER_SECOND
-    retrying = RetryingStorage(storage, requests_per_second=pace, retrier=settings.retrier())
+    rate = settings.requests_per_second or REQUESTS_PER_SECOND
+    retrying = RetryingStorage(storage, requests_per_second=rate, retrier=settings.retrier())
     return ParallelStorage(retrying, max_requests=settings.max_requests)
 
 

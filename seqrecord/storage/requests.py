@@ -20,7 +20,7 @@ from seqrecord.storage.base import check_buffers, check_path, short_read, too_la
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.ranges import ByteRange, plan
 
-SLOWEST = 64 << 10  # minimum bytes per second
+MIN_BYTES_PER_SECOND = 64 << 10  # minimum bytes per second
 TIMEOUT_SECONDS = 30.0  # without receiving a byte
 
 Request = tuple[ByteRange, list[memoryview]]
@@ -108,7 +108,7 @@ def fill(views: Iterable[memoryview], chunks: Iterable[Buffer]) -> int:
     return total
 
 
-def hurried(
+def enforce_minimum_rate(
     chunks: Iterable[Buffer],
     timeout: float,
     file: str,
@@ -124,7 +124,7 @@ def hurried(
         yield chunk
         got += len(chunk)
         seconds = clock() - start
-        if seconds > timeout and got < seconds * SLOWEST:
+        if seconds > timeout and got < seconds * MIN_BYTES_PER_SECOND:
             raise TransientError(
                 f"the body comes too slowly: {got} bytes in {seconds:.0f} s", file=file
             )

@@ -55,8 +55,8 @@ class Retrier:
 
     The delay before attempt n + 1 is random in the upper half of [0, 0.25 s * 2 ** (n - 1)], at
     most 8 s, so that threads that failed together do not retry together. A delay that the server
-    asked for, see `heed`, is added, even beyond the deadline. The last attempt starts `deadline`
-    seconds after the first, or later if the server asked for it. If it fails too, raises
+    asked for, see `check_server_delay`, is added, even beyond the deadline. The last attempt starts
+    `deadline` seconds after the first, or later if the server asked for it. If it fails too, raises
     `DeadlineError` with the number of attempts, the last error and up to three earlier ones. The
     duration of an attempt is up to its client.
 
@@ -132,7 +132,7 @@ class Retrier:
             left = start + self.deadline - now
             if left <= 0:
                 break
-            self.heed(asked, file=file)
+            self.check_server_delay(asked, file=file)
             if now - start >= self._patience and state.may_warn(now, self._patience):
                 _logger.warning("%s: %s; tried again for %.0f s more", file, cause, left)
             state.count("retries")
@@ -146,7 +146,7 @@ class Retrier:
             file=file,
         )
 
-    def heed(self, asked: float, *, file: str) -> None:
+    def check_server_delay(self, asked: float, *, file: str) -> None:
         """Log a warning if a server asked for a delay of a second or more.
 
         Raises `DeadlineError` if the delay exceeds `max_retry_after` seconds.
@@ -239,7 +239,9 @@ class RetryingStorage(StorageWrapper):
     ) -> None:
         super().__init__(inner)
         self.retrier = retrier or Retrier()
-        self._pace = PerProcess(partial(Pace, requests_per_second, clock=self.retrier.clock))
+        self._limiter = PerProcess(
+            partial(RateLimiter, requests_per_second, clock=self.retrier.clock)
+        )
 
     def size(self, path: str) -> int:
         return self._repeated(path, lambda: self.inner.size(path))
@@ -319,7 +321,7 @@ class RetryingStorage(StorageWrapper):
         file = f"{self.url}/{path}"
 
         def request() -> _T:
-            delay = self._pace.get().delay(path)
+            delay = self._limiter.get().delay(path)
             if delay > 0:
                 self.retrier.sleep(delay, file=file)
             return function()
@@ -378,7 +380,7 @@ _BURST_SECONDS = 0.1  # requests of this time may go at once
 _MANY = 1024
 
 
-class Pace:
+class RateLimiter:
     """Rate limit per file: at most `rate` requests per second, with bursts of a tenth of that.
 
     Uses the "virtual scheduling" algorithm of ITU-T I.371. Thread-safe.
@@ -423,8 +425,8 @@ class Quota:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._requests = PerProcess(partial(Pace, requests_per_second, clock=clock))
-        self._bytes = PerProcess(partial(Pace, bandwidth, clock=clock))
+        self._requests = PerProcess(partial(RateLimiter, requests_per_second, clock=clock))
+        self._bytes = PerProcess(partial(RateLimiter, bandwidth, clock=clock))
 
     def delay(self, nbytes: int = 0) -> float:
         """Reserve a request that reads `nbytes`; returns the seconds to wait.

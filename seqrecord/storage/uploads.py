@@ -141,7 +141,7 @@ class SpooledUpload:
         if self._stop.alive:
             self._end()
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Stop as a kill would, but preserve checkpoints if that takes little time."""
         self._spool.finish()
         self._stop()

@@ -107,7 +107,7 @@ class WholeFileStorage(ABC):
 
     def close(self) -> None:
         for upload in list(self._uploads.get()):
-            upload.leave()
+            upload.abandon()
         self.retrier.close()  # ends delays of retries
         self._reader.close()
 

@@ -134,7 +134,7 @@ class GopFrames:
     ) -> None:
         self.position = 0
         """Number of the next frame in the GOP."""
-        self._frames = _frames(_Stream(config, height, width), packets, order)
+        self._frames = _frames(_DecoderKey(config, height, width), packets, order)
 
     def skip(self, count: int) -> None:
         """Decode `count` frames and drop them."""
@@ -160,7 +160,7 @@ class GopFrames:
         return found
 
 
-class _Stream(NamedTuple):
+class _DecoderKey(NamedTuple):
     """Arguments of a `VideoDecoder`."""
 
     config: VideoConfig
@@ -170,11 +170,11 @@ class _Stream(NamedTuple):
 
 # Idle decoders, oldest first, since opening one is slow. A deque is safe if a finalizer returns a
 # decoder at any point.
-_idle: deque[tuple[_Stream, VideoDecoder]] = deque(maxlen=16)
+_idle: deque[tuple[_DecoderKey, VideoDecoder]] = deque(maxlen=16)
 
 
 def _frames(
-    stream: _Stream, packets: Sequence[Bytes | bytes], order: Sequence[int]
+    stream: _DecoderKey, packets: Sequence[Bytes | bytes], order: Sequence[int]
 ) -> Iterator[tuple[VideoDecoder, Any]]:
     """Visible frames of a GOP, each with its decoder."""
     decoder = _take(stream)
@@ -190,7 +190,7 @@ def _frames(
             _idle.append((stream, decoder))
 
 
-def _take(stream: _Stream) -> VideoDecoder:
+def _take(stream: _DecoderKey) -> VideoDecoder:
     for _ in range(len(_idle)):
         try:
             item = _idle.popleft()

@@ -22,14 +22,14 @@ from seqrecord.storage.failures import is_busy
 from seqrecord.storage.objects.bucket import (
     Bucket,
     Names,
+    canonical_settings,
     check_endpoint,
     check_token_endpoint,
     is_true,
-    named,
-    one_of,
+    single_credential,
     split_client_options,
 )
-from seqrecord.storage.objects.http import Fetch, Signer, renewed
+from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
 from seqrecord.storage.url import Location, is_blob_service, named_place
 
@@ -177,7 +177,7 @@ class AzureContainer(Bucket):
         )
 
     def signer(self) -> Signer:
-        fetch = renewed(self.fetch())
+        fetch = cached_credential(self.fetch())
 
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
             held, headers = fetch(), {"x-ms-version": _VERSION}
@@ -277,7 +277,7 @@ def _settings(
 
     Settings beside a connection string take precedence.
     """
-    found = named(values, names, shown, prefix=prefix)
+    found = canonical_settings(values, names, shown, prefix=prefix)
     for name in set(found) - {"credential_provider"}:
         if not isinstance(found[name], (str, int)):
             raise LocationError(f"storage option {name} is not text", file=shown)
@@ -320,7 +320,7 @@ def _connection(text: str, shown: str) -> dict[str, str]:
 
 def _credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """The credential in settings, if any; raises `LocationError` for two or an incomplete one."""
-    held = one_of(_KINDS, settings, shown)
+    held = single_credential(_KINDS, settings, shown)
     if "client_secret" in held:
         held = {name: settings[name] for name in _IDENTITY if settings.get(name)}
         if len(held) < len(_IDENTITY):

@@ -18,7 +18,7 @@ from seqrecord.errors import LocationError
 from seqrecord.storage.clients import use_obstore
 from seqrecord.storage.objects.http import Fetch, HttpFiles, Signer
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
-from seqrecord.storage.requests import SLOWEST
+from seqrecord.storage.requests import MIN_BYTES_PER_SECOND
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location, named_place
 
@@ -54,8 +54,8 @@ class Bucket(ABC):
         """Resolve a location: settings of its URL and options, then the environment."""
         shown = location.shown
         client_options, rest = split_client_options(options, shown)
-        given = named(rest, cls.names, shown, prefix=cls.prefix)
-        config = cls.configured(given, named(environ, cls.environment), shown)
+        given = canonical_settings(rest, cls.names, shown, prefix=cls.prefix)
+        config = cls.configured(given, canonical_settings(environ, cls.environment), shown)
         if endpoint := config.get(cls.endpoint_option):
             check_endpoint(str(endpoint))
         bucket, _, root = location.root.strip("/").partition("/")
@@ -120,7 +120,7 @@ class Bucket(ABC):
                 "allow_http": True,  # if the endpoint is http; tokens are never sent to it
                 "connect_timeout": timedelta(seconds=min(10.0, timeout)),
                 "read_timeout": timedelta(seconds=timeout),
-                "timeout": timedelta(seconds=timeout + MAX_REQUEST_BYTES / SLOWEST),
+                "timeout": timedelta(seconds=timeout + MAX_REQUEST_BYTES / MIN_BYTES_PER_SECOND),
             },
             "retry_config": {
                 "max_retries": _NO_LIMIT if retry_seconds else 0,
@@ -168,7 +168,7 @@ _CLIENT_OPTIONS = (
 )
 
 
-def named(
+def canonical_settings(
     values: Mapping[str, Any],
     names: Names,
     shown: str = "",
@@ -197,7 +197,9 @@ def named(
     return {ours: each[0] for ours, each in found.items() if each}
 
 
-def one_of(kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
+def single_credential(
+    kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str
+) -> dict[str, Any]:
     """The credential in settings, by its kind; raises `LocationError` for several kinds."""
     held = {name: settings[name] for name in kinds if settings.get(name)}
     if len(held) > 1:

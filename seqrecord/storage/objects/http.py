@@ -13,7 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 
 from seqrecord.errors import StorageError
-from seqrecord.storage.requests import fill, hurried
+from seqrecord.storage.requests import enforce_minimum_rate, fill
 
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
@@ -30,7 +30,7 @@ Signer = Callable[[str, str], tuple[str, Mapping[str, str]]]
 """Returns URL and headers of a request, from its method and a path below the root."""
 
 
-def renewed(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
+def cached_credential(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
     """Cached `fetch`, called again a minute before the credential expires; `{}` for `None`."""
     given: dict[str, Any] = {}
 
@@ -96,7 +96,7 @@ class HttpFiles:
                 return bytearray()
             data = bytearray(int(said[2]) + 1 - start)
             chunks = iter(lambda: answer.read1(_READ_BYTES), b"")
-            del data[fill([memoryview(data)], hurried(chunks, self._timeout, shown)) :]
+            del data[fill([memoryview(data)], enforce_minimum_rate(chunks, self._timeout, shown)) :]
             return data
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:

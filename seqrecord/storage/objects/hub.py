@@ -20,8 +20,8 @@ from seqrecord.storage.base import Entry, FileInfo, check_path, too_large
 from seqrecord.storage.objects.bucket import (
     Bucket,
     Names,
+    canonical_settings,
     check_endpoint,
-    named,
     split_client_options,
 )
 from seqrecord.storage.objects.http import HttpFiles, Signer
@@ -80,7 +80,7 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
                 f"a package is missing for hf://: pip install {package}", file=where.shown
             )
     client_options, rest = split_client_options(rest, where.shown)
-    given = named(rest, HubFolder.names, where.shown, prefix="hf_")
+    given = canonical_settings(rest, HubFolder.names, where.shown, prefix="hf_")
     endpoint = str(given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT)
     check_endpoint(endpoint)
     retrier = settings.retrier()
@@ -187,7 +187,7 @@ class HubReader(RequestReader):
     def read(self, path: str, request: Request) -> None:
         address = self._hub.address(path)
         if not address.is_signed:
-            self._hub.asked("resolvers", path, lambda: self._plain.read(path, request))
+            self._hub.rate_limited("resolvers", path, lambda: self._plain.read(path, request))
             return
         try:
             self._signed.read(path, request)

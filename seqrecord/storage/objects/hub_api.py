@@ -93,7 +93,7 @@ class Listing:
                 yield from self.below(path, deep=True)
 
 
-class _Known:
+class _CommitMetadata:
     """Cached metadata of a commit, which is immutable; shared with forks."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class _Known:
         return self._locks.get()[hash(path) % _LOCKS]
 
 
-_known: OrderedDict[tuple[str | None, ...], _Known] = OrderedDict()
+_metadata_by_commit: OrderedDict[tuple[str | None, ...], _CommitMetadata] = OrderedDict()
 _wait_until: dict[tuple[str, str], float] = {}  # by endpoint and kind of request: a monotonic time
 
 
@@ -137,7 +137,7 @@ class Hub:
         self._commit = revision if self.is_fixed else commit
         self._shown = f"hf://datasets/{repo}@{revision}"
         self._lock = PerProcess(threading.Lock)
-        self._told: _Known | None = None
+        self._metadata: _CommitMetadata | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         place = self.endpoint, self.repo, self.revision, self.folder
@@ -155,10 +155,10 @@ class Hub:
     def head(self, revision: str | None = None) -> tuple[str, bool]:
         """Current commit of a revision, and whether the repository is private."""
         url = f"{self._api}/revision/{quote(revision or self.revision, safe='')}"
-        found = self._asked_json(url, {})[0]
+        found = self._get_json(url, {})[0]
         sha = found.get("sha") if isinstance(found, dict) else None
         if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
-            raise self._strange()
+            raise self._malformed()
         return sha, bool(found.get("private"))
 
     @property
@@ -174,7 +174,7 @@ class Hub:
 
     def listing(self) -> Listing:
         """All files of the folder; empty if it does not exist."""
-        known = self._of_commit()
+        known = self._commit_metadata()
         with known.lock(""):
             if self.folder not in known.listings:
                 known.listings[self.folder] = Listing(self._listed())
@@ -182,7 +182,7 @@ class Hub:
 
     def file(self, path: str) -> HubFile:
         """Metadata of a file, from the listing if loaded, else by a request."""
-        known = self._of_commit()
+        known = self._commit_metadata()
         if (listing := known.listings.get(self.folder)) is not None:
             if path not in listing.files:
                 raise NotFoundError("no such file", file=self.shown(path))
@@ -195,7 +195,7 @@ class Hub:
 
     def address(self, path: str) -> Address:
         """Address for reading a file; requested once for files in LFS."""
-        known, full = self._of_commit(), self._full(path)
+        known, full = self._commit_metadata(), self._full(path)
         if self.file(path).is_large:
             if full not in known.addresses:
                 with known.lock(full):
@@ -207,7 +207,7 @@ class Hub:
 
     def renew(self, path: str, refused: Address) -> None:
         """Request another address, unless another thread did."""
-        known, full = self._of_commit(), self._full(path)
+        known, full = self._commit_metadata(), self._full(path)
         with known.lock(full):
             if known.addresses.get(full) == refused:
                 self._resolve(path)
@@ -224,7 +224,7 @@ class Hub:
             check_token_endpoint(self.endpoint, self._shown)
         return found
 
-    def asked(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
+    def rate_limited(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
         """Result of one attempt of a request to the Hub's host.
 
         Waits first if the Hub asked for a delay. `kind` is the kind of rate limit: `api` or
@@ -233,7 +233,7 @@ class Hub:
         redact_logs()
         gate, file = (self.endpoint, kind), self.shown(path)
         while (left := _wait_until.get(gate, 0.0) - time.monotonic()) > 0:
-            self._retrier.heed(left, file=file)
+            self._retrier.check_server_delay(left, file=file)
             self._retrier.sleep(left, file=file)
         try:
             return request()
@@ -244,7 +244,7 @@ class Hub:
         if isinstance(failure, TransientError) and failure.retry_after:
             until = time.monotonic() + failure.retry_after
             _wait_until[gate] = max(until, _wait_until.get(gate, 0.0))
-            self._retrier.heed(failure.retry_after, file=file)
+            self._retrier.check_server_delay(failure.retry_after, file=file)
             failure.retry_after = None  # the next call waits for it
         raise failure
 
@@ -254,28 +254,28 @@ class Hub:
         make = self._hub().HfApi
         api = make(endpoint=self.endpoint, token=self._token, library_name="seqrecord")
         about = {"repo_id": self.repo, "repo_type": "dataset", **arguments}
-        return self.asked("api", "", lambda: getattr(api, method)(**about))
+        return self.rate_limited("api", "", lambda: getattr(api, method)(**about))
 
-    def repeated(self, request: Callable[[], _T]) -> _T:
+    def retried(self, request: Callable[[], _T]) -> _T:
         """Result of a request, with retries."""
         return self._retrier.call(request, file=self._shown)
 
     def _resolve(self, path: str) -> None:
         """Request metadata and address of a file."""
-        full, known = self._full(path), self._of_commit()
+        full, known = self._full(path), self._commit_metadata()
         url = self._url(full)
         get = self._hub().get_hf_file_metadata
-        found = self.asked(
+        found = self.rate_limited(
             "resolvers",
             path,
             lambda: get(url, timeout=TIMEOUT_SECONDS, headers=self.headers(), token=False),
         )
         if found.commit_hash != self.commit or found.size is None or not found.etag:
-            raise self._strange(path)
+            raise self._malformed(path)
         to, here = urlsplit(found.location), urlsplit(self.endpoint)
         is_signed = to.netloc != here.netloc
         if is_signed and to.scheme != here.scheme:
-            raise self._strange(path)
+            raise self._malformed(path)
         address = Address(found.location, {}, is_signed=True)
         known.addresses[full] = address if is_signed else None
         known.files[full] = HubFile(int(found.size), str(found.etag), is_signed)
@@ -288,7 +288,7 @@ class Hub:
             if url is None:
                 return found
             try:
-                items, url = self._asked_json(url, params)
+                items, url = self._get_json(url, params)
             except NotFoundError as error:
                 if error.message == _NO_ENTRY:
                     return {}
@@ -296,7 +296,7 @@ class Hub:
             try:
                 found.update(self._entry(item) for item in items if item["type"] == "file")
             except (AttributeError, KeyError, TypeError, ValueError):
-                raise self._strange() from None
+                raise self._malformed() from None
             params = {}  # the next page's URL includes them
         raise StorageError("an endless listing", file=self._shown)
 
@@ -306,10 +306,10 @@ class Hub:
         about = item if large is None else large
         return path, HubFile(int(about["size"]), str(about["oid"]), large is not None)
 
-    def _asked_json(self, url: str, params: Mapping[str, str]) -> tuple[Any, str | None]:
+    def _get_json(self, url: str, params: Mapping[str, str]) -> tuple[Any, str | None]:
         """Response of the API, and the URL of its next page; with retries."""
         if not url.startswith(f"{self.endpoint}/"):  # another host must not receive the token
-            raise self._strange()
+            raise self._malformed()
         utils = self._hub("utils")
 
         def request() -> tuple[Any, str | None]:
@@ -320,17 +320,17 @@ class Hub:
             try:
                 return answer.json(), answer.links.get("next", {}).get("url")
             except ValueError:
-                raise self._strange() from None
+                raise self._malformed() from None
 
-        return self.repeated(lambda: self.asked("api", "", request))
+        return self.retried(lambda: self.rate_limited("api", "", request))
 
-    def _of_commit(self) -> _Known:
-        if self._told is None:
+    def _commit_metadata(self) -> _CommitMetadata:
+        if self._metadata is None:
             key = (self.endpoint, self._token, self.repo, self.commit)
-            self._told = _known.setdefault(key, _Known())
-            while len(_known) > _MOST_COMMITS:
-                _known.popitem(last=False)
-        return self._told
+            self._metadata = _metadata_by_commit.setdefault(key, _CommitMetadata())
+            while len(_metadata_by_commit) > _MOST_COMMITS:
+                _metadata_by_commit.popitem(last=False)
+        return self._metadata
 
     @property
     def _api(self) -> str:
@@ -346,7 +346,7 @@ class Hub:
         name = f"huggingface_hub.{module}" if module else "huggingface_hub"
         return import_extra(name, "a package is missing: pip install huggingface_hub", self._shown)
 
-    def _strange(self, path: str = "") -> StorageError:
+    def _malformed(self, path: str = "") -> StorageError:
         return StorageError(
             "not a response of the Hub: check HF_ENDPOINT, and whether a proxy or a login page is "
             "in between",

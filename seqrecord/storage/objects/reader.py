@@ -11,7 +11,13 @@ from seqrecord.storage.base import check_path, too_large
 from seqrecord.storage.clients import RUNTIME, Clients
 from seqrecord.storage.failures import call
 from seqrecord.storage.objects.bucket import Bucket
-from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, RequestReader, fill, hurried
+from seqrecord.storage.requests import (
+    TIMEOUT_SECONDS,
+    Request,
+    RequestReader,
+    enforce_minimum_rate,
+    fill,
+)
 
 _SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
@@ -37,8 +43,9 @@ class ObstoreReader(RequestReader):
     """Reads an object store or web server.
 
     Responses are copied to the buffers in chunks, so that memory has no second copy of a request.
-    An attempt fails after `timeout` seconds without data, or with very little: see `hurried`. If a
-    file is replaced between two reads (the e-tag differs), reads fail until the next `size`.
+    An attempt fails after `timeout` seconds without data, or with very little: see
+    `enforce_minimum_rate`. If a file is replaced between two reads (the e-tag differs), reads fail
+    until the next `size`.
 
     `fallback` reads without obstore: in a forked child after its parent used obstore, and in any
     process until it has read 1 MiB of record files. So obstore remains usable in workers that are
@@ -93,7 +100,7 @@ class ObstoreReader(RequestReader):
             if found and not found.startswith("W/"):  # weak e-tags do not support `if_match`
                 self._tags.setdefault(path, found)
             chunks = (memoryview(chunk) for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES))
-            got = call(file, fill, views, hurried(chunks, self._timeout, file))
+            got = call(file, fill, views, enforce_minimum_rate(chunks, self._timeout, file))
         if got != item.length:
             raise self.missing(path, file, item, got)
 

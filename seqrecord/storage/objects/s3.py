@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from seqrecord.errors import AccessError
 from seqrecord.lazy import is_installed
-from seqrecord.storage.failures import GIVE_ONE
+from seqrecord.storage.failures import SET_CREDENTIAL
 from seqrecord.storage.objects.bucket import Bucket, Names, is_true
-from seqrecord.storage.objects.http import Fetch, Signer, renewed
+from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
 
 _FLAGS = ("skip_signature", "virtual_hosted_style_request", "request_payer")
 _OWN = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")  # credentials found by obstore
@@ -77,7 +77,7 @@ class S3Bucket(Bucket):
 
         session = boto3.session.Session(profile_name=self.config.get("profile"))
         if session.get_credentials() is None:
-            raise AccessError(f"no credential was found: {GIVE_ONE}", file=self.shown)
+            raise AccessError(f"no credential was found: {SET_CREDENTIAL}", file=self.shown)
         return session
 
     def store(self, **settings: Any) -> Any:
@@ -97,7 +97,7 @@ class S3Bucket(Bucket):
         config, region = self.config, self.config.get("region", "us-east-1")
         names = ("access_key_id", "secret_access_key", "session_token")
         found: Any = None
-        fetch = renewed(config.get("credential_provider"))
+        fetch = cached_credential(config.get("credential_provider"))
         if "access_key_id" in config:
             found = Credentials(*map(config.get, names))
         elif not config.get("credential_provider") and not config.get("skip_signature"):
