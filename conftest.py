@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import get_context
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -60,6 +63,11 @@ _SERVICES = {"azurite", "moto", "mortal_azurite", "mount", "new_nginx", "nginx"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--one-case", action="store_true", help="run each test with one case only")
+    parser.addoption(
+        "--no-processes", action="store_true", help="skip tests at the start of a process"
+    )
+    parser.addoption("--slow-share", type=float, default=1, help="run this share of slow tests")
+    parser.addoption("--slow-seed", default="", help="draw that share by this text")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,12 +84,53 @@ def pytest_configure(config: pytest.Config) -> None:
     logging.getLogger("seqrecord").addFilter(is_own)
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    share = config.getoption("--slow-share")
+    seed = config.getoption("--slow-seed")
+    return None if share == 1 else f"slow tests: --slow-share {share} --slow-seed {seed!r}"
+
+
+def _skip_processes(event: str, _arguments: object) -> None:
+    if event in {"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen"}:
+        _refused.append(event)
+        pytest.skip("starts a process")
+
+
+_refused: list[str] = []  # with --no-processes: the running test's attempts to start a process
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    _refused.clear()
+    try:
+        yield
+    except Exception:
+        if _refused:  # a client caught the skip and raised its own error
+            pytest.skip("starts a process")
+        raise
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the test modules; pytest-xdist's other workers compile the other shares."""
+    found = getattr(session.config, "workerinput", None)
+    if found is not None and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        number, count = int(found["workerid"].removeprefix("gw")), found["workercount"]
+        files = sorted((session.config.rootpath / "tests").glob("test_*.py"))
+        for file in files[number::count]:
+            with suppress(Exception, pytest.skip.Exception):  # collection reports it
+                importlib.import_module(f"tests.{file.stem}")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     forget_threads()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--no-processes"):
+        sys.addaudithook(_skip_processes)
+        start = "multiprocessing.process.BaseProcess.start"  # a spawn has no audit event
+        pytest.MonkeyPatch().setattr(start, lambda _process: pytest.skip("starts a process"))
     _freeze()
 
 
@@ -116,6 +165,15 @@ def pytest_collection_modifyitems(
         for item in items:
             first.setdefault(item.nodeid.partition("[")[0], item.nodeid)
         left_out |= chosen.difference(first.values())
+    share, seed = config.getoption("--slow-share"), config.getoption("--slow-seed")
+    if share < 1:
+        left_out |= {
+            item.nodeid
+            for item in items
+            if item.get_closest_marker("slow")
+            and not item.get_closest_marker("service")
+            and random.Random(f"{seed} {item.nodeid}").random() >= share
+        }
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
         items[:] = [item for item in items if item.nodeid not in left_out]
@@ -165,6 +223,13 @@ def thorough(request: pytest.FixtureRequest) -> bool:
     Where both would run, the part is left out.
     """
     return bool(request.param)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own for indexes of originals, which is not there yet."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.tartanair.timing import machine, markdown
+from benchmarks.timing import machine, markdown
 
 HUGE = 2 << 20
 ROWS = 64

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from seqrecord.errors import MissingPackageError
 
+_IMPORT = re.compile(r"^    from ([\w.]+) import (\w+) as \2\b", re.MULTILINE)
+
 
 def lazy(
-    package: str, modules: Mapping[str, Sequence[str]], others: Sequence[str] = ()
+    package: str,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a module, https://peps.python.org/pep-0562.
 
-    Submodules of a package are attributes too. `__dir__` returns `__all__`.
+    Parses the module's source: each line `from module import name as name` under `if
+    TYPE_CHECKING:` is an import at first use of `name`. Submodules of a package are attributes too.
+    `__dir__` returns `__all__`, the sorted names.
 
-    Args:
-        package: name of the module.
-        modules: public names by the submodule that defines them. A module name that begins with
-            `seqrecord.` is absolute.
-        others: further public names: submodules.
+    Raises `ImportError` without the source. An application must therefore include the `.py` files,
+    as torch requires too.
     """
-    module_of = {name: module for module, names in modules.items() for name in names}
-    offered = sorted({*module_of, *others})
+    loader: Any = sys.modules[package].__loader__
+    if (source := loader.get_source(package)) is None:
+        raise ImportError(f"{package} needs its .py files; include them in the application")
+    module_of = {name: module for module, name in _IMPORT.findall(source)}
+    offered = sorted(module_of)
 
     def found(name: str) -> Any:
-        if (module := module_of.get(name)) is not None:
-            full = module if module.startswith("seqrecord.") else f"{package}.{module}"
-            return getattr(importlib.import_module(full), name)
+        if (module := module_of.get(name, package)) != package:
+            return getattr(importlib.import_module(module), name)
         if not name.startswith("_") and is_installed(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -44,7 +49,7 @@ def import_extra(module: str, message: str, file: str | None = None) -> Any:
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         if error.name is not None and error.name.partition(".")[0] != package:
-            raise  # installed, but one of its own dependencies is missing
+            raise  # installed, but a dependency of it is missing
         raise MissingPackageError(message, file=file) from error
 
 

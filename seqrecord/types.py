@@ -38,31 +38,4 @@ if TYPE_CHECKING:
     from seqrecord.writing.writer import EpisodeWriter as EpisodeWriter
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        {
-            "seqrecord.clips.transforms": ["ClipFunction", "ClipTransform"],
-            "seqrecord.pipes.options": ["ClipOptions"],
-            "seqrecord.reading.compute_statistics": ["StatisticsProgress"],
-            "seqrecord.reading.dataset": ["DatasetLike"],
-            "seqrecord.reading.filters": ["EpisodeFacts", "EpisodeFilter"],
-            "seqrecord.reading.frames": ["FrameTransform"],
-            "seqrecord.reading.metadata": ["DamagedFile"],
-            "seqrecord.reading.summary": [
-                "ClipSummary",
-                "FeatureSummary",
-                "GroupSummary",
-                "Summary",
-            ],
-            "seqrecord.reading.verified": ["Verified"],
-            "seqrecord.reading.verify": ["VerifyProgress", "VerifyReport"],
-            "seqrecord.reading.versions": ["DatasetVersion"],
-            "seqrecord.reading.amount": ["Amount"],
-            "seqrecord.profiler.bench": ["BenchReport", "StepTimes"],
-            "seqrecord.profiler.plan": ["PlanReport"],
-            "seqrecord.writing.convert": ["ConvertReport"],
-            "seqrecord.writing.convert_jobs": ["BadEpisode", "Progress"],
-            "seqrecord.writing.recorder": ["RecorderStats", "RecordingEpisode"],
-            "seqrecord.writing.writer": ["EpisodeWriter"],
-        },
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__)

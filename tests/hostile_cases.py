@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter
-from seqrecord.checksum import crc32c
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, reindex
 from seqrecord.codecs.base import numcodecs
 from seqrecord.errors import (
     ChecksumError,
@@ -33,7 +33,6 @@ from seqrecord.errors import (
     StorageError,
     VersionError,
 )
-from seqrecord.writing.commits import reindex
 from tests import tiny
 
 __all__ = ["CASES", "Case", "run"]

@@ -36,7 +36,7 @@ from seqrecord.errors import SourceError
 from seqrecord.indexing.originals import index_source
 from tests import video_file_data as video
 
-__all__ = ["KINDS", "assert_same", "check", "frames_of"]
+__all__ = ["KINDS", "assert_same", "check", "frames_of", "index_source"]
 
 KINDS = ["videos", "cameras", "v3.0", "v2.1", "folders", "webdataset", "hdf5"]
 if importlib.util.find_spec("zarr"):  # it needs Python 3.11

@@ -7,14 +7,15 @@ To make them again, in an environment that has lerobot 0.4.4 (v3.0) or 0.3.3 (v2
 from __future__ import annotations
 
 import inspect
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["FEATURES", "FPS", "episodes", "write_dataset"]
+__all__ = ["FEATURES", "FPS", "episodes", "write_dataset", "write_v21"]
 
 FPS = 10
 
@@ -82,6 +83,32 @@ def write_dataset(
         dataset.save_episode()
     if hasattr(dataset, "finalize"):
         dataset.finalize()
+
+
+def write_v21(
+    root: Path, columns: Mapping[str, Any], features: Mapping[str, Any], length: int
+) -> Path:
+    """By hand: version 2.1 with one episode of so many frames, of which the table may have more."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = len(next(iter(columns.values())))
+    order = np.arange(count) if count < 1000 else np.zeros(count, "i8")  # which packs well
+    zeros = np.zeros(count, "i8")
+    table = {"episode_index": zeros, "frame_index": order, "task_index": zeros, **columns}
+    (root / "meta").mkdir(parents=True)
+    (root / "data").mkdir()
+    info = {
+        "codebase_version": "v2.1", "fps": FPS, "features": features, "chunks_size": 1000,
+        "data_path": "data/{episode_index:06d}.parquet", "video_path": None,
+    }  # fmt: skip
+    listed = {"episode_index": 0, "tasks": ["look"], "length": length}
+    (root / "meta" / "info.json").write_text(json.dumps(info))
+    (root / "meta" / "tasks.jsonl").write_text('{"task_index": 0, "task": "look"}\n')
+    (root / "meta" / "episodes.jsonl").write_text(json.dumps(listed))
+    rows = pa.table({**table, "timestamp": order.astype("f4")})
+    pq.write_table(rows, root / "data" / "000000.parquet", row_group_size=1 << 30)
+    return root
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ import pytest
 from PIL import Image
 
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source
+from seqrecord.sources import EpisodeInfo, Source
 
 __all__ = [
     "Damage",
     "Fault",
     "check_fault",
     "check_frames",
+    "check_refused",
     "cut",
     "edit",
     "encoded",
@@ -31,6 +32,7 @@ __all__ = [
     "line",
     "npy",
     "png_of_few_pixels",
+    "read_all",
     "remove",
     "save",
     "write",
@@ -50,25 +52,50 @@ class Fault:
     facts: dict[str, object]
 
 
+def read_all(source: Source, info: EpisodeInfo) -> int:
+    """How many frames of an episode, and of each of its videos, there are."""
+    for each in source.videos(info).values() if hasattr(source, "videos") else ():
+        list(each)
+    return len(list(source.frames(info)))
+
+
+def check_refused(
+    source: Source,
+    bad: Sequence[str],
+    match: str = ".",
+    *,
+    file: Path | None = None,
+    **facts: object,
+) -> None:
+    """The episodes `bad` are refused, by the name of the `file` or one below it, and with these
+    facts, or parts of them; all others are sound."""
+    infos = source.episodes()
+    assert {*bad} <= {info.key for info in infos}
+    for info in infos:
+        if info.key not in bad:
+            assert read_all(source, info) == info.num_frames
+            continue
+        with pytest.raises(SourceError, match=match) as caught:
+            read_all(source, info)
+        error = caught.value
+        assert error.episode == info.key
+        if file is not None:
+            assert error.file is not None
+            assert Path(error.file).is_relative_to(file)
+        for name, value in facts.items():
+            assert str(value) in str(getattr(error, name)), name
+
+
 def fault(damage: Damage, file: str, says: str, **facts: object) -> Fault:
     return Fault(damage, file, says, facts)
 
 
 def check_fault(case: Fault, source: Source, key: str, folder: Path) -> None:
     """The episode `key` in `folder` is refused as the case says, and all others are sound."""
-    for info in source.episodes():
-        if info.key != key:
-            assert len(list(source.frames(info))) == info.num_frames
-            continue
-        with pytest.raises(SourceError, match=case.says) as caught:
-            list(source.frames(info))
-        error = caught.value
-        assert error.episode == key
-        assert error.file is not None
-        assert Path(error.file).is_relative_to(folder)
-        assert Path(error.file).match(str(folder / case.file))
-        for name, value in case.facts.items():
-            assert str(value) in str(getattr(error, name)), name
+    check_refused(source, [key], case.says, file=folder, **case.facts)
+    with pytest.raises(SourceError) as caught:
+        read_all(source, next(info for info in source.episodes() if info.key == key))
+    assert Path(str(caught.value.file)).match(str(folder / case.file))
 
 
 def check_frames(source: Source, number: int, want: Sequence[Mapping[str, Any]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ import pytest
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.format.inventory import LeftOut
-from seqrecord.sources import inventory_of
-from seqrecord.sources.tum import TumSource
+from seqrecord.sources import LeftOut, TumSource, inventory_of
 from seqrecord.writing.dataset_source import DatasetSource
 from tests.lerobot_video_data import CAMERAS, unpack
 from tests.source_faults import encoded
 from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
-from tests.test_source_contract import upload
 from tests.video_file_data import pictures, write_video
 
 
@@ -71,8 +67,7 @@ def test_euroc(tmp_path: Path) -> None:
         write_euroc(tmp_path / name)
         leica = tmp_path / name / "mav0/leica0"
         leica.mkdir()
-        # The rows that a table of `FolderSource` would have: no comments of any kind, no empty
-        # lines.
+        # The rows that a table of `Folders` would have: no comments of any kind, no empty lines.
         (leica / "data.csv").write_text("#timestamp,x,y,z\n\n  # paused\n% resumed\n1,2,3,4")
         (tmp_path / name / "mav0/body.yaml").write_text("comment: none")
     (tmp_path / "MH_02/mav0/imu0/data.csv").write_text("#timestamp\n")
@@ -221,34 +216,3 @@ def test_a_dataset_as_a_source(tmp_path: Path) -> None:
         found = DatasetSource(dataset).account()
     assert found.places == {"image": "feature image", "camera": "feature pose"}
     assert not [each for each in found.left_out if each.count == 1 and each.is_data]
-
-
-def _videos(root: Path) -> None:
-    root.mkdir()
-    write_video(root / "a.mp4", pictures(3))
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        write_tum,
-        write_euroc,
-        lambda root: write_kitti(root, "00"),
-        lambda root: write_tar(root / "a.tar", {"0.png": encoded(np.zeros((2, 2), np.uint8))}),
-        lambda root: unpack(root, "lerobot_video_v3").rename(root / "x"),
-        _videos,
-    ],
-    ids=["tum", "euroc", "kitti", "webdataset", "lerobot", "videos"],
-)
-def test_an_original_on_a_url(tmp_path: Path, memory_url: str, write: Any) -> None:
-    """Its account is that of the same files on a disk."""
-    write(tmp_path / "x")
-    root = tmp_path / "x/x" if (tmp_path / "x/x").exists() else tmp_path / "x"
-    (root / "notes").mkdir()
-    (root / "notes/lidar.pcd").write_text("x")
-    found = inventory_of(open_source(upload(root, memory_url)))
-    there = inventory_of(open_source(root))
-    uncounted = "are not counted on a URL"  # frames of videos, which would take requests
-    notes = tuple(note for note in found.notes if not note.endswith(uncounted))
-    assert replace(found, notes=notes) == there
-    assert LeftOut("notes/lidar.pcd", 1, "no reader") in found.left_out

@@ -467,12 +467,14 @@ def test_forks_while_threads_read(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         readers = [pool.submit(read) for _ in range(2)]
-        for _ in range(10):
-            worker = FORK.Process(target=cached.check, args=(0, 5000))
-            worker.start()
-            worker.join()
-            assert worker.exitcode == 0
-        stop.set()
+        try:
+            for _ in range(10):
+                worker = FORK.Process(target=cached.check, args=(0, 5000))
+                worker.start()
+                worker.join()
+                assert worker.exitcode == 0
+        finally:
+            stop.set()
         for reader in readers:
             reader.result()
     cached.storage.close()

@@ -18,15 +18,14 @@ import pytest
 import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import ClipError, NotFoundError, SeqRecordError, StorageError
-from seqrecord.indexing.originals import index_source
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.reading.dataset import open_packed
 from tests.command_line import fail, run
 from tests.gcs_stub import GcsStub
-from tests.in_place_cases import frames_of
+from tests.in_place_cases import frames_of, index_source
 from tests.lerobot_stand_in import install
 from tests.lerobot_video_data import unpack
-from tests.test_indexing_files import folders, tartanair, webdataset
+from tests.originals import folders, hdf5, lerobot, tartanair, webdataset
 from tests.test_sources_lerobot import column, rewrite
 from tests.torch_process import run_code
 from tests.video_file_data import pictures, write_video
@@ -34,31 +33,14 @@ from tests.video_file_data import pictures, write_video
 ACTION = "observation.state"
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def lerobot(root: Path) -> Path:
-    return unpack(root, "lerobot_video_v3")
-
-
-def hdf5(root: Path) -> Path:
-    import h5py
-
-    root.mkdir(parents=True, exist_ok=True)
-    for name in ("a", "b"):
-        with h5py.File(root / f"{name}.hdf5", "w") as file:
-            file["observations/images/top"] = np.zeros((4, 48, 64, 3), np.uint8)
-            file["observations/qpos"] = np.zeros((4, 3), np.float32)
-            file["action"] = np.zeros((4, 3), np.float32)
-    return root
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def change_table(root: Path) -> Path:
     [path] = root.glob("data/*/*.parquet")
+    before = pq.read_table(path)[ACTION].to_pylist()
     rewrite(path, column(ACTION, lambda values: [[v + 1 for v in row] for row in values]))
+    assert pq.read_table(path)[ACTION].to_pylist() != before
     return path
 
 
@@ -143,16 +125,6 @@ def test_an_index_whose_copied_files_are_gone_is_refused(name: str, tmp_path: Pa
         seqrecord.open(index)
 
 
-def test_an_original_whose_rows_change_is_indexed_anew(tmp_path: Path) -> None:
-    root = lerobot(tmp_path)
-    with seqrecord.open(root) as dataset:
-        before = values(dataset)
-    change_table(root)
-    with seqrecord.open(root) as dataset:
-        np.testing.assert_equal(values(dataset), [rows + 1 for rows in before])
-    assert seqrecord.verify(root).ok
-
-
 def test_the_class_of_lerobot_sees_rows_that_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,12 +149,12 @@ def test_nothing_is_appended_to_stale_values(tmp_path: Path) -> None:
     source = open_source(root, sparse="mask")
     index_source(source, index, workers=1)
     shutil.copytree(root / "a", root / "c", copy_function=shutil.copy2)
-    index_source(open_source(root, sparse="mask"), index, workers=1, append=True)
+    index_source(open_source(root, sparse="mask"), index, workers=1, mode="append")
     assert len(seqrecord.open(index).episodes) == 3
     path = change_array(root)
     shutil.copytree(root / "b", root / "d", copy_function=shutil.copy2)
     with pytest.raises(SeqRecordError, match="nothing can be appended") as caught:
-        index_source(open_source(root, sparse="mask"), index, workers=1, append=True)
+        index_source(open_source(root, sparse="mask"), index, workers=1, mode="append")
     assert caught.value.file == str(path)
 
 
@@ -197,7 +169,7 @@ def test_an_append_takes_the_place_of_what_was_known_of_the_same_files(tmp_path:
     index_source(open_source(root), index, workers=1)
     for path, text in zip(paths, before, strict=True):
         path.write_text(text)
-    index_source(open_source(root), index, workers=1, append=True)
+    index_source(open_source(root), index, workers=1, mode="append")
     index = again(index)
     assert len(seqrecord.open(index).episodes) == 3
 
@@ -293,6 +265,13 @@ def test_an_image_that_changes_while_it_is_open(tmp_path: Path) -> None:
         assert caught.value.file == str(root / "a/depth/1.npy")
 
 
+def test_started_code_has_the_environment_of_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not that of the test which started the server: the next test needs its home."""
+    run_code("")
+    monkeypatch.setenv("SEQRECORD_HOME", "another")
+    assert run_code("import os; print(os.environ['SEQRECORD_HOME'])").stdout == "another\n"
+
+
 def test_workers_do_not_look_again(tmp_path: Path) -> None:
     """Each file is looked at once, when the index is opened: not by each worker."""
     root, index = lerobot(tmp_path / "original"), tmp_path / "index"
@@ -306,15 +285,6 @@ import seqrecord
 seqrecord.SeqRecordPipe({str(index)!r}, clip_len=1)
 """
     assert "has changed since it was indexed" in run_code(code).stderr
-
-
-def test_values_are_those_of_the_table(tmp_path: Path) -> None:
-    """The fixture's own check: a change of the table is a change of values."""
-    root = lerobot(tmp_path)
-    [path] = root.glob("data/*/*.parquet")
-    before = pq.read_table(path)[ACTION].to_pylist()
-    change_table(root)
-    assert pq.read_table(path)[ACTION].to_pylist() != before
 
 
 def test_an_index_without_a_manifest_is_compared_too(tmp_path: Path) -> None:

@@ -28,13 +28,14 @@ from seqrecord.format.manifest import (
 )
 from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row, most_table_bytes
 from seqrecord.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, parse_json
-from seqrecord.indexing.doctor import examine
 from seqrecord.json_object import MAX_JSON_VALUES
 from seqrecord.reading.index_building import absent_chunks
 from seqrecord.reading.metadata import load, map_file
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.base import StorageWrapper
+from tests.command_line import run
+from tests.lerobot_data import write_v21
 from tests.lerobot_video_data import unpack
 from tests.tiny import change_manifest, index_entry, sign_manifest, split_record, write_tiny
 
@@ -283,46 +284,12 @@ def test_notes_of_8_tib(tmp_path: Path) -> None:
     assert len(seqrecord.open(tmp_path / "y").episodes) == 1
 
 
-def _lerobot(root: Path, rows: Any, features: dict[str, Any], length: int) -> Path:
-    """A LeRobot dataset of version 2.1 of one episode, whose table has these columns."""
-    import pyarrow.parquet as pq
-
-    (root / "meta").mkdir(parents=True)
-    (root / "data").mkdir()
-    info = {
-        "codebase_version": "v2.1", "fps": 10, "features": features, "chunks_size": 1000,
-        "data_path": "data/{episode_index:06d}.parquet", "video_path": None,
-    }  # fmt: skip
-    (root / "meta" / "info.json").write_text(json.dumps(info))
-    (root / "meta" / "tasks.jsonl").write_text('{"task_index": 0, "task": "look"}\n')
-    listed = {"episode_index": 0, "tasks": ["look"], "length": length}
-    (root / "meta" / "episodes.jsonl").write_text(json.dumps(listed))
-    pq.write_table(rows, root / "data" / "000000.parquet", row_group_size=1 << 30)
-    return root
-
-
-def _order(count: int) -> dict[str, Any]:
-    import pyarrow as pa
-
-    times = np.zeros(count, "f4") if count > 1000 else np.arange(count, dtype="f4")
-    numbers = np.zeros(count, "i8") if count > 1000 else np.arange(count)
-    zeros = pa.array(np.zeros(count, "i8"))
-    return {
-        "episode_index": zeros, "frame_index": pa.array(numbers),
-        "timestamp": pa.array(times), "task_index": zeros,
-    }  # fmt: skip
-
-
 def test_a_table_of_more_rows_than_meta_lists(tmp_path: Path) -> None:
     """Of run lengths: a few kilobytes."""
     import pyarrow as pa
 
     features = {"action": {"dtype": "float32", "shape": [1], "names": None}}
-    count = 2_000_000
-    rows = pa.table({**_order(count), "action": pa.array(np.zeros(count, "f4"))})
-    root = _lerobot(tmp_path, rows, features, 5)
-    del rows
-    source = open_source(root)
+    source = open_source(write_v21(tmp_path, {"action": np.zeros(2_000_000, "f4")}, features, 5))
     [info] = source.episodes()
     before = pa.total_allocated_bytes()
 
@@ -344,7 +311,7 @@ def test_a_table_of_meta_of_more_rows_than_declared(tmp_path: Path, name: str) -
     pq.write_table(pa.concat_tables([row] * 2000).combine_chunks(), root / name)
     with pytest.raises(SourceError, match=r"more rows than meta/info\.json.*got: 2000"):
         seqrecord.open(root)
-    assert any("more rows than" in str(each) for each in examine(root).findings)
+    assert "more rows than" in run("doctor", root, code=1).stdout
 
 
 def test_a_row_of_more_numbers_than_declared(tmp_path: Path) -> None:
@@ -352,8 +319,7 @@ def test_a_row_of_more_numbers_than_declared(tmp_path: Path) -> None:
 
     features = {"action": {"dtype": "float32", "shape": [2], "names": None}}
     lists = pa.array([[0.0] * 1_000_000, *([[0.0, 0.0]] * 4)], pa.list_(pa.float32()))
-    rows = pa.table({**_order(5), "action": lists})
-    source = open_source(_lerobot(tmp_path, rows, features, 5))
+    source = open_source(write_v21(tmp_path, {"action": lists}, features, 5))
     with pytest.raises(SourceError, match=r"more numbers than info.json declares; .*at most 10"):
         list(source.frames(source.episodes()[0]))
 
@@ -366,8 +332,8 @@ def test_a_text_that_is_stored_once(tmp_path: Path) -> None:
     features = {"note": {"dtype": "string", "shape": [1], "names": None}}
     count, text = 500, "x" * (1 << 20)
     notes = pa.array([text] * count)  # which parquet stores once
-    rows = pa.table({**_order(count), "note": notes})
-    source = open_source(_lerobot(tmp_path, rows, features, count), features=["note"])
+    root = write_v21(tmp_path, {"note": notes}, features, count)
+    source = open_source(root, features=["note"])
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     for number, frame in enumerate(source.frames(source.episodes()[0])):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import sqlite3
 import tarfile
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 
 import seqrecord
@@ -21,7 +19,7 @@ from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import LeftOut, inventory_of
 from tests.bags import STORE, imu, write_bag, write_mcap
-from tests.command_line import fail, run
+from tests.command_line import fail
 from tests.test_sources_mcap import CAMERA, KINDS, MS, START, frames_of, recording, write
 
 YAML = "metadata.yaml"
@@ -62,78 +60,76 @@ def test_a_sound_bag_and_one_without_metadata(tmp_path: Path, *, sqlite: bool) -
         assert [after[i]["log_time"] for i in range(len(after))] == frames
 
 
-def test_a_bag_that_lists_a_missing_file(tmp_path: Path) -> None:
-    folder = bag(tmp_path / "bags")
-    [name] = [each.name for each in folder.iterdir() if each.suffix == ".mcap"]
-    edited(folder / YAML, f"- {name}", f"- {name}\n  - run_1.mcap")
-    with pytest.raises(SourceError, match="is missing") as caught:
-        packed(tmp_path / "bags", tmp_path / "x")
-    assert (caught.value.file, caught.value.expected) == (str(folder / YAML), "run_1.mcap")
+def file_of(folder: Path) -> Path:
+    [path] = [each for each in folder.iterdir() if each.suffix in (".mcap", ".db3")]
+    return path
 
 
-def test_a_bag_all_of_whose_files_are_missing(tmp_path: Path) -> None:
-    folder = bag(tmp_path / "bags")
-    write_mcap(tmp_path / "bags" / "other.mcap", recording())
-    for path in folder.glob("*.mcap"):
-        path.unlink()
-    with pytest.raises(SourceError, match="is missing"):
-        packed(tmp_path / "bags", tmp_path / "x")
+def list_more(folder: Path, name: str) -> None:
+    edited(folder / YAML, f"- {file_of(folder).name}", f"- {file_of(folder).name}\n  - {name}")
 
 
-def test_a_compressed_file_of_a_bag(tmp_path: Path) -> None:
-    folder = bag(tmp_path / "bags")
-    [path] = folder.glob("*.mcap")
-    packed_file = path.with_name(path.name + ".zstd")
+def remove_all(folder: Path) -> None:
+    write_mcap(folder.with_name("other.mcap"), recording())
+    file_of(folder).unlink()
+
+
+def compress(folder: Path) -> None:
+    path = file_of(folder)
+    list_more(folder, f"{path.name}.zstd")
+    packed_file = path.with_name(f"{path.name}.zstd")
     packed_file.write_bytes(b"\x28\xb5\x2f\xfd" + path.read_bytes())
-    edited(folder / YAML, f"- {path.name}", f"- {path.name}\n  - {packed_file.name}")
-    with pytest.raises(SourceError, match=r"Zstandard: unpack it .`zstd -d") as caught:
-        packed(tmp_path / "bags", tmp_path / "x")
-    assert caught.value.file == str(packed_file)
 
 
-@pytest.mark.parametrize("mode", ["FILE", "MESSAGE"])
-def test_a_bag_that_says_it_is_compressed(tmp_path: Path, mode: str) -> None:
-    folder = bag(tmp_path / "bags")
+def say_compressed(folder: Path, mode: str) -> None:
     text = (folder / YAML).read_text()
     lines = ["compression_format", "compression_mode"]
     kept = [line for line in text.splitlines() if line.split(":")[0].strip() not in lines]
     more = f"  compression_format: zstd\n  compression_mode: {mode}\n"
     (folder / YAML).write_text("\n".join(kept) + "\n" + more)
-    with pytest.raises(SourceError, match=r"`ros2 bag convert") as caught:
-        packed(tmp_path / "bags", tmp_path / "x")
-    assert "zstd" in str(caught.value.got)
+
+
+def count_more(folder: Path, topic: str = "") -> None:
+    """Of one topic, or of all."""
+    count = len([each for each in recording() if topic in ("", each[0])])
+    text = (folder / YAML).read_text()
+    at = text.index(f"name: {topic}") if topic else 0
+    change = text[at:].replace(f"message_count: {count}", f"message_count: {count + 7}", 1)
+    (folder / YAML).write_text(text[:at] + change)
+
+
+def metadata(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / YAML).write_text(text)
+
+
+NONE, OTHER = "not the metadata of a rosbag2 recording", "another number of messages"
+CONVERT = r"`ros2 bag convert.*got: .*zstd"
+BAGS: dict[str, tuple[Callable[[Path], object], str, str]] = {  # and the file that is named
+    "missing": (lambda folder: list_more(folder, "b.mcap"), r"missing.*expected: b\.mcap", YAML),
+    "all missing": (remove_all, "is missing", YAML),
+    "compressed": (compress, r"Zstandard: unpack it .`zstd -d", ".zstd"),
+    "compressed files": (lambda folder: say_compressed(folder, "FILE"), CONVERT, ""),
+    "compressed messages": (lambda folder: say_compressed(folder, "MESSAGE"), CONVERT, ""),
+    "total": (count_more, f"{OTHER}.*expected: .*messages", YAML),
+    "topic": (lambda folder: count_more(folder, CAMERA), f"{OTHER}.*expected: .*messages", YAML),
+    "no metadata": (metadata(""), NONE, ""),
+    "no YAML": (metadata("["), NONE, ""),
+    "a number": (metadata("rosbag2_bagfile_information: 3"), NONE, ""),
+    "code": (metadata("a: !!python/name:os"), NONE, ""),
+}
 
 
 @pytest.mark.parametrize("sqlite", [False, True])
-@pytest.mark.parametrize("where", ["total", "topic"])
-def test_a_bag_with_fewer_messages_than_it_declares(
-    tmp_path: Path, where: str, *, sqlite: bool
-) -> None:
-    folder, count = bag(tmp_path / "bags", sqlite=sqlite), len(recording())
-    text = (folder / YAML).read_text()
-    if where == "total":
-        text = text.replace(f"message_count: {count}", f"message_count: {count + 7}")
-    else:
-        number = len([each for each in recording() if each[0] == CAMERA])
-        at = text.index(f"name: {CAMERA}")
-        text = text[:at] + text[at:].replace(f"message_count: {number}", "message_count: 99", 1)
-    (folder / YAML).write_text(text)
-    with pytest.raises(SourceError, match="another number of messages") as caught:
+@pytest.mark.parametrize("name", BAGS)
+def test_a_bag_that_is_not_what_it_declares(tmp_path: Path, name: str, *, sqlite: bool) -> None:
+    change, match, file = BAGS[name]
+    change(bag(tmp_path / "bags", sqlite=sqlite))
+    with pytest.raises(SourceError, match=match) as caught:
         packed(tmp_path / "bags", tmp_path / "x")
-    assert caught.value.file == str(folder / YAML)
-    assert "messages" in str(caught.value.expected)
-    report = fail("write", "--src", tmp_path / "bags", "--dst", tmp_path / "y")
-    assert "another number of messages" in report or "clock" in report
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[", "rosbag2_bagfile_information: 3", "a: !!python/name:os"]
-)
-def test_metadata_that_is_none(tmp_path: Path, content: str) -> None:
-    folder = bag(tmp_path / "bags")
-    (folder / YAML).write_text(content)
-    with pytest.raises(SourceError, match="not the metadata of a rosbag2 recording"):
-        packed(tmp_path / "bags", tmp_path / "x")
+    assert str(caught.value.file).endswith(file)
+    if name == "topic":
+        source = ("--src", tmp_path / "bags", "--source-option", f"clock={CAMERA}")
+        assert OTHER in fail("write", *source, "--dst", tmp_path / "y", "--quiet")
 
 
 def test_a_file_that_the_metadata_does_not_list_is_in_the_inventory(tmp_path: Path) -> None:
@@ -307,28 +303,6 @@ def test_pointers_in_the_place_of_files_are_named(tmp_path: Path, name: str) -> 
     assert "Git LFS pointer" in message
     assert "git lfs pull" in message
     assert str(path) in message
-
-
-def test_a_pointer_among_whole_files_is_named(tmp_path: Path) -> None:
-    folder = tmp_path / "originals" / "run" / "state"
-    folder.mkdir(parents=True)
-    for number in range(3):
-        np.save(folder / f"{number}.npy", np.zeros(3))
-    (folder / "1.npy").write_bytes(LFS)
-    done = run("write", "--src", tmp_path / "originals", "--dst", tmp_path / "x", code=1)
-    assert "git lfs pull" in done.stderr
-    done = run(
-        *("write", "--src", tmp_path / "originals", "--dst", tmp_path / "y", "--skip-bad-episodes"),
-        code=1,
-    )
-    assert "git lfs pull" in done.stderr
-
-
-def test_json_of_a_report_names_no_type_of_sound_files(tmp_path: Path) -> None:
-    bag(tmp_path / "bags")
-    packed(tmp_path / "bags", tmp_path / "records").close()
-    [found] = json.loads(run("info", tmp_path / "records", "--json").stdout)["inventories"]
-    assert found["format"] == "mcap"
 
 
 def test_a_pointer_on_a_url_is_named(memory_url: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
@@ -83,7 +84,7 @@ def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_ranks_that_make_no_sense(path: Path, given: tuple[Any, Any]) -> None:
-    with pytest.raises(ClipError, match="rank and world_size"):
+    with pytest.raises(ClipError, match=r"rank|world_size"):
         SeqRecordPipe(path, clip_len=3, rank=given[0], world_size=given[1])
 
 
@@ -313,6 +314,15 @@ def test_ranks_of_the_environment_with_a_sharding_filter(
     assert len(clips) == len(set(clips)) == total
 
 
+def test_a_stream_with_a_sharding_filter(path: Path) -> None:
+    """As a pipe, it leaves the distribution to the filter."""
+    stream = SeqRecordIterableDataset(path, clip_len=3, features=["id"], even_batches=False)
+    chain = IterableWrapper(stream, deepcopy=False).sharding_filter()
+    loader = DataLoader(chain, batch_size=None, num_workers=2)
+    clips = [name for clip in loader for name in names(clip)]
+    assert len(clips) == len(set(clips)) == stream.num_clips
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE + 50)
@@ -388,10 +398,12 @@ if rank == 1:
     print(begun(stream), flush=True)
 data = SeqRecordIterableDataset(path, **clips)
 data.set_epoch(3, batches=4 * rank)
-for _ in DataLoader(data, batch_size=None, num_workers=1):
-    pass  # `list` would ask for the length, too, where a rank may notice the other's place
+loader = DataLoader(data, batch_size=None, num_workers=1)
+assert len(list(loader)) + 4 * rank == len(loader)
+wait()
 for one in (0, 1):
     if one == rank:
+        len(loader)  # raises nothing, whichever rank asks first
         try:
             data.set_epoch(4)
         except StateError as error:

@@ -389,14 +389,14 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
         (settings(seed=6), "sessions of the saved state are of several settings: seed"),
         (settings(shuffle=False), "of several settings: shuffle"),
         (session(by_clip=1), "another type in by_clip"),
-        (lambda state: {**state, "rest": None}, "do not follow each other"),
-        (lambda state: changed(state, lambda s: s.update(pending=[])), "do not follow each other"),
+        (lambda state: {**state, "rest": None}, "that follow each other"),
+        (lambda state: changed(state, lambda s: s.update(pending=[])), "that follow each other"),
         (moved, "of other epochs"),
         (lambda state: {**state, "batch": 40}, "beyond the end of its epoch"),
-        (lambda state: {**state, "batch": [3, 3]}, "a batch that makes no sense"),
+        (lambda state: {**state, "batch": [3, 3]}, "batch that no loader has saved"),
         (
             lambda state: {**state, "sharing": {**state["sharing"], "worker": None}},
-            "a batch that makes no sense",
+            "batch that no loader has saved",
         ),
         (lambda _: other.state_dict(), "of other settings: seed"),
     ]

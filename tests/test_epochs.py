@@ -231,7 +231,7 @@ SHORTER = {"frame_transform": lambda frame: {"id": frame["id"][:1]}}
             r"expected: features=\['flow', .*; got: features=\['image'\]",
         ),
         ({}, {"episodes": "set/[012]*"}, "other episodes of this dataset; .*got: 3 episodes of 35"),
-        ({}, {**ID, **SHORTER}, "settings: features;"),
+        ({}, {**ID, **SHORTER}, "settings: features, shapes;"),
         (ID, {**ID, **SHORTER}, r"settings: shapes; .*int64 \[2\].*int64 \[1\]"),
         ({"pad": "before"}, {"pad": "edge"}, "settings: pad"),
         ({"pad": "edge"}, {"pad": "edge", "drop_last_frames": 1}, "settings: drop_last_frames"),

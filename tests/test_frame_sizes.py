@@ -9,7 +9,7 @@ import pytest
 
 import seqrecord
 from seqrecord.format.pages import aligned
-from seqrecord.pipes.memory import bytes_beside, bytes_of_run, chunk_bytes
+from seqrecord.reading.chunk_sizes import bytes_beside, bytes_of_run, chunk_bytes
 from tests.clip_data import LENGTHS, write_numbered
 
 GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 2}

@@ -223,6 +223,24 @@ def test_a_conversion_that_fails_later_names_resume(tmp_path: Path, error: BaseE
         assert list(dataset.episodes) == ["e0", "e1"]
 
 
+def test_an_index_that_fails_later_names_resume(tmp_path: Path) -> None:
+    """`convert(in_place=True)` and `seqrecord index` continue an index, too."""
+    root, made = tmp_path / "originals", tmp_path / "index"
+    for key in ("a", "b"):
+        (root / key / "image").mkdir(parents=True)
+        for number in range(3):
+            np.save(root / key / "image" / f"{number:06d}.npy", np.full((99, 99), number, "f4"))
+    made.mkdir()
+    (made / "index").touch()  # so that no table can be written, after the record files
+    with pytest.raises(StorageError, match="--resume"):
+        convert(seqrecord.open_source(root), made, in_place=True, workers=1)
+    (made / "index").unlink()
+    result = CliRunner().invoke(main, ["index", str(root), "-o", str(made), "--resume"])
+    assert result.exit_code == 0, result.output
+    with seqrecord.open(made) as dataset:
+        assert list(dataset.episodes) == ["a", "b"]
+
+
 def test_a_storage_that_fails(tmp_path: Path) -> None:
     """What it does not take cannot be kept; what it does not remove stays."""
 

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
+from seqrecord import reindex
 from seqrecord.errors import ChecksumError, FormatError, SchemaError, SeqRecordError, StorageError
 from seqrecord.format.footer import encode_footer, parse_footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
 from seqrecord.reading.metadata import load, read_footer
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.commits import reindex
 from tests import tiny
 from tests.hostile_cases import CASES, Case, run
 

@@ -1,24 +1,33 @@
-"""Image files beside PNG and JPEG, and npz files: values as stored, or an error that names them."""
+"""Image files beside PNG and JPEG, rasters of floats, npz: values as stored, or an error."""
 
 from __future__ import annotations
 
-import contextlib
+import io
 import struct
+import sys
 import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import imagecodecs
 import numpy as np
 import numpy.typing as npt
+import OpenEXR
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.errors import SourceError
-from seqrecord.indexing.originals import index_source
+from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import FolderSource
+from tests.golden.make_rasters import FOLDER
+from tests.golden.make_rasters import values as rasters
+from tests.in_place_cases import index_source
 from tests.source_writers import write_euroc, write_kitti, write_tar, write_tum
 
 Array = npt.NDArray[Any]
@@ -105,7 +114,7 @@ def test_bitmaps(tmp_path: Path, kind: str) -> None:
 def test_tiff(tmp_path: Path, pixels: Array, order: Any) -> None:
     data = tiff(pixels, order)
     if order == "<":
-        with contextlib.suppress(NotImplementedError):  # old releases only decode
+        with suppress(NotImplementedError):  # old releases only decode
             data = bytes(imagecodecs.tiff_encode(pixels))
     if order == ">" and pixels.dtype == np.uint32:
         pytest.skip("Pillow does not read it")
@@ -173,57 +182,246 @@ def written(tmp_path: Path, ending: str) -> bytes:
     return (tmp_path / f"whole{ending}").read_bytes()
 
 
-@pytest.mark.parametrize("ending", [".ppm", ".tiff", ".webp", ".bmp"])
-def test_a_cut_image_is_an_error_that_names_it(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "data", "want"),
+    [
+        (".flo", (FOLDER / "flow.flo").read_bytes(), rasters()[..., :2]),  # all of OpenCV
+        (".pfm", (FOLDER / "depth.pfm").read_bytes(), rasters()[..., 0]),
+        (".pfm", (FOLDER / "normals.pfm").read_bytes(), rasters()),
+        (  # big-endian, with a scale
+            ".PFM",
+            b"Pf 7 5\n2.5e0\n" + rasters()[::-1, :, 2].astype(">f4").tobytes(),
+            rasters()[..., 2],
+        ),
+        (".dpt", b"PIEH\7\0\0\0\5\0\0\0" + rasters()[..., 0].tobytes(), rasters()[..., 0]),
+    ],
+    ids=["flow", "depth", "normals", "scale", "sintel"],
+)
+def test_rasters(tmp_path: Path, name: str, data: bytes, want: Array) -> None:
+    np.testing.assert_array_equal(packed(tmp_path, name, data), want, strict=True)
+
+
+def test_pfm_of_pillow(tmp_path: Path) -> None:
+    depth = np.ascontiguousarray(rasters()[..., 1])
+    try:
+        Image.fromarray(depth).save(tmp_path / "a.pfm", "PPM")
+    except OSError:
+        pytest.skip("Pillow 10.3 writes PFM")
+    got = packed(tmp_path, ".pfm", (tmp_path / "a.pfm").read_bytes())
+    np.testing.assert_array_equal(got, depth, strict=True)
+
+
+def exr(path: Path, channels: dict[str, Array], **more: Any) -> bytes:
+    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, **more}
+    with OpenEXR.File(header, channels) as file:
+        file.write(str(path))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<u4"])
+@pytest.mark.parametrize("channels", ["Z", "RGB", "RGBA"])
+def test_files_of_openexr(tmp_path: Path, dtype: str, channels: str) -> None:
+    pixels = np.arange(5 * 7 * len(channels)).reshape(5, 7, -1).astype(dtype)
+    planes = {name: np.ascontiguousarray(pixels[..., i]) for i, name in enumerate(channels)}
+    want = pixels if len(channels) > 1 else pixels[..., 0]
+    got = packed(tmp_path, ".exr", exr(tmp_path / "a.exr", planes))
+    np.testing.assert_array_equal(got, want, strict=True)
+
+
+def test_openexr_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = exr(tmp_path / "a.exr", {"Z": np.zeros((4, 6), "<f4")})
+    monkeypatch.setitem(sys.modules, "OpenEXR", None)
+    with pytest.raises(MissingPackageError, match="pip install OpenEXR"):
+        packed(tmp_path, ".exr", data)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)  # what the library does is its own
+@given(st.data())
+def test_damaged_openexr_is_an_error_or_an_image(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("exr") / "run" / "depth"
+    folder.mkdir(parents=True)
+    planes = {name: np.arange(20, dtype="<f4").reshape(4, 5) for name in "RGB"}
+    whole = bytearray(exr(folder / "0.exr", planes))
+    for place in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=3)):
+        whole[place] ^= data.draw(st.integers(1, 255))
+    (folder / "0.exr").write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    source = FolderSource(folder.parents[1])
+    with suppress(SourceError):
+        [frame] = source.frames(source.episodes()[0])
+        assert np.asarray(frame["depth"]).dtype.kind in "fu"
+
+
+def write_tree(tree: Path) -> None:
+    """Three frames of flow, depth and normals."""
+    for name in ("flow", "depth", "normal"):
+        (tree / name).mkdir(parents=True)
+    for number in range(3):
+        (tree / "flow" / f"{number}.flo").write_bytes((FOLDER / "flow.flo").read_bytes())
+        (tree / "depth" / f"{number}.pfm").write_bytes((FOLDER / "depth.pfm").read_bytes())
+        planes = {name: (rasters()[..., i] + number).astype("<f2") for i, name in enumerate("RGB")}
+        exr(tree / "normal" / f"{number}.exr", planes)
+
+
+def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
+    tree = tmp_path / "src" / "scene"
+    write_tree(tree)
+    source = FolderSource(tmp_path / "src")
+    assert [(str(s), s.kind, s.unit) for s in source.schema().values()] == [
+        ("depth: float32 [5, 7]", "depth", None),
+        ("flow: float32 [5, 7, 2]", "flow", "px"),
+        ("frame_number: int64 []", "frame_number", None),
+        ("normal: float16 [5, 7, 3]", "normals", None),
+    ]
+    seqrecord.convert(source, tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        frame = dataset.episodes["scene"][2]
+        np.testing.assert_array_equal(frame["flow"], rasters()[..., :2])
+        np.testing.assert_array_equal(frame["depth"], rasters()[..., 0])
+        np.testing.assert_array_equal(frame["normal"], (rasters() + 2).astype("<f2"))
+    (tree / "depth" / "1.pfm").write_bytes((FOLDER / "normals.pfm").read_bytes())
+    with pytest.raises(SourceError, match="wrong shape") as caught:
+        list(source.frames(source.episodes()[0]))
+    assert (caught.value.episode, caught.value.frame, caught.value.feature) == ("scene", 1, "depth")
+
+
+# --- ways to be broken -------------------------------------------------------------------------
+
+
+def npz(*arrays: Any, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, *arrays, **options)
+    return stream.getvalue()
+
+
+def zipped(name: str, *parts: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as file, file.open(name, "w") as member:
+        for part in parts:
+            member.write(part)
+    return stream.getvalue()
+
+
+def npy_header(shape: tuple[int, ...]) -> bytes:
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def of_parts(path: Path) -> bytes:
+    plane = {"Z": np.zeros((4, 6), "<f4")}
+    parts = [OpenEXR.Part({"type": OpenEXR.scanlineimage}, plane, name) for name in "ab"]
+    with OpenEXR.File(parts) as file:
+        file.write(str(path))
+    return path.read_bytes()
+
+
+def of_planes(*names: str) -> Callable[[Path], bytes]:
+    planes = {name: np.zeros((4, 6), "<u4" if name == "id" else "<f4") for name in names}
+    return lambda folder: exr(folder / "a.exr", planes)
+
+
+FLOW, DEPTH = ((FOLDER / name).read_bytes() for name in ("flow.flo", "depth.pfm"))
+LISTED = b"\x76\x2f\x31\x01\x02\0\0\0"
+NPZ = npz(values("f4", 50, 70))
+GOOD: dict[str, Callable[[Path], bytes] | bytes] = {
+    **{
+        ending: partial(written, ending=ending)
+        for ending in (".ppm", ".tiff", ".webp", ".bmp", ".png")
+    },
+    ".pgm": b"P5\n2 2\n7\n\0\0\0\0",
+    ".tif": tiff(values("u1", 4, 4), "<"),
+    ".flo": FLOW,
+    ".pfm": DEPTH,
+    ".exr": of_planes("Z"),
+    ".npz": NPZ,
+}
+OTHER = "another format than its name.*got: png"
+SIZE = "not what its header declares"
+REFUSED: list[tuple[str, Callable[[Path], bytes] | bytes, str]] = [
+    *((ending, GOOD[".png"], OTHER) for ending in (".ppm", ".tiff", ".webp", ".bmp")),
+    (".pgm", b"P5\n2 2\n0\n\0\0\0\0", ""),
+    (".pgm", b"P5\n2 2\n65536\n" + bytes(8), ""),
+    (".pgm", b"P5\n2 2\n7\n\0\0\0\x08", ""),  # above the most
+    (".pgm", b"P2\n2 2\n7\n0 0 0 8\n", ""),
+    (".pgm", b"P2\n2 2\n7\n0 0 0 x\n", ""),
+    (".pgm", b"P2\n2 2\n7\n0 0 0\n", ""),
+    (".pgm", b"P5\n2 2\n7\n\0\0\0\0\0", ""),
+    (".pgm", b"P5\n0 2\n7\n", ""),
+    (".pgm", b"P5\n99999999 99999999\n7\n\0", ""),
+    (".pgm", b"P5" + b" " * 5000 + b"x", ""),
+    (".ppm", b"P7\nWIDTH 2\n", ""),
+    (".tif", tiff(values("u1", 4, 4), "<", t258=4, t256=8), ""),  # of 4 bits
+    (".tif", tiff(values("f2", 4, 4), "<"), ""),
+    (".flo", b"", "not a .flo file|the file is empty"),
+    (".flo", b"PIEX" + FLOW[4:], "not a .flo file"),
+    (".flo", FLOW[:-1], f"{SIZE}; .*got: 291 bytes"),
+    (".flo", FLOW + b"\0", SIZE),
+    (".flo", b"PIEH" + struct.pack("<ii", -7, 5) + FLOW[12:], "an impossible size"),
+    (".flo", b"PIEH" + struct.pack("<ii", 1 << 30, 1 << 30), "an impossible size"),
+    (".pfm", b"", "not a PFM file|the file is empty"),
+    (".pfm", b"P6" + DEPTH[2:], "not a PFM file"),
+    (".pfm", b"Pf 7 5 0 " + DEPTH[10:], "not a PFM file"),
+    (".pfm", b"Pf 7 5 1.2.3 " + DEPTH[10:], "not a PFM file"),
+    (".pfm", b"Pf 0 5 -1 ", "an impossible size"),
+    (".pfm", DEPTH[:-4], SIZE),
+    (".exr", b"", "cannot be decoded|the file is empty"),
+    (".exr", LISTED, "cannot be decoded"),
+    (".exr", LISTED + b"channels\0chlist\0\xff\xff\xff\xff", "cannot be decoded"),
+    (".exr", of_planes("Z", "id"), r"not one image; .*got: Z \(float32\), id \(uint32\)"),
+    (".exr", of_planes("X", "Y"), r"not one image; .*got: X \(float32\), Y \(float32\)"),
+    (".exr", lambda folder: of_parts(folder / "a.exr"), "not an OpenEXR file of one flat image"),
+    (".npz", NPZ[: len(NPZ) // 2], ""),
+    (".npz", b"PK" + bytes(200), ""),
+    (".npz", b"", ""),
+    (".npz", zipped("readme.txt"), ""),
+    (".npz", zipped("arr_0.npy", npy_header((50, 70)), *[bytes(1 << 20)] * 64), ""),  # a bomb
+    (".npz", npz(np.array([{}], object)), "pickled"),
+]
+
+
+def bytes_of(data: Callable[[Path], bytes] | bytes, tmp_path: Path) -> bytes:
+    return data if isinstance(data, bytes) else data(tmp_path)
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+@pytest.mark.parametrize("is_first", [False, True])
+def test_refused(tmp_path: Path, number: int, is_first: bool) -> None:
+    """The first file of a feature says what all are; a later one is compared with it."""
+    ending, data, match = REFUSED[number]
+    folder = tmp_path / "src" / "run" / "depth"
+    folder.mkdir(parents=True)
+    if not is_first:
+        (folder / f"0{ending}").write_bytes(bytes_of(GOOD[ending], tmp_path))
+    bad = folder / f"{int(not is_first)}{ending}"
+    bad.write_bytes(bytes_of(data, tmp_path))
+    source = FolderSource(tmp_path / "src")
+    with pytest.raises(SourceError, match=match or ".") as caught:
+        list(source.frames(source.episodes()[0]))
+    assert caught.value.file == str(bad)
+    if not is_first:
+        assert (caught.value.episode, caught.value.frame) == ("run", 1)
+
+
+@pytest.mark.parametrize("ending", [".ppm", ".tiff", ".webp", ".bmp", ".flo", ".pfm", ".exr"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_file_that_is_cut_or_gone(tmp_path: Path, ending: str, is_gone: bool) -> None:
     folder = tmp_path / "src" / "run" / "rgb"
     folder.mkdir(parents=True)
-    data = written(tmp_path, ending)
-    (folder / f"0{ending}").write_bytes(data)
-    (folder / f"1{ending}").write_bytes(data[: len(data) * 2 // 3])
-    source = open_source(tmp_path / "src")
-    with pytest.raises(SourceError) as caught:
-        list(source.frames(source.episodes()[0]))
-    assert caught.value.file == str(folder / f"1{ending}")
-    assert (caught.value.feature, caught.value.frame) == ("rgb", 1)
-
-
-@pytest.mark.parametrize("ending", [".ppm", ".tiff", ".webp", ".bmp"])
-def test_a_png_of_another_name_is_an_error(tmp_path: Path, ending: str) -> None:
-    folder = tmp_path / "run" / "rgb"
-    folder.mkdir(parents=True)
-    (folder / f"0{ending}").write_bytes(written(tmp_path, ".png"))
-    with pytest.raises(SourceError, match="another format than its name") as caught:
-        open_source(tmp_path).schema()
-    assert (caught.value.file, caught.value.got) == (str(folder / f"0{ending}"), "png")
-
-
-def bits_of_4(tmp_path: Path) -> bytes:
-    return tiff(values("u1", 4, 4), "<", t258=4, t256=8)
-
-
-REFUSED = {
-    "most 0": (".pgm", b"P5\n2 2\n0\n\0\0\0\0"),
-    "most 65536": (".pgm", b"P5\n2 2\n65536\n" + bytes(8)),
-    "a value above the most": (".pgm", b"P5\n2 2\n7\n\0\0\0\x08"),
-    "text above the most": (".pgm", b"P2\n2 2\n7\n0 0 0 8\n"),
-    "text that is none": (".pgm", b"P2\n2 2\n7\n0 0 0 x\n"),
-    "one pixel fewer": (".pgm", b"P2\n2 2\n7\n0 0 0\n"),
-    "one byte more": (".pgm", b"P5\n2 2\n7\n\0\0\0\0\0"),
-    "no size": (".pgm", b"P5\n0 2\n7\n"),
-    "a huge size": (".pgm", b"P5\n99999999 99999999\n7\n\0"),
-    "blanks without end": (".pgm", b"P5" + b" " * 5000 + b"x"),
-    "another kind": (".ppm", b"P7\nWIDTH 2\n"),
-    "4 bits": (".tif", bits_of_4(Path())),
-    "half floats": (".tif", tiff(values("f2", 4, 4), "<")),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(tmp_path: Path, name: str) -> None:
-    ending, data = REFUSED[name]
-    with pytest.raises(SourceError) as caught:
-        packed(tmp_path, ending, data)
-    assert caught.value.file == str(tmp_path / "src" / "run" / "depth" / f"0{ending}")
+    data = bytes_of(GOOD[ending], tmp_path)
+    for number in range(2):
+        (folder / f"{number}{ending}").write_bytes(data)
+    source = FolderSource(tmp_path / "src")
+    assert len(list(source.frames(source.episodes()[0]))) == 2
+    bad, frames = folder / f"1{ending}", source.frames(source.episodes()[0])
+    next(frames)
+    bad.write_bytes(data[: len(data) * 2 // 3])
+    if is_gone:
+        bad.unlink()
+    with pytest.raises(SourceError, match="cannot be read" if is_gone else ".") as caught:
+        next(frames)
+    assert (caught.value.file, caught.value.feature) == (str(bad), "rgb")
+    assert caught.value.frame == 1
 
 
 def test_only_png_and_jpeg_stay_encoded(tmp_path: Path) -> None:
@@ -325,46 +523,3 @@ def test_npz_at_the_root_makes_no_episode_of_it(tmp_path: Path) -> None:
         Image.fromarray(values("u1", 4, 5, 3)).save(tmp_path / name / "rgb" / "0.png")
     np.savez(tmp_path / "mean.npz", np.zeros(3))
     assert [info.key for info in FolderSource(tmp_path).episodes()] == ["a", "b"]
-
-
-def test_pickled_npz_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run" / "depth").mkdir(parents=True)
-    objects: Any = np.array([{}], object)
-    np.savez(tmp_path / "run" / "depth" / "0.npz", objects)
-    with pytest.raises(SourceError, match="pickled") as caught:
-        FolderSource(tmp_path).schema()
-    assert caught.value.file == str(tmp_path / "run" / "depth" / "0.npz")
-
-
-@pytest.mark.parametrize("name", ["cut", "no zip", "empty", "no arrays", "bomb"])
-def test_broken_npz(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "run" / "depth"
-    folder.mkdir(parents=True)
-    for number in range(2):
-        np.savez_compressed(folder / f"{number}.npz", values("f4", 50, 70))
-    path = folder / "1.npz"
-    data = path.read_bytes()
-    if name == "cut":
-        path.write_bytes(data[: len(data) // 2])
-    elif name == "no zip":
-        path.write_bytes(b"PK" + bytes(200))
-    elif name == "empty":
-        path.write_bytes(b"")
-    else:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-            if name == "no arrays":
-                file.writestr("readme.txt", b"")
-            else:  # a header of 70 values, and a gigabyte of zeros behind it
-                with file.open("arr_0.npy", "w") as member:
-                    member.write(npy_header((50, 70)))
-                    for _ in range(64):
-                        member.write(bytes(1 << 20))
-    source = FolderSource(tmp_path)
-    with pytest.raises(SourceError) as caught:
-        list(source.frames(source.episodes()[0]))
-    assert caught.value.file == str(path)
-
-
-def npy_header(shape: tuple[int, ...]) -> bytes:
-    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -30,25 +29,9 @@ from seqrecord.errors import (
 from tests.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.lerobot_video_data import unpack
 from tests.test_source_contract import upload
-from tests.video_file_data import HAS_TABLES, decoded, pictures, write_video
+from tests.video_file_data import HAS_TABLES, pictures, write_video
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def test_indexes_are_merged(tmp_path: Path) -> None:
-    for number, name in enumerate("ab"):
-        write_video(tmp_path / f"{name}.mp4", pictures(3, 9 * number))
-        source = open_source(tmp_path / f"{name}.mp4")
-        seqrecord.convert(source, tmp_path / name, workers=1, in_place=True)
-    seqrecord.edit.merge_datasets([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
-    with seqrecord.open(tmp_path / "both") as dataset:
-        for name in "ab":
-            frames = dataset.episodes[name][:]["image"]
-            assert np.array_equal(frames, decoded(tmp_path / f"{name}.mp4")[1])
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_a_feature_is_dropped_whose_pages_refer(tmp_path: Path) -> None:

@@ -19,12 +19,11 @@ from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.errors import CodecError, NotFoundError, SeqRecordError, SourceError, StorageError
-from seqrecord.indexing.originals import index_source
+from seqrecord.errors import CodecError, SeqRecordError, SourceError
 from tests.command_line import main
-from tests.in_place_cases import assert_same, frames_of
+from tests.in_place_cases import assert_same, frames_of, index_source
 from tests.test_source_contract import upload
-from tests.test_sources_hdf5 import write_droid
+from tests.test_sources_hdf5 import with_video
 from tests.video_file_data import pictures, write_video
 
 Array = npt.NDArray[Any]
@@ -34,10 +33,7 @@ DTYPES = ("|u1", "|b1", "<u2", ">u2", "<f2", ">f4", "<i8", ">f8")
 FEW = ("|b1", ">f4")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def values(dtype: str, shape: tuple[int, ...] = SHAPE) -> Array:
@@ -181,15 +177,6 @@ def test_zarr(tmp_path: Path, form: int, thorough: bool) -> None:
             assert codec == ("raw_big_endian" if name.endswith("b") else "raw"), name
 
 
-def test_on_a_url(tmp_path: Path, memory_url: str) -> None:
-    hdf5(tmp_path / "set" / "a.hdf5", lambda images: images.create_dataset("x", data=values("u1")))
-    url = upload(tmp_path / "set", memory_url)
-    assert check(url, tmp_path / "packed", tmp_path / "index").keys() == {"observations.images.x"}
-    for place in (url, tmp_path / "set"):
-        with pytest.raises(NotFoundError, match="`seqrecord index SRC -o DST`"):
-            seqrecord.open(place)
-
-
 @pytest.mark.parametrize("form", [1, 3, 4, 7])
 def test_zarr_on_a_url(tmp_path: Path, memory_url: str, form: int) -> None:
     zarr_format, options = FORMS[form]
@@ -199,16 +186,13 @@ def test_zarr_on_a_url(tmp_path: Path, memory_url: str, form: int) -> None:
 
 
 def test_droid_s_videos_stay_where_they_are(tmp_path: Path) -> None:
-    write_droid(tmp_path / "set" / "Fri", 1)
-    videos = tmp_path / "set" / "Fri" / "recordings" / "MP4"
-    videos.mkdir(parents=True)
-    write_video(videos / "11.mp4", pictures(4), options={"bf": "0"})
+    [path] = with_video(tmp_path / "set", "Fri", 1, 4)
     index_source(open_source(tmp_path / "set"), tmp_path / "index", workers=1)
     seqrecord.convert(open_source(tmp_path / "set"), tmp_path / "packed", workers=1)
     with seqrecord.open(tmp_path / "index") as one, seqrecord.open(tmp_path / "packed") as other:
         assert_same(frames_of(one), frames_of(other))
     assert seqrecord.summarize(tmp_path / "index").external_bytes > 0
-    write_video(videos / "11.mp4", pictures(5), options={"bf": "0"})
+    write_video(path, pictures(5))
     with pytest.raises(SourceError, match="another number of frames"):
         index_source(open_source(tmp_path / "set"), tmp_path / "again", workers=1)
 
@@ -293,29 +277,6 @@ def test_files_that_are_stored_otherwise_than_the_first(tmp_path: Path) -> None:
 
 def _chunked(images: h5py.Group) -> None:
     images.create_dataset("x", data=values("u1"), chunks=(2, *SHAPE))
-
-
-@pytest.mark.parametrize("what", ["cut", "touched", "gone"])
-@pytest.mark.parametrize("kind", ["hdf5", "zarr files", "zarr"])
-def test_files_that_change(tmp_path: Path, kind: str, what: str) -> None:
-    root = tmp_path / "set"
-    if kind == "hdf5":
-        path = hdf5(root / "a.hdf5", _chunked)
-    else:
-        zarr_format, options = FORMS[0 if kind == "zarr files" else 5]
-        buffer(root / "a.zarr", zarr_format, {"img": (values("u1"), options)})
-        path = root / "a.zarr/data/img" / ("0.0.0.0" if zarr_format == 2 else "c/0/0/0/0")
-    index_source(open_source(root), tmp_path / "index", workers=1)
-    if what == "gone":
-        path.unlink()
-    elif what == "cut":
-        os.truncate(path, path.stat().st_size - 1)
-    else:
-        os.utime(path, ns=(7, 7))
-    error = NotFoundError if what == "gone" else StorageError
-    with pytest.raises(error) as info, seqrecord.open(tmp_path / "index") as dataset:
-        next(iter(dataset.episodes.values()))[:]
-    assert info.value.file == str(path)
 
 
 @pytest.mark.parametrize("form", [0, 5, 6])

@@ -331,5 +331,5 @@ def test_says_what_is_wrong(path: Path, clips: dict[str, Any], match: str) -> No
     "more", [{"clip_len": 2}, {"windows": {"id": [0]}}, {"pad": "edge"}, {"reverse": 0.5}]
 )
 def test_what_makes_no_sense_beside_frames(path: Path, more: dict[str, Any]) -> None:
-    with pytest.raises(ClipError, match="has the frames of each clip"):
+    with pytest.raises(ClipError, match="or the frames of each clip"):
         make(path, **more)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -256,3 +258,35 @@ def test_loaders_make_few_calls_of_python_for_a_frame(tmp_path: Path) -> None:
         threading.setprofile(None)
     assert len(batches) == 5
     assert 0 < calls < 60 * pipe.stats()["frames_decoded"]
+
+
+def test_a_pipe_and_a_batch_take_few_steps(path: Path) -> None:
+    """A reader of the code follows every one of these functions, in every one of these modules."""
+    package, found = Path(seqrecord.__file__).parent, list[CodeType]()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and Path(code.co_filename).is_relative_to(package):
+            found.append(code)
+
+    def modules() -> int:
+        return len({code.co_filename for code in found})
+
+    with seqrecord.open(path) as dataset:
+        sys.setprofile(note)
+        try:
+            pipe = SeqRecordPipe(dataset, clip_len=4, batch_size=4, features=["image", "id"])
+        finally:
+            sys.setprofile(None)
+        assert (modules() <= 50, len(set(found)) <= 400) == (True, True)
+        calls, of_modules, batches = list[int](), list[int](), iter(pipe)
+        for _ in range(12):  # the fewest: a batch that is not ready yet takes some calls more
+            found.clear()
+            sys.setprofile(note)
+            try:
+                next(batches)
+            finally:
+                sys.setprofile(None)
+            calls.append(len(found))
+            of_modules.append(modules())
+        assert (min(of_modules) <= 12, min(calls) <= 37) == (True, True)

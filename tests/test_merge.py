@@ -6,6 +6,7 @@ import shlex
 import uuid
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from seqrecord.edit import (
 )
 from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError, StorageError
 from seqrecord.types import Progress
-from tests.command_line import main
+from tests.command_line import main, run
 from tests.test_dataset_source import pages_of, write_video
 from tests.test_edits import check, content, write
 
@@ -317,3 +318,14 @@ def test_a_failure_leaves_what_a_resume_takes(parts: tuple[Path, Path], tmp_path
     check(made, {**content(parts[0]), **content(parts[1])})
     clean(made, older_than=0)
     check(made, {**content(parts[0]), **content(parts[1])})
+
+
+def test_ctrl_c_names_resume(parts: tuple[Path, Path], tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with patch("tqdm.tqdm.update", interrupt):  # the bar moves while frames are copied
+        failed = run("merge", *parts, "-o", tmp_path / "made", code=130)
+    assert "the same command with --resume continues" in failed.stderr
+    run("merge", *parts, "-o", tmp_path / "made", "--resume")
+    check(tmp_path / "made", {**content(parts[0]), **content(parts[1])})

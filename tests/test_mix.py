@@ -22,15 +22,17 @@ from seqrecord import (
     ClipError,
     EngineOptions,
     Latest,
+    Seconds,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
+    SeqRecordWriter,
     StateError,
 )
 from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.memory import divide_memory
+from seqrecord.sampling.mix_memory import divide_memory
 from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
@@ -312,9 +314,9 @@ def of_where(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("of_a", "of_b", "message"),
     [
-        (of_where("dataset"), {}, r"name that a mix gives.*'dataset'.*dataset"),
-        ({"metadata": ["task"]}, of_where("task"), r"what one source tells of its.*source 'a'"),
-        ({"clip_transform": CenterCrop((4, 4))}, of_where("crop"), "name of something else.*crop"),
+        (of_where("dataset"), {}, r"a name stands for two.*feature: dataset"),
+        ({"metadata": ["task"]}, of_where("task"), r"a name stands for two.*feature: task.*'b'"),
+        ({"clip_transform": CenterCrop((4, 4))}, of_where("crop"), "two entries.*feature: crop"),
     ],
 )
 def test_names_that_a_mix_gives(
@@ -478,6 +480,23 @@ def test_stats(root: Path) -> None:
     assert sum(source["clips"] for source in stats["sources"].values()) >= num_clips
     assert stats["bottleneck"].startswith(("source ", "the consumer"))
     assert "'b' 0.3333" in repr(mix)
+    stream = SeqRecordIterableDataset(root / "a", clip_len=3)
+    list(stream)
+    assert stream.stats().keys() <= stats.keys() & stats["sources"]["a"].keys()
+
+
+def test_stats_count_times_without_a_frame_of_one_iteration(tmp_path: Path) -> None:
+    features = {"time": {"kind": "timestamp", "unit": "s"}}
+    with SeqRecordWriter(tmp_path, features=features) as writer, writer.episode("e") as episode:
+        for frame in range(20):
+            episode.append({"x": np.zeros(2), "time": np.float64(frame * (1 + (frame > 9)))})
+    windows = {"x": Seconds([0, 1], timestamps="time", tolerance=0.1, out_of_range="pad")}
+    source = SeqRecordIterableDataset(tmp_path, windows=windows, features=["x"], pad="edge")
+    mix, far = SeqRecordMix({"s": source}, batch_size=4, stopping_strategy=5), []
+    for _ in range(2):
+        assert len(list(mix)) == 5
+        far.append(mix.stats()["times_without_frame"])
+    assert far[0] == far[1] > 0
 
 
 @pytest.mark.parametrize(
@@ -488,21 +507,21 @@ def test_stats(root: Path) -> None:
             ({"weights": {"a": weight, "b": 1, "c": 1}}, "weight of source 'a'")
             for weight in (float("nan"), "1", float("inf"))
         ),
-        ({"weights": {"a": 1, "b": 1, "d": 1}}, "other names.*a, b, c.*a, b, d"),
+        ({"weights": {"a": 1, "b": 1, "d": 1}}, "weights is not.*of a, b, c.*'d'"),
         ({"weights": {"a": 0, "b": 0, "c": 0}}, "draws from no source"),
         (
             {"stopping_strategy": "last"},
             "stopping_strategy is not.*'first_exhausted' or 'all_exhausted'.*'last'",
         ),
         ({"stopping_strategy": 0}, "stopping_strategy is too small"),
-        ({"stopping_strategy": 1 << 62}, "stopping_strategy is not.*fewer than"),
+        ({"stopping_strategy": 1 << 62}, "stopping_strategy is too large"),
         ({"batch_size": 0}, "batch_size is too small"),
         ({"batch_size": None}, "batch_size is not an integer"),
         ({"features": "both"}, "features is not"),
         ({"features": np.zeros(3)}, "features is not"),
         ({"single_source_batches": 1}, "single_source_batches"),
         ({"rank": 2, "world_size": 2}, "rank and world_size"),
-        ({"rank": 0, "world_size": 1 << 64}, "rank and world_size"),
+        ({"rank": 0, "world_size": 1 << 64}, "world_size is too large"),
     ],
 )
 def test_arguments_that_make_no_sense(root: Path, options: dict[str, Any], message: str) -> None:

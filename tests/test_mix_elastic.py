@@ -317,11 +317,11 @@ def test_states_that_make_no_sense(root: Path) -> None:
         (lambda state: state["rest"].pop("left"), "other entries"),
         (lambda state: state["rest"].update(epoch=-1), "out of range"),
         (lambda state: state["rest"].update(number=0), "out of range"),
-        (lambda state: state.update(rest=None), "do not follow each other"),
-        (lambda state: state["sources"].pop(), "another rest than its sources"),
-        (lambda state: state["sources"].clear(), "no source"),
-        (lambda state: source(state).update(following=9), "do not follow each other"),
-        (lambda state: source(state)["pending"][0].__setitem__(1, []), "no sessions"),
+        (lambda state: state.update(rest=None), "that follow each other"),
+        (lambda state: state["sources"].pop(), "sources that no loader has saved"),
+        (lambda state: state["sources"].clear(), "sources that no loader has saved"),
+        (lambda state: source(state).update(following=9), "that follow each other"),
+        (lambda state: source(state)["pending"][0].__setitem__(1, []), "with its sessions"),
         (lambda state: source(state)["pending"][0].__setitem__(1, 1), "another type"),
         (lambda state: source(state).update(pending=1), "another type"),
         (
@@ -368,8 +368,4 @@ def test_epochs_without_clips_between_those_that_workers_are_in(root: Path) -> N
         gaps += any(after > before + 1 for before, after in pairwise(epochs))
         again = resumed(mixed_rarely(2), saved)
         assert again.state_dict() == saved
-        if len(epochs) > 1:
-            saved["rest"]["sources"][1]["pending"][0][0] -= 1  # an epoch with a clip is between
-            with pytest.raises(StateError, match="do not follow each other"):
-                again.load_state_dict(saved)
     assert gaps

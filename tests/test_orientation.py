@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import zlib
 from collections.abc import Callable
@@ -12,8 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
@@ -22,6 +19,7 @@ from seqrecord import EncodedImage, SeqRecordError, SeqRecordWriter, open_source
 from seqrecord.errors import FrameError, SourceError
 from seqrecord.sources import Source
 from tests.command_line import fail, run
+from tests.lerobot_data import write_v21
 from tests.source_writers import write_kitti, write_tar, write_tum
 
 Pixels = npt.NDArray[np.uint8]
@@ -312,46 +310,23 @@ def in_mcap(root: Path, data: bytes, alone: bool) -> Path:
 
 
 def in_parquet(root: Path, data: bytes, alone: bool) -> Path:
-    """A LeRobot dataset of version 2.1 with one frame."""
-    features: dict[str, Any] = {"rgb": {"dtype": "image", "shape": [32, 48, 3], "names": None}}
-    columns: dict[str, Any] = {"rgb": [{"bytes": data, "path": "0.png"}]}
-    if not alone:
-        features["wrist"], columns["wrist"] = features["rgb"], columns["rgb"]
-    columns |= {"episode_index": [0], "frame_index": [0], "timestamp": [0.0], "task_index": [0]}
-    features |= {"timestamp": {"dtype": "float32", "shape": [1], "names": None}}
-    table = pa.table({k: pa.array(v) for k, v in columns.items()})
-    at = table.schema.get_field_index("timestamp")
-    table = table.set_column(at, "timestamp", table["timestamp"].cast(pa.float32()))
-    (root / "meta").mkdir()
-    (root / "data" / "chunk-000").mkdir(parents=True)
-    pq.write_table(table, root / "data" / "chunk-000" / "episode_000000.parquet")
-    info = {
-        "codebase_version": "v2.1", "fps": 10, "features": features, "chunks_size": 1000,
-        "total_episodes": 1, "total_frames": 1,
-        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-        "video_path": None,
-    }  # fmt: skip
-    (root / "meta" / "info.json").write_text(json.dumps(info))
-    (root / "meta" / "tasks.jsonl").write_text('{"task_index": 0, "task": "look"}\n')
-    (root / "meta" / "episodes.jsonl").write_text(
-        '{"episode_index": 0, "tasks": ["look"], "length": 1}\n'
-    )
-    return root
+    names = ["rgb"] if alone else ["rgb", "wrist"]
+    feature = {"dtype": "image", "shape": [32, 48, 3], "names": None}
+    features = dict.fromkeys(names, feature)
+    times = {"timestamp": {"dtype": "float32", "shape": [1], "names": None}}
+    columns = {name: [{"bytes": data, "path": "0.png"}] for name in names}
+    return write_v21(root, columns, features | times, 1)
 
 
 def in_tfrecords(root: Path, data: bytes, alone: bool) -> Path:
     pytest.importorskip("google.protobuf")
-    from tests.tf_records import example, write_records
+    from tests.test_sources_rlds import write_set
+    from tests.tf_records import example
 
-    size = {"dimensions": ["32", "48", "3"]}
     names = ["rgb"] if alone else ["rgb", "wrist"]
-    steps = {name: {"image": {"dtype": "uint8", "shape": size}} for name in names}
-    described: dict[str, Any] = {"featuresDict": {"features": steps}}
-    features = {"steps": {"sequence": {"feature": described}}}
-    (root / "features.json").write_text(json.dumps({"featuresDict": {"features": features}}))
+    image = {"image": {"dtype": "uint8", "shape": {"dimensions": ["32", "48", "3"]}}}
     record = example({f"steps/{name}": [data] for name in names})
-    write_records(root / "a-train.tfrecord-00000-of-00001", [record])
-    return root
+    return write_set(root, [record], dict.fromkeys(names, image))
 
 
 PLACES = [in_tar, in_hdf5, in_mcap, in_parquet, in_tfrecords]

@@ -169,17 +169,17 @@ def test_workers_that_do_not_fork_open_the_dataset(place: Place, tmp_path: Path)
     """In each epoch, for a DataLoader starts them anew."""
     place.copy(write(tmp_path))
     plan(tmp_path / "records", workers=1, **CLIPS)
-    multiprocessing.set_start_method("spawn")  # which `plan` has left open
+    multiprocessing.set_start_method("forkserver")  # which `plan` has left open
     with Meter(place.host) as meter:
         url, options = place.at(meter.host)
         planned = seqrecord.open(url, storage_options=options)
-        report = plan(planned, epochs=3, workers=2, **CLIPS)
+        report = plan(planned, epochs=2, workers=2, **CLIPS)
         meter.reset()
         meter.nbytes = 0
         dataset = seqrecord.open(url, storage_options=options)
         stream = SeqRecordIterableDataset(dataset, rank=0, world_size=1, **CLIPS)
         loader = DataLoader(stream, batch_size=None, num_workers=2)
-        for _ in range(3):
+        for _ in range(2):
             assert sum(1 for _ in loader) == report.batches
         assert_close(report.total.requests, meter.requests)
         assert_close(report.total.bytes, meter.nbytes)
@@ -367,8 +367,10 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     report = plan(tmp_path / "records", **given)
     command = [sys.executable, "-c", _RUN, str(tmp_path / "records"), json.dumps(given)]
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
-    # What else the machine does only adds to it.
-    assert 0.7 * report.peak_memory <= min(int(run.stdout) for run in runs) <= report.peak_memory
+    peaks = [int(run.stdout) for run in runs]
+    # Another process's load adds to one run's peak, or keeps its batches from waiting in memory.
+    assert min(peaks) <= report.peak_memory
+    assert 0.7 * report.peak_memory <= max(peaks)
 
 
 @pytest.mark.slow
@@ -442,7 +444,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert found == json.loads(json.dumps(report)) | {"settings": found["settings"]}
     text = run("plan", path, *options).stdout
     assert f"{report['total']['frames_decoded']:,}" in text
-    assert "each later epoch" in text
+    assert "later epoch" in text
 
 
 def test_the_commands_take_a_loaders_arguments(tmp_path: Path) -> None:
@@ -469,7 +471,8 @@ def test_persistent_workers(tmp_path: Path) -> None:
     )
     assert anew.first_epoch == lasting.first_epoch == anew.later_epoch
     assert lasting.later_epoch == Amount()
-    assert ("anew in each epoch" in str(anew), "for all epochs" in str(lasting)) == (True, True)
+    assert "persistent workers  False" in str(anew)
+    assert "persistent workers  True" in str(lasting)
 
 
 @pytest.mark.parametrize(

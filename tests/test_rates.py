@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from seqrecord import (
 from seqrecord.export import to_files
 from tests.bags import image, write_mcap
 from tests.command_line import run
+from tests.lerobot_video_data import unpack
 from tests.source_writers import write_euroc
 from tests.test_sources_mcap import CAMERA, MS, START
 from tests.video_file_data import pictures, write_video
@@ -120,12 +120,6 @@ def test_the_contradiction_is_told_once(tmp_path: Path, caplog: pytest.LogCaptur
     assert "episode f, frame 7" in said
     assert [note for note in report.inventory.notes if "episode f, frame 7" in note]
     assert "episode f, frame 7" in run("info", tmp_path / "b").stdout
-
-
-def test_several_processes_tell(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", {str(i): moved(7, i) for i in range(4)})
-    report = seqrecord.convert(seqrecord.open_source(path), tmp_path / "b", fps=FPS, workers=1)
-    assert [note for note in report.inventory.notes if "3 episodes" in note]
 
 
 def test_long_episodes_in_many_files(tmp_path: Path) -> None:
@@ -257,16 +251,13 @@ def test_video_without_its_timestamps(video: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("features", [None, ["action"]])
 @pytest.mark.parametrize("version", ["lerobot_v21", "lerobot_v3"])
 def test_lerobot_of_another_fps(tmp_path: Path, version: str, features: list[str] | None) -> None:
-    with zipfile.ZipFile(
-        Path(__file__).parent / "golden" / "sources" / f"{version}.zip"
-    ) as archive:
-        archive.extractall(tmp_path / "robot")
-    info = tmp_path / "robot" / "meta" / "info.json"
+    root = unpack(tmp_path, version)
+    info = root / "meta" / "info.json"
     value = json.loads(info.read_text())
     fps = value["fps"]
     for name, rate in (("good", fps), ("bad", fps * 2)):
         info.write_text(json.dumps({**value, "fps": rate}))
-        source = seqrecord.open_source(tmp_path / "robot", features=features)
+        source = seqrecord.open_source(root, features=features)
         seqrecord.convert(source, tmp_path / name, workers=1)
         assert {*rates(tmp_path / name)} == {fps if name == "good" else None}
     if features is None:

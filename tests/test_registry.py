@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
 from seqrecord.errors import LocationError, MissingPackageError, SourceError
-from seqrecord.sources import FolderSource, SourceFormat, TartanAirSource, format_names
+from seqrecord.sources import (
+    FolderSource,
+    Source,
+    SourceFormat,
+    TartanAirSource,
+    VideoSource,
+    format_names,
+)
 from seqrecord.sources.registry import BUILT_IN, DATASET
 from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.storage.cache import CachedStorage
@@ -27,7 +34,11 @@ from seqrecord.storage.objects.storage import ObjectStorage
 from seqrecord.storage.opening import StorageSettings, split_options
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.retrying import RetryingStorage
-from tests.command_line import main
+from tests.command_line import fail, main
+from tests.lerobot_video_data import unpack
+from tests.source_writers import write_buffer
+from tests.test_source_contract import upload
+from tests.tiny import write_tiny
 from tests.trees import make_frames, write_v1
 
 Install = Callable[..., None]
@@ -139,14 +150,6 @@ def test_options_are_of_one_format(tmp_path: Path) -> None:
         TartanAirSource("az://container/tartanair")
 
 
-def test_an_exported_episode_is_not_taken_for_tartanair(tmp_path: Path) -> None:
-    image = Image.fromarray(np.zeros((4, 5, 3), np.uint8))
-    folder = tmp_path / "cave" / "Easy" / "P000" / "image_left"
-    folder.mkdir(parents=True)
-    image.save(folder / "000000.png")  # TartanAir says 000000_left.png
-    assert isinstance(open_source(tmp_path), FolderSource)
-
-
 def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install) -> None:
     install(numbers="tests.test_registry:NUMBERS", broken="tests.no_such_module:FORMAT")
     folder = tmp_path / "unknown"
@@ -237,6 +240,56 @@ def test_a_package_that_is_not_there_is_named(
     assert source == open_source(tmp_path, format=name)
     with pytest.raises(MissingPackageError, match=f"the extra `{name}`: pip install .*{package}"):
         source.schema()
+
+
+# Folders above datasets, and parts of datasets
+
+
+@pytest.mark.parametrize("version", ["v21", "v3"])
+def test_a_folder_above_two_lerobot_datasets(tmp_path: Path, version: str) -> None:
+    for name in ("org/one", "org/two"):
+        shutil.copytree(unpack(tmp_path / "x", f"lerobot_video_{version}"), tmp_path / "y" / name)
+    for use in (open_source, seqrecord.open):
+        with pytest.raises(SourceError, match=r"above 2 datasets \(lerobot\)") as caught:
+            use(tmp_path / "y")
+        assert caught.value.got == "org/one, org/two"
+        assert f"seqrecord write --src {tmp_path}/y/org/one" in caught.value.message
+    assert "org/one, org/two" in fail("write", "--src", tmp_path / "y", "--dst", tmp_path / "r")
+
+
+def test_a_url_above_lerobot_datasets(tmp_path: Path, memory_url: str) -> None:
+    upload(unpack(tmp_path, "lerobot_video_v21"), f"{memory_url}/org/one")
+    for use in (open_source, seqrecord.open):
+        with pytest.raises(SourceError, match="a folder above 1 dataset") as caught:
+            use(memory_url)
+        assert caught.value.got == "org/one"
+        assert f"--src {memory_url}/org/one" in caught.value.message
+
+
+@pytest.mark.parametrize("part", ["videos", "videos/*", "videos/*/*", "data", "meta"])
+def test_a_part_of_a_lerobot_dataset(tmp_path: Path, part: str) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    path = next(root.glob(part))
+    with pytest.raises(SourceError, match="a part of a LeRobot dataset") as caught:
+        open_source(path)
+    assert caught.value.expected == str(root)
+    if part == "videos":
+        source: Source = open_source(path, format="videos")
+        assert isinstance(source, VideoSource)
+        with pytest.raises(SourceError, match="a part of a LeRobot dataset"):
+            open_source(next(path.rglob("*.mp4")))
+
+
+def test_a_folder_above_packed_datasets_and_replay_buffers(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")  # it needs Python 3.11
+    for name in ("a", "b"):
+        write_tiny(tmp_path / "records" / name)
+        write_buffer(tmp_path / "buffers" / name / "x.zarr")
+    for folder, names in (("records", "a, b"), ("buffers", "a/x.zarr, b/x.zarr")):
+        for use in (open_source, seqrecord.open):
+            with pytest.raises(SourceError, match="a folder above 2 datasets") as caught:
+                use(tmp_path / folder)
+            assert caught.value.got == names
 
 
 # Opening

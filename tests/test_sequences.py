@@ -268,7 +268,7 @@ def test_features_that_batches_would_hide(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
         for i in range(9):
             episode.append({"x": np.float32(i), "is_first": np.bool_(i == 0)})
-    with pytest.raises(ClipError, match=r"(?s)name of a sequence batch's extra column.*is_first"):
+    with pytest.raises(ClipError, match=r"(?s)name of a batch's extra column.*is_first"):
         SeqRecordPipe(tmp_path, clip_len=3, order="sequences", batch_size=1)
     SeqRecordPipe(tmp_path, clip_len=3, order="sequences", batch_size=1, features=["x"])
     SeqRecordPipe(tmp_path, clip_len=3, batch_size=1)

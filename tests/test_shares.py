@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.pipes.mix_sources import MixPlan
+from seqrecord.pipes.mix_sources import MixPlan, count_batches
 from seqrecord.sampling import Part
 from seqrecord.sampling.shares import Shares, whole_shares
 
@@ -101,10 +101,9 @@ def test_a_mix_finds_the_places_of_clips(
     counts: list[int], batch_size: int, single_source_batches: bool, epoch: int
 ) -> None:
     shares, num_batches = Shares(counts, 3), 25
+    turn = batch_size if single_source_batches else 1
     plan, following = (
-        MixPlan(
-            Part(), num_batches, batch_size, shares, single_source_batches, number * num_batches
-        )
+        MixPlan(Part(), num_batches, batch_size, shares, turn, number * num_batches)
         for number in (epoch, epoch + 1)
     )
     batches = [plan.sources(batch) for batch in range(num_batches)]
@@ -117,9 +116,12 @@ def test_a_mix_finds_the_places_of_clips(
     after = plan.given(num_batches)
     assert after.tolist() == following.given(0).tolist()
     for source in range(len(counts)):
-        number, slot = plan.places(source, int(before[source]), int(after[source]))
+        first, clips = int(before[source]), range(after[source] - before[source])
+        number, slot = plan.places(source, first, clips, 0)
         own = np.flatnonzero(slots == source)
         assert (number * batch_size + slot).tolist() == own.tolist()
+        number, slot = plan.places(source, first, clips[1:3], 1)
+        assert (number * batch_size + slot).tolist() == own[1:3].tolist()
 
 
 @given(
@@ -134,7 +136,7 @@ def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataO
     each = zip(lengths, shares.counts, strict=True)
     slots = [Fraction(length * total, count) for length, count in each]
     first, longest = (
-        MixPlan.count_batches(stop, slots, batch_size, 0, 1)
+        count_batches(stop, slots, batch_size, 0, 1)
         for stop in ("first_exhausted", "all_exhausted")
     )
     assert first == 1 or (shares.given(first * batch_size) <= lengths).all()
@@ -145,5 +147,5 @@ def test_where_an_epoch_ends(lengths: list[int], batch_size: int, data: st.DataO
 
 
 def test_a_number_of_batches_is_shared_among_workers() -> None:
-    found = [MixPlan.count_batches(11, [Fraction(1)], 4, w, 3) for w in range(3)]
+    found = [count_batches(11, [Fraction(1)], 4, w, 3) for w in range(3)]
     assert found == [4, 4, 3]

@@ -13,7 +13,7 @@ import pickle
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import check_kinds_and_units
-from seqrecord.sources import Source, format_names
-from seqrecord.sources.base import EpisodeInfo
+from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
+from tests import originals
 from tests.bags import write_bag, write_mcap
 from tests.golden.make_replay_buffer import FILE
+from tests.lerobot_video_data import unpack
+from tests.source_faults import check_refused, read_all
 from tests.source_writers import write_euroc, write_kitti, write_samples, write_tum
-from tests.test_sources_hdf5 import write_aloha, write_droid, write_robomimic
+from tests.test_sources_hdf5 import with_video, write_aloha, write_robomimic
 from tests.test_sources_mcap import CAMERA, recording
 from tests.trees import make_frames, write_v1, write_v2
-from tests.video_file_data import pictures, write_video
-
-GOLDEN = Path(__file__).parent / "golden" / "sources"
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,7 @@ def cut(path: Path) -> None:
 
 
 def golden(folder: Path, name: str) -> None:
-    with zipfile.ZipFile(GOLDEN / f"{name}.zip") as archive:
-        archive.extractall(folder)
+    unpack(folder.parent, name).rename(folder)
 
 
 def one_time_back(path: Path, row: int) -> None:
@@ -108,15 +105,7 @@ def robomimic_says_more(folder: Path) -> None:
 
 def droid(folder: Path) -> None:
     for seed, name in ((1, "Fri"), (2, "Sat")):
-        write_droid(folder / name, seed)
-        videos = folder / name / "recordings" / "MP4"
-        videos.mkdir(parents=True)
-        write_video(videos / f"1{seed}.mp4", pictures(4, seed))
-
-
-def videos(folder: Path) -> None:
-    for number, name in enumerate("abc"):
-        write_video(folder / f"{name}.mp4", pictures(4 + number, number), options={"g": "3"})
+        with_video(folder, name, seed, 4)
 
 
 def flipped(path: Path, place: int) -> None:
@@ -132,19 +121,6 @@ def tartanair(folder: Path, *, v2: bool = False) -> None:
     write = write_v2 if v2 else write_v1
     for number, level in enumerate(("Data_easy", "Data_hard") if v2 else ("Easy", "Hard")):
         write(folder / "house" / level / "P000", make_frames(number, 2 + number, v2=v2))
-
-
-def folders(folder: Path) -> None:
-    for number, name in enumerate("abc"):
-        rng = np.random.default_rng(number)
-        episode = folder / "there" / name
-        for feature, ending in (("photo", "jpg"), ("rgb", "png")):
-            (episode / feature).mkdir(parents=True)
-            for frame in range(3 + number):
-                pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
-                Image.fromarray(pixels).save(episode / feature / f"{frame}.{ending}")
-        np.save(episode / "actions.npy", rng.normal(size=(3 + number, 6)))
-        (episode / "metadata.json").write_text('{"task": "pick", "ok": true}')
 
 
 def tars(folder: Path) -> None:
@@ -220,7 +196,7 @@ SETS: dict[str, Set] = {
     "droid": Set(
         "Hdf5", droid, lambda root: cut(root / "Sat/trajectory.h5"), "Sat", "Sat/trajectory.h5"
     ),
-    "videos": Set("Videos", videos, lambda root: cut(root / "b.mp4"), "b", "b.mp4"),
+    "videos": damaged("Video", originals.videos, ".", "b.mp4", key="b"),
     "tartanair": damaged(
         *("TartanAir", tartanair, "house/Hard/P000", "image_right/000001_right.png"),
         keeps_images=True,
@@ -230,7 +206,11 @@ SETS: dict[str, Set] = {
         "flow_lcam_front/000001_000002_flow.png",
         keeps_images=True,
     ),
-    "folders": damaged("Folders", folders, "there/b", "rgb/2.png", keeps_images=True),
+    "folders": damaged(
+        *("Folder", originals.folders, "b", "rgb/2.jpg"),
+        options={"sparse": "mask"},
+        keeps_images=True,
+    ),
     "webdataset": Set(
         "WebDataset",
         tars,
@@ -254,7 +234,7 @@ SETS: dict[str, Set] = {
 }
 if importlib.util.find_spec("zarr") is not None:  # it needs Python 3.11
     SETS["zarr"] = Set(
-        "ZarrSource",
+        "Zarr",
         lambda folder: shutil.copy(FILE, folder / "cup.zarr.zip"),
         lambda root: damaged_zip(root / "cup.zarr.zip"),
         "cup/000002",
@@ -304,15 +284,9 @@ def _bytes(value: Any) -> bytes:
     return value.data if isinstance(value, EncodedImage) else np.asarray(value).tobytes()
 
 
-def read_all(source: Source, info: EpisodeInfo) -> None:
-    for each in source.videos(info).values() if hasattr(source, "videos") else ():
-        list(each)
-    list(source.frames(info))
-
-
 def test_it_is_found_and_listed(case: Set, root: Path) -> None:
     source = opened(case, root)
-    assert type(source) is getattr(seqrecord.sources, case.source)
+    assert type(source) is getattr(seqrecord.sources, f"{case.source}Source")
     assert isinstance(source, Source)
     infos = source.episodes()
     assert len({info.key for info in infos}) == len(infos) > 1
@@ -326,9 +300,9 @@ def test_frames_are_as_the_schema_says(case: Set, root: Path) -> None:
     for keep in {False, case.keeps_images}:
         source = opened(case, root, keep_encoded=keep)
         schema, kept = source.schema(), set()
-        specs = schema.values()
+        said = schema.values()
         check_kinds_and_units(
-            schema, {s.name: s.kind for s in specs}, {s.name: s.unit for s in specs}
+            schema, {s.name: s.kind for s in said}, {s.name: s.unit for s in said}
         )
         for info in source.episodes():
             frames = list(source.frames(info))
@@ -368,9 +342,16 @@ def test_a_pickled_one_is_the_same(case: Set, root: Path) -> None:
 
 
 def test_a_url_gives_what_a_folder_gives(case: Set, root: Path, memory_url: str) -> None:
-    wanted = everything(opened(case, root))
+    """And what is left out of it; frames of videos, which would take requests, are not counted."""
+    (root / "notes").mkdir()
+    (root / "notes" / "lidar.pcd").write_text("x")
+    wanted, account = everything(opened(case, root)), inventory_of(opened(case, root))
     source = open_source(upload(root, memory_url), **case.options)
     assert everything(source) == wanted
+    found = inventory_of(source)
+    notes = tuple(note for note in found.notes if not note.endswith("are not counted on a URL"))
+    assert replace(found, notes=notes) == account
+    assert LeftOut("notes/lidar.pcd", 1, "no reader") in account.left_out
     infos, copy = source.episodes(), pickle.loads(pickle.dumps(source))
     del source
     assert everything(copy, infos) == wanted
@@ -397,7 +378,7 @@ def test_an_episode_that_is_not_there(case: Set, root: Path) -> None:
 def test_a_folder_without_one(case: Set, root: Path) -> None:
     empty = root.parent / "empty"
     empty.mkdir()
-    kind = next(name for name in format_names() if case.source.lower().startswith(name))
+    kind = next(name for name in format_names() if name.startswith(case.source.lower()))
     with pytest.raises(SourceError):
         open_source(empty, format=kind, **case.options).episodes()
 
@@ -409,14 +390,7 @@ def test_a_broken_episode_is_left_out_and_packed_later(case: Set, root: Path) ->
     source = opened(case, root)
     keys = [info.key for info in source.episodes()]
     assert keys == [*whole]
-    for info in source.episodes():
-        if info.key != case.bad:
-            read_all(source, info)
-            continue
-        with pytest.raises(SourceError) as caught:
-            read_all(source, info)
-        assert caught.value.episode == case.bad
-        assert caught.value.file == str(root / case.file)
+    check_refused(source, [case.bad], file=root / case.file)
     others = tuple(key for key in keys if key != case.bad)
     with pytest.raises(SourceError):
         seqrecord.convert(source, root.parent / "none", workers=1)

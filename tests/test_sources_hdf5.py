@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import zlib
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Hdf5Source, Source
 from tests.bags import jpeg
+from tests.source_faults import check_refused
 from tests.video_file_data import of_file, of_gops, pictures, write_video
 
 Array = npt.NDArray[Any]
@@ -158,6 +160,8 @@ def test_aloha_compressed_is_what_its_own_reader_gives(tmp_path: Path) -> None:
         # OpenCV decodes to BGR, which ALOHA takes as it is: what it calls RGB.
         own = [_decoded(row.tobytes())[..., ::-1] for row in padded]
     source = Hdf5Source(tmp_path)
+    assert {spec.kind for spec in source.schema().values()} == {"action", "image", "state"}
+    assert source.episodes()[0].fps is None
     assert "compress_len" not in source.schema()
     assert str(source.schema()[name]) == f"{name}: uint8 [6, 8, 3]"
     for frame, image in zip(frames_of(source), own, strict=True):
@@ -189,8 +193,12 @@ def test_robomimic(tmp_path: Path) -> None:
         "file": "image.hdf5",
         "group": "/data/demo_1",
     }
+    assert infos[1].fps == 20
     features = ["actions", "dones", "obs.agentview_image", "obs.robot0_eef_pos", "rewards"]
-    assert list(source.schema()) == features
+    kinds = ["action", None, "image", "state", None]
+    assert [(spec.name, spec.kind) for spec in source.schema().values()] == [
+        *zip(features, kinds, strict=True)
+    ]
     frames = list(source.frames(infos[10]))
     with h5py.File(tmp_path / "image.hdf5") as file:
         for name in features:
@@ -229,24 +237,6 @@ def test_droid(tmp_path: Path) -> None:
     # Without metadata the cameras keep their numbers, and the other episode lacks them.
     assert "observation.camera_type.12" in frames_of(source, 0)[0]
     assert "observation.camera_type.12" not in frames[0]
-
-
-def test_kinds_and_rate(tmp_path: Path) -> None:
-    write_robomimic(tmp_path / "r.hdf5")
-    source = Hdf5Source(tmp_path)
-    assert {name: spec.kind for name, spec in source.schema().items()} == {
-        "actions": "action",
-        "dones": None,
-        "obs.agentview_image": "image",
-        "obs.robot0_eef_pos": "state",
-        "rewards": None,
-    }
-    assert source.episodes()[0].fps == 20
-    (tmp_path / "r.hdf5").unlink()
-    write_aloha(tmp_path / "a.hdf5", compress=True)
-    aloha = Hdf5Source(tmp_path)
-    assert {spec.kind for spec in aloha.schema().values()} == {"action", "image", "state"}
-    assert aloha.episodes()[0].fps is None
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -321,6 +311,67 @@ def test_rows_come_once_whatever_the_chunks(tmp_path: Path) -> None:
     for name, array in zip(source.schema(), [values] * len(chunks), strict=True):
         read = [frame[name] for frame in frames_of(source)]
         np.testing.assert_array_equal(read, array, strict=True)
+
+
+def test_files_are_found_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("run_10.h5", "run_9.h5", "b/run_1.h5", "a/x/run_2.h5", ".hidden.h5", "v1.5.h5"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write_aloha(tmp_path / name, length=1)
+    (tmp_path / "a" / "note.txt").touch()
+    for root, keys in (
+        (tmp_path, ["a/x/run_2", "b/run_1", "run_9", "run_10", "v1.5"]),
+        (tmp_path / "run_9.h5", ["run_9"]),
+    ):
+        assert [info.key for info in open_source(root).episodes()] == keys
+    with pytest.raises(SourceError, match="nothing here of the format hdf5"):
+        open_source(tmp_path / "a" / "note.txt", format="hdf5")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    with pytest.raises(SourceError, match="leads back to a folder above"):
+        open_source(tmp_path).schema()
+
+
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_the_quick_look_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deep: bool
+) -> None:
+    """A tree of many folders is looked at to its depth before it is to its width."""
+    entries, scandir = 0, os.scandir
+
+    class Counted:
+        def __init__(self, path: Any) -> None:
+            self._inner = scandir(path)
+
+        def __enter__(self) -> Any:
+            def count() -> Any:
+                nonlocal entries
+                for entry in self._inner:
+                    entries += 1
+                    yield entry
+
+            return count()
+
+        def __exit__(self, *_: object) -> None:
+            self._inner.close()
+
+    if is_deep:
+        for number in range(200):
+            folder = tmp_path / f"{number}" / "date" / "episode"
+            folder.mkdir(parents=True)
+            (folder / "trajectory.h5").touch()
+    else:
+        (tmp_path / "00").mkdir()
+        for file in range(1100):
+            (tmp_path / "00" / f"{file}.png").touch()
+        for number in range(1, 20):
+            (tmp_path / f"{number:02d}").symlink_to(tmp_path / "00")
+    monkeypatch.setattr(os, "scandir", Counted)
+    if is_deep:
+        open_source(tmp_path, format="hdf5")
+        assert entries < 210
+    else:
+        with pytest.raises(SourceError, match="nothing here of the format hdf5"):
+            open_source(tmp_path, format="hdf5")
+        assert 9_000 < entries <= 11_100
 
 
 # --- broken files ----------------------------------------------------------------------------
@@ -421,11 +472,7 @@ def test_a_broken_episode_is_refused_by_name(tmp_path: Path, name: str) -> None:
         change(file)
     source = Hdf5Source(tmp_path)
     assert [info.key for info in source.episodes()] == [f"episode_{n}" for n in range(3)]
-    with pytest.raises(SourceError, match=message) as caught:
-        frames_of(source, 1)
-    assert caught.value.episode == "episode_1"
-    assert str(caught.value.file).endswith("episode_1.hdf5")
-    assert len(frames_of(source, 2)) == 5
+    check_refused(source, ["episode_1"], message, file=tmp_path / "episode_1.hdf5")
 
 
 def test_damage_anywhere_is_a_source_error_or_goes_unseen(tmp_path: Path) -> None:
@@ -498,10 +545,7 @@ def test_videos_of_droid(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [3, 5])
 def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path, count: int) -> None:
     for seed, name, frames in ((1, "Fri", 4), (2, "Sat", count)):
-        write_droid(tmp_path / "set" / name, seed)
-        folder = tmp_path / "set" / name / "recordings" / "MP4"
-        folder.mkdir(parents=True)
-        write_video(folder / f"1{seed}.mp4", pictures(frames))
+        with_video(tmp_path / "set", name, seed, frames)
     source = open_source(tmp_path / "set")
     report = seqrecord.convert(source, tmp_path / "records", workers=1, skip_bad_episodes=True)
     assert report.written == ("Fri",)
@@ -509,17 +553,3 @@ def test_a_video_of_droid_with_other_frames_than_rows(tmp_path: Path, count: int
     assert bad.key == "Sat"
     for text in ("12.mp4", "observation.image.wrist", "expected: 4", f"got: {count}"):
         assert text in bad.error
-
-
-def test_a_broken_demonstration_hides_no_other_of_its_file(tmp_path: Path) -> None:
-    write_robomimic(tmp_path / "a.hdf5", (3, 4, 5), images=False)
-    with h5py.File(tmp_path / "a.hdf5", "a") as file:
-        file["data/demo_1/obs/outside"] = h5py.ExternalLink("b.hdf5", "/x")
-    source = open_source(tmp_path)
-    assert [(info.key, info.num_frames) for info in source.episodes()] == [
-        *(("a/demo_0", 3), ("a/demo_1", 0), ("a/demo_2", 5))
-    ]
-    with pytest.raises(SourceError, match="a link to another file") as caught:
-        list(source.frames(source.episodes()[1]))
-    assert (caught.value.episode, caught.value.file) == ("a/demo_1", str(tmp_path / "a.hdf5"))
-    assert len(list(source.frames(source.episodes()[2]))) == 5

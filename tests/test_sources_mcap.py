@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import functools
+import json
 import logging
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,6 +16,8 @@ import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 from google.protobuf import descriptor_pb2
+from hypothesis import example, given
+from hypothesis import strategies as st
 from mcap.writer import CompressionType, IndexType
 
 import seqrecord
@@ -21,6 +25,8 @@ from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source
 from tests.bags import (
+    IMAGE,
+    STORE,
     compressed,
     header,
     image,
@@ -239,6 +245,11 @@ def test_a_tree_of_recordings(tmp_path: Path) -> None:
 
 # --- types -----------------------------------------------------------------------------------
 
+ROS_TYPES = [
+    *(f"sensor_msgs/msg/{name}" for name in ("Image", "CompressedImage", "Imu", "JointState")),
+    *(f"geometry_msgs/msg/{name}" for name in ("PoseStamped", "Twist", "TwistStamped")),
+    "nav_msgs/msg/Odometry",
+]
 COLOURS = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 DEPTH = np.array([[0.5, 1.5, np.inf], [3.25, 0, 9]], np.float32)
 SHORTS = np.array([[1, 256, 65535], [4, 5, 6]], np.uint16)
@@ -377,7 +388,8 @@ def test_images_of_foxglove_in_json(tmp_path: Path) -> None:
         open_source(tmp_path / "b.mcap").schema()
 
 
-def test_images_of_foxglove_in_protocol_buffers(tmp_path: Path) -> None:
+@functools.lru_cache
+def raw_image() -> tuple[Any, bytes]:
     """By Google's library, with fields numbered otherwise than Foxglove does: the file says how."""
     fields = (
         *(("frame_id", 7, "STRING"), ("width", 20, "UINT32"), ("height", 3, "UINT32")),
@@ -387,13 +399,17 @@ def test_images_of_foxglove_in_protocol_buffers(tmp_path: Path) -> None:
     said = " ".join(f'field {{ name: "{n}" number: {i} type: TYPE_{t} }}' for n, i, t in fields)
     file = f'name: "a.proto" package: "foxglove" message_type {{ name: "RawImage" {said} }}'
     build = messages_of(file)["RawImage"]
+    files = descriptor_pb2.FileDescriptorSet()
+    files.file.add().ParseFromString(build.DESCRIPTOR.file.serialized_pb)
+    return build, files.SerializeToString()
+
+
+def test_images_of_foxglove_in_protocol_buffers(tmp_path: Path) -> None:
+    build, described = raw_image()
     picture = pictures(1)[0]
     data = build(
         frame_id="a", width=8, height=6, encoding="rgb8", step=24, data=picture.tobytes(), more=0.5
     ).SerializeToString()
-    files = descriptor_pb2.FileDescriptorSet()
-    files.file.add().ParseFromString(build.DESCRIPTOR.file.serialized_pb)
-    described = files.SerializeToString()
     messages = [("/raw", "foxglove.RawImage", 5, data)]
     path = write_raw(tmp_path / "a.mcap", messages, "protobuf", "protobuf", described)
     [frame] = frames_of(open_source(path))
@@ -515,6 +531,100 @@ def test_any_cut_and_any_bit_is_refused_or_changes_nothing(tmp_path: Path) -> No
         except SourceError:
             refused += 1
     assert refused > 50
+
+
+GOOD = [
+    image(np.zeros((2, 3, 3), np.uint8), "rgb8"),
+    imu([0.0] * 10),
+    joints(["a", "b"], [1, 2], [3, 4]),
+]
+NUMBERS = st.integers(0, 2**32 - 1) | st.integers(0, 40)
+ENCODINGS = ["rgb8", "bgra8", "mono16", "32FC3", "64FC1", "8SC2", "bayer_bggr16", "x"]
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+PICTURE = {"encoding": "rgb8", "data": base64.b64encode(bytes(60)).decode()}
+
+
+def check_message(folder: Path, name: str, data: bytes, *how: Any) -> None:
+    """It becomes a frame, or is refused with the place of the file."""
+    path = write_raw(folder / "a.mcap", [("/x", name, 5, data)], *how)
+    try:
+        [frame] = frames_of(open_source(path))
+        for value in frame.values():
+            assert np.asarray(value).nbytes <= len(data) + 64
+    except SourceError as error:
+        assert error.file == str(path)  # noqa: PT017 - or it is one
+
+
+@given(st.data())
+def test_any_bytes_are_a_message_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Arbitrary ones, good ones that are changed, and images of any numbers, of any encoding."""
+    folder, draw = tmp_path_factory.getbasetemp(), data.draw
+    message_ = draw(st.sampled_from(GOOD))
+    whole = bytes(STORE.serialize_cdr(message_, message_.__msgtype__))
+    at = draw(st.integers(0, len(whole) - 1))
+    changed = whole[:at] + bytes([draw(st.integers(0, 255))]) + whole[at + 1 :]
+    for each in (changed, whole[:at], changed[: draw(st.integers(0, len(whole)))]):
+        check_message(folder, message_.__msgtype__, each)
+    junk, order = draw(st.binary(max_size=120)), draw(st.integers(0, 1))
+    name = draw(st.sampled_from(ROS_TYPES))
+    check_message(folder, name, bytes([0, order, 0, 0]) + junk)
+    sizes = [draw(NUMBERS), draw(NUMBERS)]
+    pixels = (draw(st.sampled_from(ENCODINGS)), order, draw(NUMBERS), np.frombuffer(junk, "u1"))
+    drawn = message(IMAGE, header(), *sizes, *pixels)
+    check_message(folder, IMAGE, bytes(STORE.serialize_cdr(drawn, IMAGE)))
+    for name in ("foxglove.RawImage", "foxglove.CompressedImage"):
+        check_message(folder, name, junk, "protobuf", "protobuf", raw_image()[1])
+        check_message(folder, name, junk, "protobuf", "protobuf", junk)
+        keys = dict.fromkeys(["data", "width", "height", "step"], JSON)
+        said = draw(st.fixed_dictionaries({}, optional=keys))
+        for value in (PICTURE | said, said, draw(JSON)):
+            check_message(folder, name, json.dumps(value).encode(), "json", "jsonschema", b"{}")
+
+
+@pytest.mark.parametrize("message", GOOD, ids=lambda each: each.__msgtype__)
+def test_both_orders_of_bytes(tmp_path: Path, message: Any) -> None:
+    both = []
+    for little in (True, False):
+        data = bytes(STORE.serialize_cdr(message, message.__msgtype__, little_endian=little))
+        path = write_raw(tmp_path / f"{little}.mcap", [("/x", message.__msgtype__, 5, data)])
+        source = open_source(path)
+        both.append((frames_of(source), source.episodes()[0].metadata.get("names")))
+    np.testing.assert_equal(both[0], both[1])
+
+
+TIMES = st.lists(st.integers(0, 60), min_size=1, max_size=30).map(sorted)
+
+
+@example([10], [5, 15], "nearest", 5)  # of two as near the earlier one
+@given(TIMES, TIMES, st.sampled_from(["nearest", "last"]), st.integers(0, 70))
+def test_alignment_is_that_of_a_look_at_every_message(
+    tmp_path_factory: pytest.TempPathFactory,
+    clock: list[int],
+    times: list[int],
+    how: str,
+    tolerance: int,
+) -> None:
+    every = [("/x", t) for t in times] + [("/clock", t) for t in clock]
+    messages = [(topic, START + t * MS, joints(["a"], [t])) for topic, t in every]
+    messages.sort(key=lambda each: each[1])
+    path = write_mcap(tmp_path_factory.getbasetemp() / "aligned.mcap", messages)
+    seconds = tolerance / 1000
+    source = open_source(path, clock="/clock", align=how, tolerance=seconds)
+    for now, frame in zip(clock, frames_of(source), strict=True):
+        near = [t for t in times if abs(t - now) <= tolerance and (how == "nearest" or t <= now)]
+        found = frame["x.position"].tolist() if "x.position" in frame else []
+        best = (
+            max(near, default=None)
+            if how == "last"
+            else min(near, key=lambda t: (abs(t - now), t), default=None)
+        )
+        assert found == ([] if best is None else [best])
 
 
 def test_messages_that_are_none(tmp_path: Path) -> None:

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import open_source
+from seqrecord import convert, open_source
 from seqrecord.errors import AccessError, SourceError, StorageError
 from seqrecord.sources.base import blocks_of
 from seqrecord.sources.common.remote import BLOCK_BYTES, MAX_BLOCKS, RemoteFile, RemoteFiles
 from seqrecord.storage import open_storage
-from seqrecord.writing.convert import convert
 from tests.bags import write_bag
 from tests.command_line import main
 from tests.golden.make_replay_buffer import FILE
@@ -40,7 +39,7 @@ def made(folder: Path, name: str) -> Path:
 
 def test_images_of_openexr_are_copied(tmp_path: Path, memory_url: str) -> None:
     pytest.importorskip("OpenEXR")
-    from tests.test_rasters import write_tree
+    from tests.test_image_files import write_tree
 
     write_tree(tmp_path / "set" / "scene")
     wanted = everything(open_source(tmp_path / "set"))
@@ -64,22 +63,16 @@ def test_a_url_of_one_file(tmp_path: Path, memory_url: str, name: str) -> None:
 
 
 def test_a_file_of_a_web_server(tmp_path: Path) -> None:
-    made(tmp_path, "robomimic")
-    with WebFolder(tmp_path) as server:
-        found = everything(open_source(f"{server.endpoint}/demos.hdf5"))
-        with pytest.raises(SourceError, match="nothing at this URL"):
-            open_source(f"{server.endpoint}/gone.hdf5")
-    assert found == everything(open_source(tmp_path / "demos.hdf5"))
-
-
-def test_a_zip_and_a_bag_of_a_web_server(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
-    shutil.copy(FILE, tmp_path)
-    bag = write_bag(tmp_path / "run", recording(), sqlite=True)
+    made(tmp_path, "robomimic")
+    paths = [Path(shutil.copy(FILE, tmp_path)), tmp_path / "demos.hdf5"]
+    paths.append(write_bag(tmp_path / "run", recording(), sqlite=True))
     with WebFolder(tmp_path) as server:
-        for path in (tmp_path / FILE.name, bag):
+        for path in paths:
             url = f"{server.endpoint}/{path.relative_to(tmp_path).as_posix()}"
             assert everything(open_source(url)) == everything(open_source(path))
+        with pytest.raises(SourceError, match="nothing at this URL"):
+            open_source(f"{server.endpoint}/gone.hdf5")
 
 
 def test_parts_of_zarr_values_and_values_that_are_not_there(

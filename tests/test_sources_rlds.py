@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import tracemalloc
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source
-from seqrecord.sources.rlds.tfrecord import parse_example
 from tests.bags import png
 from tests.lerobot_video_data import unpack as unpack_golden
 from tests.rlds_data import SPLITS, episodes
+from tests.source_faults import check_refused
 from tests.tf_records import example, sequence_example, write_records
 
 NUMBERS = ["action", "count", "is_first", "is_last", "observation.state", "observation.tactile"]
@@ -85,76 +85,62 @@ def test_what_tfds_wrote(tmp_path: Path) -> None:
 
 # --- messages --------------------------------------------------------------------------------
 
-VALUES = st.one_of(
-    st.lists(st.binary(max_size=300), min_size=1, max_size=5),
-    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=40),
-    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40),
-    st.lists(st.integers(0, 1), min_size=1, max_size=40),
-)
-FEATURES = st.dictionaries(st.text(max_size=20), VALUES, max_size=6)
+INTS, FLOATS = st.integers(-(2**63), 2**63 - 1), st.floats(width=32, allow_nan=False)
+VALUES: dict[str, Any] = {
+    "int64": (INTS, "int64"),
+    "small": (st.integers(0, 1), "bool"),
+    "float32": (FLOATS, "float32"),
+}
 
 
-def same(got: Any, want: Sequence[Any]) -> bool:
-    if isinstance(want[0], bytes):
-        return [bytes(each) for each in got] == want
-    return bool(got.tolist() == want)
-
-
-@given(FEATURES)
-def test_examples(features: dict[str, list[Any]]) -> None:
-    data = example(features)
-    got = parse_example(memoryview(data))
-    assert got.keys() == features.keys()
-    assert all(same(got[name], want) for name, want in features.items())
-
-
-class Counting:
-    """Bytes of which it is counted how many are read."""
-
-    def __init__(self, data: bytes, reads: list[int]) -> None:
-        self.data, self.reads = data, reads
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, part: slice) -> Counting:
-        return Counting(self.data[part], self.reads)
-
-    def tobytes(self) -> bytes:
-        self.reads.append(len(self.data))
-        return self.data
-
-
-@given(FEATURES)
-def test_only_what_is_wanted_of_an_example_is_read(features: dict[str, list[Any]]) -> None:
-    wanted = sorted(features)[:2]
-    data = example({**features, "more than 20 characters": [bytes(10_000)]})
-    reads: list[int] = []
-    found = parse_example(Counting(data, reads), wanted)
-    assert found.keys() == {*wanted}
-    assert all(same(found[name], features[name]) for name in wanted)
-    assert sum(reads) <= 200 * (2 + len(features)) + len(example({n: features[n] for n in wanted}))
-
-
-@given(FEATURES, st.dictionaries(st.text("ab", max_size=3), st.lists(VALUES, max_size=4)))
-def test_sequence_examples(
-    context: dict[str, list[Any]], lists: dict[str, list[list[Any]]]
+@given(st.integers(1, 20), st.integers(1, 3), st.booleans(), st.booleans(), st.data())
+def test_examples(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: int,
+    width: int,
+    is_sequence: bool,
+    chosen: bool,
+    data: st.DataObject,
 ) -> None:
-    lists = {
-        f"s/{name}": [step for step in steps if type(step[0]) is type(steps[0][0])]
-        for name, steps in lists.items()
-        if steps
+    """Of one list of a feature, or of a list a step; all features, or one that is chosen."""
+    rows: dict[str, list[list[Any]]] = {
+        name: [data.draw(st.lists(values, min_size=width, max_size=width)) for _ in range(steps)]
+        for name, (values, _) in VALUES.items()
     }
-    got = parse_example(memoryview(sequence_example(context, lists)))
-    assert got.keys() == context.keys() | lists.keys()
-    for name, steps in lists.items():
-        assert same(got[name], [value for step in steps for value in step])
+    texts = data.draw(st.lists(st.text(max_size=300), min_size=steps, max_size=steps))
+    lists = {f"steps/{name}": each for name, each in rows.items()}
+    lists["steps/text"] = [[text.encode()] for text in texts]
+    beside: dict[str, list[Any]] = {data.draw(st.text(max_size=20)): [b"x" * 9]}
+    flat = {name: [value for row in each for value in row] for name, each in lists.items()}
+    record = sequence_example(beside, lists) if is_sequence else example(beside | flat)
+    about = {name: tensor(dtype, width) for name, (_, dtype) in VALUES.items()}
+    root = write_set(
+        tmp_path_factory.getbasetemp() / "drawn", [record], {**about, "text": {"text": {}}}
+    )
+    source = open_source(root, features=["float32"] if chosen else None)
+    frames = frames_of(source, "train/000000")
+    assert len(frames) == steps
+    for number, frame in enumerate(frames):
+        assert frame.keys() == ({"float32"} if chosen else {*rows, "text"})
+        assert all(frame[n].tolist() == rows[n][number] for n in rows if n in frame)
+        assert chosen or frame["text"] == texts[number]
+
+
+def test_only_what_is_wanted_of_an_example_is_copied(tmp_path: Path) -> None:
+    values: dict[str, list[Any]] = {"steps/state": [1.0, 2.0], "more": [bytes(20 << 20)]}
+    source = open_source(write_set(tmp_path, [example(values)]))
+    info = source.episodes()[0]
+    tracemalloc.start()
+    assert len(list(source.frames(info))) == 1
+    assert tracemalloc.get_traced_memory()[1] < 30 << 20
+    tracemalloc.stop()
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_example(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        parse_example(memoryview(data))
+def test_bytes_that_are_no_example(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    root = write_set(tmp_path_factory.getbasetemp() / "none", [data])
+    with pytest.raises(SourceError):
+        frames_of(open_source(root), "train/000000")
 
 
 def test_any_changed_byte_or_end_is_found(tmp_path: Path) -> None:
@@ -200,14 +186,6 @@ def write_set(root: Path, records: Sequence[bytes], steps: dict[str, Any] | None
     (root / "features.json").write_text(features_json(STATE if steps is None else steps))
     write_records(root / "a-train.tfrecord-00000-of-00001", records)
     return root
-
-
-def test_steps_of_sequence_examples(tmp_path: Path) -> None:
-    data = sequence_example({"note": [b"x"]}, {"steps/state": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]})
-    source = open_source(write_set(tmp_path, [data]))
-    assert source.episodes()[0].num_frames == 3
-    frames = frames_of(source, "train/000000")
-    assert [frame["state"].tolist() for frame in frames] == [[1, 2], [3, 4], [5, 6]]
 
 
 def test_dtypes(tmp_path: Path) -> None:
@@ -304,14 +282,7 @@ def test_damaged_files(
     source = open_source(root)
     keys = [info.key for info in source.episodes()]
     assert keys == [*sorted({"train/000000", "train/000001", *bad}), "val/000000"]
-    for key in keys:
-        if key in bad:
-            with pytest.raises(SourceError, match=match) as caught:
-                frames_of(source, key)
-            assert caught.value.episode == key
-            assert caught.value.file == str(root / TRAIN)
-        else:
-            assert frames_of(source, key)
+    check_refused(source, bad, match, file=root / TRAIN)
 
 
 GREY = np.zeros((2, 3, 3), np.uint8)
@@ -350,9 +321,7 @@ def test_records_that_are_not_as_declared(
     source = open_source(write_set(tmp_path, [example(good), example(bad)], steps))
     [frame] = frames_of(source, "train/000000")
     assert (frame["packed"].tobytes(), frame["say"]) == (b"abcd", "ö")
-    with pytest.raises(SourceError, match=match) as caught:
-        frames_of(source, "train/000001")
-    assert caught.value.episode == "train/000001"
+    check_refused(source, ["train/000001"], match)
 
 
 def test_what_goes_to_the_metadata(tmp_path: Path) -> None:

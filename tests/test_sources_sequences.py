@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources.euroc import EurocSource
-from seqrecord.sources.kitti import KittiSource
-from seqrecord.sources.tum import TumSource
+from seqrecord.sources import EurocSource, KittiSource, TumSource
 from tests.source_faults import Damage, check_fault, check_frames, cut, edit, fault, remove
 from tests.source_writers import write_euroc, write_kitti, write_tum
 
@@ -82,6 +83,65 @@ def test_tum_without_depth_and_poses(tmp_path: Path) -> None:
     image = frames[0]["image"]
     assert isinstance(image, EncodedImage)
     assert image.data == (tmp_path / "rgb" / "1305031102.000000.png").read_bytes()
+
+
+# Seconds since 1970 as TUM writes them, in steps that float64 does not hold exactly.
+SECONDS = st.lists(st.integers(0, 60), min_size=1, max_size=12).map(
+    lambda steps: [1305031102.17 + 0.005 * step for step in sorted(steps)]
+)
+
+
+def as_associate_py(first: list[float], second: list[float], within: float) -> list[Any]:
+    """What TUM's script is documented to do: all pairs, closest first, each time used once."""
+    pairs = sorted((abs(a - b), a, b) for a in first for b in second if abs(a - b) < within)
+    left, right, matches = set(first), set(second), []
+    for _, a, b in pairs:
+        if a in left and b in right:
+            left.remove(a)
+            right.remove(b)
+            matches.append((a, b))
+    return sorted(matches)
+
+
+def listed(path: Path, rows: list[str]) -> None:
+    path.write_text("\n".join(["# a list", *rows]))
+
+
+@given(SECONDS, SECONDS, SECONDS)
+def test_times_are_associated_as_by_looking_at_every_pair(
+    tmp_path_factory: pytest.TempPathFactory,
+    colour: list[float],
+    depth: list[float],
+    samples: list[float],
+) -> None:
+    """Depth by TUM's own rule; samples belong to the frame before them."""
+    root = tmp_path_factory.getbasetemp() / "tum"
+    if not root.exists():
+        write_tum(root)
+        for path in root.glob("*.txt"):
+            path.unlink()
+    one, other = (next((root / name).iterdir()) for name in ("rgb", "depth"))
+    listed(root / "rgb.txt", [f"{t!r} rgb/{one.name}" for t in colour])
+    listed(root / "depth.txt", [f"{t!r} depth/{other.name}" for t in depth])
+    listed(root / "accelerometer.txt", [f"{t!r} 1 2 3" for t in samples])
+    for name, key in (("depth_timestamp", "depth"), ("accelerometer", "accelerometer")):
+        source = TumSource(root, features=["timestamp", name])
+        pairs = as_associate_py(colour, depth, 0.02)
+        end = colour[-1] + (colour[-1] - colour[-2] if len(colour) > 1 else 0)
+        bounds = [*colour, end]
+        inside = [t for t in samples if colour[0] <= t < end]
+        if not (pairs if key == "depth" else inside):
+            with pytest.raises(SourceError, match="no row matches a frame"):
+                source.schema()
+            continue
+        frames: list[Any] = list(source.frames(source.episodes()[0]))
+        if key == "depth":
+            got = [(float(f["timestamp"]), float(f["depth_timestamp"])) for f in frames]
+            assert got == pairs
+        else:
+            found = [[*f[name][:, 0]] if name in f else [] for f in frames]
+            want = [[t for t in samples if a <= t < b] for a, b in pairwise(bounds)]
+            assert found == want
 
 
 # --- lists and tables: separators, columns, times ---------------------------------------------

@@ -127,13 +127,6 @@ def test_video_that_is_kept_may_be_of_another_quality(tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset.episodes["walk"][:]["image"], decoded(path)[1])
 
 
-def test_one_file(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "walk.mp4", pictures(4))
-    source = open_source(path)
-    assert [each.key for each in source.episodes()] == ["walk"]
-    assert len(images_of(source, 0)) == 4
-
-
 def test_files_that_are_cameras(tmp_path: Path) -> None:
     for key in ("one", "two"):
         (tmp_path / key).mkdir()

@@ -25,7 +25,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FormatError, MemoryLimitError
 from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
 from seqrecord.pipes.arrays import in_pieces
-from seqrecord.pipes.memory import bytes_beside, open_chunk_bytes
+from seqrecord.reading.chunk_sizes import bytes_beside, open_chunk_bytes
 from seqrecord.schema import FeatureSpec
 from seqrecord.writing.commits import reindex
 from tests.clip_data import effective

@@ -31,9 +31,8 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.clips.frames import ClipFrames, KnownWindow, MissingFrames, OffsetWindow
-from seqrecord.pipes.clip_windows import describe_offsets
+from seqrecord.clips.windows import check_windows, describe_offsets
 from seqrecord.pipes.selecting import select
-from seqrecord.pipes.window_arguments import check_windows
 from seqrecord.sampling import Window
 from tests.clip_data import LENGTHS, effective, expected_frame, names
 from tests.clip_model import FEATURES, GROUPS, Case, write_all

@@ -29,7 +29,7 @@ from seqrecord import (
     SeqRecordPipe,
     StateError,
 )
-from seqrecord.pipes.worker_epochs import Start, TurnTable, Worker
+from seqrecord.pipes.worker_epochs import Start, Turns, Worker
 from seqrecord.processes.threads import ThreadPool
 from tests.clip_data import begun, check, digests, leaves_nothing, make_loader, names, resumed
 from tests.resume_contract import check_resume
@@ -781,12 +781,12 @@ def worker(number: int, iterator: int, iteration: int = 1, parent: int = 1) -> W
     return Worker(parent, iterator, iteration, number, 3)
 
 
-def epoch_of(table: TurnTable, *who: int) -> int:
+def epoch_of(table: Turns, *who: int) -> int:
     return table.take(worker(*who), Start()).start.epoch
 
 
 def test_workers_of_a_turn_have_one_epoch() -> None:
-    table = TurnTable()
+    table = Turns()
     own, state = os.getpid(), {"epoch": 3}
     assert [epoch_of(table, i, 1) for i in range(3)] == [0, 0, 0]
     assert epoch_of(table, 1, 1) == 1  # it comes twice
@@ -810,7 +810,7 @@ def test_workers_of_a_turn_have_one_epoch() -> None:
 
 def test_a_table_is_of_one_size() -> None:
     """A worker may be many turns behind others, and a rank that does nothing keeps its epoch."""
-    table = TurnTable()
+    table = Turns()
     assert epoch_of(table, 0, 1, 1, 2) == 0
     for iteration in range(1, 400):
         assert epoch_of(table, 0, 1, iteration) == iteration - 1

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 __all__ = ["run_code"]
 
@@ -30,6 +31,8 @@ def wait_for_task():
 
 task = wait_for_task()
 if task is not None:
+    os.environ.clear()
+    os.environ.update(task["environment"])
     for number, name in enumerate(["/dev/null", task["out"], task["err"]]):
         os.dup2(os.open(name, os.O_RDWR), number)
     sys.argv = ["-c", *task["arguments"]]
@@ -42,9 +45,10 @@ _server: subprocess.Popen[str] | None = None
 def run_code(
     code: str, *arguments: object, timeout: float = 100
 ) -> subprocess.CompletedProcess[str]:
-    """As `python -c code arguments`, in the project's folder, with torch and such imported before.
+    """Run `python -c code arguments` in the project's folder, with torch and such imported before.
 
-    The process is a fork of one that only waits, and leaves the interpreter as any other does.
+    The process is a fork of a waiting server, has this process's environment variables, and leaves
+    the interpreter as any other does.
     """
     global _server
     if _server is None or _server.poll() is not None:
@@ -61,7 +65,8 @@ def run_code(
     assert _server.stdout is not None
     words = [str(argument) for argument in arguments]
     with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-        task = {"code": code, "arguments": words, "out": out.name, "err": err.name}
+        task: dict[str, Any] = {"code": code, "arguments": words}
+        task |= {"out": out.name, "err": err.name, "environment": dict(os.environ)}
         _server.stdin.write(json.dumps(task) + "\n")
         _server.stdin.flush()
         if not select.select([_server.stdout], [], [], timeout)[0]:

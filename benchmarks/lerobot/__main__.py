@@ -4,11 +4,8 @@
 
 Writes a LeRobot dataset into FOLDER where it has none (or reads that of `--root`), packs it, and
 runs all rows once before any of them twice. First LeRobot is tried with each of its decoders and
-numbers of workers; the best for a cell counts. Results are FOLDER/results.json and, in the folder
-of `--to`, results.json and RESULTS.md. `--report` runs nothing and writes these of the last run;
-`--keep` runs the rows of `--rows` again and keeps the last run's others.
-
-`make lerobot-env` makes the Python that `--lerobot` is by default. Without one, its rows say so.
+numbers of workers; the best for a cell counts. `make lerobot-env` makes the Python that `--lerobot`
+is by default. Without one, its rows say so.
 """
 
 from __future__ import annotations
@@ -19,176 +16,148 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.lerobot.cell import CELLS
-from benchmarks.lerobot.conversion import convert, size
-from benchmarks.lerobot.rows import Job, Setup, rows, trials
-from benchmarks.lerobot.table import best_settings, page
-from benchmarks.tartanair.compare.children import run_job
+from benchmarks.lerobot.cell import CELLS, Cell
+from benchmarks.lerobot.data import (
+    NO_LEROBOT,
+    add_arguments,
+    dataset_at,
+    describe,
+    python_environment,
+)
+from benchmarks.suite import Run, Suite, make_parser
 from benchmarks.tartanair.compare.limits import copy_rate
-from benchmarks.tartanair.compare.report import commit
-from benchmarks.tartanair.compare.row import warm
-from benchmarks.tartanair.timing import Results, machine
+from benchmarks.timing import Result, Results, markdown, median, number, quotient, reason, run_job
+from benchmarks.timing import warm as read_files
 
-__all__ = ["LEROBOT", "dataset_at", "main", "python_environment"]
+__all__ = ["best_settings", "figures", "main", "page", "parse"]
 
-LEROBOT = Path(sys.prefix) / "lerobot" / "bin" / "python"
-TO = Path(__file__).parent
+DECODERS = ("torchcodec", "pyav")
+WORKERS = (0, 1, 2, 4)
+PLACES = ("warm", "cold", "azurite")
 _PACKAGES = ("lerobot", "torch", "torchcodec", "av")
+_CLIPS, _FRAMES = "clips_per_second", "frames_per_second"
+_FRONT = ("torchcodec/front", "pyav/front")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    folder = options.folder.resolve()
-    if options.report:
-        document = json.loads((folder / "results.json").read_text())
-    else:
-        document = run(options, folder)
-    text = page(document)
-    if options.to:
-        _save(options.to, document)
-        (options.to / "RESULTS.md").write_text(text)
-    print(text)
+    suite = Suite(options, {}) if options.report else run(options)
+    suite.publish(page)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--root", type=Path, help="a LeRobot dataset (v3.0) with two cameras")
-    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
+    parser = make_parser(__doc__)
+    add_arguments(parser)
     parser.add_argument("--seconds", type=float, default=20, help="of a row's measurement")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, default=8, help="clips")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--memory", default="2GiB", help="memory_limit of seqrecord")
-    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
-    parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
-    parser.add_argument("--keep", action="store_true", help="the last run's rows not in --rows")
-    parser.add_argument("--to", type=Path, help=f"of the page; {TO.name} has the published one")
     return parser.parse_args(arguments)
 
 
-def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The document of a run, which is also saved after each row."""
+def run(options: argparse.Namespace) -> Suite:
+    """Measure all rows."""
+    folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    python = options.lerobot if options.lerobot.exists() else None
-    environment = python_environment(folder)
     root, records = dataset_at(options, folder)
-    info = json.loads((root / "meta" / "info.json").read_text())
-    cameras = [name for name, what in info["features"].items() if what["dtype"] == "video"]
-    shape = info["features"][cameras[0]]["shape"]
-    frame_bytes = shape[0] * shape[1] * shape[2] * len(cameras)
-    document: dict[str, Any] = {
-        "machine": machine(),
-        "commit": commit(),
-        "versions": _versions(python),
-        "dataset": {
-            "frames": info["total_frames"],
-            "episodes": info["total_episodes"],
-            "cameras": len(cameras),
-            "shape": shape,
-            "codec": info["features"][cameras[0]].get("info", {}).get("video.codec", "?"),
-            "bytes": size(root),
-            "frame_bytes": frame_bytes,
-        },
-        "settings": {
-            name: getattr(options, name)
-            for name in ("batch", "seconds", "threads", "memory", "repeats")
-        },
-        "copy_rate": copy_rate(16 * frame_bytes, threads=options.threads),
-    }
-
-    def is_wanted(name: str) -> bool:
-        return any(fnmatch(name, pattern) for pattern in options.rows)
-
-    results = {} if not options.keep else _kept(folder, document, is_wanted)
-    document["rows"] = results
-
-    def take(jobs: Mapping[str, Job], repeats: int) -> None:
-        chosen = {name: job for name, job in jobs.items() if is_wanted(name)}
-        results.update({n: [{"skipped": job.skipped}] for n, job in chosen.items() if job.skipped})
-        for _ in range(repeats):
-            for name, job in chosen.items():
-                if "skipped" in results.get(name, [{}])[-1]:
-                    continue
-                its = str(python) if job.python == "lerobot" else sys.executable
-                command = [its, "-m", job.module]
-                for place in (root, records):
-                    warm(place)
-                limit = 120 + 8 * options.seconds
-                result = run_job(command, job.text, limit, environment=environment)
-                results.setdefault(name, []).append(result)
-                said = {what: value for what, value in result.items() if what in _SAID}
-                print(f"{name}: {said}", file=sys.stderr, flush=True)
-                _save(folder, document)
-
-    far = any(is_wanted(f"seqrecord/{cell}/azurite") for cell in CELLS)
-    with _azurite(folder, records, wanted=far) as azurite:
-        setup = Setup(
-            root=root,
-            records=records,
-            scratch=folder / "scratch",
-            cameras=cameras,
-            threads=options.threads,
-            batch=options.batch,
-            seconds=options.seconds,
-            memory=options.memory,
-            has_lerobot=python is not None,
-            azurite=azurite,
-        )
-        take(trials(setup), 1)
-        take(rows(setup, best_settings(results)), options.repeats)
-    return document
+    names = ("batch", "seconds", "threads", "memory", "repeats")
+    settings: dict[str, Any] = {name: getattr(options, name) for name in names}
+    settings |= {"versions": _versions(options.lerobot), "dataset": describe(root)}
+    suite = Suite(options, settings)
+    rate = partial(copy_rate, 16 * settings["dataset"]["frame_bytes"], threads=options.threads)
+    suite.document["copy_rate"] = suite.document.get("copy_rate") or rate()
+    wanted = suite.is_wanted(*(f"seqrecord/{cell}/azurite" for cell in CELLS))
+    with _azurite(folder, records, wanted=wanted) as azurite:
+        cameras = settings["dataset"]["names"]
+        rows = Rows(options, root, records, cameras, azurite)
+        suite.take_turns(suite.wanted(rows.trials()), 1)
+        suite.take_turns(suite.wanted(rows.others(best_settings(suite.rows))))
+    return suite
 
 
-def _kept(folder: Path, document: dict[str, Any], is_wanted: Callable[[str], bool]) -> Results:
-    """The last run's rows that are not wanted again; its settings must be those of this run."""
-    last = json.loads((folder / "results.json").read_text())
-    for name in ("machine", "versions", "dataset", "settings"):
-        if last[name] != document[name]:
-            raise SystemExit(f"--keep: {name} was {last[name]} and is {document[name]} now")
-    document["copy_rate"] = last["copy_rate"]
-    if document["commit"] not in last["commit"]:
-        document["commit"] = f"{last['commit']}, {document['commit']} "
-    return {name: runs for name, runs in last["rows"].items() if not is_wanted(name)}
+@dataclass(frozen=True)
+class Rows:
+    """All rows by name; `azurite` are location and options there, or why not."""
 
+    options: argparse.Namespace
+    root: Path
+    records: Path
+    cameras: Sequence[str]
+    azurite: Mapping[str, Any] | str
 
-_SAID = ("clips_per_second", "frames_per_second", "rate_to_copying", "skipped", "error")
+    def trials(self) -> dict[str, Run]:
+        """LeRobot with each of its settings, by `try/CELL/DECODER/WORKERS`."""
+        return {
+            f"try/{cell}/{decoder}/{workers}": self._theirs(cell, decoder, workers)
+            for cell in CELLS
+            for decoder in DECODERS
+            for workers in WORKERS
+        }
 
+    def others(self, best: Mapping[str, tuple[str, int]]) -> dict[str, Run]:
+        """All other rows, those that are compared next to each other; `best` settings by cell."""
+        made: dict[str, Run] = {}
+        for place in PLACES:
+            for cell in CELLS:
+                theirs: Run = NO_LEROBOT
+                if place == "azurite":
+                    theirs = "reads local files only"
+                elif str(cell) in best:
+                    theirs = self._theirs(cell, *best[str(cell)], cold=place == "cold")
+                made[f"lerobot/{cell}/{place}"] = theirs
+                made[f"seqrecord/{cell}/{place}"] = self._ours(cell, place)
+        readers: dict[str, Any] = {"root": str(self.root), "cameras": list(self.cameras)}
+        readers |= {"threads": self.options.threads, "seconds": self.options.seconds}
+        for name in _FRONT:
+            job = {**readers, "do": "front", "reader": name.split("/")[0]}
+            made[name] = self._job("readers", job)
+        for images in dict.fromkeys(cell.images for cell in CELLS):
+            job = {**readers, "do": "clips", "images": images, "batch": self.options.batch}
+            made[f"torchcodec/{images} images"] = self._job("readers", job)
+        to = self.options.folder.resolve() / "scratch"
+        job = {"do": "convert", "root": str(self.root), "to": str(to)}
+        return {**made, "conversion": self._job("ours", job)}
 
-def python_environment(folder: Path) -> dict[str, str]:
-    """Of processes that read: lerobot asks nobody on the network."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-    return environment | {"SVT_LOG": "0", "TOKENIZERS_PARALLELISM": "false"}
+    def _clips(self, cell: Cell, **more: Any) -> dict[str, Any]:
+        shared = {name: getattr(self.options, name) for name in ("batch", "threads", "seconds")}
+        return {"cell": asdict(cell), "cameras": list(self.cameras), **shared, **more}
 
+    def _theirs(self, cell: Cell, decoder: str, workers: int, *, cold: bool = False) -> Run:
+        if not self.options.lerobot.exists():
+            return NO_LEROBOT
+        settings = {"decoder": decoder, "workers": workers, "cold": cold}
+        job = self._clips(cell, root=str(self.root), **settings)
+        return self._job("theirs", job, python=self.options.lerobot)
 
-def dataset_at(options: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
-    """The dataset that `options` mean, and that packed; each is made if it is not there."""
-    python = options.lerobot if options.lerobot.exists() else None
-    root = (options.root or _generated(folder, python, python_environment(folder))).resolve()
-    records = folder / "records"
-    if not (records / "manifest.json").exists():
-        convert(root, records)
-    return root, records
+    def _ours(self, cell: Cell, place: str) -> Run:
+        at: Mapping[str, Any] = {"location": str(self.records), "options": None}
+        if place == "azurite":
+            if isinstance(self.azurite, str):
+                return self.azurite
+            at = self.azurite
+        settings = {"do": "clips", "memory": self.options.memory, "cold": place == "cold"}
+        return self._job("ours", self._clips(cell, **settings, **at))
 
+    def _job(self, module: str, job: dict[str, Any], python: Path | str = sys.executable) -> Run:
+        def take() -> Result:
+            for place in (self.root, self.records):
+                read_files(place)
+            return run_job(
+                f"benchmarks.lerobot.{module}",
+                job,
+                120 + 8 * self.options.seconds,
+                python=python,
+                environment=python_environment(self.options.folder.resolve()),
+            )
 
-def _generated(folder: Path, python: Path | None, environment: Mapping[str, str]) -> Path:
-    """The dataset in the folder; lerobot writes it if it is not there, and whole or not at all."""
-    root = folder / "dataset"
-    if not root.exists():
-        if python is None:
-            raise SystemExit("no lerobot, which writes the dataset: make lerobot-env, or --root")
-        making = folder / "dataset.making"
-        shutil.rmtree(making, ignore_errors=True)
-        command = [str(python), "-m", "benchmarks.lerobot.generate", str(making)]
-        subprocess.run(command, check=True, env=environment)
-        making.rename(root)
-    return root
+        return take
 
 
 @contextmanager
@@ -215,9 +184,9 @@ def _azurite(folder: Path, records: Path, *, wanted: bool) -> Iterator[Mapping[s
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _versions(python: Path | None) -> dict[str, str]:
-    """Of lerobot and what it decodes with, in its environment."""
-    if python is None:
+def _versions(python: Path) -> dict[str, str]:
+    """Of lerobot and its decoders, in its environment."""
+    if not python.exists():
         return {}
     code = "import sys, json; from importlib.metadata import version; "
     code += "print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
@@ -226,9 +195,188 @@ def _versions(python: Path | None) -> dict[str, str]:
     return found
 
 
-def _save(folder: Path, document: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+# ---- the page
+
+
+class Figure(NamedTuple):
+    """A figure and its target: at least, or at most."""
+
+    what: str
+    value: float | None
+    target: float
+    least: bool = True
+
+    @property
+    def is_reached(self) -> bool | None:
+        if self.value is None:
+            return None
+        return self.value >= self.target if self.least else self.value <= self.target
+
+
+def best_settings(results: Results) -> dict[str, tuple[str, int]]:
+    """LeRobot's decoder and number of workers that gave the most clips, by cell."""
+    best: dict[str, tuple[float, str, int]] = {}
+    for name, runs in results.items():
+        if name.startswith("try/") and (rate := median(runs, _CLIPS)) is not None:
+            _, cell, decoder, workers = name.split("/")
+            best[cell] = max(best.get(cell, (0.0, "", 0)), (rate, decoder, int(workers)))
+    return {cell: (decoder, workers) for cell, (_, decoder, workers) in best.items()}
+
+
+def figures(document: Mapping[str, Any]) -> Iterator[Figure]:
+    """Each of medians."""
+    results: Results = document["rows"]
+    for images, target in ((16, 40), (2, 10)):
+        what = f"windows of {images} images and 16 actions, uint8: clips/s to LeRobot's"
+        yield Figure(what, quotient(*_both(results, f"{Cell(images)}/warm")), target)
+    what = "2 images: frames decoded/s to decoding front to back on all cores"
+    yield Figure(what, quotient(_decoding(results), _front(results)), 0.8)
+    conversion = results.get("conversion", [])
+    stored = quotient(median(conversion, "bytes"), median(conversion, "source_bytes"))
+    yield Figure("bytes on disk to the source's", stored, 1.02, least=False)
+    settings = document["settings"]
+    dataset = settings["dataset"]
+    each = [
+        run["video_frames_decoded"] / dataset["cameras"] / dataset["frames"]
+        for images in (16, 2)
+        for run in results.get(f"seqrecord/{Cell(images)}/warm", [])
+        if run.get("clips", 0) > dataset["frames"] - settings["batch"]  # a whole epoch
+    ]
+    yield Figure("frames decoded for each frame", max(each, default=None), 1.05, least=False)
+    what = "conversion: rate to copying the files"
+    yield Figure(what, median(conversion, "rate_to_copying"), 0.5)
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The published page."""
+    settings, results = document["settings"], document["rows"]
+    dataset = settings["dataset"]
+    versions = ", ".join(f"{name} {number}" for name, number in settings["versions"].items())
+    height, width, _ = dataset["shape"]
+    values = {
+        **dataset,
+        **settings,
+        "versions": versions or "none: no row of it ran",
+        "frames": f"{dataset['frames']:,}",
+        "height": height,
+        "width": width,
+        "size": f"{dataset['bytes'] / 1e6:.1f}",
+        "raw": f"{dataset['frames'] * dataset['frame_bytes'] / 1e6:.0f}",
+        "figures": _figures(document),
+        "limits": _limits(document),
+        "clips": _clips(results),
+        "readers": _readers(results),
+        "conversion": _conversion(results.get("conversion", [])),
+        "trials": _trials(results),
+        "reasons": _reasons(results),
+    }
+    return Path(__file__).with_name("template.md").read_text().format(**document, **values)
+
+
+def _figures(document: Mapping[str, Any]) -> str:
+    lines = []
+    for figure in figures(document):
+        shown = number(figure.value)
+        if figure.is_reached is False:
+            shown = f"**{shown}**"
+        lines.append([figure.what, f"{'>=' if figure.least else '<='} {figure.target:g}", shown])
+    return markdown(["figure", "to reach", "reached"], lines)
+
+
+def _clips(results: Results) -> str:
+    lines = []
+    best = best_settings(results)
+    for place in PLACES:
+        for cell in CELLS:
+            ours, theirs = _both(results, f"{cell}/{place}")
+            settings = best.get(str(cell)) if theirs else None
+            runs = [results.get(f"{who}/{cell}/{place}", []) for who in ("lerobot", "seqrecord")]
+            lines.append(
+                [
+                    str(cell),
+                    place,
+                    number(theirs),
+                    "{}, {} workers".format(*settings) if settings else "",
+                    number(ours),
+                    number(quotient(ours, theirs)),
+                    *(number(median(each, "peak_memory_bytes"), ".0f", 1e6) for each in runs),
+                    str(runs[1][-1].get("bottleneck", "")).split(":")[0] if runs[1] else "",
+                ]
+            )
+    columns = ["clips", "files", "LeRobot, clips/s", "with", "seqrecord, clips/s", "ratio"]
+    return markdown([*columns, "LeRobot, peak MB", "seqrecord, peak MB", "bound by"], lines)
+
+
+def _limits(document: Mapping[str, Any]) -> str:
+    """The clips/s that this machine allows, beside those that came."""
+    results, dataset = document["rows"], document["settings"]["dataset"]
+    lines = []
+    for images in (16, 2):
+        ours, theirs = _both(results, f"{Cell(images)}/warm")
+        copying = document["copy_rate"] / (images * dataset["frame_bytes"])
+        decoding = quotient(_front(results), dataset["cameras"])
+        both = None if not decoding else 1 / (1 / copying + 1 / decoding)
+        values = [decoding, copying, both, ours, quotient(ours, both), quotient(both, theirs)]
+        lines.append([f"{images}+16 uint8", *map(number, values)])
+    columns = ["clips", "decoding", "copying", "both", "seqrecord, clips/s", "share of both"]
+    return markdown([*columns, "ratio at both"], lines)
+
+
+def _readers(results: Results) -> str:
+    front = {"seqrecord, 2 images": _decoding(results)}
+    front |= {name.split("/")[0]: median(results.get(name, []), _FRAMES) for name in _FRONT}
+    lines = [[name, "front to back", number(value), ""] for name, value in front.items()]
+    for name, runs in results.items():
+        if name.endswith(" images"):
+            reader, what = name.split("/")
+            lines.append([reader, f"clips of {what}", "", number(median(runs, _CLIPS))])
+    return markdown(["reader", "what", "frames/s", "clips/s"], lines)
+
+
+def _conversion(runs: Sequence[Result]) -> str:
+    copied, converted = median(runs, "copy_seconds"), median(runs, "convert_seconds")
+    if copied is None or converted is None:
+        return "Conversion was not run."
+    return (
+        f"Conversion took {converted:.2f} s, and copying the files {copied:.2f} s, each until all "
+        f"was on the disk; the process that converts starts anew."
+    )
+
+
+def _trials(results: Results) -> str:
+    lines = []
+    for name, runs in results.items():
+        if name.startswith("try/") and "skipped" not in runs[-1]:
+            _, cell, decoder, workers = name.split("/")
+            lines.append([cell, decoder, workers, number(median(runs, _CLIPS)) or reason(runs)])
+    columns = ["clips", "decoder", "workers", "clips/s"]
+    return markdown(columns, lines) if lines else "None was tried."
+
+
+def _reasons(results: Results) -> str:
+    lines = [[name, reason(runs)] for name, runs in results.items() if reason(runs)]
+    return markdown(["row", "why"], lines) if lines else "All rows ran."
+
+
+def _both(results: Results, name: str) -> tuple[float | None, float | None]:
+    """Clips a second of seqrecord and of LeRobot."""
+    ours, theirs = (
+        median(results.get(f"{w}/{name}", []), _CLIPS) for w in ("seqrecord", "lerobot")
+    )
+    return ours, theirs
+
+
+def _decoding(results: Results) -> float | None:
+    """Frames a second that seqrecord decodes where decoding is most of the work."""
+    runs = [run for run in results.get(f"seqrecord/{Cell(2)}/warm", []) if "clips" in run]
+    rates = [{"rate": run["video_frames_decoded"] / run["seconds"]} for run in runs]
+    return median(rates, "rate")
+
+
+def _front(results: Results) -> float | None:
+    """Frames a second of the fastest reader from front to back."""
+    rates = [median(results.get(name, []), _FRAMES) for name in _FRONT]
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured: windows, numbers, and how long. Needs neither lerobot nor seqrecord."""
+"""What is measured of LeRobot and seqrecord: windows, numbers, and how long. Needs neither."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.meters import usage
-from benchmarks.tartanair.compare.prepared import files_of
-from benchmarks.tartanair.timing import drop_page_cache
+from benchmarks.timing import usage
 
-__all__ = ["CELLS", "Cell", "drop", "measure"]
+__all__ = ["CELLS", "Cell", "measure"]
 
 
 @dataclass(frozen=True)
@@ -21,8 +18,8 @@ class Cell:
     """Windows of `images` frames up to now of each camera, and of `actions` from now on."""
 
     images: int
-    actions: int
-    numbers: str  # uint8 or float: 0 to 1, channels first, as lerobot gives them
+    actions: int = 16
+    numbers: str = "uint8"  # or float: 0 to 1, channels first, as lerobot gives them
 
     def __str__(self) -> str:
         return f"{self.images}+{self.actions} {self.numbers}"
@@ -31,41 +28,36 @@ class Cell:
 CELLS = tuple(Cell(images, 16, numbers) for images in (16, 2) for numbers in ("uint8", "float"))
 
 
-def drop(folder: str) -> None:
-    """Drop a folder's files from the page cache."""
-    drop_page_cache(files_of(Path(folder)))
-
-
 def measure(
-    batches: Callable[[], Iterator[tuple[int, Any]]],
+    batches: Iterator[tuple[int, Any]],
     seconds: float,
     *,
     warm_batches: int = 2,
     before: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Clips a second of an endless iterator of (clips, a number of them).
+    """Clips a second of an iterator of (clips, a number of them), until it or the time ends.
 
     The first `warm_batches` are not counted; `before` is called after them. `first_batch_seconds`
-    is from the call to the first batch; `bytes_requested` is what was asked of files after those.
+    is from the call to the first batch; usage is that after those.
     """
-    begin = time.perf_counter()
-    iterator = batches()
-    next(iterator)
-    first = time.perf_counter() - begin
-    for _ in range(warm_batches - 1):
-        next(iterator)
+    begin, first = time.perf_counter(), 0.0
+    for _ in range(warm_batches):
+        next(batches)
+        first = first or time.perf_counter() - begin
     before()
-    read = usage(os.getpid())
-    begin = time.perf_counter()
-    clips, check = 0, 0.0
-    while (took := time.perf_counter() - begin) < seconds:
-        count, number = next(iterator)
+    used, begin = usage(os.getpid()), time.perf_counter()
+    clips, check, took = 0, 0.0, 0.0
+    for count, number in batches:
         clips, check = clips + count, check + float(number)
+        took = time.perf_counter() - begin
+        first = first or took
+        if took > seconds:
+            break
     return {
         "clips_per_second": clips / took,
         "clips": clips,
         "seconds": took,
         "first_batch_seconds": first,
-        "bytes_requested": usage(os.getpid()).since(read)["bytes_requested"],
         "check": check,
+        **usage(os.getpid()).since(used),
     }

@@ -3,37 +3,46 @@
     python -m benchmarks.lerobot.in_place FOLDER [--root DATASET] [--rows …] [--to FOLDER]
 
 The dataset of `python -m benchmarks.lerobot FOLDER` is used, and made if it is not there. Each run
-is a process of its own; runs that are compared take turns. Results are FOLDER/in_place.json and, in
-the folder of `--to`, in_place.json and IN_PLACE.md. `--report` runs nothing and writes these of the
-last run.
+is a process of its own; runs that are compared take turns. Results are in_place.json and
+IN_PLACE.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lerobot.__main__ import LEROBOT, dataset_at, python_environment
-from benchmarks.lerobot.cell import Cell, drop
-from benchmarks.lerobot.conversion import size
-from benchmarks.lerobot.linked import make_linked
-from benchmarks.tartanair.compare.children import run_job
-from benchmarks.tartanair.compare.report import commit
-from benchmarks.tartanair.compare.row import warm
-from benchmarks.tartanair.timing import Result, Results, machine, markdown, median
+from benchmarks.lerobot.cell import Cell
+from benchmarks.lerobot.data import (
+    NO_LEROBOT,
+    add_arguments,
+    dataset_at,
+    describe,
+    make_linked,
+    python_environment,
+)
+from benchmarks.suite import Suite, make_parser
+from benchmarks.timing import (
+    Result,
+    drop_page_cache,
+    markdown,
+    median,
+    number,
+    reason,
+    run_job,
+    warm,
+)
 
-__all__ = ["main", "page"]
+__all__ = ["page"]
 
 CELLS = {"warm": (16, 2), "cold": (2,), "s3": (2,), "hub": (2,)}
 """Images of a camera in a clip, by where the files lie."""
@@ -41,149 +50,134 @@ CELLS = {"warm": (16, 2), "cold": (2,), "s3": (2,), "hub": (2,)}
 WAYS = ("in place", "packed")
 CLASSES = {"LeRobotDataset": "pyav", "LeRobotDataset, torchcodec": "torchcodec"}
 CLASSES |= {"StreamingLeRobotDataset": "streaming"}
+_READING = ("batch", "threads", "seconds", "memory")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    options = _parse(arguments)
-    folder = options.folder.resolve()
-    saved = folder / "in_place.json"
-    document = json.loads(saved.read_text()) if options.report else _run(options, folder)
-    text = page(document)
-    if options.to:
-        options.to.mkdir(parents=True, exist_ok=True)
-        shutil.copy(saved, options.to)
-        (options.to / "IN_PLACE.md").write_text(text)
-    print(text)
+def main() -> None:
+    options = _parse()
+    suite = Suite(options, {}, "in_place") if options.report else _run(options)
+    suite.publish(page, "IN_PLACE")
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--root", type=Path, help="a LeRobot dataset (v3.0) with two cameras")
-    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
+def _parse() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    add_arguments(parser)
     parser.add_argument("--seconds", type=float, default=10, help="of a run's measurement")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, default=8, help="clips")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--memory", default="2GiB", help="memory_limit of seqrecord")
     parser.add_argument("--linked", type=int, nargs=3, default=(10_000, 100, 100))
-    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
-    parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
-    parser.add_argument("--to", type=Path)
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
-class _Runs:
-    """Runs rows and keeps their results, in a file after each of them."""
-
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.options, self.folder = options, folder
-        self.results: Results = {}
-        self.document: dict[str, Any] = {"rows": self.results}
-        self.home = folder / "home"  # in which the dataset has an index
-
-    def is_wanted(self, name: str) -> bool:
-        return any(fnmatch(name, pattern) for pattern in self.options.rows)
-
-    def take(
-        self,
-        name: str,
-        module: str,
-        job: Mapping[str, Any],
-        *,
-        home: Path | None = None,
-        python: Path | None = None,
-    ) -> None:
-        """One run of a row, in a process whose user's indexes lie in `home`."""
-        if not self.is_wanted(name):
-            return
-        own = {**os.environ, "SEQRECORD_HOME": str(home or self.home)}
-        if module == "theirs":
-            own |= python_environment(self.folder)
-        result = run_job(
-            [str(python or sys.executable), "-m", f"benchmarks.lerobot.{module}"],
-            json.dumps(job),
-            900 + 8 * self.options.seconds,
-            environment=own,
-        )
-        self.results.setdefault(name, []).append(result)
-        print(f"{name}: {result}", file=sys.stderr, flush=True)
-        (self.folder / "in_place.json").write_text(json.dumps(self.document, indent=1) + "\n")
-
-
-def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The document of a run, which is also saved after each row."""
+def _run(options: argparse.Namespace) -> Suite:
+    folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     root, records = dataset_at(options, folder)
-    info = json.loads((root / "meta" / "info.json").read_text())
-    cameras = [name for name, what in info["features"].items() if what["dtype"] == "video"]
-    runs = _Runs(options, folder)
-    names = ("batch", "seconds", "threads", "memory", "repeats", "linked")
-    runs.document |= {
-        "machine": machine(),
-        "commit": commit(),
-        "dataset": {"frames": info["total_frames"], "cameras": len(cameras), "bytes": size(root)},
-        "settings": {name: getattr(options, name) for name in names},
-    }
-    shared = {"cameras": cameras, "threads": options.threads, "batch": options.batch}
-    reading = {**shared, "seconds": options.seconds, "memory": options.memory, "cold": False}
+    settings = {name: getattr(options, name) for name in (*_READING, "repeats", "linked")}
+    settings["dataset"] = describe(root)
+    suite = Suite(options, settings, "in_place")
+    cameras = settings["dataset"]["names"]
+    reading = {"cameras": cameras, **{name: settings[name] for name in _READING}}
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        _index(runs, root, Path(scratch))
-        _first(runs, root, records, reading, Path(scratch))
+        _index(suite, root, Path(scratch))
+        _first(suite, root, records, reading, Path(scratch))
     with ExitStack() as stack:
         for place, sizes in CELLS.items():
-            cells = [Cell(images, 16, "uint8") for images in sizes]
-            ways = [f"{way}/{cell}/{place}" for way in WAYS for cell in cells]
-            if not any(map(runs.is_wanted, ways)):
+            cells = [Cell(images) for images in sizes]
+            if not suite.is_wanted(*(f"{way}/{cell}/{place}" for way in WAYS for cell in cells)):
                 continue
             at = stack.enter_context(_PLACES[place](folder, root, records))
             for turn in range(options.repeats):
                 for cell in cells:
                     for way in WAYS if turn % 2 else WAYS[::-1]:
-                        job = {**reading, **asdict(cell), "cold": place == "cold", **at[way]["job"]}
-                        before = _counts(at[way])
-                        name = f"{way}/{cell}/{place}"
-                        runs.take(name, "ours", job)
-                        if before and name in runs.results:
-                            counts = {n: v - before[n] for n, v in _counts(at[way]).items()}
-                            runs.results[name][-1].update(counts)
-    (folder / "in_place.json").write_text(json.dumps(runs.document, indent=1) + "\n")
-    return runs.document
+                        job = {"do": "clips", **reading, "cell": asdict(cell), **at[way]["job"]}
+                        job["cold"] = place == "cold"
+                        take = partial(_counted, at[way], partial(_take, suite, "ours", job))
+                        _take_wanted(suite, f"{way}/{cell}/{place}", take)
+    return suite
 
 
-def _index(runs: _Runs, root: Path, scratch: Path) -> None:
+def _take(
+    suite: Suite,
+    module: str,
+    job: Mapping[str, Any],
+    *,
+    home: Path | None = None,
+    python: Path | str = sys.executable,
+) -> Result:
+    """One run of a row, in a process whose user's indexes lie in `home`."""
+    environment = {"SEQRECORD_HOME": str(home or suite.folder / "home")}
+    if module == "theirs":
+        environment |= python_environment(suite.folder)
+    return run_job(
+        f"benchmarks.lerobot.{module}",
+        job,
+        900 + 8 * suite.options.seconds,
+        python=python,
+        environment=environment,
+    )
+
+
+def _take_wanted(suite: Suite, name: str, take: Callable[[], Result]) -> None:
+    if suite.is_wanted(name):
+        suite.take(name, take)
+
+
+def _counted(at: Mapping[str, Any], take: Any) -> Result:
+    """A run with its requests, and with its bytes where the server counts them."""
+
+    def counts() -> dict[str, int]:
+        if "proxy" in at:
+            return {"requests": at["proxy"].requests}
+        if "hub" in at:
+            return {"requests": sum(at["hub"].counts.values()), "sent": at["hub"].sent}
+        return {}
+
+    before = counts()
+    result: Result = take()
+    return result | {name: value - before[name] for name, value in counts().items()}
+
+
+def _index(suite: Suite, root: Path, scratch: Path) -> None:
     """Indexes of the dataset, and of one that consists of links."""
     tiny, linked = scratch / "tiny", scratch / "linked"
     make_linked(tiny, episodes=2, files=1, frames=4)
     roots = {"index/dataset": root}
-    if runs.is_wanted("index/linked"):
-        episodes, files, frames = runs.options.linked
+    if suite.is_wanted("index/linked"):
+        episodes, files, frames = suite.options.linked
         make_linked(linked, episodes=episodes, files=files, frames=frames)
         roots["index/linked"] = linked
-    for turn in range(runs.options.repeats):
+    for turn in range(suite.options.repeats):
         for name, at in roots.items():
-            job = {"root": str(at), "tiny": str(tiny), "cold": True}
-            runs.take(name, "indexing", job, home=scratch / f"{name}-{turn}")
+            job = {"do": "index", "root": str(at), "tiny": str(tiny)}
+            take = partial(_take, suite, "ours", job, home=scratch / f"{name}-{turn}")
+            _take_wanted(suite, name, take)
 
 
-def _first(runs: _Runs, root: Path, records: Path, reading: dict[str, Any], scratch: Path) -> None:
+def _first(
+    suite: Suite, root: Path, records: Path, reading: Mapping[str, Any], scratch: Path
+) -> None:
     """First batches from files that are not in the page cache, and bytes that samples take."""
-    cell = Cell(2, 16, "float")
-    job = {**reading, **asdict(cell), "options": None, "root": str(root), "workers": 0}
-    for turn in range(runs.options.repeats):
-        for name, location in (("nothing", root), ("index", root), ("packed", records)):
-            drop(str(location))
-            home = scratch / f"first-{turn}"  # empty at first
-            ours = {**job, "location": str(location)}
-            runs.take(f"first/{name}", "ours", ours, home=home)
+    job = {**reading, "cell": asdict(Cell(2, 16, "float")), "cold": False}
+    python = suite.options.lerobot
+
+    def dropped(place: Path, module: str, job: Mapping[str, Any], **more: Any) -> Result:
+        drop_page_cache(place)
+        return _take(suite, module, job, **more)
+
+    for turn in range(suite.options.repeats):
+        home = scratch / f"first-{turn}"  # empty at first
+        for name, place in (("nothing", root), ("index", root), ("packed", records)):
+            ours = {**job, "do": "clips", "location": str(place), "options": None}
+            _take_wanted(suite, f"first/{name}", partial(dropped, place, "ours", ours, home=home))
         for name, decoder in CLASSES.items():
-            if runs.options.lerobot.exists():
-                drop(str(root))
-                theirs = {**job, "decoder": decoder}
-                runs.take(f"first/{name}", "theirs", theirs, python=runs.options.lerobot)
-            elif runs.is_wanted(f"first/{name}"):
-                runs.results[f"first/{name}"] = [{"skipped": "needs lerobot: make lerobot-env"}]
+            theirs = {n: value for n, value in job.items() if n != "memory"}
+            theirs |= {"root": str(root), "decoder": decoder, "workers": 0}
+            take = partial(dropped, root, "theirs", theirs, python=python)
+            if not python.exists():
+                take = partial(dict, skipped=NO_LEROBOT)
+            _take_wanted(suite, f"first/{name}", take)
 
 
 @contextmanager
@@ -218,10 +212,7 @@ def _hub(_folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
 
     with HubStub(root, "a/original") as one, HubStub(records, "a/packed") as other:
         yield {
-            way: {
-                "job": {"location": hub.url, "options": {"endpoint": hub.endpoint}},
-                "hub": hub,
-            }
+            way: {"job": {"location": hub.url, "options": {"endpoint": hub.endpoint}}, "hub": hub}
             for way, hub in zip(WAYS, (one, other), strict=True)
         }
 
@@ -229,81 +220,29 @@ def _hub(_folder: Path, root: Path, records: Path) -> Iterator[dict[str, Any]]:
 _PLACES = {"warm": _local, "cold": _local, "s3": _s3, "hub": _hub}
 
 
-def _counts(at: Mapping[str, Any]) -> dict[str, int]:
-    """Requests, and bytes where the server counts them, so far."""
-    if "proxy" in at:
-        return {"requests": at["proxy"].requests}
-    if "hub" in at:
-        return {"requests": sum(at["hub"].counts.values()), "sent": at["hub"].sent}
-    return {}
+# ---- the page
 
 
 def page(document: Mapping[str, Any]) -> str:
     """The published page."""
-    dataset, settings = document["dataset"], document["settings"]
+    settings = document["settings"]
+    dataset = settings["dataset"]
     episodes, files, frames = settings["linked"]
-    return _PAGE.format(
-        machine=document["machine"],
-        commit=document["commit"],
-        frames=f"{dataset['frames']:,}",
-        cameras=dataset["cameras"],
-        size=f"{dataset['bytes'] / 1e6:.1f}",
-        linked=f"{episodes:,} episodes of {frames} frames in {files} files",
-        **{name: settings[name] for name in ("batch", "memory", "threads", "seconds", "repeats")},
-        index=_indexes(document),
-        clips=_clips(document),
-        first=_firsts(document),
-    )
-
-
-_PAGE = """\
-# LeRobot's data in place
-
-<!-- Written by `python -m benchmarks.lerobot.in_place`; change in_place.py. -->
-
-By `make lerobot-env` and `python -m benchmarks.lerobot.in_place FOLDER --to benchmarks/lerobot`,
-which writes this page; raw results are in [in_place.json](in_place.json).
-
-- Machine: {machine}. Commit: {commit}.
-- Data: {frames} frames, {cameras} cameras, {size} MB, written by LeRobot; {linked}, which are links
-  to one.
-- Clips of 16 or 2 images of each camera and 16 actions, one for each frame, shuffled, in batches of
-  {batch}. seqrecord has {threads} threads and `memory_limit` {memory}; after an epoch of another
-  pipe its first epoch is timed from the beginning. Medians of {repeats} runs, each a process of its
-  own; what is compared took turns, and a ratio is the median of those of the turns.
-- All rows are of epochs in which frames are decoded. Frames that fit into `memory_limit` are
-  [decoded in the first epoch only](../training/DECODED_ONCE.md).
-
-## Making an index
-
-{index}
-
-Files were dropped from the page cache. `read`: bytes that were asked of files, to those of the
-dataset (of links, each counts). `again`: the next opening, which finds the index.
-
-## In place and packed
-
-{clips}
-
-`warm`: files are in the page cache; `cold`: they were dropped from it; `s3`: moto's server on the
-same machine; `hub`: a stub of the Hub on the same machine. Images decoded are of all cameras, of
-epochs that came to their end in three times {seconds:g} s. Requests are of a whole run: opening,
-and about two epochs.
-
-## The first batch, and bytes read
-
-{first}
-
-Clips of 2 images and 16 actions as floats, no worker processes, files not in the page cache. The
-first batch is timed from opening the dataset, with what LeRobot imports then. MB a clip: bytes
-asked of files, of seqrecord in the timed epoch, of the others after the first two batches.
-StreamingLeRobotDataset keeps 100 samples for its shuffle (its default of 1000 would take 15 GB);
-it fills that before the first batch.
-"""
+    values = {
+        **settings,
+        "frames": f"{dataset['frames']:,}",
+        "cameras": dataset["cameras"],
+        "size": f"{dataset['bytes'] / 1e6:.1f}",
+        "linked": f"{episodes:,} episodes of {frames} frames in {files} files",
+        "index": _indexes(document),
+        "clips": _clips(document),
+        "first": _firsts(document),
+    }
+    return Path(__file__).with_name("in_place_template.md").read_text().format(**document, **values)
 
 
 def _indexes(document: Mapping[str, Any]) -> str:
-    sizes = {"index/dataset": document["dataset"]["bytes"]}
+    sizes = {"index/dataset": document["settings"]["dataset"]["bytes"]}
     lines = []
     for name in ("index/dataset", "index/linked"):
         runs = document["rows"].get(name, [])
@@ -311,12 +250,12 @@ def _indexes(document: Mapping[str, Any]) -> str:
         lines.append(
             [
                 name.split("/")[1],
-                _number(median(runs, "episodes"), ",.0f"),
-                _number(median(runs, "seconds"), ".2f"),
-                _number(median(runs, "again_seconds"), ".2f"),
-                _number(read, ".2f", 1e6),
-                _number(read, ".1%", whole) if whole else "",
-                _number(median(runs, "peak_memory_bytes"), ".0f", 1e6),
+                number(median(runs, "episodes"), ",.0f"),
+                number(median(runs, "seconds"), ".2f"),
+                number(median(runs, "again_seconds"), ".2f"),
+                number(read, ".2f", 1e6),
+                number(read, ".1%", whole) if whole else "",
+                number(median(runs, "peak_memory_bytes"), ".0f", 1e6),
             ]
         )
     columns = ["dataset", "episodes", "s", "again, s", "read, MB", "read, share", "peak MB"]
@@ -327,38 +266,36 @@ def _clips(document: Mapping[str, Any]) -> str:
     lines = []
     for place, sizes in CELLS.items():
         for images in sizes:
-            name = f"{Cell(images, 16, 'uint8')}/{place}"
-            one, other = (_each(document, f"{way}/{name}") for way in WAYS)
-            why = [run.get("error", "") for run in (*one, *other) if "error" in run]
-            rates = [median(runs, "clips_per_second") for runs in (one, other)]
+            name = f"{Cell(images)}/{place}"
+            both = [_each(document, f"{way}/{name}") for way in WAYS]
+
+            def medians(key: str, form: str, unit: float = 1, both: Any = both) -> list[str]:
+                return [number(median(runs, key), form, unit) for runs in both]
+
             lines.append(
                 [
-                    name.split("/")[0],
-                    place,
-                    *(_number(rate, ".1f") for rate in rates),
-                    _number(_ratio(one, other, "clips_per_second"), ".3f"),
-                    _number(_ratio(one, other, "cpu_seconds_each"), ".3f"),
-                    *(_number(median(runs, "decoded_each"), ".3f") for runs in (one, other)),
-                    _number(_ratio(one, other, "decoded_each"), ".3f"),
-                    *(_number(median(runs, "requests"), ".0f") for runs in (one, other)),
-                    *(
-                        _number(median(runs, "peak_memory_bytes"), ".0f", 1e6)
-                        for runs in (one, other)
-                    ),
-                    why[0].replace("|", "/")[:100] if why else "",
+                    *name.split("/"),
+                    *medians("clips_per_second", ".1f"),
+                    number(_ratio(both, "clips_per_second"), ".3f"),
+                    number(_ratio(both, "cpu_seconds_each"), ".3f"),
+                    *medians("decoded_each", ".3f"),
+                    number(_ratio(both, "decoded_each"), ".3f"),
+                    *medians("requests", ".0f"),
+                    *medians("peak_memory_bytes", ".0f", 1e6),
+                    reason([*both[0], *both[1]])[:100],
                 ]
             )
-    both = ["{}, clips/s", "{}, decoded a clip", "{}, requests", "{}, peak MB"]
-    rate, decoded, requests, peak = ([what.format(way) for way in WAYS] for what in both)
+    shown = ["{}, clips/s", "{}, decoded a clip", "{}, requests", "{}, peak MB"]
+    rate, decoded, requests, peak = ([what.format(way) for way in WAYS] for what in shown)
     columns = ["clips", "files", *rate, "ratio (>= 0.97)", "ratio of CPU time a clip", *decoded]
-    columns.append("ratio (<= 1.03)")
-    return markdown([*columns, *requests, *peak, "why not"], lines)
+    return markdown([*columns, "ratio (<= 1.03)", *requests, *peak, "why not"], lines)
 
 
 def _each(document: Mapping[str, Any], name: str) -> list[Result]:
     """The runs of a row, with CPU time a clip, and images decoded a clip where an epoch ended."""
     made = []
-    whole = document["dataset"]["frames"] - document["settings"]["batch"]
+    settings = document["settings"]
+    whole = settings["dataset"]["frames"] - settings["batch"]
     for run in document["rows"].get(name, []):
         more = {}
         if run.get("clips"):
@@ -377,31 +314,25 @@ def _firsts(document: Mapping[str, Any]) -> str:
         runs = document["rows"].get(f"first/{name}", [])
         first = median(runs, "opening_seconds") or median(runs, "first_batch_seconds")
         each = [{"each": run["bytes_requested"] / run["clips"]} for run in runs if run.get("clips")]
-        said = [run.get("skipped") or run.get("error") for run in runs]
-        why = next((text for text in said if text), "")
         lines.append(
             [
                 shown,
-                _number(first, ".2f"),
-                _number(median(runs, "clips_per_second"), ".1f"),
-                _number(median(each, "each"), ".4f", 1e6),
-                _number(median(runs, "peak_memory_bytes"), ".0f", 1e6),
-                why.replace("|", "/")[:100],
+                number(first, ".2f"),
+                number(median(runs, "clips_per_second"), ".1f"),
+                number(median(each, "each"), ".4f", 1e6),
+                number(median(runs, "peak_memory_bytes"), ".0f", 1e6),
+                reason(runs)[:100],
             ]
         )
     columns = ["by", "first batch, s", "clips/s", "read, MB a clip", "peak MB", "why not"]
     return markdown(columns, lines)
 
 
-def _ratio(one: Sequence[Result], other: Sequence[Result], key: str) -> float | None:
+def _ratio(both: Sequence[Sequence[Result]], key: str) -> float | None:
     """The median of the ratios of each turn."""
-    pairs = zip(one, other, strict=False)
+    pairs = zip(*both, strict=False)
     ratios = [a[key] / b[key] for a, b in pairs if a.get(key) and b.get(key)]
     return statistics.median(ratios) if ratios else None
-
-
-def _number(value: float | None, form: str, unit: float = 1) -> str:
-    return "" if value is None else format(value / unit, form)
 
 
 if __name__ == "__main__":

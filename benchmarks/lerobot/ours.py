@@ -1,4 +1,4 @@
-"""seqrecord's side: `python -m benchmarks.lerobot.ours`, a job on stdin; prints a line of JSON.
+"""seqrecord's side, in a process of its own: clips of a dataset, and conversion and indexing.
 
 An epoch of one pipe, which touches memory for the first time, warms up for `seconds`. The first
 epoch of a second pipe is timed from its beginning, with the filling of its window, for up to three
@@ -9,97 +9,128 @@ from opening the dataset, which may have no index, to the first batch.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-
 import seqrecord
-from benchmarks.lerobot.cell import Cell, drop
-from benchmarks.tartanair.compare.meters import usage
-from seqrecord import EngineOptions
+from benchmarks.lerobot.cell import Cell, measure
+from benchmarks.timing import Result, answer, drop_page_cache, size_of, usage
 
 _KEPT = ("bottleneck", "frames_decoded", "video_frames_decoded", "bytes_read", "peak_buffer_bytes")
 
 
-def epoch(
-    pipe: seqrecord.SeqRecordPipe, cell: Cell, cameras: list[str], floats: dict[str, torch.Tensor]
-) -> Iterator[tuple[int, Any]]:
-    """The clips of each batch, and a number of it. `floats` are the tensors that it converts to."""
-    for found in pipe:
-        images = [found[name] for name in cameras]
-        if cell.numbers == "float":
-            for name in cameras:
-                channels_first = found[name].permute(0, 1, 4, 2, 3)
-                if name not in floats:
-                    floats[name] = torch.empty(channels_first.shape)
-                floats[name].copy_(channels_first).div_(255)
-            images = [floats[name] for name in cameras]
-            assert images[0].shape[1:3] == (cell.images, 3), images[0].shape
-        assert images[0].shape[1] == cell.images
-        yield len(images[0]), images[0][0, -1].reshape(-1)[0]
-
-
-def run(batches: Iterator[tuple[int, Any]], seconds: float) -> dict[str, Any]:
-    """Clips a second of an epoch, from its very beginning; it is cut short if it takes longer."""
-    begin = time.perf_counter()
-    clips, check, first, took = 0, 0.0, 0.0, 0.0
-    for count, number in batches:
-        clips, check = clips + count, check + float(number)
-        took = time.perf_counter() - begin
-        first = first or took
-        if took > seconds:
-            break
-    return {
-        "clips_per_second": clips / took,
+def run(do: str, **job: Any) -> Result:
+    actions: dict[str, Callable[..., Result]] = {
         "clips": clips,
-        "seconds": took,
-        "first_batch_seconds": first,
-        "check": check,
+        "convert": converting,
+        "index": indexing,
     }
+    return actions[do](**job)
 
 
-def loader(dataset: seqrecord.Dataset, job: dict[str, Any], cell: Cell) -> seqrecord.SeqRecordPipe:
-    return seqrecord.SeqRecordPipe(
-        dataset,
-        features=[*job["cameras"], "observation.state", "action"],
-        windows={
-            **dict.fromkeys(job["cameras"], range(1 - cell.images, 1)),
-            "action": range(cell.actions),
-        },
-        pad="edge",
-        batch_size=job["batch"],
-        drop_last=True,
-        engine=EngineOptions(num_threads=job["threads"]),
-        memory_limit=job["memory"],
-    )
+def clips(
+    location: str,
+    options: dict[str, Any] | None,
+    cell: Mapping[str, Any],
+    cameras: Sequence[str],
+    batch: int,
+    threads: int,
+    memory: str,
+    seconds: float,
+    cold: bool,
+) -> Result:
+    import torch  # not where only an index is made: its memory is measured
 
+    from seqrecord import EngineOptions
 
-def main() -> None:
-    job = json.load(sys.stdin)
-    cell = Cell(job["images"], job["actions"], job["numbers"])
-    torch.set_num_threads(job["threads"])
+    torch.set_num_threads(threads)
+    windows = Cell(**cell)
+    floats: dict[str, torch.Tensor] = {}  # to which each batch is converted
+
+    def make_pipe() -> seqrecord.SeqRecordPipe:
+        return seqrecord.SeqRecordPipe(
+            dataset,
+            features=[*cameras, "observation.state", "action"],
+            windows={
+                **dict.fromkeys(cameras, range(1 - windows.images, 1)),
+                "action": range(windows.actions),
+            },
+            pad="edge",
+            batch_size=batch,
+            drop_last=True,
+            engine=EngineOptions(num_threads=threads),
+            memory_limit=memory,
+        )
+
+    def epoch(pipe: seqrecord.SeqRecordPipe) -> Iterator[tuple[int, Any]]:
+        """The clips of each batch, and a number of it."""
+        for found in pipe:
+            images = [found[name] for name in cameras]
+            if windows.numbers == "float":
+                for name in cameras:
+                    channels_first = found[name].permute(0, 1, 4, 2, 3)
+                    if name not in floats:
+                        floats[name] = torch.empty(channels_first.shape)
+                    floats[name].copy_(channels_first).div_(255)
+                images = [floats[name] for name in cameras]
+                assert images[0].shape[1:3] == (windows.images, 3), images[0].shape
+            assert images[0].shape[1] == windows.images
+            yield len(images[0]), images[0][0, -1].reshape(-1)[0]
+
     begin = time.perf_counter()
-    dataset = seqrecord.open(job["location"], storage_options=job["options"])
-    floats: dict[str, torch.Tensor] = {}
-    warming = epoch(loader(dataset, job, cell), cell, job["cameras"], floats)
+    dataset = seqrecord.open(location, storage_options=options)
+    warming = epoch(make_pipe())
     opened = time.perf_counter() - begin
-    first = run(warming, job["seconds"])
-    opened += first["first_batch_seconds"]
+    opened += measure(warming, seconds, warm_batches=0)["first_batch_seconds"]
     del warming
-    pipe = loader(dataset, job, cell)
-    if job["cold"]:
-        drop(job["location"])
+    pipe = make_pipe()
+    if cold:
+        drop_page_cache(Path(location))
+    made = measure(epoch(pipe), 3 * seconds, warm_batches=0)
+    stats = {name: value for name, value in pipe.stats().items() if name in _KEPT}
+    return {**made, **stats, "opening_seconds": opened}
+
+
+def converting(root: str, to: str) -> Result:
+    """Seconds to copy the files and to convert them, each until it is on the disk."""
+    from benchmarks.lerobot.data import convert
+
+    made: Result = {}
+    for name, do in (("copy_seconds", shutil.copytree), ("convert_seconds", convert)):
+        shutil.rmtree(to, ignore_errors=True)
+        os.sync()
+        begin = time.perf_counter()
+        do(Path(root), Path(to))
+        os.sync()
+        made[name] = time.perf_counter() - begin
+    made["bytes"], made["source_bytes"] = size_of(Path(to)), size_of(Path(root))
+    shutil.rmtree(to)
+    made["rate_to_copying"] = made["copy_seconds"] / made["convert_seconds"]
+    return made
+
+
+def indexing(root: str, tiny: str) -> Result:
+    """Seconds of the first opening of files not in the page cache, and of the second.
+
+    A tiny dataset is opened first, so that imports are not counted.
+    """
+    seqrecord.open(tiny).close()
+    drop_page_cache(Path(root))
     read = usage(os.getpid())
-    made = run(epoch(pipe, cell, job["cameras"], floats), 3 * job["seconds"])
-    made |= {name: value for name, value in pipe.stats().items() if name in _KEPT}
-    made |= usage(os.getpid()).since(read)
-    print(json.dumps({**made, "opening_seconds": opened}), flush=True)
+    begin = time.perf_counter()
+    with seqrecord.open(root) as dataset:
+        made: Result = {"seconds": time.perf_counter() - begin}
+        made |= usage(os.getpid()).since(read)
+        made["episodes"] = len(dataset.episodes)
+    begin = time.perf_counter()
+    seqrecord.open(root).close()
+    made["again_seconds"] = time.perf_counter() - begin
+    return made
 
 
 if __name__ == "__main__":
-    main()
+    answer(run)

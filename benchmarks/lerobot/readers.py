@@ -1,4 +1,4 @@
-"""Readers of video files: `python -m benchmarks.lerobot.readers`, a job on stdin; prints JSON.
+"""Readers of video files, in a process of their own.
 
 `front` decodes files front to back to RGB, each thread one after the other; `clips` reads random
 clips of all cameras by index, each thread one clip, and makes a new tensor of each batch.
@@ -6,11 +6,9 @@ clips of all cameras by index, each thread one clip, and makes a new tensor of e
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import local
@@ -20,16 +18,35 @@ import numpy as np
 import torch
 
 from benchmarks.lerobot.cell import measure
+from benchmarks.timing import Result, answer
 
 _PIECE = 32  # frames that torchcodec is asked for at once
 
 
-def videos(root: str, camera: str) -> list[str]:
-    """The files of a camera, in order."""
-    return [str(path) for path in sorted(Path(root, "videos", camera).rglob("*.mp4"))]
+def run(do: str, root: str, cameras: Sequence[str], threads: int, **job: Any) -> Result:
+    torch.set_num_threads(threads)
+    files = [
+        [str(path) for path in sorted(Path(root, "videos", camera).rglob("*.mp4"))]
+        for camera in cameras
+    ]
+    return (clips if do == "clips" else front)(files, threads, **job)
 
 
-def read_torchcodec(path: str, deadline: float) -> int:
+def front(files: Sequence[Sequence[str]], threads: int, reader: str, seconds: float) -> Result:
+    """Frames a second of all cameras' files."""
+    read = _READERS[reader]
+    paths = [path for paths in files for path in paths]
+    for path in paths:  # libraries are loaded, decoders have been opened
+        read(path, 0)
+    begin = time.perf_counter()
+    deadline = begin + seconds
+    with ThreadPoolExecutor(threads) as pool:
+        frames = sum(pool.map(lambda path: read(path, deadline), paths))
+    took = time.perf_counter() - begin
+    return {"frames_per_second": frames / took, "frames": frames, "seconds": took}
+
+
+def _read_torchcodec(path: str, deadline: float) -> int:
     """Frames decoded until the file or the time is over."""
     from torchcodec.decoders import VideoDecoder
 
@@ -42,7 +59,7 @@ def read_torchcodec(path: str, deadline: float) -> int:
     return count
 
 
-def read_pyav(path: str, deadline: float) -> int:
+def _read_pyav(path: str, deadline: float) -> int:
     """The same with PyAV, into one array."""
     import av
 
@@ -61,24 +78,18 @@ def read_pyav(path: str, deadline: float) -> int:
     return count
 
 
-def front(job: dict[str, Any], read: Callable[[str, float], int]) -> dict[str, Any]:
-    """Frames a second of all cameras' files, on the job's threads."""
-    paths = [path for camera in job["cameras"] for path in videos(job["root"], camera)]
-    for path in paths:  # libraries are loaded, decoders have been opened
-        read(path, 0)
-    begin = time.perf_counter()
-    deadline = begin + job["seconds"]
-    with ThreadPoolExecutor(job["threads"]) as pool:
-        frames = sum(pool.map(lambda path: read(path, deadline), paths))
-    took = time.perf_counter() - begin
-    return {"frames_per_second": frames / took, "frames": frames, "seconds": took}
+_READERS: dict[str, Callable[[str, float], int]] = {
+    "torchcodec": _read_torchcodec,
+    "pyav": _read_pyav,
+}
 
 
-def clips_of_torchcodec(job: dict[str, Any]) -> dict[str, Any]:
-    """Clips a second: `images` frames of each camera, at random places, in batches."""
+def clips(
+    files: Sequence[Sequence[str]], threads: int, images: int, batch: int, seconds: float
+) -> Result:
+    """Clips a second of torchcodec: `images` frames of each camera, at random places."""
     from torchcodec.decoders import VideoDecoder
 
-    files = [videos(job["root"], camera) for camera in job["cameras"]]
     mine = local()
 
     def decoder(path: str) -> Any:
@@ -92,79 +103,24 @@ def clips_of_torchcodec(job: dict[str, Any]) -> dict[str, Any]:
 
     def clip(place: tuple[int, int]) -> list[torch.Tensor]:
         number, start = place
-        stop = start + job["images"]
+        stop = start + images
         return [decoder(paths[number]).get_frames_in_range(start, stop).data for paths in files]
 
     def batches() -> Iterator[tuple[int, Any]]:
-        with ThreadPoolExecutor(job["threads"]) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             while True:
                 places = []
-                for _ in range(job["batch"]):
+                for _ in range(batch):
                     number = rng.randrange(len(files[0]))
                     length = min(each[number] for each in lengths)
-                    places.append((number, rng.randrange(length - job["images"] + 1)))
+                    places.append((number, rng.randrange(length - images + 1)))
                 clips = pool.map(clip, places)
-                cameras = [torch.stack(images) for images in zip(*clips, strict=True)]
-                assert cameras[0].shape[:2] == (job["batch"], job["images"])
-                yield job["batch"], cameras[0][0, -1, 0, 0, 0]
+                cameras = [torch.stack(found) for found in zip(*clips, strict=True)]
+                assert cameras[0].shape[:2] == (batch, images)
+                yield batch, cameras[0][0, -1, 0, 0, 0]
 
-    return measure(batches, job["seconds"])
-
-
-def clips_of_dali(job: dict[str, Any]) -> dict[str, Any]:
-    """The same by DALI's reader, which shuffles clips that begin at every frame."""
-    from nvidia.dali import fn, pipeline_def
-
-    gpu = torch.cuda.is_available()
-    if not gpu and _codec(job) == "av1":
-        return {"skipped": "needs a GPU: on a CPU DALI decodes no AV1"}
-    size = job["batch"]
-
-    def outputs() -> Any:
-        module = fn.readers if gpu else fn.experimental.readers
-        return tuple(
-            module.video(
-                device="gpu" if gpu else "cpu",
-                filenames=videos(job["root"], camera),
-                sequence_length=job["images"],
-                step=1,
-                random_shuffle=True,
-                initial_fill=32,
-            )
-            for camera in job["cameras"]
-        )
-
-    make = pipeline_def(outputs)
-    made = make(batch_size=size, num_threads=job["threads"], device_id=0 if gpu else None)
-    made.build()
-
-    def batches() -> Iterator[tuple[int, Any]]:
-        while True:
-            images = made.run()[0]
-            images = images.as_cpu() if gpu else images
-            yield size, np.asarray(images.at(0))[-1, 0, 0, 0]
-
-    return measure(batches, job["seconds"])
-
-
-def _codec(job: dict[str, Any]) -> str:
-    info = json.loads(Path(job["root"], "meta/info.json").read_text())
-    return str(info["features"][job["cameras"][0]].get("info", {}).get("video.codec"))
-
-
-DOES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "torchcodec/front": lambda job: front(job, read_torchcodec),
-    "pyav/front": lambda job: front(job, read_pyav),
-    "torchcodec/clips": clips_of_torchcodec,
-    "dali/clips": clips_of_dali,
-}
-
-
-def main() -> None:
-    job = json.load(sys.stdin)
-    torch.set_num_threads(job["threads"])
-    print(json.dumps(DOES[job["does"]](job)), flush=True)
+    return measure(batches(), seconds)
 
 
 if __name__ == "__main__":
-    main()
+    answer(run)

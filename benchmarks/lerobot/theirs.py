@@ -1,25 +1,24 @@
-"""LeRobot's side: `python -m benchmarks.lerobot.theirs`, a job on stdin, in an environment with
-lerobot; prints a line of JSON.
+"""LeRobot's side, in a process of a Python with lerobot.
 
 LeRobot makes floats of all images. For uint8 its decoders are told to leave that out.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.lerobot.cell import Cell, drop, measure
+from benchmarks.lerobot.cell import Cell, measure
+from benchmarks.timing import Result, answer, drop_page_cache
 
 BUFFER = 100  # its default, 1000, is 15 GB of 2 images of two cameras
 
 
 def batches(
-    root: str, cameras: list[str], cell: Cell, decoder: str, workers: int, batch: int
+    root: str, cameras: Sequence[str], cell: Cell, decoder: str, workers: int, batch: int
 ) -> Iterator[tuple[int, Any]]:
     """Batches without end: whole epochs, each in a new order. The decoder `streaming` stands for
     LeRobot's class of that name, which decodes with torchcodec, gives floats, and keeps `BUFFER`
@@ -107,20 +106,25 @@ def undivided(video_utils: Any) -> Any:
     return decode
 
 
-def main() -> None:
-    job = json.load(sys.stdin)
-    cell = Cell(job["images"], job["actions"], job["numbers"])
-    torch.set_num_threads(job["threads"])
-    made = measure(
-        lambda: batches(
-            job["root"], job["cameras"], cell, job["decoder"], job["workers"], job["batch"]
-        ),
-        job["seconds"],
-        warm_batches=1 + 2 * job["workers"],
-        before=(lambda: drop(job["root"])) if job["cold"] else lambda: None,
+def run(
+    root: str,
+    cell: Mapping[str, Any],
+    cameras: Sequence[str],
+    batch: int,
+    threads: int,
+    seconds: float,
+    cold: bool,
+    decoder: str,
+    workers: int,
+) -> Result:
+    torch.set_num_threads(threads)
+    return measure(
+        batches(root, cameras, Cell(**cell), decoder, workers, batch),
+        seconds,
+        warm_batches=1 + 2 * workers,
+        before=(lambda: drop_page_cache(Path(root))) if cold else lambda: None,
     )
-    print(json.dumps(made), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    answer(run)

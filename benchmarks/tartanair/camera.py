@@ -1,4 +1,4 @@
-"""Camera geometry in TartanAir's conventions: poses, intrinsics, stereo, and flow from depth.
+"""Camera geometry in TartanAir's conventions: poses, intrinsics, and flow from depth.
 
 A pose is `tx ty tz qx qy qz qw`, camera to world, in NED axes: x forward, y right, z down. Depth is
 along the optical axis, in metres. Pixel centres lie at whole `u, v`. All of this was checked on
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "BASELINE",
     "CROSS_OCCLUDED",
     "OUT_OF_VIEW",
     "SELF_OCCLUDED",
@@ -25,13 +24,11 @@ __all__ = [
     "camera_path",
     "flow_mask",
     "reproject",
-    "right_camera",
     "rotation",
 ]
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
-BASELINE = 0.25  # metres from the left camera to the right one
 VALID, CROSS_OCCLUDED, SELF_OCCLUDED, OUT_OF_VIEW = 0, 1, 10, 100
 
 _NED_FROM_OPTICAL = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
@@ -53,14 +50,6 @@ class Intrinsics:
     def v1(cls, height: int, width: int) -> Intrinsics:
         """TartanAir V1, scaled: 480x640 has fx = fy = 320, cx = 320, cy = 240."""
         return cls(width, height, width / 2, width / 2, width / 2, height / 2)
-
-    @classmethod
-    def v2(cls, height: int, width: int) -> Intrinsics:
-        """TartanAir V2, scaled: 640x640 has fx = fy = 320, cx = cy = 319.5.
-
-        The documentation says 320, but only 319.5 reproduces the official flow.
-        """
-        return cls(width, height, width / 2, width / 2, (width - 1) / 2, (height - 1) / 2)
 
     @property
     def matrix(self) -> npt.NDArray[np.float64]:
@@ -93,13 +82,6 @@ def rotation(pose: FloatArray) -> npt.NDArray[np.float64]:
 def optical_rotation(pose: FloatArray) -> npt.NDArray[np.float64]:
     """Like `rotation`, from optical axes (x right, y down, z forward) to the NED world."""
     return np.asarray(rotation(pose) @ _NED_FROM_OPTICAL)
-
-
-def right_camera(pose: FloatArray) -> npt.NDArray[np.float64]:
-    """The pose of the right camera of the pair, rounded to float32 as all stored poses are."""
-    moved = np.array(pose, np.float64)
-    moved[:3] += rotation(pose)[:, 1] * BASELINE
-    return moved.astype(np.float32).astype(np.float64)
 
 
 def reproject(
@@ -167,17 +149,16 @@ def flow_mask(reprojection: Reprojection, next_depth: FloatArray) -> npt.NDArray
 
 
 def camera_path(
-    frames: int, *, seed: int, radius: float, episode: int = 0, difficulty: str = "Easy"
+    frames: int, *, seed: int, radius: float, episode: int = 0
 ) -> npt.NDArray[np.float64]:
     """A smooth walk around a ring of this radius at eye height: float64 [frames, 7] poses.
 
     It stays within 0.7 m of the ring and between 0.9 and 2.1 m above the ground (z = 0, z down).
-    `Hard` moves and turns twice as fast. A longer path starts with the shorter one of the same
-    seed and episode. Values are float32's, as in the stored files.
+    A longer path starts with the shorter one of the same seed and episode. Values are float32's, as
+    in the stored files.
     """
-    pace = {"Easy": 1, "Hard": 2}[difficulty]
-    rng = np.random.default_rng([seed, episode, pace])
-    time = np.arange(frames) * pace
+    rng = np.random.default_rng([seed, episode, 1])
+    time = np.arange(frames)
     way = float(rng.choice([-1.0, 1.0]))
 
     def wave(size: float, slowest: float, fastest: float) -> npt.NDArray[np.float64]:

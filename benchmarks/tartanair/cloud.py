@@ -1,6 +1,6 @@
 """How fast clips come from object stores, beside local disk and the client alone.
 
-    python -m benchmarks.tartanair.cloud FOLDER [--repeats 3] [--to FOLDER]
+    python -m benchmarks.tartanair.cloud FOLDER [--to FOLDER]
 
 Renders a tree and packs it where FOLDER lacks them, starts Azurite and moto (S3), and runs each row
 in a process of its own, all rows once before any of them twice. Half of the machine's cores are for
@@ -14,36 +14,32 @@ proxy that counts requests. `stream` and `narrow` by `client` are obstore alone,
 same record files. `open` opens a large index, `write-raw` and `write-balanced` write frames that
 are in memory.
 
-Results go to FOLDER/cloud.json, and with `--to` as cloud.json and CLOUD.md to that folder.
+Results are cloud.json and CLOUD.md in FOLDER and the folder of `--to`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.tartanair.cloud_services import SERVICES, Service, cpu_seconds, make_index, serve
-from benchmarks.tartanair.cloud_table import page, tables
-from benchmarks.tartanair.compare.report import commit
-from benchmarks.tartanair.throughput.data import prepare
-from benchmarks.tartanair.timing import Results, machine
+from benchmarks.suite import Suite, make_parser
+from benchmarks.tartanair.cloud_services import Service, cpu_seconds, make_index, serve
+from benchmarks.tartanair.throughput.rows import pack
+from benchmarks.timing import ROOT, Result, Results, markdown, median, number, quotient, run_job
 
-__all__ = ["Row", "main", "rows"]
+__all__ = ["figures", "page"]
 
 SETTINGS = {"clip_len": 16, "batch_size": 4, "memory_limit": "2GiB"}
 CONSUMER_SECONDS = 0.05
@@ -51,11 +47,8 @@ RECORD_BYTES = {"azurite": None, "moto": 64 << 20}  # None: the default
 WRITES = {"raw": 1, "balanced": 2}  # times so many frames, by codecs
 CLIENT_THREADS = {"stream": [2, 8, 16], "narrow": [8]}
 FRAME_BYTES = 480 * 640 * (3 + 4 + 8 + 1 + 1)  # of all features but poses
-QUIET = 0.1  # share of the machine that others may take
-ATTEMPTS = 2  # at a row beside which others took more
-
-_ROOT = Path(__file__).parents[2]
-_ROWS = Path(__file__).with_name("cloud_rows.py")
+_ROWS = "benchmarks.tartanair.cloud_rows"
+_TIME_LIMIT = 3600
 
 
 @dataclass(frozen=True)
@@ -81,51 +74,35 @@ class Setup:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser = make_parser(__doc__)
     parser.add_argument("--frames", type=int, default=640, help="in four episodes, if rendered")
     parser.add_argument("--index-frames", type=int, default=100_000_000, help="of the large index")
     parser.add_argument("--write-frames", type=int, default=160)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
-    parser.add_argument("--services", nargs="*", choices=SERVICES, default=list(SERVICES))
-    parser.add_argument("--quiet", type=float, default=0.0, help="seconds to wait for, at most")
-    parser.add_argument("--to", type=Path, help="write cloud.json and CLOUD.md there")
-    arguments = parser.parse_args()
-    folder = arguments.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder, arguments.frames, [])
-    index = f"index-{arguments.index_frames}"
-    _pack(folder, index, arguments.index_frames)
-    document = {
-        "machine": machine(),
-        "commit": commit(),
-        "services": {"azurite": _azurite_version(), "moto": version("moto")},
-        "settings": {**SETTINGS, "consumer_seconds": CONSUMER_SECONDS},
-        "frames": arguments.frames,
-        "index_frames": arguments.index_frames,
-        "write_frames": {codecs: n * arguments.write_frames for codecs, n in WRITES.items()},
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    azurite = ROOT / "tests" / "services" / "node_modules" / "azurite" / "package.json"
+    settings = {
+        **SETTINGS,
+        "consumer_seconds": CONSUMER_SECONDS,
+        "services": {
+            "azurite": str(json.loads(azurite.read_text())["version"]),
+            "moto": version("moto"),
+        },
+        "frames": options.frames,
+        "index_frames": options.index_frames,
+        "write_frames": {codecs: n * options.write_frames for codecs, n in WRITES.items()},
+        "cores": {"rows": len(cores) // 2 or 1, "services": len(cores) - len(cores) // 2},
     }
-    with (
-        _halves() as cores,
-        _serving(folder, index, arguments.services, arguments.write_frames) as setup,
-    ):
-        chosen = {
-            name: row
-            for name, row in rows(setup, cores).items()
-            if any(fnmatch(name, pattern) for pattern in arguments.rows)
-        }
-        document["cores"] = {"rows": len(cores), "services": len(os.sched_getaffinity(0))}
-        results: Results = {name: [] for name in chosen}
-        document["rows"] = results
-        for _ in range(arguments.repeats):
-            for name, row in chosen.items():
-                results[name].append(_measured(name, row, quiet=arguments.quiet))
-                _save(folder, document)
-    if arguments.to:
-        _save(arguments.to, document)
-        (arguments.to / "CLOUD.md").write_text(page(document))
-    print(tables(document))
+    suite = Suite(options, settings, "cloud")
+    if not options.report:
+        pack(suite.folder, options.frames, [])
+        index = f"index-{options.index_frames}"
+        _pack(suite.folder, index, options.index_frames)
+        with _halves() as own, _serving(suite.folder, index, options.write_frames) as setup:
+            made = rows(setup, own)
+            jobs = suite.wanted({name: partial(_run, row) for name, row in made.items()})
+            suite.take_turns(jobs)
+    suite.publish(page, "CLOUD")
 
 
 def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
@@ -185,21 +162,7 @@ def _objects(records: Path) -> list[tuple[str, int]]:
     return [(f"records/{path.relative_to(records)}", path.stat().st_size) for path in files]
 
 
-def _measured(name: str, row: Row, *, quiet: float) -> dict[str, Any]:
-    """A row's result; of several attempts, the one beside which others took the least."""
-    best: dict[str, Any] = {}
-    for _ in range(ATTEMPTS if quiet else 1):
-        _wait_for_quiet(quiet)
-        result = _run(row)
-        if not best or result["others"] < best["others"]:
-            best = result
-        if best["others"] <= QUIET:
-            break
-    print(f"{name}: {best['seconds']:.3f} s, others {best['others']:.0%}", file=sys.stderr)
-    return best
-
-
-def _run(row: Row) -> dict[str, Any]:
+def _run(row: Row) -> Result:
     job = dict(row.job)
     written = ""
     if row.writes:
@@ -212,14 +175,13 @@ def _run(row: Row) -> dict[str, Any]:
             job |= service.place(written) if service else here
     counted = row.counted.proxy.requests if row.counted else 0
     before, spent, start = psutil.cpu_times(), _spent(), time.perf_counter()
-    output = _call([str(_ROWS), json.dumps(job)])
+    environment = {"AWS_DEFAULT_REGION": "us-east-1"}
+    result = run_job(_ROWS, job, _TIME_LIMIT, environment=environment)
     spent = [now - then for now, then in zip(_spent(), spent, strict=True)]
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    cores = os.cpu_count() or 1
-    all_of_it = _busy(before, psutil.cpu_times())
-    seconds = (time.perf_counter() - start) * cores
+    busy = _busy(before, psutil.cpu_times())
+    seconds = (time.perf_counter() - start) * (os.cpu_count() or 1)
     result["service_cpu_seconds"] = spent[1]
-    result["others"] = max(0.0, (all_of_it - sum(spent)) / seconds)
+    result["others"] = max(0.0, (busy - sum(spent)) / seconds)
     if row.counted:
         result["counted"] = row.counted.proxy.requests - counted
     if row.writes:
@@ -242,17 +204,6 @@ def _busy(before: Any, after: Any) -> float:
     return float(sum(getattr(after, name) - getattr(before, name) for name in names))
 
 
-def _wait_for_quiet(seconds: float) -> None:
-    """Until nothing else takes more than `QUIET` of the machine, for at most so many seconds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        before, ours, start = psutil.cpu_times(), cpu_seconds(), time.perf_counter()
-        time.sleep(0.5)
-        others = _busy(before, psutil.cpu_times()) - (cpu_seconds() - ours)
-        if others <= QUIET * (time.perf_counter() - start) * (os.cpu_count() or 1):
-            return
-
-
 @contextmanager
 def _halves() -> Iterator[list[int]]:
     """This process and the services keep to half of the cores; the other half, for the rows."""
@@ -266,11 +217,11 @@ def _halves() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _serving(folder: Path, index: str, names: Sequence[str], write_frames: int) -> Iterator[Setup]:
+def _serving(folder: Path, index: str, write_frames: int) -> Iterator[Setup]:
     home = folder / "services"
     shutil.rmtree(home, ignore_errors=True)
     try:
-        with serve(home, tuple(names)) as services:
+        with serve(home) as services:
             setup = Setup(folder, services, index, write_frames)
             for name, service in services.items():
                 service.cloud.upload(setup.records(name), "records")
@@ -286,28 +237,143 @@ def _pack(folder: Path, index: str, index_frames: int) -> None:
     for service, max_file_size in RECORD_BYTES.items():
         records = folder / f"records-{service}"
         if not (records / "manifest.json").exists():
-            print(f"packing {records}", file=sys.stderr)
             job = {"tree": str(folder / "tree"), "to": str(records), "max_file_size": max_file_size}
-            _call([str(_ROWS), json.dumps({"action": "pack", **job})])
+            run_job(_ROWS, {"action": "pack", **job}, _TIME_LIMIT)
     if not (folder / index / "manifest.json").exists():
         make_index(folder / index, index_frames)
 
 
-def _call(arguments: Sequence[str]) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "AWS_DEFAULT_REGION": "us-east-1"}
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=_ROOT
-    ).stdout
+# ---- the page
+
+_Value = Callable[[str], float | None]
+_NAMES = {"azurite": "Azurite", "moto": "moto (S3)", "local": "local disk"}
 
 
-def _azurite_version() -> str:
-    package = _ROOT / "tests" / "services" / "node_modules" / "azurite" / "package.json"
-    return str(json.loads(package.read_text())["version"])
+class Figure(NamedTuple):
+    """A figure by place; `target` is what it is to be: at most, or at least where `least`."""
+
+    what: str
+    values: Mapping[str, float]
+    target: float | None = None
+    least: bool = False
+
+    def is_reached(self, place: str) -> bool:
+        value = self.values[place]
+        if self.target is None:
+            return True
+        return value >= self.target if self.least else value <= self.target
 
 
-def _save(folder: Path, document: Mapping[str, Any]) -> None:
-    (folder / "cloud.json").write_text(json.dumps(document, indent=1) + "\n")
+def figures(results: Results) -> Iterator[Figure]:
+    """Those whose rows were run, each of medians."""
+    places = list(dict.fromkeys(name.split("/")[1] for name in results))
+    rate = "bytes_per_second"
+
+    def get(place: str, what: str, key: str, by: str = "seqrecord") -> float | None:
+        return median(results.get(f"{by}/{place}/{what}", ()), key)
+
+    def of(what: str, key: str, unit: float = 1) -> _Value:
+        return lambda place: quotient(get(place, what, key), unit)
+
+    def of_client(row: str) -> _Value:
+        return lambda place: quotient(get(place, row, rate), get(place, row, rate, by="client"))
+
+    def of_local(row: str, other: str) -> _Value:
+        local = get("local", other, "seconds")
+        return lambda p: None if p == "local" else quotient(get(p, row, "seconds"), local)
+
+    def requests(place: str) -> float | None:
+        return quotient(get(place, "count", "counted"), get(place, "count", "bytes"), 1 << 30)
+
+    loader, local = "bytes/s of the loader / of the client alone", "epoch / epoch from local disk"
+    opened, first = "large index opened", "first_batch_seconds"
+    table: list[tuple[Any, ...]] = [
+        (f"behind 1 Gbit/s: {loader}", of_client("narrow"), 0.95, True),
+        (f"at full speed: {loader}", of_client("stream")),
+        (f"at full speed: {local}", of_local("stream", "stream")),
+        (local, of_local("epoch", "epoch"), 1.10),
+        (f"60 ms away: {local}", of_local("far", "epoch"), 1.10),
+        ("first batch, s", of("epoch", first), 1.0),
+        ("60 ms away: first batch, s", of("far", first)),
+        ("requests / GiB", requests, 160),
+        (f"{opened}, s", of("open", "seconds"), 2.0),
+        (f"{opened}, peak MB", of("open", "peak_memory_bytes", 1e6), 200),
+        ("written, raw: MB/s of frames", of("write-raw", rate, 1e6)),
+        ("written, raw: rate / of the client alone", of_client("write-raw")),
+        ("written, raw: seconds / to local disk", of_local("write-raw", "write-raw")),
+        ("written, balanced: MB/s of frames", of("write-balanced", rate, 1e6)),
+        (
+            "written, balanced: seconds / to local disk",
+            of_local("write-balanced", "write-balanced"),
+        ),
+    ]
+    for what, value, *target in table:
+        found = {place: each for place in places if (each := value(place)) is not None}
+        if found:
+            yield Figure(what, found, *target)
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The published page."""
+    settings, rows = document["settings"], document["rows"]
+    template = Path(__file__).with_name("cloud_template.md").read_text()
+    others = max(run.get("others", 0.0) for runs in rows.values() for run in runs)
+    values = {
+        **settings,
+        **settings["services"],
+        "rest": settings["cores"]["services"],
+        "cores": settings["cores"]["rows"],
+        "consumer": f"{settings['consumer_seconds'] * 1000:.0f}",
+        "write_frames": ", ".join(
+            f"{n} {codecs}" for codecs, n in settings["write_frames"].items()
+        ),
+        "repeats": max(map(len, rows.values())),
+        "others": f"{others:.0%}",
+        "figures": _figures(rows),
+        "all_rows": _all_rows(rows),
+    }
+    return template.format(**document, **values)
+
+
+def _figures(results: Results) -> str:
+    found = list(figures(results))
+    places = list(dict.fromkeys(place for figure in found for place in figure.values))
+    columns = ["figure", "to reach", *(_NAMES[place] for place in places)]
+    lines = []
+    for figure in found:
+        sign = ">=" if figure.least else "<="
+        line = [figure.what, "" if figure.target is None else f"{sign} {figure.target:g}"]
+        for place in places:
+            value = figure.values.get(place)
+            shown = number(value)
+            is_short = value is not None and not figure.is_reached(place)
+            line.append(f"**{shown}**" if is_short else shown)
+        lines.append(line)
+    return markdown(columns, lines)
+
+
+_COLUMNS = (
+    ("s", "seconds", ".2f", 1.0),
+    ("clips/s", "clips_per_second", ".1f", 1.0),
+    ("MB/s", "bytes_per_second", ".0f", 1e6),
+    ("threads", "threads", ".0f", 1.0),
+    ("requests", "counted", ".0f", 1.0),
+    ("retries", "retries", ".0f", 1.0),
+    ("first batch s", "first_batch_seconds", ".2f", 1.0),
+    ("CPU s", "cpu_seconds", ".1f", 1.0),
+    ("services' CPU s", "service_cpu_seconds", ".1f", 1.0),
+    ("peak MB", "peak_memory_bytes", ".0f", 1e6),
+)
+
+
+def _all_rows(results: Results) -> str:
+    lines = []
+    for name, runs in results.items():
+        if not runs:  # the benchmark goes on
+            continue
+        cells = [number(median(runs, key), form, unit) for _, key, form, unit in _COLUMNS]
+        lines.append([name, *cells, str(runs[-1].get("bottleneck", ""))])
+    return markdown(["row", *(column for column, *_ in _COLUMNS), "bottleneck"], lines)
 
 
 if __name__ == "__main__":

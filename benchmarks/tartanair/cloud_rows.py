@@ -1,37 +1,27 @@
-"""One measurement of the benchmark of storages, in a process of its own.
-
-    python cloud_rows.py '{"action": "epoch", "cores": [0], "location": …}'
-
-Prints what was measured as JSON. Only the public interface of the package is used, so that it
-measures whatever version PYTHONPATH holds; nothing else of the repository is imported.
-"""
+"""One row of the benchmark of object stores, in a process of its own."""
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-PAGE = 4096
+from benchmarks.timing import Result, answer, touch
+
 WRITE_BYTES = 16 << 20
 REQUEST_BYTES = 12 << 20  # of the client alone: the loader's are of 8 to 16 MiB
 FEATURES = ("image_left", "depth_left", "flow", "mask", "seg_left")
 EPISODE_FRAMES = 80  # of what is written
 
-Result = dict[str, Any]
 
-
-def main() -> None:
-    job = json.loads(sys.argv[1])
-    if cores := job.pop("cores", None):
+def run(action: str, cores: Sequence[int] = (), **job: Any) -> Result:
+    """Do an action of `ACTIONS` on these cores."""
+    if cores:
         os.sched_setaffinity(0, cores)  # before any library counts them or starts threads
-    print(json.dumps(ACTIONS[job.pop("action")](**job)))
+    return ACTIONS[action](**job)
 
 
 def epoch(
@@ -41,50 +31,27 @@ def epoch(
     clip_len: int,
     batch_size: int,
     memory_limit: str,
-    stride: int = 1,
     consumer: float = 0.0,
     epochs: int = 2,
-    workers: int = 0,
-    **settings: Any,
 ) -> Result:
-    """Epochs of clips, the first of which is counted for its first batch only.
+    """The last epoch of clips; of the first, unless it is the last too, only its first batch.
 
-    `consumer` is how long it is away with each batch, in seconds. `workers` are a DataLoader's,
-    started by its forkserver.
+    `consumer` is how long it is away with each batch, in seconds.
     """
-    import numpy as np
-
     import seqrecord
 
     make_pipe = seqrecord.SeqRecordPipe  # imports torch, which takes seconds, whatever is read
-
-    def touch(array: Any) -> None:
-        np.asarray(array).reshape(-1).view(np.uint8)[::PAGE].max()
-
     begin, first = time.perf_counter(), 0.0
     pipe = make_pipe(
         seqrecord.open(location, storage_options=options),
         clip_len=clip_len,
-        stride=stride,
         batch_size=batch_size,
         memory_limit=memory_limit,
-        **settings,
     )
-    batches: Any = pipe
-    if workers:
-        from torch.utils.data import DataLoader
-
-        batches = DataLoader(
-            pipe,
-            batch_size=None,
-            num_workers=workers,
-            multiprocessing_context="forkserver",
-            persistent_workers=True,
-        )
-    runs, stats = [], {}
-    for number in range(epochs):
+    result: Result = {}
+    for _ in range(epochs):
         clips, start, cpu = 0, time.perf_counter(), time.process_time()
-        for batch in batches:
+        for batch in pipe:
             first = first or time.perf_counter() - begin
             arrays = [v for v in batch.values() if hasattr(v, "reshape") and v.ndim > 1]
             for array in arrays:
@@ -94,31 +61,21 @@ def epoch(
             if consumer:
                 time.sleep(consumer)
         seconds = time.perf_counter() - start
-        stats = pipe.stats()  # of this epoch
-        run = {"seconds": seconds, "clips_per_second": clips / seconds}
-        run["cpu_seconds"] = time.process_time() - cpu
-        if not workers:
-            run["bytes"] = stats["bytes_read"]
-            run["bytes_per_second"] = stats["bytes_read"] / seconds
-        if number or epochs == 1:
-            runs.append(run)
-    return {
-        **{name: statistics.median(run[name] for run in runs) for name in runs[0]},
-        "epochs": [run["seconds"] for run in runs],
-        "first_batch_seconds": first,
-        "retries": stats.get("retries", 0),
-        "bottleneck": stats.get("bottleneck", ""),
-        "peak_memory_bytes": _peak_memory(),
-    }
+        stats = pipe.stats()
+        result = {
+            "seconds": seconds,
+            "clips_per_second": clips / seconds,
+            "cpu_seconds": time.process_time() - cpu,
+            "bytes": stats["bytes_read"],
+            "bytes_per_second": stats["bytes_read"] / seconds,
+            "retries": stats.get("retries", 0),
+            "bottleneck": stats["bottleneck"],
+        }
+    return {**result, "first_batch_seconds": first, "peak_memory_bytes": _peak_memory()}
 
 
-def client(
-    store: dict[str, Any], objects: list[tuple[str, int]], threads: list[int], times: int = 1
-) -> Result:
-    """All bytes of objects, each of a length, fetched by obstore and nothing else.
-
-    The best of so many threads, and of `times`.
-    """
+def client(store: dict[str, Any], objects: list[tuple[str, int]], threads: list[int]) -> Result:
+    """All bytes of objects, each of a length, fetched by obstore; by the best number of threads."""
     import obstore
 
     opened = _store(**store)
@@ -134,25 +91,16 @@ def client(
         if len(obstore.get_range(opened, name, start=start, end=stop)) != stop - start:
             raise RuntimeError(f"{name} is shorter than {stop}")
 
-    rates: dict[int, float] = {}
-    cpu = {}
+    runs: list[Result] = []
     fetch(ranges[0])  # connected
-    for count in threads * times:
+    for count in threads:
         start, before = time.perf_counter(), time.process_time()
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(fetch, ranges))
-        rate = nbytes / (time.perf_counter() - start)
-        if rate > rates.get(count, 0.0):
-            rates[count], cpu[count] = rate, time.process_time() - before
-    best = max(rates, key=lambda count: rates[count])
-    return {
-        "seconds": nbytes / rates[best],
-        "bytes": nbytes,
-        "bytes_per_second": rates[best],
-        "cpu_seconds": cpu[best],
-        "threads": best,
-        "rates": rates,
-    }
+        seconds, cpu = time.perf_counter() - start, time.process_time() - before
+        runs.append({"seconds": seconds, "cpu_seconds": cpu, "threads": count, "bytes": nbytes})
+    best = min(runs, key=lambda run: float(run["seconds"]))
+    return {**best, "bytes_per_second": nbytes / best["seconds"]}
 
 
 def client_write(store: dict[str, Any], name: str, nbytes: int) -> Result:
@@ -252,4 +200,4 @@ ACTIONS: dict[str, Callable[..., Result]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    answer(run)

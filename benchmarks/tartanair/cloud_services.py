@@ -1,4 +1,4 @@
-"""What the benchmark of storages reads from and writes to: Azurite and moto, and ways to them."""
+"""Services of the benchmark of object stores: Azurite and moto, and lines to them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import psutil
@@ -31,54 +31,9 @@ _CHUNKS, _CHUNK_FRAMES = 160, 32  # of an episode of the made index
 _UPLOADS = 2
 
 
-class Cloud(Protocol):
-    """A service with one bucket or container, reached at `host` or through something before it."""
-
-    @property
-    def host(self) -> str: ...
-
-    def location(self, what: str) -> str:
-        """The URL of a folder of the bucket."""
-        ...
-
-    def options(self, host: str) -> dict[str, Any]:
-        """Storage options of the package, in any of its versions."""
-        ...
-
-    def store(self, host: str) -> dict[str, Any]:
-        """What makes obstore's store of the bucket: see `cloud_rows.client`."""
-        ...
-
-    def upload(self, source: Path, what: str) -> None:
-        """Put a folder's files below a folder of the bucket."""
-        ...
-
-    def remove(self, what: str) -> None:
-        """Remove a folder of the bucket."""
-        ...
-
-
-@dataclass(frozen=True)
-class Service:
-    """A service, and the hosts at which it is for rows that don't have it near, by row.
-
-    `proxy` is what counts the requests of such rows.
-    """
-
-    cloud: Cloud
-    hosts: dict[str, str]
-    proxy: FaultProxy
-
-    def host(self, row: str) -> str:
-        return self.hosts.get(row, self.cloud.host)
-
-    def place(self, what: str, row: str = "") -> dict[str, Any]:
-        """Location and options of a folder, as `cloud_rows` takes them."""
-        options = self.cloud.options(self.host(row))
-        return {"location": self.cloud.location(what), "options": options}
-
-
 class _Azurite:
+    """A container of Azurite, reached at `host` or through a line or proxy before it."""
+
     def __init__(self, service: Azurite) -> None:
         self._service, self._container = service, service.new_container()
         self.host = service.host
@@ -87,10 +42,12 @@ class _Azurite:
         return f"az://{self._container}/{what}"
 
     def options(self, host: str) -> dict[str, Any]:
+        """Storage options of the package."""
         endpoint = f"http://{host}/{self._service.account}"
         return {"connection_string": self._service.connection_string_at(endpoint)}
 
     def store(self, host: str) -> dict[str, Any]:
+        """Arguments of obstore's store: see `cloud_rows.client`."""
         return {
             "kind": "azure",
             "bucket": self._container,
@@ -101,8 +58,8 @@ class _Azurite:
 
     def upload(self, source: Path, what: str) -> None:
         with self._service.client() as client:
-            for path in _files(source):
-                blob = client.get_blob_client(self._container, _name(source, path, what))
+            for path, name in _files(source, what):
+                blob = client.get_blob_client(self._container, name)
                 with path.open("rb") as file:
                     blob.upload_blob(file, overwrite=True, max_concurrency=_UPLOADS)
 
@@ -114,6 +71,8 @@ class _Azurite:
 
 
 class _Moto:
+    """A bucket of moto."""
+
     def __init__(self, service: Moto) -> None:
         self._service, self._bucket = service, service.new_bucket()
         self.host = service.host
@@ -130,8 +89,8 @@ class _Moto:
         return {"kind": "s3", "bucket": self._bucket, **self._service.options(f"http://{host}")}
 
     def upload(self, source: Path, what: str) -> None:
-        for path in _files(source):
-            self._service.put(self._bucket, _name(source, path, what), path.read_bytes())
+        for path, name in _files(source, what):
+            self._service.put(self._bucket, name, path.read_bytes())
 
     def remove(self, what: str) -> None:
         client = self._service.client()
@@ -142,12 +101,30 @@ class _Moto:
             client.delete_object(Bucket=self._bucket, Key=name)
 
 
-def _files(source: Path) -> list[Path]:
-    return [p for p in sorted(source.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+Cloud = _Azurite | _Moto
 
 
-def _name(source: Path, path: Path, what: str) -> str:
-    return f"{what}/{path.relative_to(source)}"
+@dataclass(frozen=True)
+class Service:
+    """A service, and by row the hosts of lines to it. `proxy` counts requests."""
+
+    cloud: Cloud
+    hosts: dict[str, str]
+    proxy: FaultProxy
+
+    def host(self, row: str) -> str:
+        return self.hosts.get(row, self.cloud.host)
+
+    def place(self, what: str, row: str = "") -> dict[str, Any]:
+        """Location and options of a folder, as `cloud_rows` takes them."""
+        options = self.cloud.options(self.host(row))
+        return {"location": self.cloud.location(what), "options": options}
+
+
+def _files(source: Path, what: str) -> list[tuple[Path, str]]:
+    """A folder's files, each with its name below the folder `what` of a bucket."""
+    paths = [p for p in sorted(source.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+    return [(path, f"{what}/{path.relative_to(source)}") for path in paths]
 
 
 @contextmanager
@@ -156,15 +133,9 @@ def serve(folder: Path, names: tuple[str, ...] = SERVICES) -> Iterator[dict[str,
     with ExitStack() as stack:
         services = {}
         for name in names:
-            cloud: Cloud
-            if name == "azurite":
-                azurite = Azurite(folder / name)
-                stack.callback(azurite.stop)
-                cloud = _Azurite(azurite)
-            else:
-                moto = Moto(folder / name)
-                stack.callback(moto.stop)
-                cloud = _Moto(moto)
+            service = Azurite(folder / name) if name == "azurite" else Moto(folder / name)
+            stack.callback(service.stop)
+            cloud = _Azurite(service) if isinstance(service, Azurite) else _Moto(service)
             narrow = stack.enter_context(Line(cloud.host, **NARROW))
             far = stack.enter_context(Line(cloud.host, **FAR))
             proxy = stack.enter_context(FaultProxy(cloud.host))

@@ -14,7 +14,6 @@ import argparse
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +26,12 @@ from seqrecord.codecs import PRESETS, FrameCodec, resolve
 from seqrecord.schema import CodecConfig
 
 Frames = dict[str, list[npt.NDArray[Any]]]
+Row = npt.NDArray[np.float64]
 
 REFERENCES: dict[str, tuple[CodecConfig, ...]] = {
     "zstd 1 alone": ({"id": "zstd", "level": 1},),
     "Blosc lz4, byte planes": ({"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1},),
 }
-
-
-@dataclass
-class Row:
-    """Bytes of a frame, raw and encoded, and seconds to encode and to decode it."""
-
-    raw: float = 0
-    encoded: float = 0
-    encode: float = 0
-    decode: float = 0
-
-    def __add__(self, other: Row) -> Row:
-        return Row(
-            self.raw + other.raw,
-            self.encoded + other.encoded,
-            self.encode + other.encode,
-            self.decode + other.decode,
-        )
-
-    def __truediv__(self, count: int) -> Row:
-        return Row(self.raw / count, self.encoded / count, self.encode / count, self.decode / count)
 
 
 def read_frames(root: Path) -> dict[str, Frames]:
@@ -86,18 +65,18 @@ def fastest(run: Callable[[], object], repeats: int) -> float:
 
 
 def measure(codec: FrameCodec, frame: npt.NDArray[Any], repeats: int) -> Row:
-    """Encode and decode one frame; checks that it comes back bit for bit."""
+    """Bytes of a frame, raw and encoded, and seconds to encode and to decode it.
+
+    Checks that it comes back bit for bit.
+    """
     blob = codec.encode(frame)
     out = np.empty_like(frame)
     codec.decode_into(blob, out)
     if out.tobytes() != frame.tobytes():
         raise AssertionError("a frame changed")
-    return Row(
-        frame.nbytes,
-        len(blob),
-        fastest(lambda: codec.encode(frame), max(3, repeats // 5)),
-        fastest(lambda: codec.decode_into(blob, out), repeats),
-    )
+    encode = fastest(lambda: codec.encode(frame), max(3, repeats // 5))
+    decode = fastest(lambda: codec.decode_into(blob, out), repeats)
+    return np.array([frame.nbytes, len(blob), encode, decode])
 
 
 def print_table(layout: str, frames: Frames, repeats: int) -> None:
@@ -105,9 +84,9 @@ def print_table(layout: str, frames: Frames, repeats: int) -> None:
     print("| codec | feature | times smaller | encode MB/s | decode GB/s |")
     print("|---|---|---:|---:|---:|")
     for codec in (*PRESETS, *REFERENCES):
-        total = Row()
+        total = np.zeros(4)
         for feature, samples in frames.items():
-            mean = Row()
+            mean = np.zeros(4)
             for frame in samples:
                 chain = (
                     resolve(codec, frame.dtype, frame.shape, feature=feature)
@@ -122,9 +101,10 @@ def print_table(layout: str, frames: Frames, repeats: int) -> None:
 
 
 def print_row(codec: str, feature: str, row: Row) -> None:
+    raw, encoded, encode, decode = row
     print(
-        f"| {codec} | {feature} | {row.raw / row.encoded:.2f} "
-        f"| {row.raw / row.encode / 1e6:.0f} | {row.raw / row.decode / 1e9:.2f} |"
+        f"| {codec} | {feature} | {raw / encoded:.2f} | {raw / encode / 1e6:.0f} "
+        f"| {raw / decode / 1e9:.2f} |"
     )
 
 

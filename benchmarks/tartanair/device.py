@@ -1,24 +1,23 @@
-"""How fast batches of clips come to a device, and how many bytes cross the bus for that.
+"""Clips a second on a device, and bytes copied to it.
 
-    python -m benchmarks.tartanair.device FOLDER [--device cuda] [--frames 640] [--repeats 3]
+    python -m benchmarks.tartanair.device FOLDER [--device cuda] [--frames 640]
 
 Renders a tree and packs it where FOLDER lacks them. Each row runs in a process of its own:
 
-- `copies`: pinned batches that are there already, copied whole, two at a time; nothing is read;
-- `prefetch`: `prefetch_to_device` around a pipe, so batches are copied whole too;
+- `copies`: pinned batches in memory, copied whole, two at a time; nothing is read;
+- `prefetch`: `prefetch_to_device` around a pipe, which copies whole batches;
 - `pipe`: `SeqRecordPipe(device=…)`, which copies each frame once and gathers on the device.
 
-The consumer reads one byte of every page on the device, and waits for it only at the end of an
-epoch. With `--device cpu` it shows that it runs, and no more. Raw results go to FOLDER/device.json.
+The consumer reads one byte of every page on the device, and waits for it at the end of each epoch.
+`--device cpu` only shows that the rows run.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,153 +25,113 @@ from typing import Any
 import torch
 
 import seqrecord
-from benchmarks.tartanair.throughput.data import prepare
-from benchmarks.tartanair.throughput.rows import BATCH_SIZE, CLIP_LEN, MEMORY_LIMIT
-from benchmarks.tartanair.timing import PAGE, Results, machine, markdown, run_rows, share
+from benchmarks.suite import Suite, make_parser
+from benchmarks.tartanair.throughput.rows import BATCH_SIZE, CLIP_LEN, MEMORY_LIMIT, pack
+from benchmarks.timing import PAGE, Result, answer, markdown, median, number, quotient, run_job
 
-EPOCHS = 3  # the first of them warms up and is not counted
-RING = 4  # batches of the row `copies`
+_CODEC = "balanced"
+_EPOCHS = 3  # the first one warms up and is not counted
+_RING = 4  # batches of the row `copies`
 
 Batches = Iterable[dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser = make_parser(__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--codec", default="balanced")
     parser.add_argument("--frames", type=int, default=640, help="in four episodes")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--one", choices=list(ROWS), help="run this row here and print its JSON")
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(
-            json.dumps(measure(arguments.one, arguments.folder / arguments.codec, arguments.device))
-        )
-        return
-    prepare(arguments.folder, arguments.frames, [arguments.codec])
-    results = run_rows(
-        __spec__.name,
-        [str(arguments.folder), "--device", arguments.device, "--codec", arguments.codec],
-        ROWS,
-        arguments.repeats,
-        shown="clips_per_second",
-    )
-    document = {
-        "machine": machine(),
-        "device": device_name(arguments.device),
-        "codec": arguments.codec,
-        "frames": arguments.frames,
-        "rows": results,
-    }
-    (arguments.folder / "device.json").write_text(json.dumps(document, indent=1) + "\n")
-    print(table(results))
+    options = parser.parse_args()
+    is_gpu = torch.device(options.device).type == "cuda"
+    device = torch.cuda.get_device_name(options.device) if is_gpu else options.device
+    settings = {"device": device, "frames": options.frames, "codec": _CODEC}
+    suite = Suite(options, settings, name="device")
+    if not options.report:
+        pack(suite.folder, options.frames, [_CODEC])
+        job = {"folder": str(suite.folder), "device": options.device}
+        jobs = {row: partial(run_job, __spec__.name, {**job, "row": row}, 1800) for row in _ROWS}
+        suite.take_turns(suite.wanted(jobs))
+    suite.publish(page, "DEVICE")
 
 
-def measure(row: str, records: Path, device: str) -> dict[str, Any]:
-    """The timing loop: clips a second, the median over epochs after the first, and bytes moved."""
-    pipe = make_pipe(records, device if row == "pipe" else None)
-    epoch = ROWS[row](pipe, device)
-    rates: list[float] = []
-    for number in range(EPOCHS):
-        clips, start = 0, time.perf_counter()
-        seen = torch.zeros((), dtype=torch.int64, device=device)
-        for batch in epoch():
-            tensors = [value for value in batch.values() if is_feature(value)]
-            for tensor in tensors:
-                seen += tensor.reshape(-1).view(torch.uint8)[::PAGE].sum()
-            clips += len(tensors[0])
-            del batch, tensors, tensor
-        seen.item()  # waits for the device
-        if number:
-            rates.append(clips / (time.perf_counter() - start))
-    # Copied whole, a frame crosses once for each clip that it is in.
-    whole = len(pipe) * BATCH_SIZE * CLIP_LEN * pipe.dataset.features.frame_nbytes
-    moved = pipe.stats()["device_bytes"] if row == "pipe" else whole
-    return {
-        "clips_per_second": statistics.median(rates),
-        "device_bytes": moved,
-        "bytes_ratio": moved / distinct_bytes(pipe),
-        "peak_device_memory": torch.cuda.max_memory_allocated(device) if on_gpu(device) else 0,
-    }
-
-
-def make_pipe(records: Path, device: str | None) -> seqrecord.SeqRecordPipe:
-    return seqrecord.SeqRecordPipe(
-        records,
+def measure(row: str, folder: str, device: str) -> Result:
+    """The timing loop: the median rate of the epochs after the first, and bytes copied."""
+    is_gpu = torch.device(device).type == "cuda"
+    pipe = seqrecord.SeqRecordPipe(
+        Path(folder) / _CODEC,
         clip_len=CLIP_LEN,
         batch_size=BATCH_SIZE,
         memory_limit=MEMORY_LIMIT,
         drop_last=True,
-        device=device,
+        device=device if row == "pipe" else None,
     )
+    epoch = _ROWS[row](pipe, device)
+    rates: list[float] = []
+    for index in range(_EPOCHS):
+        clips, start = 0, time.perf_counter()
+        total = torch.zeros((), dtype=torch.int64, device=device)
+        for batch in epoch():
+            tensors = [value for value in batch.values() if _is_feature(value)]
+            for tensor in tensors:
+                total += tensor.reshape(-1).view(torch.uint8)[::PAGE].sum()
+            clips += len(tensors[0])
+            del batch, tensors, tensor
+        total.item()  # waits for the device
+        if index:
+            rates.append(clips / (time.perf_counter() - start))
+    frame_nbytes = pipe.dataset.features.frame_nbytes
+    # Whole batches carry a frame once for each clip that contains it.
+    whole = len(pipe) * BATCH_SIZE * CLIP_LEN * frame_nbytes
+    moved = pipe.stats()["device_bytes"] if row == "pipe" else whole
+    distinct = int((pipe.clips.count - 1 + CLIP_LEN).sum()) * frame_nbytes
+    return {
+        "clips_per_second": statistics.median(rates),
+        "device_bytes": moved,
+        "bytes_ratio": moved / distinct,
+        "peak_device_memory": torch.cuda.max_memory_allocated(device) if is_gpu else 0,
+    }
 
 
-def copying(pipe: seqrecord.SeqRecordPipe, device: str) -> Callable[[], Batches]:
-    """As many whole batches as the pipe has, from pinned buffers that are used again."""
-    batches = []
-    for batch in islice(pipe, RING):
-        features = {name: value for name, value in batch.items() if is_feature(value)}
-        if on_gpu(device):
-            features = {name: value.pin_memory() for name, value in features.items()}
-        batches.append(features)
-    count = len(pipe)
-    source = [batches[number % len(batches)] for number in range(count)]
+def _copies(pipe: seqrecord.SeqRecordPipe, device: str) -> Callable[[], Batches]:
+    """As many whole batches as the pipe has, from pinned buffers that are reused."""
+    batches = [{n: v for n, v in batch.items() if _is_feature(v)} for batch in islice(pipe, _RING)]
+    if torch.device(device).type == "cuda":
+        batches = [{name: v.pin_memory() for name, v in batch.items()} for batch in batches]
+    source = [batches[index % len(batches)] for index in range(len(pipe))]
     return lambda: seqrecord.prefetch_to_device(source, device)
 
 
-def prefetching(pipe: seqrecord.SeqRecordPipe, device: str) -> Callable[[], Batches]:
-    return lambda: seqrecord.prefetch_to_device(pipe, device)
+_ROWS: dict[str, Callable[[seqrecord.SeqRecordPipe, str], Callable[[], Batches]]] = {
+    "copies": _copies,
+    "prefetch": lambda pipe, device: lambda: seqrecord.prefetch_to_device(pipe, device),
+    "pipe": lambda pipe, _: lambda: pipe,
+}
 
 
-def moving(pipe: seqrecord.SeqRecordPipe, _device: str) -> Callable[[], Batches]:
-    return lambda: pipe
-
-
-ROWS = {"copies": copying, "prefetch": prefetching, "pipe": moving}
-
-
-def is_feature(value: Any) -> bool:
+def _is_feature(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.ndim > 1
 
 
-def distinct_bytes(pipe: seqrecord.SeqRecordPipe) -> int:
-    """Of all frames that are in a clip, each counted once; clips of an episode overlap."""
-    frames = sum(
-        last - first + CLIP_LEN
-        for first, last in zip(
-            pipe.clips.first_start.tolist(),
-            (pipe.clips.first_start + pipe.clips.count - 1).tolist(),
-            strict=True,
-        )
-    )
-    return int(frames) * pipe.dataset.features.frame_nbytes
-
-
-def on_gpu(device: str) -> bool:
-    return torch.device(device).type == "cuda"
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name(device) if on_gpu(device) else device
-
-
-def table(results: Results) -> str:
-    """Medians over the repeats."""
-    rate = {n: statistics.median(r["clips_per_second"] for r in rs) for n, rs in results.items()}
-    return markdown(
-        ["row", "clips/s", "of whole batches copied", "bytes moved / of distinct frames"],
-        (
-            [
-                name,
-                f"{rate[name]:.1f}",
-                share(rate[name], rate["copies"]),
-                f"{runs[0]['bytes_ratio']:.3f}",
-            ]
-            for name, runs in results.items()
-        ),
-    )
+def page(document: Mapping[str, Any]) -> str:
+    """Medians over the repeats, with machine and settings."""
+    rows, settings = document["rows"], document["settings"]
+    rates = {name: median(runs, "clips_per_second") for name, runs in rows.items()}
+    lines = [
+        [
+            name,
+            number(rates[name], ".1f"),
+            number(quotient(rates[name], rates.get("copies")), ".2f"),
+            number(median(runs, "bytes_ratio"), ".3f"),
+        ]
+        for name, runs in rows.items()
+    ]
+    columns = ["row", "clips/s", "of `copies`", "bytes copied / bytes of distinct frames"]
+    machine = f"{document['machine']}; {settings['device']}; commit {document['commit']}"
+    return f"# Batches on a device\n\n{machine}\n\n{markdown(columns, lines)}\n"
 
 
 if __name__ == "__main__":
+    import sys
+
+    if len(sys.argv) == 1:
+        answer(measure)
     main()

@@ -1,6 +1,6 @@
-"""Generate episodes that look, compress and are filed like TartanAir's, at any size.
+"""Generate episodes that look, compress and are filed like those of TartanAir V1, at any size.
 
-    python -m benchmarks.tartanair.generate DEST --frames 60 --episodes 2 --layout v1
+    python -m benchmarks.tartanair.generate DEST --frames 60 --episodes 2
 
 Images are rendered from a scene of textured boxes along a smooth camera path. Flow and mask follow
 exactly from depth and pose, as they do in the real data. The same arguments give the same bytes.
@@ -8,105 +8,79 @@ exactly from depth and pose, as they do in the real data. The same arguments giv
 
 from __future__ import annotations
 
+import argparse
 import functools
-from collections.abc import Callable, Sequence
+import struct
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import click
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
-from benchmarks.tartanair.camera import (
-    Intrinsics,
-    Reprojection,
-    camera_path,
-    flow_mask,
-    reproject,
-    right_camera,
-)
-from benchmarks.tartanair.layouts import CAMERAS, LAYOUTS, MODALITIES
+from benchmarks.tartanair.camera import Intrinsics, camera_path, flow_mask, reproject
 from benchmarks.tartanair.render import Rendering, render
 from benchmarks.tartanair.scene import RING, Scene
 
-__all__ = [
-    "MODALITIES",
-    "Intrinsics",
-    "Rendering",
-    "Reprojection",
-    "Scene",
-    "camera_path",
-    "flow_mask",
-    "generate",
-    "render",
-    "reproject",
-]
+__all__ = ["MODALITIES", "generate"]
 
-DIFFICULTIES = ("Easy", "Hard")
+MODALITIES = ("image", "depth", "seg", "flow", "mask", "pose")
 
-_SIDES = (16, 8192)  # pixels
-_LAST_FRAME_ID = 999_999  # file names have six digits
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("dest", type=Path)
+    parser.add_argument("--frames", type=int, default=60, help="of each episode")
+    parser.add_argument("--episodes", type=int, default=2)
+    options = parser.parse_args()
+    for folder in generate(options.dest, episodes=[options.frames] * options.episodes):
+        print(folder)
 
 
 def generate(
     root: Path,
     *,
     env: str = "abandonedfactory",
-    difficulty: str = "Easy",
     episodes: Sequence[int],
     height: int = 480,
     width: int = 640,
-    cameras: Sequence[str] = ("left",),
-    layout: str = "v1",
     seed: int = 0,
-    modalities: Sequence[str] | None = None,
-    first_frame_id: int = 0,
-    on_frame: Callable[[], object] | None = None,
+    modalities: Sequence[str] = MODALITIES,
 ) -> list[Path]:
-    """Write one episode for each of `episodes`, which are their numbers of frames.
+    """Write one episode of the left camera for each of `episodes`, their numbers of frames.
 
-    Returns the episodes' folders, `root/env/Easy/P000` and so on (`Data_easy` in V2). `modalities`
-    are some of `MODALITIES`, all by default. Flow and mask are the left camera's, as in the real
-    data, one fewer than frames; V2 keeps the mask inside the flow's file. `first_frame_id` is the
-    number of the first file. `on_frame` is called after each frame.
+    Returns the episodes' folders, `root/env/Easy/P000` and so on. Flow and mask are one fewer than
+    frames. An odd `seed` gives a hall, an even one a yard. All episodes of a seed show one scene.
 
-    An odd `seed` gives a hall, an even one a yard. All episodes of a seed show one scene.
-
-    Raises `ValueError` for an argument that makes no sense and `FileExistsError` if an episode's
-    folder is already there.
+    Raises `FileExistsError` if an episode's folder exists.
     """
-    chosen = _check(
-        difficulty, episodes, (height, width), cameras, layout, seed, modalities, first_frame_id
-    )
-    writer = LAYOUTS[layout]
-    intrinsics = writer.intrinsics(height, width)
-    folders = [writer.folder(root, env, difficulty, number) for number in range(len(episodes))]
-    for folder in folders:
-        if folder.exists():
-            raise FileExistsError(f"there is already an episode in {folder}")
-    scene = _scene(seed)
-    for number, (folder, frames) in enumerate(zip(folders, episodes, strict=True)):
-        folder.mkdir(parents=True)
-        left = camera_path(frames, seed=seed, episode=number, radius=RING, difficulty=difficulty)
-        paths = {"left": left, "right": np.array([right_camera(pose) for pose in left])}
-        if "pose" in chosen:
-            for camera in cameras:
-                writer.write_poses(folder, camera, paths[camera])
-        wants_flow = "left" in cameras and not chosen.isdisjoint({"flow", "mask"})
-        before: Rendering | None = None
-        for index in range(frames):
-            frame = first_frame_id + index
-            for camera in cameras:
-                rendering = render(scene, paths[camera][index], intrinsics)
-                writer.write_frame(folder, camera, frame, rendering, chosen)
-                if camera != "left" or not wants_flow:
-                    continue
-                if before is not None:
-                    moved = reproject(before.depth, left[index - 1], left[index], intrinsics)
-                    mask = flow_mask(moved, rendering.depth)
-                    writer.write_flow(folder, frame - 1, moved.flow, mask, chosen)
-                before = rendering
-            if on_frame is not None:
-                on_frame()
+    scene, intrinsics = _scene(seed), Intrinsics.v1(height, width)
+    folders = [root / env / "Easy" / f"P{number:03d}" for number in range(len(episodes))]
+    with tqdm(total=sum(episodes), unit="frame", delay=0.5) as progress:
+        for number, (folder, frames) in enumerate(zip(folders, episodes, strict=True)):
+            folder.mkdir(parents=True)
+            path = camera_path(frames, seed=seed, episode=number, radius=RING)
+            if "pose" in modalities:
+                np.savetxt(folder / "pose_left.txt", path)
+            before: Rendering | None = None
+            for index in range(frames):
+                seen = render(scene, path[index], intrinsics)
+                files: dict[str, tuple[str, npt.NDArray[Any]]] = {
+                    "image": (f"image_left/{index:06d}_left.png", seen.rgb),
+                    "depth": (f"depth_left/{index:06d}_left_depth.npy", seen.depth),
+                    "seg": (f"seg_left/{index:06d}_left_seg.npy", seen.seg),
+                }
+                if before is not None and not {"flow", "mask"}.isdisjoint(modalities):
+                    moved = reproject(before.depth, path[index - 1], path[index], intrinsics)
+                    stem = f"flow/{index - 1:06d}_{index:06d}"
+                    files["flow"] = f"{stem}_flow.npy", moved.flow
+                    files["mask"] = f"{stem}_mask.npy", flow_mask(moved, seen.depth)
+                for name in files.keys() & set(modalities):
+                    _write(folder / files[name][0], files[name][1])
+                before = seen
+                progress.update()
     return folders
 
 
@@ -115,102 +89,47 @@ def _scene(seed: int) -> Scene:
     return Scene.from_seed(seed)
 
 
-def _check(
-    difficulty: str,
-    episodes: Sequence[int],
-    size: tuple[int, int],
-    cameras: Sequence[str],
-    layout: str,
-    seed: int,
-    modalities: Sequence[str] | None,
-    first_frame_id: int,
-) -> frozenset[str]:
-    """The modalities to write, if all arguments make sense."""
-    chosen = frozenset(MODALITIES if modalities is None else modalities)
-    for name, values, allowed in (
-        ("difficulty", [difficulty], DIFFICULTIES),
-        ("layout", [layout], tuple(LAYOUTS)),
-        ("cameras", cameras, CAMERAS),
-        ("modalities", sorted(chosen), MODALITIES),
-    ):
-        wrong = [value for value in values if value not in allowed]
-        if wrong or not values or len(set(values)) != len(values):
-            got = ", ".join(wrong or values) or "none"
-            raise ValueError(f"{name} must be of {', '.join(allowed)}, each once, not {got}")
-    if layout == "v2" and "mask" in chosen and "flow" not in chosen:
-        raise ValueError("layout v2 keeps the mask inside the flow's file: ask for flow too")
-    if not episodes or min(episodes) < 1:
-        raise ValueError("episodes must be one or more numbers of frames, each at least 1")
-    if not all(_SIDES[0] <= side <= _SIDES[1] for side in size):
-        raise ValueError(
-            f"height and width must be {_SIDES[0]} to {_SIDES[1]} pixels, not {size[0]}x{size[1]}"
-        )
-    if seed < 0:
-        raise ValueError(f"seed must not be negative: {seed}")
-    if not 0 <= first_frame_id <= _LAST_FRAME_ID + 1 - max(episodes):
-        raise ValueError(f"frame ids must be 0 to {_LAST_FRAME_ID}: the first is {first_frame_id}")
-    return chosen
+def _write(path: Path, array: npt.NDArray[Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix == ".png":
+        path.write_bytes(_png(array))
+    else:
+        np.save(path, array, allow_pickle=False)
 
 
-def _parse_size(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    height, _, width = value.partition("x")
-    if not (height.isdecimal() and width.isdecimal()):
-        raise click.BadParameter(
-            f"write it as HEIGHTxWIDTH, such as 480x640, not {value!r}", context, parameter
-        )
-    return int(height), int(width)
+def _png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """A PNG of [H, W, 3] as V1 has it: Paeth-filtered and stored without compression.
+
+    The cost of decoding follows from that, so benchmarks on generated files need the same.
+    """
+    height, width, channels = pixels.shape
+    rows = np.ascontiguousarray(pixels).reshape(height, -1)
+    lines = np.empty((height, 1 + rows.shape[1]), np.uint8)
+    lines[:, 0] = 4
+    np.subtract(rows, _paeth(rows, channels), out=lines[:, 1:])
+    deflate = zlib.compressobj(0)
+    body = deflate.compress(lines.data) + deflate.flush()
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", body), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
 
 
-@click.command(context_settings={"show_default": True})
-@click.argument("dest", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--frames", default=60, type=click.IntRange(min=1), help="Frames of each episode.")
-@click.option("--episodes", default=2, type=click.IntRange(min=1), help="Number of episodes.")
-@click.option(
-    "--size", callback=_parse_size, help="HEIGHTxWIDTH.  [default: 480x640, 640x640 for v2]"
-)
-@click.option("--layout", default="v1", type=click.Choice(list(LAYOUTS)))
-@click.option("--cameras", default="left", type=click.Choice([*CAMERAS, "both"]))
-@click.option("--seed", default=0, type=click.IntRange(min=0), help="Odd: a hall. Even: a yard.")
-@click.option("--difficulty", default="Easy", type=click.Choice(DIFFICULTIES))
-@click.option("--env", default="abandonedfactory", help="Name of the environment's folder.")
-@click.option("--first-frame-id", default=0, type=click.IntRange(min=0))
-def main(
-    dest: Path,
-    frames: int,
-    episodes: int,
-    size: tuple[int, int] | None,
-    layout: str,
-    cameras: str,
-    seed: int,
-    difficulty: str,
-    env: str,
-    first_frame_id: int,
-) -> None:
-    """Write generated episodes in TartanAir's layout under DEST."""
-    height, width = size or {"v1": (480, 640), "v2": (640, 640)}[layout]
-    try:
-        with tqdm(total=frames * episodes, unit="frame", delay=0.5) as progress:
-            folders = generate(
-                dest,
-                env=env,
-                difficulty=difficulty,
-                episodes=[frames] * episodes,
-                height=height,
-                width=width,
-                cameras=CAMERAS if cameras == "both" else (cameras,),
-                layout=layout,
-                seed=seed,
-                first_frame_id=first_frame_id,
-                on_frame=progress.update,
-            )
-    except (ValueError, OSError) as error:
-        raise click.ClickException(str(error)) from error
-    for folder in folders:
-        click.echo(folder)
+def _paeth(rows: npt.NDArray[np.uint8], step: int) -> npt.NDArray[np.uint8]:
+    """Each byte's prediction: whichever of left, up and corner is nearest to left + up - corner."""
+    padded = np.zeros((rows.shape[0] + 1, rows.shape[1] + step), np.int16)
+    padded[1:, step:] = rows
+    left, up, corner = padded[1:, :-step], padded[:-1, step:], padded[:-1, :-step]
+    to_left, to_up = up - corner, left - corner
+    to_corner = np.abs(to_left + to_up)
+    np.abs(to_left, out=to_left)
+    np.abs(to_up, out=to_up)
+    vertical = np.where(to_up <= to_corner, up, corner)
+    use_left = (to_left <= to_up) & (to_left <= to_corner)
+    return np.where(use_left, left, vertical).astype(np.uint8)
+
+
+def _chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.tartanair.timing import markdown
+from benchmarks.timing import markdown
 
-__all__ = ["REFERENCE", "STUDENT_T", "Interval", "Run", "spread", "table", "write_report"]
+__all__ = ["REFERENCE", "STUDENT_T", "Interval", "Run", "draw", "page", "runs_of", "table"]
 
 REFERENCE = "full shuffle"
 
@@ -55,15 +54,8 @@ class Interval(NamedTuple):
         return f"{self.mean:.4f} ± {self.half:.4f}"
 
 
-def write_report(folder: Path, settings: Mapping[str, Any], runs: Sequence[Run]) -> list[Path]:
-    """Write order_training.json and .md, and the pictures where matplotlib is; the paths."""
-    document = {**settings, "runs": list(runs)}
-    written = [folder / "order_training.json"]
-    written[0].write_text(json.dumps(document, indent=1) + "\n")
-    pictures = _draw(folder, settings["curve_steps"], runs)
-    written.append(folder / "order_training.md")
-    written[1].write_text(_text(settings, runs, pictures))
-    return written + pictures
+def runs_of(document: Mapping[str, Any]) -> list[Run]:
+    return [run for runs in document["rows"].values() for run in runs]
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -85,33 +77,22 @@ def table(runs: Sequence[Run]) -> str:
     )
 
 
-def _text(settings: Mapping[str, Any], runs: Sequence[Run], pictures: Sequence[Path]) -> str:
-    shown = ", ".join(f"{name} {value}" for name, value in settings.items())
+def page(document: Mapping[str, Any]) -> str:
+    """The published page."""
+    settings, runs = document["settings"], runs_of(document)
+    said = {**settings, "machine": document["machine"]}
+    shown = ", ".join(f"{name} {value}" for name, value in said.items())
     seeds = len({run["seed"] for run in runs})
-    drawn = "\n\n".join(f"![{path.stem}]({path.name})" for path in pictures)
-    return f"""\
-# Effect of the order of clips on training
-
-By `python -m benchmarks.tartanair.order_training FOLDER --seeds {seeds} --docs`: a small network \
-learns depth from colour on rendered episodes and is validated on other episodes of the same \
-scenes. With one seed the initial weights and an epoch's clips are the same for all orders; only \
-the order differs. Settings: {shown}. Raw results are in \
-[order_training.json](order_training.json).
-
-- `sequential`: episode after episode, front to back. `buffer`: the same through a buffer of \
-{settings["buffer"]} clips, of which a random one is taken. `seqrecord`: `SeqRecordPipe` with its \
-defaults. `{REFERENCE}`: every clip may follow every other.
-- *Validation error*: the mean absolute error of log depth after the last epoch, over {seeds} \
-seeds. *Above a full shuffle*: the mean of the differences, seed by seed. Both with their 95 % \
-intervals by Student's t. *Differs*: whether the interval of the differences leaves out zero.
-
-{table(runs)}
-
-{drawn}
-
-Do not compare training losses: with little mixing, the loss is measured on the recording being \
-read, which the network fits closely. Compare validation errors.
-"""
+    drawn = "\n\n".join(f"![{name}]({name}.png)" for name in _DRAWINGS)
+    template = Path(__file__).with_name("order_template.md").read_text()
+    return template.format(
+        shown=shown,
+        seeds=seeds,
+        drawn=drawn,
+        table=table(runs),
+        buffer=settings["buffer"],
+        reference=REFERENCE,
+    )
 
 
 def _errors(runs: Sequence[Run]) -> dict[str, Interval]:
@@ -132,20 +113,17 @@ def _differences(runs: Sequence[Run], order: str) -> list[float]:
 # Pictures
 
 
-def _draw(folder: Path, curve_steps: int, runs: Sequence[Run]) -> list[Path]:
-    """None without matplotlib."""
+def draw(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write the pictures, where matplotlib is."""
     try:
         import matplotlib
     except ImportError:
-        return []
+        return
     matplotlib.use("Agg")
-    drawings = {
-        "order_training": _curves(runs, curve_steps),
-        "order_errors": _dots(runs),
-    }
-    for name, figure in drawings.items():
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in _DRAWINGS.items():
+        figure = make(runs_of(document), document["settings"]["curve_steps"])
         figure.savefig(folder / f"{name}.png", dpi=150, bbox_inches="tight")
-    return [folder / f"{name}.png" for name in drawings]
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
@@ -160,7 +138,6 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 def _curves(runs: Sequence[Run], curve_steps: int) -> Any:
     """Training loss along the steps: the mean over seeds, in a band from the least to the most."""
     figure, axes = _figure(8, 4.5)
-    ends = {}
     for order in dict.fromkeys(run["order"] for run in runs):
         curves = list(zip(*(r["losses"] for r in runs if r["order"] == order), strict=True))
         steps = [(point + 0.5) * curve_steps for point in range(len(curves))]
@@ -168,8 +145,7 @@ def _curves(runs: Sequence[Run], curve_steps: int) -> Any:
         colour = COLOURS[order]
         band = ([min(values) for values in curves], [max(values) for values in curves])
         axes.fill_between(steps, *band, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(steps, means, color=colour, linewidth=1.5)
-        ends[order] = (steps[-1], means[-1])
+        axes.plot(steps, means, color=colour, linewidth=1.5, label=order)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
@@ -181,53 +157,11 @@ def _curves(runs: Sequence[Run], curve_steps: int) -> Any:
         loc="left",
         fontsize=11,
     )
-    _label(figure, axes, ends)
+    axes.legend(frameon=False)
     return figure
 
 
-def _label(figure: Any, axes: Any, ends: Mapping[str, tuple[float, float]]) -> None:
-    """The names of curves at their right ends, moved apart where they would overlap."""
-    figure.draw_without_rendering()  # so that the axes know their place
-    heights = [float(axes.transData.transform(end)[1]) for end in ends.values()]
-    line = 14 * figure.dpi / 72  # of 10 point text, in pixels
-    for (order, end), height, place in zip(
-        ends.items(), heights, spread(heights, line), strict=True
-    ):
-        axes.annotate(
-            order,
-            end,
-            (28, (place - height) * 72 / figure.dpi),
-            textcoords="offset points",
-            color=COLOURS[order],
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": COLOURS[order], "linewidth": 0.6},
-        )
-
-
-def spread(places: Sequence[float], gap: float) -> list[float]:
-    """Places at least `gap` apart, in the same order, those too near moved around their mean."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    groups: list[list[int]] = []
-    centres: list[float] = []
-    for index in order:
-        groups.append([index])
-        centres.append(places[index])
-        while len(groups) > 1:
-            needed = gap * (len(groups[-2]) + len(groups[-1])) / 2
-            if centres[-1] - centres[-2] >= needed:
-                break
-            crowded = groups.pop()
-            groups[-1] += crowded
-            centres.pop()
-            centres[-1] = statistics.mean(places[i] for i in groups[-1])
-    moved = list(places)
-    for group, centre in zip(groups, centres, strict=True):
-        for number, index in enumerate(group):
-            moved[index] = centre + gap * (number - (len(group) - 1) / 2)
-    return moved
-
-
-def _dots(runs: Sequence[Run]) -> Any:
+def _dots(runs: Sequence[Run], _curve_steps: int) -> Any:
     """The last validation errors, each seed's as a ring, and above them mean and interval."""
     intervals = _errors(runs)
     figure, axes = _figure(8, 0.8 + 0.55 * len(intervals))
@@ -252,3 +186,6 @@ def _dots(runs: Sequence[Run]) -> Any:
     axes.set_xlabel("validation error of log depth; below each mean its seeds")
     axes.set_title("Validation error by order, with 95 % intervals", loc="left", fontsize=11)
     return figure
+
+
+_DRAWINGS = {"order_training": _curves, "order_errors": _dots}

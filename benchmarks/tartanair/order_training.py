@@ -1,24 +1,21 @@
 """Whether the order of clips costs accuracy: one small model, trained in four orders.
 
-    python -m benchmarks.tartanair.order_training FOLDER [--seeds 5] [--resume] [--docs]
+    python -m benchmarks.tartanair.order_training FOLDER [--seeds 5] [--resume] [--to docs]
 
 Depth from colour, on rendered episodes; validation on other episodes of the same scenes. With one
 seed the initial weights are the same for all orders, and so are an epoch's clips: only their order
-differs. Runs are kept in FOLDER/order_training.jsonl as they end; `--resume` continues after the
-last. Results are FOLDER/order_training.json, .md and .png and order_errors.png, which `--docs`
-copies to docs/. About 40 s a run on two cores; what is measured is no time, so the machine need not
-be quiet.
+differs. Results are order_training.json, .md and .png and order_errors.png. About 40 s a run on two
+cores; no time is measured, so the machine need not be quiet.
 """
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
-import json
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,9 +27,10 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import seqrecord
+from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair.generate import generate
-from benchmarks.tartanair.order_report import REFERENCE, STUDENT_T, Run, write_report
-from benchmarks.tartanair.timing import machine
+from benchmarks.tartanair.order_report import REFERENCE, STUDENT_T, draw, page
+from benchmarks.timing import Result
 from seqrecord import SeqRecordPipe, open_source
 
 HEIGHT, WIDTH = 64, 96
@@ -41,7 +39,6 @@ FEATURES = ["image_left", "depth_left"]
 TRAIN, VALID = "*/P000", "*/P001"
 LEAST_DEPTH, MOST_DEPTH = 0.5, 100.0  # metres
 CURVE_STEPS = 10  # that a point of the loss curve is the mean of
-DOCS = Path(__file__).parents[2] / "docs"
 
 Name = tuple[str, int]
 Order = Callable[["Setup", Path, int, int], Iterator[list[Name]]]
@@ -208,8 +205,7 @@ def train(
     validate_on: Frames,
     order: str,
     seed: int,
-    on_step: Callable[[], object] = lambda: None,
-) -> Run:
+) -> Result:
     """Train from scratch: the loss curve, and the validation errors after each epoch.
 
     Raises `RuntimeError` if an epoch of that order is not every clip once.
@@ -231,7 +227,6 @@ def train(
             schedule.step()
             losses.append(loss.item())
             seen += names
-            on_step()
         if sorted(seen) != sorted(every_clip):
             raise RuntimeError(f"{order}: an epoch that is not every clip once")
         errors.append(validate(model, validate_on))
@@ -257,35 +252,31 @@ def _loss(model: nn.Module, image: torch.Tensor, depth: torch.Tensor) -> torch.T
 
 def main(arguments: Sequence[str] | None = None) -> None:
     default = Setup()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser = make_parser(__doc__, repeats=1)
     parser.add_argument("--seeds", type=int, choices=sorted(STUDENT_T), default=5)
     parser.add_argument("--epochs", type=int, default=default.epochs)
     parser.add_argument("--scenes", type=int, default=default.scenes)
     parser.add_argument("--frames", type=int, default=default.frames, help="of a scene's episode")
     parser.add_argument("--buffer", type=int, default=default.buffer, help="clips")
-    parser.add_argument("--resume", action="store_true", help="keep the runs that have ended")
-    parser.add_argument("--docs", action="store_true", help="copy the results to docs/")
     options = parser.parse_args(arguments)
     setup = Setup(options.scenes, options.frames, options.epochs, options.buffer)
-    records = prepare(options.folder, setup)
-    file = options.folder / "order_training.jsonl"
-    if file.exists() and not options.resume:
-        file.rename(file.with_suffix(".jsonl.old"))
-    runs = run_all(setup, records, range(options.seeds), file)
-    settings = {
-        **asdict(setup),
-        "clips": setup.num_clips,
-        "clip_len": CLIP_LEN,
-        "batch_size": BATCH_SIZE,
-        "curve_steps": CURVE_STEPS,
-        "machine": f"{machine()}, torch {torch.__version__}",
-    }
-    written = write_report(options.folder, settings, runs)
-    print((options.folder / "order_training.md").read_text())
-    if options.docs:
-        for path in written:
-            shutil.copy(path, DOCS)
+    settings = {**asdict(setup), "clips": setup.num_clips, "clip_len": CLIP_LEN}
+    settings |= {"batch_size": BATCH_SIZE, "curve_steps": CURVE_STEPS, "torch": torch.__version__}
+    suite = Suite(options, settings, "order_training")
+    if not options.report:
+        records = prepare(suite.folder, setup)
+        frames = {episodes: Frames(records, episodes) for episodes in (TRAIN, VALID)}
+        runs = {
+            f"{order}/{seed}": partial(
+                train, setup, records, frames[TRAIN], frames[VALID], order, seed
+            )
+            for seed in range(options.seeds)
+            for order in ORDERS
+        }
+        suite.take_turns(suite.wanted(runs))
+    for folder in filter(None, (suite.folder, options.to)):
+        draw(folder, suite.document)
+    suite.publish(page, "order_training")
 
 
 def prepare(folder: Path, setup: Setup) -> Path:
@@ -307,44 +298,6 @@ def prepare(folder: Path, setup: Setup) -> Path:
         shutil.rmtree(records, ignore_errors=True)
         seqrecord.convert(open_source(tree), records, workers=1, codecs="raw")
     return records
-
-
-def run_all(setup: Setup, records: Path, seeds: Sequence[int], file: Path) -> list[Run]:
-    """All orders with all seeds; those that `file` has of this setup are taken from there.
-
-    All orders of a seed run before the next seed, so that what has ended can be compared.
-    """
-    kept = finished(file, setup)
-    wanted = [(order, seed) for seed in seeds for order in ORDERS]
-    todo = [each for each in wanted if each not in kept]
-    frames = {episodes: Frames(records, episodes) for episodes in (TRAIN, VALID)}
-    steps = setup.epochs * setup.steps
-    with (
-        file.open("a") as out,
-        tqdm(
-            total=len(wanted) * steps,
-            initial=(len(wanted) - len(todo)) * steps,
-            unit="step",
-            dynamic_ncols=True,
-        ) as bar,
-    ):
-        for order, seed in todo:
-            bar.set_description(f"{order}, seed {seed}")
-            run = train(setup, records, frames[TRAIN], frames[VALID], order, seed, bar.update)
-            kept[order, seed] = run
-            out.write(json.dumps({"setup": asdict(setup), **run}) + "\n")
-            out.flush()
-    return [kept[each] for each in wanted]
-
-
-def finished(file: Path, setup: Setup) -> dict[tuple[str, int], Run]:
-    """The runs of a file that are of this setup; a line that was cut short leaves the file."""
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    if lines and not lines[-1].endswith("\n"):
-        file.write_text("".join(lines[:-1]))
-        del lines[-1]
-    runs = [json.loads(line) for line in lines]
-    return {(run["order"], run["seed"]): run for run in runs if run.pop("setup") == asdict(setup)}
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""Draw the picture of the documentation: docs/view.png.
+"""Draw the picture of the documentation, docs/view.png.
 
     python -m benchmarks.tartanair.pictures FOLDER
 
-Renders and packs episodes in FOLDER first, unless it has done that before.
+Renders and packs episodes in FOLDER first, unless they are there.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-
-import click
 
 import seqrecord
 from benchmarks.tartanair.generate import generate
@@ -19,15 +18,6 @@ __all__ = ["draw"]
 
 DOCS = Path(__file__).parents[2] / "docs"
 FRAMES = 200  # of each of three episodes
-
-
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--docs", type=click.Path(path_type=Path), default=DOCS, help="Where it goes.")
-@click.option("--frames", type=click.IntRange(min=40), default=FRAMES, help="Of an episode.")
-def main(folder: Path, docs: Path, frames: int) -> None:
-    """Draw the picture of the documentation from episodes in FOLDER."""
-    click.echo(draw(folder, docs, frames))
 
 
 def draw(folder: Path, docs: Path, frames: int) -> Path:
@@ -42,4 +32,4 @@ def draw(folder: Path, docs: Path, frames: int) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    print(draw(Path(sys.argv[1]), DOCS, FRAMES))

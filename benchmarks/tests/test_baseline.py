@@ -21,9 +21,15 @@ PRESETS = ["raw", "fast", "balanced", "small"]
 
 @pytest.fixture(scope="module", params=["v1", "v2"])
 def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two rendered episodes, the second too short for a clip of 4."""
+    """Two episodes, the second too short for a clip of 4: rendered of V1, random of V2."""
     root = tmp_path_factory.mktemp("baseline") / str(request.param)
-    generate(root, episodes=[9, 3], height=64, width=96, layout=request.param)
+    if request.param == "v1":
+        generate(root, episodes=[9, 3], height=64, width=96)
+    else:
+        for number, count in enumerate((9, 3)):
+            every = make_frames(number, count, v2=True)
+            frames = [{k: v for k, v in f.items() if not k.startswith("imu")} for f in every]
+            write_v2(root / "env" / "Data_easy" / f"P{number:03d}", frames)
     return root
 
 
@@ -73,13 +79,13 @@ def compare(records: Path, root: Path, clip_len: int, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("codec", PRESETS)
-def test_rendered_tree(tree: Path, tmp_path: Path, codec: str) -> None:
+def test_a_tree(tree: Path, tmp_path: Path, codec: str) -> None:
     records = pack(tree, tmp_path / "records", codec=codec)
     compare(records, tree, 4)
     compare(records, tree, 2, stride=2, dilation=2)
 
 
-def test_rendered_tree_with_images_kept_encoded(tree: Path, tmp_path: Path) -> None:
+def test_a_tree_with_images_kept_encoded(tree: Path, tmp_path: Path) -> None:
     compare(pack(tree, tmp_path / "records", codec=None, keep_encoded=True), tree, 4)
 
 

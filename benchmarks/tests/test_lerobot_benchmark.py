@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lerobot.rows import Setup, rows, trials
-from benchmarks.lerobot.table import best_settings, figures, page
+import seqrecord
+from benchmarks.lerobot.__main__ import best_settings, figures, page
+from benchmarks.lerobot.data import CAMERA, make_linked
+from benchmarks.lerobot.in_place import page as page_in_place
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +90,7 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
     command += ["--root", str(root), "--lerobot", str(lerobot), "--to", str(tmp_path / "to")]
     command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1", "--rows"]
     command += ["try/2+16 uint8/*/0", "lerobot/2+16 uint8/*", "seqrecord/2+16 uint8/*"]
-    more = ["seqrecord/16+16 float/warm", "pyav/front", "data_cacher/2 images", "conversion"]
+    more = ["seqrecord/16+16 float/warm", "pyav/front", "conversion"]
     done = subprocess.run(
         [*command, *more], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )
@@ -104,75 +106,37 @@ def test_one_command_gives_all_rows(tmp_path: Path, root: Path, lerobot: Path) -
         assert [run["video_frames_decoded"] for run in found[name]] == [30]
     assert found["seqrecord/16+16 float/warm"][0]["clips_per_second"] > 0
     assert 0 < found["pyav/front"][0]["frames"] <= 30  # as many as the seconds allow
-    assert found["conversion"][0]["source_bytes"] == document["dataset"]["bytes"]
+    assert found["conversion"][0]["source_bytes"] == document["settings"]["dataset"]["bytes"]
     assert found["lerobot/2+16 uint8/azurite"] == [{"skipped": "reads local files only"}]
     azurite = found["seqrecord/2+16 uint8/azurite"]
     assert "skipped" in azurite[0] or [run["clips"] for run in azurite] == [15]
-    [cached] = found["data_cacher/2 images"]
-    assert "no package tartanair" in cached.get("skipped", "") or cached["clips_per_second"] > 0
     assert "lerobot 9.0" in text
     assert "| 2+16 uint8 | warm | " in text
     assert "pyav, 0 workers" in text  # torchcodec is not what this lerobot has
     assert "| try/2+16 uint8/torchcodec/0 | AttributeError: " in text
-    again = [sys.executable, "-m", "benchmarks.lerobot", str(tmp_path / "bench"), "--report"]
-    done = subprocess.run(again, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    assert done.stdout == f"{text}\n"
-    keep = [*command[: command.index("--rows")], "--keep", "--rows"]
-    subprocess.run([*keep, "pyav/front"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    kept = json.loads((tmp_path / "to" / "results.json").read_text())
-    [run] = kept["rows"].pop("pyav/front")
-    assert run != found.pop("pyav/front")[0]
-    assert kept["rows"] == found
-    keep[keep.index("--batch") + 1] = "2"
-    refused = subprocess.run(keep, cwd=ROOT, check=False, stderr=subprocess.PIPE, text=True)
-    assert "--keep: settings was {'batch': 3" in refused.stderr
 
 
-def setup_of(**changes: Any) -> Setup:
-    usual: dict[str, Any] = {
-        "root": Path("root"),
-        "records": Path("records"),
-        "scratch": Path("scratch"),
-        "cameras": CAMERAS,
-        "threads": 2,
-        "batch": 8,
-        "seconds": 1.0,
-        "memory": "2GiB",
-        "has_lerobot": True,
-        "azurite": "no node",
-    }
-    return Setup(**{**usual, **changes})
+DATASET: dict[str, Any] = {
+    "frames": 100,
+    "episodes": 2,
+    "cameras": 2,
+    "shape": [480, 640, 3],
+    "codec": "av1",
+}
+DATASET |= {"bytes": 99_000_000, "frame_bytes": 2 * 480 * 640 * 3}
+SETTINGS: dict[str, Any] = {
+    "batch": 8,
+    "seconds": 20.0,
+    "threads": 2,
+    "memory": "2GiB",
+    "repeats": 3,
+}
+SETTINGS |= {"dataset": DATASET, "versions": {"lerobot": "0.4.4"}, "linked": [10_000, 100, 100]}
 
 
-def test_without_lerobot_its_rows_say_so() -> None:
-    setup = setup_of(has_lerobot=False)
-    assert {job.skipped for job in trials(setup).values()} == {"needs lerobot: make lerobot-env"}
-    made = rows(setup, {})
-    assert made["data_cacher/16 images"].skipped == "needs lerobot: make lerobot-env"
-    assert made["lerobot/16+16 float/cold"].skipped == "needs lerobot: make lerobot-env"
-    assert made["seqrecord/16+16 float/cold"].job is not None
-    assert made["seqrecord/2+16 uint8/azurite"].skipped == "no node"
-
-
-def document(**rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of runs of `rows`, in which `_` is for what a name cannot have."""
-    return {
-        "machine": "a machine",
-        "commit": "abc",
-        "versions": {"lerobot": "0.4.4"},
-        "dataset": {
-            "frames": 100,
-            "episodes": 2,
-            "cameras": 2,
-            "shape": [480, 640, 3],
-            "codec": "av1",
-            "bytes": 5_000_000,
-            "frame_bytes": 2 * 480 * 640 * 3,
-        },
-        "settings": {"batch": 8, "seconds": 20.0, "threads": 2, "memory": "2GiB", "repeats": 3},
-        "copy_rate": 16 * 2 * 480 * 640 * 3 * 600.0,  # 600 clips/s of 16 images
-        "rows": rows,
-    }
+def document(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    shared = {"machine": "a machine", "commit": "abc", "settings": SETTINGS}
+    return {**shared, "copy_rate": 16 * DATASET["frame_bytes"] * 600.0, "rows": rows}
 
 
 def clips(*rates: float, **more: Any) -> list[dict[str, Any]]:
@@ -181,7 +145,7 @@ def clips(*rates: float, **more: Any) -> list[dict[str, Any]]:
 
 def test_figures_are_of_medians() -> None:
     made = document(
-        **{
+        {
             "lerobot/16+16 uint8/warm": clips(5.0, 4.0, 60.0),
             "seqrecord/16+16 uint8/warm": clips(10.0, 250.0, 260.0, video_frames_decoded=210),
             "seqrecord/2+16 uint8/warm": clips(400.0, video_frames_decoded=202),
@@ -212,3 +176,110 @@ def test_the_best_settings_of_lerobot_count() -> None:
         }
     )
     assert found == {"2+16 uint8": ("pyav", 2)}
+
+
+# Data in place
+
+MOST_CALLS = 3400  # of which a quarter look at the headers of 50 keyframes
+
+
+@pytest.mark.timeout(400)
+def test_the_page_of_data_in_place(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_v3")
+    info = json.loads((root / "meta/info.json").read_text())
+    del info["features"]["observation.image"]  # images in tables are not read in place
+    (root / "meta/info.json").write_text(json.dumps(info))
+    for name in CAMERAS:
+        with_video(root, (5, 3, 7), name)
+    command = [sys.executable, "-m", "benchmarks.lerobot.in_place", str(tmp_path / "bench")]
+    command += ["--root", str(root), "--to", str(tmp_path / "to"), "--linked", "6", "2", "4"]
+    command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1"]
+    command += ["--lerobot", "none", "--memory", "256MiB", "--rows"]
+    rows = [
+        "index/linked",
+        "first/nothing",
+        "first/*LeRobot*",
+        "*/2+16 uint8/warm",
+        "*/s3",
+        "*/hub",
+    ]
+    done = subprocess.run([*command, *rows], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    text = (tmp_path / "to" / "IN_PLACE.md").read_text()
+    assert done.stdout.decode() == f"{text}\n"
+    document = json.loads((tmp_path / "to" / "in_place.json").read_text())
+    found: dict[str, list[dict[str, Any]]] = document["rows"]
+    skipped = [name for name, runs in found.items() if "skipped" in runs[0]]
+    assert len(skipped) == 3, "LeRobot's classes"
+    assert not [runs for runs in found.values() if "error" in runs[0]]
+    assert found["index/linked"][0]["episodes"] == 6
+    for place in ("warm", "s3", "hub"):
+        for way in ("in place", "packed"):
+            [run] = found[f"{way}/2+16 uint8/{place}"]
+            assert run["clips"] == 15
+            assert run["video_frames_decoded"] == 30
+            assert ("requests" in run) == (place != "warm")
+    assert "| 2+16 uint8 | warm | " in text
+    assert "| 2.000 | 2.000 | 1.000 |" in text
+
+
+def test_a_dataset_of_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    make_linked(tmp_path / "a", episodes=6, files=2, frames=5)
+    assert {path.stat().st_nlink for path in (tmp_path / "a").rglob("*.mp4")} == {2}
+    with seqrecord.open(tmp_path / "a") as dataset:
+        assert [len(episode) for episode in dataset.episodes.values()] == [5] * 6
+        first, last = (dataset.episodes[f"episode_{n:06d}"][:] for n in (0, 3))
+        assert (first[CAMERA] == last[CAMERA]).all(), "the same place in both files"
+        assert not (first["action"] == last["action"]).all()
+
+
+def test_what_an_episode_of_an_index_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of functions, of which the seconds are made and which do not vary: an episode of 100
+    frames takes few of them, however many others its file has."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    counts: list[int] = []
+    for episodes in (4, 4, 24):  # the first imports
+        root = tmp_path / str(len(counts))
+        make_linked(root, episodes=episodes, files=1, frames=100)
+        calls = 0
+
+        def count(_frame: object, event: str, _argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            seqrecord.open(root).close()
+        finally:
+            sys.setprofile(None)
+        counts.append(calls)
+    assert (counts[2] - counts[1]) / 20 < MOST_CALLS
+
+
+def test_ratios_are_of_turns_and_whole_epochs() -> None:
+    def runs(*rates: float, clips: int = 100) -> list[dict[str, Any]]:
+        return [
+            {
+                "clips_per_second": rate,
+                "clips": clips,
+                "cpu_seconds": 50.0,
+                "video_frames_decoded": 206,
+                "peak_memory_bytes": 1e9,
+            }
+            for rate in rates
+        ]
+
+    text = page_in_place(
+        document(
+            {
+                "in place/2+16 uint8/warm": runs(99.0, 10.0, 30.0),
+                "packed/2+16 uint8/warm": runs(100.0, 20.0, 30.0),
+                "in place/2+16 uint8/cold": runs(5.0, clips=80),
+                "packed/2+16 uint8/cold": [{"error": "a | b"}],
+                "index/dataset": [{"seconds": 0.5, "bytes_requested": 990_000, "episodes": 10}],
+            }
+        )
+    )
+    assert "| 2+16 uint8 | warm | 30.0 | 30.0 | 0.990 | 1.000 | 2.060 | 2.060 | 1.000 |" in text
+    assert "| 2+16 uint8 | cold | 5.0 |  |  |  |  |  |  |  |  | 1000 |  | a / b |" in text
+    assert "| dataset | 10 | 0.50 |  | 0.99 | 1.0% |" in text

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.lerobot.__main__ import LEROBOT
+from benchmarks.lerobot.data import LEROBOT
 from benchmarks.lerobot.equal import CAMERAS, LENGTHS, VARIANTS, number_of, picture
 
 ROOT = Path(__file__).parents[2]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import seqrecord
+from benchmarks.tartanair.throughput.__main__ import share_of
 from benchmarks.tartanair.throughput.limits import copying
-from benchmarks.tartanair.throughput.page import page, share_of
+from benchmarks.tartanair.throughput.measure import scaling
 from benchmarks.tartanair.throughput.rows import ROWS
-from benchmarks.tartanair.throughput.scaling import Scaling, level
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
-    [(1.1, 1.2, "slow"), (1.8, 1.7, "fast"), (1.1, 1.8, None), (1.8, 1.1, None)],
-)
-def test_level(before: float, after: float, expected: str | None) -> None:
-    assert level(before, after) == expected
 
 
 def test_shares_are_of_the_same_level() -> None:
@@ -36,18 +30,12 @@ def test_every_row_is_compared_with_a_row() -> None:
     assert {row.of for row in ROWS.values()} <= {"", *ROWS}
 
 
-def test_the_page_marks_what_is_missed() -> None:
-    run = {"epochs": [(100.0, 1.1, 1.1)], "first_batch_seconds": 0.1, "peak_memory_bytes": 10**9}
-    slow = {**run, "epochs": [(40.0, 1.1, 1.1)], "bytes_ratio": 1.0, "system_ratio": 1.01}
-    rows = {"take-2MiB": [run], "vectors-2MiB": [slow, slow]}
-    text = page({"machine": "m", "commit": "c", "frames": 8, "repeats": 2, "rows": rows})
-    shown = "vectors-2MiB | 40 | take-2MiB | **0.40** | 0.5 | 1.000 | 1.010 |  | 0.10 | 1000"
-    assert f"| {shown} |" in text
-
-
-def test_scaling_is_asked_of_another_process() -> None:
-    with Scaling.start() as scaling:
-        assert [scaling.now() > 0 for _ in range(2)] == [True, True]
+def test_scaling_of_two_threads() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    threading.Thread(target=scaling, args=(theirs,)).start()
+    with ours:
+        ours.send(None)
+        assert ours.recv() > 0
 
 
 def test_windows_are_copied_of_frames_that_were_read_and_checked(tmp_path: Path) -> None:

@@ -8,59 +8,63 @@ on a device. Files are in the page cache (`warm`), or were dropped from it (`col
 most); `s3` is moto behind a line of 1 Gbit/s. Those two have steps of 8 ms alone, which need data
 the soonest. What rows need is made in FOLDER, unless it is there.
 
-Results are FOLDER/results.json and, in the folder of `--to`, results.json and RESULTS.md.
-`--resume` goes on with the last run, `--keep FILE` keeps the rows of an older results.json that
-`--rows` leave out, and `--report` runs nothing and only writes. `--lerobot` is
-a Python that has lerobot, which `make lerobot-env` makes; ACT needs it for its dataset, unless
-`--root` is one.
+`--lerobot` is a Python that has lerobot, which `make lerobot-env` makes; ACT needs it for its
+dataset, unless `--root` is one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from fnmatch import fnmatch
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import numpy as np
 
-from benchmarks.lerobot.__main__ import LEROBOT, python_environment
+from benchmarks.lerobot.data import add_arguments, python_environment
+from benchmarks.suite import Run, Suite, make_parser
 from benchmarks.tartanair.cloud_line import Line
 from benchmarks.tartanair.cloud_services import NARROW, serve
-from benchmarks.tartanair.compare.children import run_job
-from benchmarks.tartanair.compare.report import commit
-from benchmarks.tartanair.timing import Results, machine
+from benchmarks.timing import Results, markdown, median, number, quotient, run_job
 from benchmarks.training.loaders import LOADERS
-from benchmarks.training.page import page
-from benchmarks.training.row import FASTEST, PLACES, STEPS, Job, calls_of
+from benchmarks.training.row import (
+    ALONE,
+    FASTEST,
+    LITTLE,
+    MOST,
+    PLACES,
+    SKIPPED,
+    STEPS,
+    Job,
+    calls_of,
+)
 from benchmarks.training.trainings import TRAININGS, cut, pack_for_s3, prepare
 
-__all__ = ["main", "names"]
-
-_SAID = ("steps_per_second", "waiting", "slower", "skipped", "error")
+__all__ = ["main", "names", "page"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
-    folder = options.folder.resolve()
-    if options.report:
-        document = json.loads((folder / "results.json").read_text())
-    else:
-        document = _run(options, folder)
-    text = page(document)
-    if options.to:
-        _save(options.to, document)
-        (options.to / "RESULTS.md").write_text(text)
-    print(text)
+    shared = ("frames", "seconds", "repeats", "workers")
+    suite = Suite(options, {name: getattr(options, name) for name in shared})
+    if not options.report:
+        calls = suite.document.setdefault("calls", {step: calls_of(step) for step in STEPS})
+        with ExitStack() as stack:
+            suite.take_turns(dict(_jobs(suite, calls, stack)))
+        every = ["/".join(row) for row in names()]
+        order = [*every, *(name for name in suite.rows if name not in every)]
+        rows = {name: suite.rows[name] for name in order if name in suite.rows}
+        suite.document["rows"] = rows
+    suite.publish(page)
 
 
 def names() -> Iterator[tuple[str, str, str, str]]:
@@ -74,101 +78,62 @@ def names() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser = make_parser(__doc__)
+    add_arguments(parser)
     parser.add_argument("--frames", type=int, default=640, help="of 480x640 in four episodes")
-    parser.add_argument("--root", type=Path, help="a LeRobot dataset (v3.0) for ACT")
-    parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
     parser.add_argument("--seconds", type=float, default=20, help="of a row's measurement")
-    parser.add_argument("--repeats", type=int, default=3)
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help="of loaders that are not ours")
-    parser.add_argument("--rows", nargs="*", default=["*"], help="patterns of their names")
     parser.add_argument("--niceness", nargs="*", type=int, default=[0], help="of our threads")
     parser.add_argument("--together", nargs="*", type=int, default=[1], help="trainings at a time")
-    parser.add_argument("--resume", action="store_true", help="keep what the last run measured")
-    parser.add_argument("--keep", type=Path, help="results.json with the rows not in --rows")
-    parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
-    parser.add_argument("--to", type=Path, help="where results.json and RESULTS.md are written")
     return parser.parse_args(arguments)
 
 
-def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The document of a run, which is also saved after each row."""
-    folder.mkdir(parents=True, exist_ok=True)
-    every = ["/".join(row) for row in names()]
-    chosen = [row for row in every if any(fnmatch(row, each) for each in options.rows)]
-    settings = {
-        name: getattr(options, name) for name in ("frames", "seconds", "repeats", "workers")
-    }
-    document: dict[str, Any] = {"machine": machine(), "commit": commit(), "settings": settings}
-    if options.resume:
-        document = json.loads((folder / "results.json").read_text()) | {"settings": settings}
-    elif options.keep:
-        kept = json.loads(options.keep.read_text())
-        if kept["settings"] != settings:
-            raise SystemExit(f"--keep: settings were {kept['settings']} and are {settings} now")
-        document["commit"] += f"; of all rows but {', '.join(options.rows)}: {kept['commit']}"
-        document |= {
-            "calls": kept["calls"],
-            "rows": {name: runs for name, runs in kept["rows"].items() if name not in chosen},
-        }
-    calls = document.get("calls") or {step: calls_of(step) for step in STEPS}
-    results: Results = document.get("rows", {})
-    document |= {"calls": calls, "rows": results}
-    with ExitStack() as stack:
-        jobs: dict[str, tuple[Path, Job]] = {}
-        far: Callable[[Path], dict[str, Any]] | None = None
-        for row in chosen:
-            training, step, name, place = row.split("/")
-            loader = LOADERS[name]
-            python = options.lerobot if loader.package == "lerobot" else Path(sys.executable)
-            if reason := _reason(training, name, place, options):
-                results[row] = [{"skipped": reason}]
-                continue
-            found = prepare(training, folder, options)
-            form = loader.form
-            if form == "cut":
-                cut(training, found)
-            elif place == "s3":
-                form = "s3"
-                pack_for_s3(training, found)
-            job = Job(
-                training=training,
-                loader=name,
-                place=place,
-                example=str(found["example"]),
-                originals=str(found["originals"]),
-                folder=str(found[form]),
-                seconds=options.seconds,
-                calls=calls[step],
-                workers=options.workers if loader.workers is None else loader.workers,
-            )
-            if place == "s3":
-                far = far or _s3(stack)
-                job = replace(job, **far(found[form]))
-            for niceness, together in product(options.niceness, options.together):
-                changed = replace(job, niceness=niceness, together=together)
-                more = f" +{niceness}" * bool(niceness), f" x{together}" * (together > 1)
-                jobs[f"{training}/{step}/{name}{more[0]}/{place}{more[1]}"] = python, changed
-        for turn in range(options.repeats):
-            for row_name, (python, job) in jobs.items():
-                if len(results.get(row_name, ())) > turn:
-                    continue
-                result = run_job(
-                    [str(python), "-m", Job.__module__],
-                    job.dumps(),
+def _jobs(suite: Suite, calls: Mapping[str, int], stack: ExitStack) -> Iterator[tuple[str, Run]]:
+    """All wanted rows, whose data is made. `+5` is a row with niceness, `x3` one of three."""
+    options, folder = suite.options, suite.folder
+    far: Callable[[Path], dict[str, Any]] | None = None
+    for training, step, name, place in names():
+        row = f"{training}/{step}/{name}/{place}"
+        if not suite.is_wanted(row):
+            continue
+        if why := _reason(training, name, place, options):
+            yield row, why
+            continue
+        loader, found = LOADERS[name], prepare(training, folder, options)
+        form = loader.form
+        if form == "cut":
+            cut(training, found)
+        elif place == "s3":
+            form = "s3"
+            pack_for_s3(training, found)
+        job = Job(
+            training=training,
+            loader=name,
+            place=place,
+            example=str(found["example"]),
+            originals=str(found["originals"]),
+            folder=str(found[form]),
+            seconds=options.seconds,
+            calls=calls[step],
+            workers=options.workers if loader.workers is None else loader.workers,
+        )
+        if place == "s3":
+            far = far or _s3(stack)
+            job = replace(job, **far(found[form]))
+        for niceness, together in product(options.niceness, options.together):
+            more = f" +{niceness}" * bool(niceness), f" x{together}" * (together > 1)
+            yield (
+                f"{training}/{step}/{name}{more[0]}/{place}{more[1]}",
+                partial(
+                    run_job,
+                    "benchmarks.training.row",
+                    asdict(replace(job, niceness=niceness, together=together)),
                     120 + 8 * options.seconds,
+                    python=options.lerobot if loader.package == "lerobot" else sys.executable,
                     environment=python_environment(folder),
-                )
-                results.setdefault(row_name, []).append(result)
-                said = {what: value for what, value in result.items() if what in _SAID}
-                print(f"{row_name}: {said}", file=sys.stderr, flush=True)
-                _save(folder, document)
-    order = [*every, *(name for name in results if name not in every)]
-    document["rows"] = {name: results[name] for name in order if name in results}
-    _save(folder, document)
-    return document
+                ),
+            )
 
 
 def _reason(training: str, name: str, place: str, options: argparse.Namespace) -> str:
@@ -206,9 +171,73 @@ def _s3(stack: ExitStack) -> Callable[[Path], dict[str, Any]]:
     return place
 
 
-def _save(folder: Path, document: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").write_text(json.dumps(document, indent=1) + "\n")
+# ---- the page
+
+_COLUMNS = (  # heading, figure, unit, format
+    ("steps/s", "steps_per_second", 1.0, ".2f"),
+    ("waiting, %", "waiting", 0.01, ".0f"),
+    ("own work / alone", "slower", 1.0, ".2f"),
+    ("alone, ms", "alone", 1e-3, ".1f"),
+    ("95th percentile, ms", "p95", 1e-3, ".1f"),
+    ("without a core, %", "queued", 0.01, ".0f"),
+    ("first batch, s", "first_batch_seconds", 1.0, ".2f"),
+    ("peak MB", "peak_memory_bytes", 1e6, ".0f"),
+    ("CPU ms a sample", "cpu_seconds_per_sample", 1e-3, ".2f"),
+    ("kB read a sample", "bytes_per_sample", 1e3, ".1f"),
+    ("cores busy", "cores", 1.0, ".2f"),
+)
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """A table for each training, and explanations of the columns."""
+    results: Results = document["rows"]
+    settings = document["settings"]
+    tables: list[str] = []
+    shown: set[str] = set()
+    columns = ["step", "place", "loader", "of the most", *(c[0] for c in _COLUMNS), "limited by"]
+    for name, training in TRAININGS.items():
+        rows = {row: runs for row, runs in results.items() if row.startswith(f"{name}/")}
+        if not rows:
+            continue
+        shown |= {row.split("/")[2].partition(" +")[0] for row in rows}
+        what = f"{training.what[0].upper()}{training.what[1:]}; {training.batch} samples a step."
+        reasons = [
+            f"\n- `{row}`: {why}"
+            for row, runs in rows.items()
+            for run in runs
+            if (why := run.get("skipped") or run.get("error"))
+        ]
+        missing = "\n\nNot measured:\n" + "".join(reasons) if reasons else ""
+        tables.append(f"## {name}\n\n{what}\n\n{markdown(columns, _lines(rows))}{missing}")
+    return (
+        Path(__file__)
+        .with_name("template.md")
+        .read_text()
+        .format(
+            **document,
+            **settings,
+            tables="\n\n".join(tables),
+            loaders="\n".join(f"- `{n}`: {LOADERS[n].note}." for n in LOADERS if n in shown),
+            skipped=SKIPPED,
+            little=f"{100 * LITTLE:.0f} %",
+            most=f"{100 * MOST:.0f} %",
+            alone=f"{ALONE * settings['seconds']:.1f}",
+        )
+    )
+
+
+def _lines(rows: Results) -> Iterator[list[str]]:
+    """Of the rows that were measured, steps and places together."""
+    figures = {row: [run for run in runs if "steps" in run] for row, runs in rows.items()}
+    for row, runs in figures.items():
+        if not runs:
+            continue
+        training, step, loader, place = row.split("/")
+        most = median(figures.get(f"{training}/{step}/no loader/warm", []), "steps_per_second")
+        reached = number(quotient(median(runs, "steps_per_second"), most), ".2f")
+        values = [number(median(runs, key), form, unit) for _, key, unit, form in _COLUMNS]
+        limits = [run["limit"] for run in runs if "limit" in run]
+        yield [step, place, loader, reached, *values, mode(limits) if limits else ""]
 
 
 if __name__ == "__main__":

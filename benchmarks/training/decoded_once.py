@@ -3,32 +3,27 @@
     python -m benchmarks.training.decoded_once FOLDER [--to benchmarks/training --readme README.md]
 
 LeRobot writes a dataset of each size into FOLDER, unless it is there; each loader then runs all
-epochs in a process of its own. Results are FOLDER/decoded_once.json and, in the folder of `--to`,
-decoded_once.json and DECODED_ONCE.md; `--readme` replaces the table of the first figure.
-`--report` runs nothing and only writes. `make install-bench lerobot-env` makes the Python that
-runs this and, as `--lerobot`, one that has lerobot.
+epochs in a process of its own. Results are decoded_once.json and DECODED_ONCE.md; `--readme`
+replaces the table of the first figure. `make install-bench lerobot-env` makes the Python that runs
+this and, as `--lerobot`, one that has lerobot.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lerobot.__main__ import LEROBOT, python_environment
-from benchmarks.lerobot.conversion import convert
-from benchmarks.tartanair.compare.children import run_job
-from benchmarks.tartanair.compare.report import commit
-from benchmarks.tartanair.timing import Result, Results, machine, markdown
+from benchmarks.lerobot.data import LEROBOT, convert, generate, python_environment
+from benchmarks.suite import Run, Suite, make_parser
+from benchmarks.timing import Results, markdown, once, run_job
 from benchmarks.training.epochs import FORMS, MEMORY, EpochsJob
-from benchmarks.training.trainings import ACTIONS, TRAININGS, cut, once
+from benchmarks.training.trainings import ACTIONS, TRAININGS, cut
 
 __all__ = ["CASES", "headline", "main", "page"]
 
@@ -45,51 +40,41 @@ _NEAR = {"samples": 0.0, "actions": 1e-6, "pixels": 0.03}  # pixels of JPEG and 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parse(arguments)
-    folder = options.folder.resolve()
-    if options.report:
-        document = json.loads((folder / "decoded_once.json").read_text())
-    else:
-        document = _run(options, folder)
-    if options.to:
-        _save(options.to, document)
-        (options.to / "DECODED_ONCE.md").write_text(page(document))
-    if options.readme:
-        before, _, rest = options.readme.read_text().partition(_MARKS[0])
-        after = rest.partition(_MARKS[1])[2]
-        text = "".join((before, _MARKS[0], headline(document), _MARKS[1], after))
-        options.readme.write_text(text)
-    print(page(document))
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser = make_parser(__doc__, repeats=1)
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--frames", type=int, default=100, help="of an episode")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--workers", type=int, default=2, help="of loaders that are not ours")
     parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python that has lerobot")
-    parser.add_argument("--report", action="store_true", help="of the last run; run nothing")
-    parser.add_argument("--to", type=Path, help="folder of decoded_once.json and DECODED_ONCE.md")
     parser.add_argument("--readme", type=Path, help="file with the table of the first figure")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    shared = ("episodes", "frames", "epochs", "workers")
+    suite = Suite(options, {name: getattr(options, name) for name in shared}, "decoded_once")
+    if not options.report:
+        suite.take_turns(suite.wanted(dict(_jobs(suite))))
+        for case in CASES:
+            _check_samples(case, suite.rows)
+    if options.readme:
+        before, _, rest = options.readme.read_text().partition(_MARKS[0])
+        after = rest.partition(_MARKS[1])[2]
+        text = "".join((before, _MARKS[0], headline(suite.document), _MARKS[1], after))
+        options.readme.write_text(text)
+    suite.publish(page, "DECODED_ONCE")
 
 
-def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    folder.mkdir(parents=True, exist_ok=True)
-    results: Results = {}
-    settings = {
-        name: getattr(options, name) for name in ("episodes", "frames", "epochs", "workers")
-    }
-    document = {"machine": machine(), "commit": commit(), "settings": settings, "rows": results}
-    for case, (*_, size) in CASES.items():
-        found = _prepare(case, folder, options)
+def _jobs(suite: Suite) -> Iterator[tuple[str, Run]]:
+    """All rows, whose data is made."""
+    options, folder = suite.options, suite.folder
+    forms = {"originals": "lerobot", "records": "records", "cut": "tars"}
+    for case, (*video, size) in CASES.items():
+        found = {form: folder / f"{name}-{case.split()[0]}" for form, name in forms.items()}
+        sizes = options.episodes, options.frames, *video
+        once(found["originals"], partial(generate, options=options, sizes=sizes))
+        once(found["records"], partial(convert, found["originals"]))
         for loader, form in FORMS.items():
-            name = f"{case}/{loader}"
             python = options.lerobot if loader == "lerobot" else Path(sys.executable)
             if not (python.exists() and (loader == "lerobot" or find_spec(loader))):
-                results[name] = [{"skipped": f"no package {loader}"}]
+                yield f"{case}/{loader}", f"no package {loader}"
                 continue
             if form == "cut":
                 cut("act", found)
@@ -101,30 +86,17 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 options.workers,
                 size,
             )
-            command = [str(python), "-m", EpochsJob.__module__]
-            environment = python_environment(folder)
-            results[name] = [run_job(command, job.dumps(), 1200, environment=environment)]
-            print(f"{name}: {_first(results[name])}", file=sys.stderr, flush=True)
-            _save(folder, document)
-        _check_samples(case, results)
-    return document
-
-
-def _prepare(case: str, folder: Path, options: argparse.Namespace) -> dict[str, Path]:
-    """The forms of a case's data below the folder; that of WebDataset is not made yet."""
-    names = {"originals": "lerobot", "records": "records", "cut": "tars"}
-    found = {form: folder / f"{name}-{case.split()[0]}" for form, name in names.items()}
-
-    def generate(root: Path) -> None:
-        if not options.lerobot.exists():
-            raise SystemExit(f"no {options.lerobot}, which writes the dataset: make lerobot-env")
-        sizes = map(str, (options.episodes, options.frames, *CASES[case][:2]))
-        command = [str(options.lerobot), "-m", "benchmarks.lerobot.generate", str(root), *sizes]
-        subprocess.run(command, check=True, env=python_environment(folder))
-
-    once(found["originals"], generate)
-    once(found["records"], partial(convert, found["originals"]))
-    return found
+            yield (
+                f"{case}/{loader}",
+                partial(
+                    run_job,
+                    "benchmarks.training.epochs",
+                    asdict(job),
+                    1200,
+                    python=python,
+                    environment=python_environment(folder),
+                ),
+            )
 
 
 def _check_samples(case: str, results: Results) -> None:
@@ -141,16 +113,6 @@ def _epochs(results: Results, case: str, loader: str) -> list[dict[str, float]]:
     [run] = results.get(f"{case}/{loader}", [{}])
     found: list[dict[str, float]] = run.get("epochs", [])
     return found
-
-
-def _first(runs: Sequence[Result]) -> Any:
-    """What is said of a row while the command runs."""
-    return runs[0].get("epochs", [runs[0]])[:2]
-
-
-def _save(folder: Path, document: Mapping[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "decoded_once.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 # ---- the page
@@ -188,8 +150,7 @@ def page(document: Mapping[str, Any]) -> str:
     ]
     template = Path(__file__).with_name("decoded_once_template.md").read_text()
     return template.format(
-        machine=document["machine"],
-        commit=document["commit"],
+        **document,
         samples=f"{settings['episodes'] * settings['frames']:,}",
         table=table + ("\n\nNot measured:\n" + "".join(reasons) if reasons else ""),
         actions=ACTIONS,

@@ -1,5 +1,4 @@
-"""Epochs of one loader in a process of its own: `python -m benchmarks.training.epochs`, a job on
-stdin. Prints frames decoded and CPU seconds of each epoch as JSON.
+"""Epochs of one loader in a process of its own: frames decoded and CPU seconds of each.
 
 All loaders deliver the same samples of ACT in batches of the same shapes and dtypes: images uint8
 [batch, 1, H, W, 3] of each camera, the state and the actions.
@@ -7,14 +6,11 @@ All loaders deliver the same samples of ACT in batches of the same shapes and dt
 
 from __future__ import annotations
 
-import json
-import os
 import resource
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +19,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import seqrecord
-from benchmarks.tartanair.compare.row import warm
-from benchmarks.tartanair.loaders.base import Settings
-from benchmarks.tartanair.loaders.tar_batches import tar_batches
-from benchmarks.training.loaders import Batches, picture, stacked
-from benchmarks.training.trainings import SHARDS, TRAININGS, arguments_of
+from benchmarks.timing import answer, warm
+from benchmarks.training.loaders import Batches, cut_batches, decode_jpeg, lerobot_items
+from benchmarks.training.trainings import TRAININGS, arguments_of
 
 __all__ = ["FORMS", "MEMORY", "EpochsJob", "measure"]
 
@@ -48,9 +42,6 @@ class EpochsJob:
     epochs: int
     workers: int
     size: tuple[int, int] | None = None
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
 
 
 class Counter:
@@ -132,23 +123,11 @@ def _seqrecord(job: EpochsJob, _counter: Counter) -> Batches:
 
 
 def _webdataset(job: EpochsJob, counter: Counter) -> Batches:
-    settings = Settings(
-        batch_size=ACT.batch, shuffle="buffer", shuffle_buffer=ACT.buffer, workers=job.workers
-    )
+    def decode(data: bytes) -> Any:
+        counter.add(1)
+        return decode_jpeg(data, job.size)
 
-    def decoded(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        for sample in samples:
-            found = {}
-            for name, value in sample.items():
-                if name.endswith(".jpg"):
-                    value = picture(value, job.size)
-                    counter.add(1)
-                if not name.startswith("__"):
-                    found[name.rpartition(".")[0]] = value
-            yield found
-
-    tars = [f"{job.folder}/{shard:06d}.tar" for shard in range(SHARDS)]
-    return tar_batches(tars, settings, to_clips=decoded, collate=stacked, decode=True)
+    return cut_batches(ACT, f"{job.folder}/{{:06d}}.tar", job.workers, decode)
 
 
 class _LeRobot(Dataset[dict[str, torch.Tensor]]):
@@ -171,16 +150,9 @@ class _LeRobot(Dataset[dict[str, torch.Tensor]]):
 
         lerobot_dataset.decode_video_frames = counted
         root, self._cameras = Path(job.originals), _cameras(job)
-        fps = json.loads((root / "meta" / "info.json").read_text())["fps"]
-        windows = arguments_of(ACT, root)["windows"]
-        self._names = list(windows)
-        self._items = lerobot_dataset.LeRobotDataset(
-            "seqrecord/benchmark",
-            root=root,
-            video_backend="torchcodec",
-            delta_timestamps={n: [i / fps for i in window] for n, window in windows.items()},
-            image_transforms=self._scaled if job.size else None,
-        )
+        self._names = list(arguments_of(ACT, root)["windows"])
+        scaled = self._scaled if job.size else None
+        self._items = lerobot_items(ACT, root, image_transforms=scaled)
         self._size = job.size
 
     def _scaled(self, image: torch.Tensor) -> torch.Tensor:
@@ -217,5 +189,4 @@ _OPEN: dict[str, Callable[[EpochsJob, Counter], Batches]] = {
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(EpochsJob(**json.load(sys.stdin)))), flush=True)
-    os._exit(0)  # a loader's threads may never end
+    answer(lambda **job: measure(EpochsJob(**job)))

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 import seqrecord
 from benchmarks.tartanair.loaders.base import Settings
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
-from benchmarks.tartanair.loaders.tar_batches import tar_batches
+from benchmarks.tartanair.loaders.streams import tar_batches
 from benchmarks.training.trainings import SHARDS, Training, arguments_of
 
-__all__ = ["LOADERS", "Batches", "Loader", "Source", "picture", "stacked"]
+__all__ = ["LOADERS", "Batches", "Loader", "Source", "cut_batches", "decode_jpeg", "lerobot_items"]
 
 RESIDENT = "6GiB"
 
@@ -80,43 +80,50 @@ def _original(training: Training, source: Source, workers: int) -> Batches:
 
 
 def _lerobot(training: Training, source: Source, workers: int) -> Batches:
+    context = "spawn" if workers else None  # its decoders do not survive a fork
+    items = lerobot_items(training, source.folder)
+    return _map_style(items, training, workers, multiprocessing_context=context)
+
+
+def lerobot_items(training: Training, root: Path, **more: Any) -> Any:
+    """LeRobot's own dataset with the training's windows, decoded by torchcodec."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    root = source.folder
     fps = json.loads((root / "meta" / "info.json").read_text())["fps"]
     windows: dict[str, range] = arguments_of(training, root)["windows"]
     times = {name: [i / fps for i in window] for name, window in windows.items()}
-    dataset = LeRobotDataset(
-        "seqrecord/benchmark", root=root, video_backend="torchcodec", delta_timestamps=times
-    )
-    context = "spawn" if workers else None  # its decoders do not survive a fork
-    return _map_style(dataset, training, workers, multiprocessing_context=context)
+    backend = {"video_backend": "torchcodec", "delta_timestamps": times}
+    return LeRobotDataset("seqrecord/benchmark", root=root, **backend, **more)
 
 
 def _webdataset(training: Training, source: Source, workers: int) -> Batches:
-    settings = Settings(
-        batch_size=training.batch,
-        shuffle="buffer",
-        shuffle_buffer=training.buffer,
-        workers=workers,
-    )
     where, signed = str(source.folder), ""
     if source.url:
         where, signed = source.url, "?Signature=any"  # moto looks for one, and does not check it
-    tars = [f"{where}/{shard:06d}.tar{signed}" for shard in range(SHARDS)]
-    return tar_batches(tars, settings, to_clips=_decoded, collate=stacked, decode=True)
+    return cut_batches(training, f"{where}/{{:06d}}.tar{signed}", workers, decode_jpeg)
 
 
-def _decoded(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    for sample in samples:
-        files = {name: value for name, value in sample.items() if not name.startswith("__")}
-        yield {
-            name.rpartition(".")[0]: picture(value) if name.endswith(".jpg") else value
-            for name, value in files.items()
-        }
+def cut_batches(
+    training: Training, tars: str, workers: int, decode: Callable[[bytes], Any]
+) -> Batches:
+    """Batches of the samples in tars, by WebDataset; `decode` is called with each JPEG."""
+    settings = Settings(
+        batch_size=training.batch, shuffle="buffer", shuffle_buffer=training.buffer, workers=workers
+    )
+
+    def decoded(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        for sample in samples:
+            yield {
+                name.rpartition(".")[0]: decode(value) if name.endswith(".jpg") else value
+                for name, value in sample.items()
+                if not name.startswith("__")
+            }
+
+    paths = [tars.format(shard) for shard in range(SHARDS)]
+    return tar_batches(paths, settings, to_clips=decoded, collate=_stacked, decode=True)
 
 
-def picture(data: bytes, size: tuple[int, int] | None = None) -> Any:
+def decode_jpeg(data: bytes, size: tuple[int, int] | None = None) -> Any:
     """[1, H, W, 3]; scaled to a height and width, if given."""
     image: Image.Image = Image.open(io.BytesIO(data))
     if size is not None:
@@ -124,7 +131,7 @@ def picture(data: bytes, size: tuple[int, int] | None = None) -> Any:
     return np.asarray(image)[None]
 
 
-def stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+def _stacked(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.stack([s[name] for s in samples])) for name in samples[0]}
 
 

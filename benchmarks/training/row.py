@@ -1,7 +1,4 @@
-"""One row in a process of its own: `python -m benchmarks.training.row`, a job on stdin.
-
-The last line that it prints is the result as JSON.
-"""
+"""One row in a process of its own: a training beside a loader."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.tartanair.compare.meters import usage
-from benchmarks.tartanair.compare.prepared import files_of
-from benchmarks.tartanair.compare.row import warm
-from benchmarks.tartanair.timing import drop_page_cache
+from benchmarks.timing import answer, drop_page_cache, usage, warm
 from benchmarks.training.loaders import LOADERS, Batches, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.trainings import TRAININGS
@@ -70,9 +64,6 @@ class Job:
     niceness: int = 0
     together: int = 1
 
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
-
 
 def calls_of(step: str) -> int:
     """How many small calls of torch, on one thread, take as long as a step's name says; 0 for the
@@ -100,7 +91,7 @@ def measure(job: Job) -> dict[str, Any]:
     alone = _alone(step, example, ALONE * job.seconds if job.together else 0.0)
     folder = Path(job.folder)
     if job.place == "cold":
-        drop_page_cache(files_of(folder))
+        drop_page_cache(folder)
     elif job.place == "warm":
         warm(folder)
     began = time.perf_counter()
@@ -133,7 +124,7 @@ def measure(job: Job) -> dict[str, Any]:
 def _others(job: Job) -> Iterator[None]:
     """The same training in other processes too, each of which makes its steps."""
     if not job.together:
-        print(flush=True)
+        os.write(1, b"\n")
         yield
         return
     command = [sys.executable, "-m", "benchmarks.training.row"]
@@ -145,7 +136,7 @@ def _others(job: Job) -> Iterator[None]:
         for other in others:
             assert other.stdin is not None
             with other.stdin as given:
-                given.write(replace(job, together=0).dumps())
+                json.dump(asdict(replace(job, together=0)), given)
         for other in others:
             assert other.stdout is not None
             if other.stdout.readline() != "\n":
@@ -270,5 +261,4 @@ def _alone(step: Step, example: Batch, seconds: float) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Job(**json.load(sys.stdin)))), flush=True)
-    os._exit(0)  # a loader's threads may never end
+    answer(lambda **job: measure(Job(**job)))

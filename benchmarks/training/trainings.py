@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,26 +17,24 @@ from PIL import Image
 from torch import nn
 
 import seqrecord
-from benchmarks.lerobot.__main__ import dataset_at
+from benchmarks.lerobot.data import dataset_at
 from benchmarks.tartanair.generate import generate
-from benchmarks.tartanair.loaders.webdataset_tars import npy
+from benchmarks.tartanair.loaders.streams import npy
+from benchmarks.timing import once
 from benchmarks.training import networks
 from seqrecord import open_source
 
 __all__ = [
     "ACTIONS",
-    "FORMS",
     "SHARDS",
     "TRAININGS",
     "Training",
     "arguments_of",
     "cut",
-    "once",
     "pack_for_s3",
     "prepare",
 ]
 
-FORMS = ("originals", "records", "cut")
 SHARDS = 8  # tars of the samples that were cut
 ACTIONS = 50  # of a sample of ACT
 _TREES = {"tree": (480, 640, 1), "small": (96, 128, 6)}  # height, width, times so many frames
@@ -119,7 +116,7 @@ def arguments_of(training: Training, originals: Path) -> dict[str, Any]:
 
 
 def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Path]:
-    """The training's data below the folder in each of `FORMS`, and an example of its batches.
+    """The forms of the training's data below the folder, and an example of its batches.
 
     `originals` are a TartanAir tree or a LeRobot dataset, `records` ours, `cut` is where `cut`
     writes and `s3` where `pack_for_s3` writes, `example` one batch. What is there is not made
@@ -157,16 +154,6 @@ def cut(name: str, found: Mapping[str, Path]) -> None:
 def pack_for_s3(name: str, found: Mapping[str, Path]) -> None:
     """Pack the training's originals into the small record files of S3, unless they are there."""
     once(found["s3"], partial(_pack, TRAININGS[name], found["originals"], _S3_RECORD_BYTES))
-
-
-def once(path: Path, make: Callable[[Path], object]) -> None:
-    """Make a folder unless it is there. It appears only when it is whole."""
-    if path.exists():
-        return
-    making = path.with_name(f"{path.name}.making")
-    shutil.rmtree(making, ignore_errors=True)
-    make(making)
-    making.rename(path)
 
 
 def _pack(training: Training, originals: Path, max_file_size: int, to: Path) -> None:

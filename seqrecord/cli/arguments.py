@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -54,6 +55,21 @@ def meanings(function: _Function) -> _Function:
         help="The unit of a feature, such as m, mm, px, rad, ns or 1/5000 m; can be repeated.",
     )
     return kind(unit(function))
+
+
+def write_mode(function: Callable[..., None]) -> Callable[..., None]:
+    """`--resume` and `--append`, as `mode`."""
+
+    @wraps(function)
+    def with_mode(*arguments: Any, resume: bool, append: bool, **options: Any) -> None:
+        if resume and append:
+            raise click.UsageError("--resume and --append exclude each other")
+        mode = "resume" if resume else "append" if append else "create"
+        function(*arguments, mode=mode, **options)
+
+    resume = click.option("--resume", is_flag=True, help="Continue after an interruption.")
+    append = click.option("--append", is_flag=True, help="Add episodes to the dataset in --dst.")
+    return resume(append(with_mode))
 
 
 def is_given(context: click.Context, name: str) -> bool:

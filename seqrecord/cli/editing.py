@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import common, feature_names, meanings, parse_by_feature
+from seqrecord.cli.arguments import common, feature_names, meanings, parse_by_feature, write_mode
 from seqrecord.cli.terminal import Group, ProgressBar
 from seqrecord.edit import (
     add_feature,
@@ -153,8 +153,7 @@ def put_in_split(path: str, episodes: EpisodeFilter, name: str | None, **options
     "repeatable. Keys of LeRobot datasets are alike: `--prefix b-records=b/`.",
 )
 @feature_names("Names of the features to merge.")
-@click.option("--resume", is_flag=True, help="Continue an interrupted merge.")
-@click.option("--append", is_flag=True, help="Add the episodes to the dataset that is there.")
+@write_mode
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @_DRY_RUN
 @common
@@ -162,8 +161,6 @@ def merge(
     sources: tuple[str, ...],
     dst: str,
     prefixes: tuple[str, ...],
-    resume: bool,
-    append: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -172,8 +169,6 @@ def merge(
     Frames are copied without decoding where the first dataset has the same codecs, and encoded
     again elsewhere.
     """
-    if resume and append:
-        raise click.UsageError("--resume or --append, not both")
     before = [""] * len(sources)
     for text in prefixes:
         name, _, prefix = text.rpartition("=")
@@ -181,8 +176,7 @@ def merge(
         if len(found) != 1 or before[found[0]]:
             raise click.UsageError("--prefix takes NAME=TEXT, and NAME is one PATH, or ends it")
         before[found[0]] = prefix
-    options["mode"] = "resume" if resume else "append" if append else "create"
-    with ProgressBar("frames", quiet=quiet) as bar:
+    with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
         options["progress"] = lambda at: bar.show(at.frames, at.total_frames, "")
         report = merge_datasets(sources, dst, prefixes=before, **options)
     would = "would have " if options["dry_run"] else ""
@@ -231,8 +225,7 @@ def add(
                 known = spec_of_dataset(dataset, source)
             values = values_of_dataset(dataset, source)
             spec = add_feature(path, name, values, spec=known, **options)
-    would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {spec} {would}added")
+    _print_done(path, f"{spec}", "added", options)
 
 
 @edit.command()
@@ -254,8 +247,7 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
     changed = describe_features(path, kinds=given[0], units=given[1], **options)
     for spec in changed:
         click.echo(f"{spec.name}: kind {spec.kind or 'unknown'}, unit {spec.unit or 'unknown'}")
-    would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {counted(len(changed), 'feature')} {would}changed")
+    _print_done(path, counted(len(changed), "feature"), "changed", options)
 
 
 @edit.command()
@@ -265,9 +257,7 @@ def describe(path: str, kinds: tuple[str, ...], units: tuple[str, ...], **option
 @common
 def drop(path: str, names: tuple[str, ...], **options: Any) -> None:
     """Drop features. `clean` removes the record files of which nothing is left."""
-    dropped = drop_features(path, names, **options)
-    would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {', '.join(dropped)} {would}dropped")
+    _print_done(path, ", ".join(drop_features(path, names, **options)), "dropped", options)
 
 
 def _names_of(path: str) -> tuple[str, str]:
@@ -293,5 +283,9 @@ def _value(text: str) -> Any:
 def _print_keys(path: str, keys: list[str], done: str, options: Mapping[str, Any]) -> None:
     for key in keys:
         click.echo(key)
+    _print_done(path, counted(len(keys), "episode"), done, options)
+
+
+def _print_done(path: str, what: str, done: str, options: Mapping[str, Any]) -> None:
     would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {counted(len(keys), 'episode')} {would}{done}")
+    click.echo(f"{parse_location(path).shown}: {what} {would}{done}")

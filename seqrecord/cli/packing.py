@@ -18,8 +18,9 @@ from seqrecord.cli.arguments import (
     parse_by_feature,
     parse_codecs,
     parse_options,
+    write_mode,
 )
-from seqrecord.cli.terminal import Interrupted, ProgressBar
+from seqrecord.cli.terminal import ProgressBar
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.errors import SourceError
 from seqrecord.format.manifest import Manifest
@@ -72,8 +73,7 @@ _INVENTORY_LINES = 10
     help="A cluster that packs: dask://HOST:PORT or ray://HOST:PORT. Its workers read --src and "
     "write --dst under the same names. [processes of this machine]",
 )
-@click.option("--resume", is_flag=True, help="Continue an interrupted write.")
-@click.option("--append", is_flag=True, help="Add the episodes that the dataset does not have yet.")
+@write_mode
 @feature_names("Names of the features to pack.")
 @click.option(
     "--cameras", type=click.Choice([*CAMERAS, "both"]), help="TartanAir's cameras. [both]"
@@ -134,8 +134,7 @@ def write(
     source_format: str | None,
     dst: str | None,
     codecs: tuple[str, ...],
-    resume: bool,
-    append: bool,
+    mode: WriteMode,
     features: list[str] | None,
     cameras: str | None,
     difficulty: str | None,
@@ -150,9 +149,6 @@ def write(
     **options: Any,
 ) -> None:
     """Pack original recordings into a dataset."""
-    if resume and append:
-        raise click.UsageError("--resume and --append exclude each other")
-    mode: WriteMode = "resume" if resume else "append" if append else "create"
     destination = dst or _default_destination(src)
     named: dict[str, Any] = {
         "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
@@ -180,7 +176,7 @@ def write(
         codecs, lambda: [spec.name for spec in source.schema().values() if not spec.codec]
     )
     last = Progress(0, 0, 0)
-    with ProgressBar("frames", quiet=quiet) as bar:
+    with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
 
         def show(progress: Progress) -> None:
             nonlocal last
@@ -188,23 +184,18 @@ def write(
             done, total = progress.frames, progress.total_frames
             bar.show(done, total, bar.speed(progress.raw_bytes) + ", committing" * (done == total))
 
-        try:
-            report = convert(
-                source,
-                destination,
-                codecs=chosen,
-                kinds=parse_by_feature(kinds, "KIND"),
-                units=parse_by_feature(units, "UNIT"),
-                mode=mode,
-                statistics=statistics != "none",
-                progress=show,
-                storage_options=destined,
-                **options,
-            )
-        except KeyboardInterrupt:
-            raise Interrupted(
-                "interrupted; the same command with --resume continues after the finished episodes"
-            ) from None
+        report = convert(
+            source,
+            destination,
+            codecs=chosen,
+            kinds=parse_by_feature(kinds, "KIND"),
+            units=parse_by_feature(units, "UNIT"),
+            mode=mode,
+            statistics=statistics != "none",
+            progress=show,
+            storage_options=destined,
+            **options,
+        )
         took = f"{bar.seconds:.1f} s ({bar.speed(last.raw_bytes)})"
     if statistics == "source":
         add_statistics(destination, given=given, storage_options=destined)
@@ -226,7 +217,7 @@ def write(
     help="The index, a dataset. [in the folder SEQRECORD_HOME, where everything that reads SRC "
     "finds it]",
 )
-@click.option("--append", is_flag=True, help="Add the episodes that the index does not have yet.")
+@write_mode
 @click.option(
     "--checksums", is_flag=True, help="Read and keep checksums of all that is referred to."
 )
@@ -245,7 +236,7 @@ def write(
 def index(
     src: str,
     dst: str | None,
-    append: bool,
+    mode: WriteMode,
     checksums: bool,
     features: list[str] | None,
     source_options: tuple[str, ...],
@@ -265,8 +256,8 @@ def index(
     from seqrecord.indexing.originals import find_index, index_source
 
     if dst is None:
-        if append or checksums or features or source_options or kinds or units or strict:
-            options = "--append, --checksums, --features, --source-option, --kind, --unit"
+        if mode != "create" or checksums or features or source_options or kinds or units or strict:
+            options = "--append, --resume, --checksums, --features, --source-option, --kind, --unit"
             raise click.UsageError(f"{options} and --strict need --dst")
         if (folder := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
@@ -283,11 +274,11 @@ def index(
         storage_options=storage_options if is_url(src) else None,
         **(parse_options(source_options) or {}),
     )
-    with ProgressBar("frames", quiet=quiet) as bar:
+    with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
         report = index_source(
             source,
             dst,
-            append=append,
+            mode=mode,
             checksums=checksums,
             kinds=parse_by_feature(kinds, "KIND"),
             units=parse_by_feature(units, "UNIT"),

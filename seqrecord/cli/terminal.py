@@ -116,13 +116,14 @@ def _fail(message: str, code: int, debug: bool) -> NoReturn:
 class ProgressBar:
     """One bar on stderr: how much is done, a note such as the speed, the time left.
 
-    A context manager. Where stderr is no terminal it writes a line now and then.
+    A context manager. Where stderr is no terminal it writes a line now and then. If the command
+    `resumes`, Ctrl-C names `--resume`.
     """
 
-    def __init__(self, unit: str, *, scale: bool = False, quiet: bool = False) -> None:
-        self._unit = unit
-        self._scale = scale
-        self._quiet = quiet
+    def __init__(
+        self, unit: str, *, scale: bool = False, quiet: bool = False, resumes: bool = False
+    ) -> None:
+        self._unit, self._scale, self._quiet, self._resumes = unit, scale, quiet, resumes
         self._begin = time.perf_counter()
         self._bar: tqdm[NoReturn] | None = None
 
@@ -174,6 +175,10 @@ class ProgressBar:
     def __enter__(self) -> ProgressBar:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        if self._resumes and kind is not None and issubclass(kind, KeyboardInterrupt):
+            raise Interrupted(
+                "interrupted; the same command with --resume continues after the finished episodes"
+            ) from None

@@ -186,6 +186,19 @@ class ChunkGrid:
         found[odd] = most[number[odd]]
         return found
 
+    def block_keys(self, keys: IntArray, length: int, num_frames: IntArray) -> IntArray:
+        """Keys of all frames in the blocks that contain some frames, ascending.
+
+        Chunks are cut into blocks of `length` frames. `num_frames` is int64 of all episodes.
+        """
+        episode, frame = split_keys(keys)
+        start, stop = self.bounds(episode, self.place(episode, frame))
+        stop = np.minimum(stop, num_frames[episode])
+        first = frame - (frame - start) % length
+        blocks, some = np.unique(frame_keys(episode, first), return_index=True)
+        owner, inside = numbered(np.minimum(length, stop - first)[some])
+        return blocks[owner] + inside
+
     def place(self, episode: IntArray, frame: IntArray) -> IntArray:
         """The number of the chunk, in its episode, that has each frame."""
         size = self.chunk_frames[episode]

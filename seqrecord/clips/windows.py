@@ -1,18 +1,17 @@
-"""The windows that users write: `Seconds`, which frames a second turn into offsets in frames, and
-`Latest`, of features that not every frame has."""
+"""The argument `windows`: offsets in frames, `Seconds`, or `Latest` values, by feature."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import IntArray
+from seqrecord.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.errors import ClipError, located
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
@@ -256,6 +255,71 @@ class Latest:
                 expected="None or 'zeros'",
                 got=repr_of(one, 100),
             )
+
+
+Windows: TypeAlias = Mapping[str, Iterable[int] | Seconds | Latest]
+
+
+def check_windows(windows: Any) -> dict[str, tuple[int, ...] | Seconds | Latest]:
+    """The argument `windows`, with offsets as tuples of integers.
+
+    Raises `ClipError` for other types, empty windows, and offsets that are no integers.
+    """
+    if not (
+        isinstance(windows, Mapping) and windows and all(isinstance(name, str) for name in windows)
+    ):
+        raise ClipError(
+            "windows is not valid",
+            expected='a dict such as {"image": [-1, 0], "action": range(16)}',
+            got=repr_of(windows),
+        )
+    found: dict[str, tuple[int, ...] | Seconds | Latest] = {}
+    for name, window in windows.items():
+        if not isinstance(window, Latest):
+            found[name] = _checked_frames(name, window)
+        elif window.window is None:
+            found[name] = window
+        else:
+            found[name] = replace(window, window=_checked_frames(name, window.window))
+    return found
+
+
+def describe_offsets(offsets: IntArray) -> str:
+    """Offsets as text: `-1,0`, or `0:16` and `0:32:2` where they are evenly spaced."""
+    step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 1
+    if len(offsets) < 3 or step < 1 or (np.diff(offsets) != step).any():
+        return ",".join(map(str, offsets.tolist()))
+    text = f"{offsets[0]}:{offsets[-1] + 1}"
+    return text if step == 1 else f"{text}:{step}"
+
+
+def _checked_frames(name: str, window: Any) -> tuple[int, ...] | Seconds:
+    if isinstance(window, Seconds):
+        return window
+    is_long = isinstance(window, range) and bool(window[MAX_LENGTH:])  # none of it is looked at
+    try:
+        if isinstance(window, (str, bytes, Mapping)):
+            raise TypeError
+        some = () if is_long else islice(window, MAX_LENGTH + 1)
+        offsets = tuple(check_integer(name, one) for one in some)
+    except (TypeError, ClipError):
+        raise ClipError(
+            "a window is not valid",
+            feature=name,
+            expected="offsets in frames, integers such as [-1, 0] or range(16); Seconds; or Latest",
+            got=repr_of(window, 100),
+        ) from None
+    most = max(map(abs, offsets), default=0)
+    if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
+        raise ClipError(
+            "a window is empty, or too long",
+            feature=name,
+            expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
+            got=repr_of(window, 100)
+            if is_long
+            else f"{len(offsets)} offsets, the furthest {repr_of(most)} frames away",
+        )
+    return offsets
 
 
 def _check_range(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> None:

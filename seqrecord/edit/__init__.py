@@ -33,29 +33,4 @@ if TYPE_CHECKING:
     from seqrecord.reading.versions import list_versions as list_versions
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        {
-            "changes": ["CopyProgress"],
-            "cleaning": ["clean", "rewrite_files", "RewriteReport"],
-            "episodes": [
-                "delete_episodes",
-                "keep_episodes",
-                "set_metadata",
-                "rename_episodes",
-                "split_dataset",
-                "split_episodes",
-            ],
-            "features": [
-                "add_feature",
-                "describe_features",
-                "drop_features",
-                "set_text",
-                "Values",
-                "values_of_dataset",
-                "values_of_files",
-            ],
-            "merging": ["merge_datasets", "MergeReport"],
-            "seqrecord.reading.versions": ["list_versions"],
-        },
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -5,25 +5,35 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from seqrecord.clips.grids import followed
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import RaggedFrames
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError
+from seqrecord.processes.threads import ThreadPool
 from seqrecord.sampling.plan import Clips
 
+_THREAD_BYTES = 4 << 20  # one more thread for each; one thread copies what is less
 _ENDED = "this iteration was ended: another one has begun"
 
 _ArenaT = TypeVar("_ArenaT")
+
+
+def do_nothing() -> None:
+    """`Batch.arrive` on the host."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Batch:
     source: IntArray  # [clips], its number
     epoch: IntArray  # [clips], of the source
     place: IntArray  # [clips], in that epoch, see `Clips`
-    arrive: Callable[[], object] = lambda: None
+    arrive: Callable[[], object] = do_nothing
     """To be called by the thread that takes the batch, before it uses the features."""
 
     def __len__(self) -> int:
@@ -61,6 +71,34 @@ class Copiers(Protocol):
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """Have copies made."""
+
+
+@dataclass
+class CallThreads:
+    """`Copiers` for one call: at most `num_threads` threads, which end with each `copy`."""
+
+    num_threads: int
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Make copies. Raises the first error."""
+        todo = list(copies)
+        paying = 1 + sum(copy.nbytes for copy in todo) // _THREAD_BYTES
+        if (threads := min(len(todo), self.num_threads, paying)) <= 1:
+            for copy in todo:
+                copy.do()
+            return
+        with ThreadPool(threads, "seqrecord-clips") as pool:
+            deque(pool.map(lambda copy: copy.do(), todo), maxlen=0)
+
+
+def repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Copy]:
+    """Copies of repeated frames: row `i` of each array becomes its row `source[i]`."""
+    target = np.flatnonzero(source != np.arange(len(source)))
+    source = source[target]
+    for begin, end in pairwise(followed(target, source)):
+        to, of = (slice(int(rows[begin]), int(rows[end - 1]) + 1) for rows in (target, source))
+        for array in arrays:
+            yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))
 
 
 @dataclass(frozen=True, eq=False)

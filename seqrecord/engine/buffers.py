@@ -24,7 +24,7 @@ import torch
 from seqrecord.clips.grids import followed
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Arena, Packed, Rows, clips_of
-from seqrecord.engine.batches import BatchBuilder, ClipRows, Copiers, Copy
+from seqrecord.engine.batches import BatchBuilder, ClipRows, Copiers, Copy, do_nothing
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import frames_in
 from seqrecord.engine.device.streams import SideStream, side_stream
@@ -264,7 +264,7 @@ class HostBatchBuilder:
                 features[name] = self._variable[name].finish(self.size)
             else:
                 features[name] = self._pools[name].lease(self._buffers[name], self.size)
-        return features, lambda: None
+        return features, do_nothing
 
     def _parts(
         self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]]

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.transforms import ClipFunction
@@ -141,6 +142,13 @@ def read_only(array: Any) -> Any:
     view: npt.NDArray[Any] = array.view()
     view.flags.writeable = False
     return view
+
+
+def as_arrays(clip: Any) -> Any:
+    """A feature of a clip as functions get it: arrays that nobody can write to, or texts."""
+    if isinstance(clip, torch.Tensor):
+        return read_only(clip.numpy())
+    return [as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip
 
 
 def _array(name: str, value: Any) -> Any:

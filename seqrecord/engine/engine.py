@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -135,7 +135,14 @@ class Execution:
         """Fill batches of a channel with clips `[first, last)` of the plan; see `Executor`."""
         job, resources, buffers, stats = self.job, self.resources, self.buffers, self.stats
         lower_priority(resources.niceness)  # before this thread starts the others
-        loader = self._loader()
+        loader = loader_of(
+            ChunkLoader,
+            job,
+            buffers,
+            resources.num_threads,
+            stats,
+            are_resident=bool(resources.rows),
+        )
         workers = WorkerPool(
             loader,
             num_threads=resources.num_threads,
@@ -162,23 +169,6 @@ class Execution:
         finally:
             loader.close()
             buffers.end()
-
-    def _loader(self) -> ChunkLoader:
-        """What does the plan's loads."""
-        job, plan, transform = self.job, self.job.plan, self.job.frame_transform
-        return ChunkLoader(
-            job.dataset,
-            self.buffers,
-            {group.group: group.window.frame_step for group in plan.groups},
-            plan.groups[plan.leading].group,
-            None if transform is None else (transform, job.specs),
-            self.resources.num_threads,
-            self.stats,
-            job.clip_frames,
-            in_pieces={
-                group.group for group in plan.groups if group.in_pieces and not self.resources.rows
-            },
-        )
 
     def _store(self) -> FrameStore:
         """Where the plan's frames are; empty, but for those that stay in memory."""
@@ -312,6 +302,33 @@ def _needs(job: Job, resources: Resources) -> Needs:
         resources.device,
         resources.shared,
         video,
+    )
+
+
+_Loader = TypeVar("_Loader", bound=ChunkLoader)
+
+
+def loader_of(
+    kind: type[_Loader],
+    job: Job,
+    buffers: Buffers[Any],
+    num_threads: int,
+    stats: EngineStats,
+    *,
+    are_resident: bool,
+) -> _Loader:
+    """What does the loads of a job's plan. If frames `are_resident`, each has a row of its own."""
+    plan, transform = job.plan, job.frame_transform
+    return kind(
+        job.dataset,
+        buffers,
+        {group.group: group.window.frame_step for group in plan.groups},
+        plan.groups[plan.leading].group,
+        None if transform is None else (transform, job.specs),
+        num_threads,
+        stats,
+        job.clip_frames,
+        in_pieces={g.group for g in plan.groups if g.in_pieces and not are_resident},
     )
 
 

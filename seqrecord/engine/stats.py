@@ -68,7 +68,7 @@ class EngineStats:
     )
 
     def __reduce__(self) -> tuple[type[EngineStats], tuple[()]]:
-        return EngineStats, ()  # a copy, in another process, counts anew
+        return type(self), ()  # a copy, in another process, counts anew
 
     def add(self, **amounts: float) -> None:
         """Add to counters."""

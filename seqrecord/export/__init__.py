@@ -14,12 +14,4 @@ if TYPE_CHECKING:
     from seqrecord.export.mcap import to_mcap as to_mcap
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        {
-            "files": ["to_files"],
-            "hub": ["HubPush", "to_hub"],
-            "lerobot": ["to_lerobot"],
-            "mcap": ["to_mcap"],
-        },
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -59,6 +59,7 @@ from seqrecord.text import name_index
 from seqrecord.units import format_size
 from seqrecord.writing.convert import ConvertReport, convert
 from seqrecord.writing.convert_jobs import Progress
+from seqrecord.writing.destination import WriteMode
 
 _logger = logging.getLogger("seqrecord")
 
@@ -70,7 +71,7 @@ def index_source(
     destination: StorageLike,
     *,
     progress: Callable[[Progress], None] | None = None,
-    append: bool = False,
+    mode: WriteMode = "create",
     checksums: bool = False,
     strict: bool = False,
     workers: int | None = None,
@@ -81,8 +82,8 @@ def index_source(
     """Make a dataset of a source whose video, or files, stay where they are; other features are
     copied.
 
-    `workers`, `kinds` and `units` are as for `convert`. Raises `SourceError` for a source that
-    cannot be referred to, and as `convert` does.
+    `mode`, `workers`, `kinds` and `units` are as for `convert`. Raises `SourceError` for a source
+    that cannot be referred to, and as `convert` does.
     """
     if hasattr(source, "referring"):
         source = source.referring()
@@ -94,7 +95,7 @@ def index_source(
         kinds=kinds,
         units=units,
         codecs={name: "raw" for name, spec in source.schema().items() if not spec.codec},
-        mode="append" if append else "create",
+        mode=mode,
         checksums=checksums,
         strict=strict,
         workers=workers,
@@ -222,11 +223,11 @@ class _Indexed:
         begin, content = time.monotonic(), self._content()
         if note is not None and self._has_grown(note):
             folder = self._folder(note)
-            self._index(folder, append=True)
+            self._index(folder, "append")
         else:
             folder = self.base.with_name(f"{self.base.name}-{secrets.token_hex(4)}")
             try:
-                self._index(folder, append=False)
+                self._index(folder, "create")
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -305,7 +306,7 @@ class _Indexed:
             return False
         return is_same
 
-    def _index(self, folder: Path, *, append: bool) -> None:
+    def _index(self, folder: Path, mode: WriteMode) -> None:
         from tqdm import tqdm
 
         with tqdm(desc=f"indexing {self.shown}", unit="frame", leave=False, disable=None) as bar:
@@ -315,7 +316,7 @@ class _Indexed:
                 bar.update(progress.frames - bar.n)
 
             report = index_source(
-                *(self.source, folder), progress=show, append=append, workers=self.workers
+                *(self.source, folder), progress=show, mode=mode, workers=self.workers
             )
         found = report.inventory
         level = logging.WARNING if found.left_out_data else logging.INFO

@@ -65,27 +65,22 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
 
 
 _OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
-"""How a dataset is opened, which is said when it is."""
+"""Arguments of `seqrecord.open`."""
 
 
 def _unknown_argument(name: str, names: Collection[str]) -> Exception:
-    latest = 'windows={"gps": seqrecord.Latest(max_age=60, unknown="zeros")}'
-    instead = dict.fromkeys(_OF_OPEN, f"seqrecord.open(location, {name}=…) as the location")
-    instead |= dict.fromkeys(("last_known", "unknown"), latest)
-    of_engine = inspect.signature(EngineOptions).parameters
+    elsewhere = {one: f"seqrecord.open(location, {one}=…) as the location" for one in _OF_OPEN}
     if "engine" in names:
-        instead |= dict.fromkeys(of_engine, f"engine=seqrecord.EngineOptions({name}=…)")
-    if name in instead:
-        return ClipError(f"{name} is no argument of a loader", expected=instead[name], got=name)
-    if name in (*of_engine, *inspect.signature(LoaderOptions).parameters):
-        return ClipError(
-            "clips that are read by their number have no epochs",
-            expected="SeqRecordPipe, SeqRecordIterableDataset or SeqRecordNode, which take it",
-            got=name,
-        )
-    near = difflib.get_close_matches(name, names, 1)
-    known = "windows" if name == "delta_timestamps" else near[0] if near else None
-    hint = f"is it {known}?" if known else f"there are {', '.join(sorted(names))}"
+        of_engine = inspect.signature(EngineOptions).parameters
+        elsewhere |= {one: f"engine=seqrecord.EngineOptions({one}=…)" for one in of_engine}
+    if name in elsewhere:
+        return ClipError(f"{name} is no argument of a loader", expected=elsewhere[name], got=name)
+    if name in inspect.signature(LoaderOptions).parameters:
+        expected = "SeqRecordPipe, SeqRecordIterableDataset or SeqRecordNode, which stream epochs"
+        return ClipError("clips read by their number have no epochs", expected=expected, got=name)
+    lerobot = {"delta_timestamps": ["windows"]}
+    near = lerobot.get(name) or difflib.get_close_matches(name, names, 1)
+    hint = f"is it {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
     return TypeError(f"there is no argument {name!r}; {hint}")
 
 

@@ -22,8 +22,7 @@ from seqrecord.format.index import GroupIndex
 from seqrecord.pipes.checks import are_names, check, refuse
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, mask_name
-from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.text import repr_of
+from seqrecord.schema import Schema
 from seqrecord.units import is_integer
 
 
@@ -64,41 +63,39 @@ _FORMS = ("list", "pad", "nested")
 
 
 def check_ragged(value: Any) -> None:
-    """Raise `ClipError` for what is no `ragged`."""
+    """Raise `ClipError` for a value that is no `ragged`."""
     forms = value if isinstance(value, Mapping) else {"": value}
-    are_sized = forms is value
-    known = (
-        f in _FORMS if isinstance(f, str) else are_sized and _are_sizes(f) for f in forms.values()
+    are_known = all(
+        form in _FORMS if isinstance(form, str) else forms is value and _are_sizes(form)
+        for form in forms.values()
     )
-    is_right = are_names(forms) and all(known)
     expected = '"list", "pad" or "nested", or a dict of these and of sizes by feature'
-    check("ragged", value, is_right, expected)
+    check("ragged", value, are_names(forms) and are_known, expected)
 
 
 def ragged_arrays(
     ragged: Ragged, stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
-    """What frames have of the stored features, and which of them come as nested tensors.
+    """The arrays of a frame, and the features that come as nested tensors.
 
-    A padded feature has its sizes, and behind it stands its mask. Raises `ClipError` for a feature
-    that does not come as `ragged` says.
+    A padded feature has its sizes, and its mask follows it. Raises `ClipError` for a feature that
+    cannot come as `ragged` says.
     """
     variable = {n: s for n, s in stored.items() if not s.is_fixed and s.value == "array"}
     forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
-    wrong = [name for name in forms if name not in variable]
-    got = ", ".join(f"{n}: {stored[n]}" if n in stored else repr_of(n, 50) for n in wrong)
-    expected = ", ".join(variable) or "a dataset that has some"
-    refuse(bool(wrong), "ragged is for features whose shape varies", expected, got)
+    if wrong := [name for name in forms if name not in variable]:
+        raise ClipError(
+            "ragged is for features whose shape varies",
+            expected=", ".join(variable) or "a dataset that has some",
+            got=", ".join(f"{name}: {stored.get(name, 'unknown')}" for name in wrong),
+        )
     arrays: dict[str, ArraySpec] = {}
     for name, spec in stored.items():
         form = forms.get(name, "list")
+        problem = "a nested tensor can hold frames that differ in their first dimension only"
         with located(ClipError, feature=name):
-            refuse(
-                form == "nested" and (spec.shape[:1] != (None,) or None in spec.shape[1:]),
-                "a nested tensor can hold frames that differ in their first dimension only",
-                '"list", or sizes to pad to',
-                spec,
-            )
+            can_nest = spec.shape[:1] == (None,) and None not in spec.shape[1:]
+            refuse(form == "nested" and not can_nest, problem, '"list", or sizes to pad to', spec)
             is_padded = form not in ("list", "nested")
             arrays |= _padded(name, spec, form, stored) if is_padded else {name: spec}
     return arrays, frozenset(name for name, form in forms.items() if form == "nested")
@@ -107,26 +104,20 @@ def ragged_arrays(
 def _padded(
     name: str, spec: ArraySpec, form: Any, stored: Mapping[str, ArraySpec]
 ) -> dict[str, ArraySpec]:
-    """A feature, and the mask that says which of its values are the frame's."""
+    """A feature and its mask, which is true for the values of the frame."""
     mask, count, largest = mask_name(name), spec.shape.count(None), spec.largest or 0
+    problem = f"{mask} is a feature, and the name of the mask of a padded one"
+    refuse(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
     row = replace(spec, largest=None).nbytes  # of the dimensions that do not vary
-    other = f"features without {mask}, or ragged={{{name!r}: 'list'}}"
-    refuse(mask in stored, "a feature has the name of the mask of a padded one", other, mask)
-    if form == "pad":
-        example = f"ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
-        refuse(
-            count > 1,  # of one, bytes tell the size of the largest frame
-            "several dimensions vary, whose largest sizes are not known",
-            f"the {count} sizes to pad to, such as {example}",
-            spec,
-        )
+    if form == "pad" and count == 1:  # bytes tell the size of the largest frame
         form = max(1, largest // row)
-    sizes = tuple(map(int, form if isinstance(form, Sequence) else [form]))
-    problem = "ragged has another number of sizes than there are variable dimensions"
-    refuse(len(sizes) != count, problem, count, f"{[*sizes]} for {spec}")
-    padded, enough = math.prod(sizes) * row, f"sizes of at least {largest} bytes"
-    problem, got = "a frame is larger than what it is padded to", f"{[*sizes]}, which are {padded}"
-    refuse(padded < largest, problem, enough, got)
+    sizes = (form,) if form == "pad" or is_integer(form) else tuple(map(int, form))
+    problem = f"ragged needs the sizes of {count} dimensions that vary"
+    example = f"such as ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
+    refuse("pad" in sizes or len(sizes) != count, problem, example, f"{[*sizes]} for {spec}")
+    problem, padded = "a frame is larger than what it is padded to", math.prod(sizes) * row
+    got = f"{[*sizes]}, which are {padded}"
+    refuse(padded < largest, problem, f"sizes of at least {largest} bytes", got)
     filled = iter(sizes)
     shape = tuple(next(filled) if size is None else size for size in spec.shape)
     of_mask = ArraySpec(np.dtype(np.bool_), sizes, mask_of=name)
@@ -150,17 +141,11 @@ def in_pieces(table: EpisodeTable, features: Schema) -> EpisodeTable:
     of raw features marked, of which single frames are read: texts beside them are short."""
     groups = list(table.groups)
     for place, grid in enumerate(groups):
-        video = video_of(grid.group, features)
         stored = [spec for spec in features.values() if spec.group == grid.group]
+        video = next((spec for spec in stored if spec.is_video), None)
         are_raw = all(spec.stored.is_raw or spec.value == "text" for spec in stored)
         groups[place] = replace(grid, by_frame=are_raw)
         if video is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))
             groups[place] = grid.in_pieces(table.num_frames, most)
     return replace(table, groups=tuple(groups))
-
-
-def video_of(group: int, features: Schema) -> FeatureSpec | None:
-    """The video feature that a group has, if it has one."""
-    found = [spec for spec in features.values() if spec.group == group and spec.is_video]
-    return found[0] if found else None

@@ -22,10 +22,10 @@ def check(name: str, value: Any, is_right: bool, expected: str) -> Any:
     return value
 
 
-def check_names(name: str, value: Any, expected: str = "a list of names") -> Any:
+def check_names(name: str, value: Any) -> Any:
     """`None`, or a collection of `str`."""
     refuse(isinstance(value, str), f"{name} is a list of names", [value], value)
-    return check(name, value, value is None or are_names(value), expected)
+    return check(name, value, value is None or are_names(value), "a list of names")
 
 
 def are_names(value: object) -> bool:

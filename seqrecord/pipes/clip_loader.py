@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,20 @@ from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import BufferCache
-from seqrecord.engine.calls import DrawClips
+from seqrecord.engine.calls import DrawClips, Drawn
 from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace, trace_path
 from seqrecord.errors import ClipError
-from seqrecord.pipes.distributed import Ranks, worker_threads
+from seqrecord.pipes.distributed import worker_threads
 from seqrecord.pipes.memory import check_machine
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, Remainder, Sessions, Source, State, sessions_of
+from seqrecord.pipes.states import Clip, Remainder, Sessions, State, sessions_of
 from seqrecord.sampling import Part, Plan, count_unused_frames
-from seqrecord.sampling.sequences import COLUMNS
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
@@ -61,12 +59,21 @@ class ClipLoader:
         options: LoaderOptions,
         limit_in: Callable[[int], int] | None = None,
     ) -> None:
-        _check(selection, options)
+        if options.device is not None and selection.draws.functions is not None:
+            raise ClipError(
+                "the functions of clip_transform are called on the host",
+                expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
+                "and flips alone",
+                got=f"device={options.device}",
+            )
         trace = options.tuning.trace
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
-        self._order = SourceOrder(EpochPlanner.of(selection, options, limit_in))
+        planner = EpochPlanner.of(selection, options, limit_in)
+        self._order = SourceOrder(planner)
+        self.selection, self.ranks = planner.selection, planner.ranks
         self.batch_size = options.batch_size
+        self._has_sequences = options.order == "sequences"
         self._iteration = _Iteration()
 
     @property
@@ -75,22 +82,12 @@ class ClipLoader:
         return self._order.planner
 
     @property
-    def selection(self) -> Selection:
-        """The clips."""
-        return self.planner.selection
-
-    @property
     def options(self) -> LoaderOptions:
         """The arguments of the loader."""
         return self.planner.options
 
     @property
-    def ranks(self) -> Ranks:
-        """See `BatchSource`."""
-        return self.planner.ranks
-
-    @property
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[SourceOrder]:
         """See `BatchSource`."""
         return (self._order,)
 
@@ -177,7 +174,11 @@ class ClipLoader:
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
-        return open_trace(self._trace, self.ranks)
+        if self._trace is None:
+            return Trace()
+        rank, worker = self.ranks.current(), get_worker_info()
+        number = None if worker is None else worker.id
+        return Trace(trace_path(self._trace, rank=(rank.index, rank.count), worker=number))
 
     def present(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
         """See `BatchSource`.
@@ -190,7 +191,7 @@ class ClipLoader:
         nested, squeezed = self.selection.nested, self.selection.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
-            for name, column in plan.columns(number).items():
+            for name, column in plan.columns(number).items() if self._has_sequences else ():
                 columns[name] = torch.from_numpy(column)
             return [{**features, **columns}]
         are_copied = len(batch) > 1 and get_worker_info() is None  # only tensors come together
@@ -230,36 +231,40 @@ class ClipLoader:
     ) -> dict[str, Any]:
         """The columns of clips beside features, each a list or tensor of clips, by their episode
         rows, starts and places in the epoch; int64[clips] each."""
-        drawn = self._draw_of(epoch)(episode, start, (), place)
-        frames = self.selection.drawn_frames(self.planner.settings.seed, epoch).at(place)
-        columns, num_far = self.selection.columns.of(episode, start, frames, drawn)
+        selection, drawn = self.selection, Drawn()
+        frames = selection.windows.frames
+        if selection.draws.is_any:
+            drawn = self._draw_of(epoch)(episode, start, (), place)
+        if selection.steps is not None:
+            frames = selection.drawn_frames(self.planner.settings.seed, epoch).at(place)
+        columns, num_far = selection.columns.of(episode, start, frames, drawn)
         self._iteration.times_without_frame += num_far
         return columns
 
     def unused(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes that are in no clip, where clips follow each other."""
-        if not self.planner.is_sequential or self.options.has_windows:
+        if not self._has_sequences or self.options.has_windows:
             return {}
         frames = count_unused_frames(self.clips(epoch), self.selection.episodes.num_frames)
         return {"frames_left_out": frames}
 
     def describe(self) -> str:
         """A line for people, and one for each feature with its dtype and shape in a clip."""
-        first, *features = self.selection.describe().split("\n")
-        if self.planner.is_sequential:
-            first += f"; {counted(len(self.clips(0).count), 'sequence')}"
+        more = ""
+        if self._has_sequences:
+            more = f"; {counted(len(self.clips(0).count), 'sequence')}"
             for frames in self.unused(0).values():
-                first += f", {counted(frames, 'frame')} in no clip"
+                more += f", {counted(frames, 'frame')} in no clip"
         elif self.planner.settings.shuffle:
             settings, whole = self.planner.fit(1).settings, self.planner.context().whole_block()
             if settings.first_block_frames < whole:
                 places = counted(settings.num_cursors, "place")
-                first += f"; mixed from {places} of an epoch"
-        return "\n".join((first, *features))
+                more = f"; mixed from {places} of an epoch"
+        return self.selection.describe(more)
 
     def _draw_of(self, epoch: int) -> DrawClips:
         """Draws random parameters for clips of an epoch, the same for all clips of a sequence."""
-        sequences = self.clips(epoch) if self.planner.is_sequential else None
+        sequences = self.clips(epoch) if self._has_sequences else None
         return partial(
             self.selection.draws.draw, self.planner.settings.seed, epoch, sequences=sequences
         )
@@ -277,33 +282,3 @@ class ClipLoader:
                 got=device,
             )
         return find_device(device)
-
-
-def _check(selection: Selection, options: LoaderOptions) -> None:
-    """Raise `ClipError` for what does not go together."""
-    draws = selection.draws
-    if options.device is not None and draws.functions is not None:
-        raise ClipError(
-            "the functions of clip_transform are called on the host",
-            expected="no device, and seqrecord.prefetch_to_device around the loader; or crops "
-            "and flips alone",
-            got=f"device={options.device}",
-        )
-    taken = [name for name in COLUMNS if name in selection.made]
-    if taken and options.order == "sequences":
-        raise ClipError(
-            "a feature has the name of a sequence batch's extra column; give it another name: "
-            "rename=",
-            file=selection.dataset.url,
-            expected="other features, or a frame_transform that gives it another name",
-            got=", ".join(taken),
-        )
-
-
-def open_trace(path: Path | None, ranks: Ranks) -> Trace:
-    """The trace of an iteration in this process: none without a path."""
-    if path is None:
-        return Trace()
-    rank, worker = ranks.current(), get_worker_info()
-    number = None if worker is None else worker.id
-    return Trace(trace_path(path, rank=(rank.index, rank.count), worker=number))

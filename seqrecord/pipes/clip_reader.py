@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,17 +19,17 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.clips.grids import followed, frame_keys, numbered, split_keys
+from seqrecord.clips.frames import ClipFrames
+from seqrecord.clips.grids import followed, frame_keys, split_keys
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested, squeeze
-from seqrecord.engine.batches import ClipRows, Copy
+from seqrecord.engine.batches import CallThreads, ClipRows, Copy, repeats
 from seqrecord.engine.buffers import HostBuffers, Needs
-from seqrecord.engine.calls import read_only
+from seqrecord.engine.calls import Drawn, as_arrays
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
@@ -37,17 +37,15 @@ from seqrecord.errors import SeqRecordError
 from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
-from seqrecord.pipes.memory import frames_in_memory, is_decoded, is_small
+from seqrecord.pipes.residency import features_in_memory, frames_in_memory
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import PerProcess
-from seqrecord.processes.threads import ThreadPool
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.units import parse_size
 
+_BLOCK_BYTES = 128 << 10  # of small frames, read at once: as many as Linux reads ahead
 _KEEP = 3  # batches that nobody uses
-_THREAD_BYTES = 4 << 20  # one more thread for each; one thread reads what is less
-_BLOCK_BYTES = 128 << 10  # of frames that stay, read at once: as many as Linux reads ahead
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,8 +113,11 @@ class ClipReader:
         if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        features, tell = self._read(seed, *selection.clip_set.locate(numbers))
-        features, (columns, _) = squeeze(features, selection.squeezed), tell()
+        place = selection.clip_set.locate(numbers)
+        frames = selection.drawn_frames(seed, 0)
+        found, drawn = self._read(seed, *place, frames)
+        features = squeeze(found, selection.squeezed)
+        columns, _ = selection.columns.of(*place, frames, drawn)
 
         def batch() -> dict[str, Any]:
             return {**for_users(features, selection.nested), **columns}
@@ -130,10 +131,10 @@ class ClipReader:
     def example(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
         """The features of one clip as functions of clips get them: arrays [frames, …], or lists.
 
-        It is given by the row of its episode and its start, int64[1] each.
+        The clip is given by the row of its episode and its start, int64[1] each.
         """
-        features, _ = self._read(0, episode, start)
-        return {name: _as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
+        features, _ = self._read(0, episode, start, self._selection.drawn_frames(0, 0))
+        return {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
         """The clips of a feature of a batch."""
@@ -143,25 +144,20 @@ class ClipReader:
         return list(map(nested, clips)) if name in self._selection.nested else clips
 
     def _read(
-        self, seed: int, episode: IntArray, start: IntArray
-    ) -> tuple[dict[str, Any], Callable[[], tuple[dict[str, Any], int]]]:
-        """The features, as a batch has them, and what tells the columns that it has beside."""
+        self, seed: int, episode: IntArray, start: IntArray, frames: ClipFrames
+    ) -> tuple[dict[str, Any], Drawn]:
+        """The features of clips, as a batch has them, and their random parameters."""
         selection, count = self._selection, len(episode)
-        frames = selection.drawn_frames(seed, 0)
         buffers = self._buffers_for(count)
-        builder, threads = buffers.begin_batch(count), _Threads(self._num_threads.get())
+        builder, threads = buffers.begin_batch(count), CallThreads(self._num_threads.get())
         sources: list[ClipRows[Arena]] = []
         used: list[tuple[_Set, Arena]] = []
         found = [frames.find(names[0], episode, start).frames for names in self._alike]
         keys = [frame_keys(*frames.stored(episode[:, None], some)) for some in found]
         for one in self._sets:
             if one.in_memory is not None:
-                rows_of = {number: self._rows(keys[number]) for number in one.features}
-                missing = [keys[n][~one.in_memory.is_read[r]] for n, r in rows_of.items()]
-                if any(map(len, missing)):
-                    self._fill(one, one.in_memory, np.concatenate(missing), buffers)
-                for number, names in one.features.items():
-                    sources.append(ClipRows(one.in_memory, rows_of[number], names))
+                own = {number: keys[number] for number in one.features}
+                sources += self._staying(one, one.in_memory, own, buffers)
                 continue
             wanted = np.concatenate([keys[number].reshape(-1) for number in one.features])
             # Each frame once, the place where it comes first, and for every place which it is.
@@ -173,20 +169,30 @@ class ClipReader:
             target = {**straight, **{name: arena[name] for name in one.specs}}
             threads.copy(self._loads(one, unique, target, rows, buffers))
             rows = rows[which.reshape(-1)]
-            threads.copy(_repeats(list(straight.values()), rows))
+            threads.copy(repeats(list(straight.values()), rows))
             for number, names in one.features.items():
                 some, rows = np.split(rows, [keys[number].size])
                 kept = [name for name in names if name in one.specs]
                 sources.append(ClipRows(arena, some.reshape(keys[number].shape), kept))
         if not selection.draws.is_any:
-            threads = _Threads(1)  # what is only copied takes less time than to start others
+            threads = CallThreads(1)  # what is only copied takes less time than to start others
         drawn = selection.draws.draw(seed, 0, episode, start, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         builder.gather(np.arange(count), sources, threads, drawn.calls)
         for one, arena in used:
             one.release(arena)
-        return builder.finish()[0], partial(selection.columns.of, episode, start, frames, drawn)
+        return builder.finish()[0], drawn
+
+    def _staying(
+        self, one: _Set, arena: Arena, keys: Mapping[int, IntArray], buffers: HostBuffers
+    ) -> list[ClipRows[Arena]]:
+        """The rows of frames that stay in memory, after the missing ones were read."""
+        rows = {number: self._rows(some) for number, some in keys.items()}
+        missing = [some[~arena.is_read[rows[number]]] for number, some in keys.items()]
+        if any(map(len, missing)):
+            self._fill(one, arena, np.concatenate(missing), buffers)
+        return [ClipRows(arena, rows[number], names) for number, names in one.features.items()]
 
     def _buffers_for(self, count: int) -> HostBuffers:
         """Memory for so many clips: one has its own, for who keeps it would keep a whole batch."""
@@ -235,8 +241,9 @@ class ClipReader:
 
         def load(keys: IntArray) -> None:
             keys = keys[~arena.is_read[self._rows(keys)]]  # others may be copying what was read
-            items = self._loads(one, keys, arena, rows := self._rows(keys), buffers)
-            _Threads(1 if one.is_small else self._num_threads.get()).copy(items)
+            rows = self._rows(keys)
+            items = self._loads(one, keys, arena, rows, buffers)
+            CallThreads(1 if one.is_small else self._num_threads.get()).copy(items)
             arena.is_read[rows] = True
 
         with self._filling.get():
@@ -244,7 +251,7 @@ class ClipReader:
             if not len(keys):
                 return
             try:
-                load(_blocks(one.dataset, keys) if one.is_small else keys)
+                load(_with_neighbours(one.dataset, keys) if one.is_small else keys)
             except SeqRecordError:  # of frames that nobody wants, maybe
                 load(keys)
 
@@ -258,12 +265,11 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
     num_rows = int(dataset.contents.episode_table.num_frames[selection.clip_set.selected].sum())
     if selection.frames.transform is not None:  # it needs whole frames
         needed = num_rows * (1 + sum(spec.nbytes for spec in arrays.values()))
-        stays = frames_in_memory(selection, only_small=False) and needed <= memory_limit
+        stays = frames_in_memory(selection)[1] and needed <= memory_limit
         arena = Arena(arrays, num_rows) if stays else None
         return [_Set(dataset, dict(enumerate(alike)), arrays, in_memory=arena)]
-    small = [name for name in dataset.features if is_small(dataset, name)]
-    staying = [*small, *(name for name in dataset.features if is_decoded(dataset, name))]
-    staying.sort(key=lambda name: arrays[name].nbytes)
+    small, decoded = features_in_memory(dataset)
+    staying = sorted([*small, *decoded], key=lambda name: arrays[name].nbytes)
     sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
     fitting = [name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit]
     in_memory = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
@@ -283,51 +289,9 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
     return found
 
 
-def _blocks(dataset: Dataset, keys: IntArray) -> IntArray:
-    """Keys of all frames of the blocks that have some of these, in ascending order. Chunks of the
-    only feature are cut into blocks of whole slices."""
+def _with_neighbours(dataset: Dataset, keys: IntArray) -> IntArray:
+    """Keys of the dataset's only feature, with those of all frames in the same blocks of slices."""
     [grid], [spec] = dataset.contents.episode_table.groups, dataset.features.values()
     length = slice_frames(spec)
     block = max(1, _BLOCK_BYTES // (length * spec.nbytes)) * length
-    episode, frame = split_keys(keys)
-    start, stop = grid.bounds(episode, grid.place(episode, frame))
-    stop = np.minimum(stop, dataset.contents.episode_table.num_frames[episode])
-    first = frame - (frame - start) % block
-    keys, some = np.unique(frame_keys(episode, first), return_index=True)
-    owner, inside = numbered(np.minimum(block, stop - first)[some])
-    return keys[owner] + inside
-
-
-def _as_arrays(clip: Any) -> Any:
-    """A feature of a clip as arrays that nobody can write to; or texts."""
-    if isinstance(clip, torch.Tensor):
-        return read_only(clip.numpy())
-    return [_as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip
-
-
-def _repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Copy]:
-    """Copies of the frames that arrays have more than once: row `i` is that of `source[i]`."""
-    target = np.flatnonzero(source != np.arange(len(source)))
-    source = source[target]
-    for begin, end in pairwise(followed(target, source)):
-        to, of = (slice(int(rows[begin]), int(rows[end - 1]) + 1) for rows in (target, source))
-        for array in arrays:
-            yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))
-
-
-@dataclass
-class _Threads:
-    """Has copies made before it goes on, on as many threads as pay for their bytes."""
-
-    num_threads: int
-
-    def copy(self, copies: Iterable[Copy]) -> None:
-        """See `Copiers`. Raises the first error."""
-        todo = list(copies)
-        paying = 1 + sum(copy.nbytes for copy in todo) // _THREAD_BYTES
-        if (threads := min(len(todo), self.num_threads, paying)) <= 1:
-            for copy in todo:
-                copy.do()
-            return
-        with ThreadPool(threads, "seqrecord-clips") as pool:
-            deque(pool.map(lambda copy: copy.do(), todo), maxlen=0)
+    return grid.block_keys(keys, block, dataset.contents.episode_table.num_frames)

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.clip_lists import read_clip_list, read_frame_lists
 from seqrecord.clips.excerpts import Excerpts
-from seqrecord.clips.frames import ClipUse
-from seqrecord.clips.grids import numbered
-from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
+from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.pipes.arrays import groups_of
-from seqrecord.pipes.chosen_clips import ClipList, ListedClips, read_clip_list
 from seqrecord.pipes.clip_windows import SelectedWindows
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.contents import update_digest
 from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Phases
 from seqrecord.sampling.random_order import clips_before, times_in_epoch, typical_table
 from seqrecord.text import counted
-
-_EPISODES_AT_ONCE = 1 << 12  # of which chunks are hashed together
-
-_Uses: TypeAlias = list[list[tuple[IntArray, list[ClipUse]]]]
-"""For each dilation, pairs of episode rows and the frames that their clips use."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +28,6 @@ class ClipSet:
     """The clips of a request. Picklable.
 
     Attributes:
-        dataset: with the requested features only.
         spec: length, stride and dilation.
         windows: the frames of each feature.
         selected: rows of the selected episodes, int64[n].
@@ -49,7 +39,6 @@ class ClipSet:
             episodes, and places in them for frames and starts.
     """
 
-    dataset: Dataset
     spec: ClipSpec
     windows: SelectedWindows
     selected: IntArray
@@ -61,20 +50,19 @@ class ClipSet:
 
     @classmethod
     def of(cls, options: ClipOptions, dataset: Dataset, selected: IntArray) -> ClipSet:
-        """The clips of selected episodes. Raises `ClipError` where there is none."""
+        """The clips of selected episodes. Raises `ClipError` if there is none."""
+        spec = options.spec
         if options.lists_frames:
             found = cls.of_lists(options, dataset, selected)
         else:
-            windows, spec = SelectedWindows(options, dataset, selected), options.spec
+            windows = SelectedWindows(options, dataset, selected)
             if options.clips is not None:
-                found = _of_table(options.clips, dataset, spec, windows, selected)
+                found = cls._of_starts(options, windows, selected)
             elif isinstance(options, LoaderOptions) and options.rotate_phase:
-                every = _enumerate(replace(spec, stride=1), dataset, windows, windows.uses())
-                phases = Phases.of(every, spec.stride)
-                found = cls(dataset, spec, windows, selected, every, phases)
+                every = windows.enumerate(replace(spec, stride=1))
+                found = cls(spec, windows, selected, every, Phases.of(every, spec.stride))
             else:
-                clips = _enumerate(spec, dataset, windows, windows.uses())
-                found = cls(dataset, spec, windows, selected, clips)
+                found = cls(spec, windows, selected, windows.enumerate(spec))
         if not found.clips.num_clips:
             raise ClipError(
                 f"no clip has all of its frames and features; left out: {found.left_out}",
@@ -86,21 +74,35 @@ class ClipSet:
     def of_lists(
         cls, options: ClipOptions, dataset: Dataset, selected: IntArray, most: int | None = None
     ) -> ClipSet:
-        """The clips of a table of frame lists. Excerpts have at most `most` frames."""
-        found = ListedClips.of(options.clips, dataset.contents, selected, most)
-        windows = SelectedWindows(options, dataset, found.selected, found.excerpts)
-        excerpts, chosen = np.arange(len(found.excerpts)), found.chosen
-        lacking = found.num_incomplete
-        clips = chosen.table(options.spec, excerpts, chosen.most, num_incomplete=lacking)
-        return cls(
-            dataset,
-            options.spec,
-            windows,
-            found.selected,
-            clips,
-            chosen=chosen,
-            excerpts=found.excerpts,
+        """The clips of a table of frame lists, in excerpts of at most `most` frames."""
+        index, missing = dataset.contents.index, dataset.contents.missing_frames()
+        selected, excerpts, chosen, lacking = read_frame_lists(
+            options.clips, index.keys, index.num_frames, missing, selected, most
         )
+        windows = SelectedWindows(options, dataset, selected, excerpts)
+        rows, spec = np.arange(len(excerpts)), options.spec
+        table = chosen.table(spec, rows, chosen.most, num_incomplete=lacking)
+        return cls(spec, windows, selected, table, None, chosen, excerpts)
+
+    @classmethod
+    def _of_starts(
+        cls, options: ClipOptions, windows: SelectedWindows, selected: IntArray
+    ) -> ClipSet:
+        """The clips of a table of starts that lack no feature."""
+        index, spec = windows.dataset.contents.index, options.spec
+        listed = read_clip_list(options.clips, index.keys, index.num_frames, windows.reaches)
+        found = ChosenClips.of(*listed)
+        found = found.taken(np.isin(found.episode, selected))
+        selected = np.unique(found.episode)
+        whole = windows.enumerate(spec, selected).has(found.episode, found.start)
+        chosen, lacking = found.taken(whole), int((~whole).sum())
+        table = chosen.table(spec, selected, chosen.most, num_incomplete=lacking)
+        return cls(spec, windows, selected, table, chosen=chosen)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset, with the requested features only."""
+        return self.windows.dataset
 
     @property
     def differs_by_epoch(self) -> bool:
@@ -130,8 +132,7 @@ class ClipSet:
                 lacking, selected = self.clips.num_incomplete, self.clips.selected
                 found = self.chosen.table(self.spec, selected, times, num_incomplete=lacking)
             else:
-                spec, windows = replace(self.spec, phase=epoch), self.windows
-                found = _enumerate(spec, self.dataset, windows, windows.uses())
+                found = self.windows.enumerate(replace(self.spec, phase=epoch))
             self._last.clear()
             self._last[epoch, seed] = found
         return found
@@ -155,10 +156,8 @@ class ClipSet:
 
     def of_dilations(self) -> list[ClipTable]:
         """For each dilation, if there are several, the clips of stride 1 that lack no feature."""
-        uses, dataset, windows = self.windows.uses(), self.dataset, self.windows
-        if len(uses) == 1:
-            return []
-        return [_enumerate(ClipSpec(1), dataset, windows, [use]) for use in uses]
+        some = self.windows.dilations if len(self.windows.dilations) > 1 else ()
+        return [self.windows.enumerate(ClipSpec(1), dilations=[one]) for one in some]
 
     @cached_property
     def left_out(self) -> str:
@@ -189,37 +188,8 @@ class ClipSet:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Identity of the selected episodes, as JSON, whatever else the dataset contains.
-
-        The digest covers keys, lengths, and pages of the requested features. It does not depend on
-        the episodes' places in the dataset, since the order is that of the selection, nor on the
-        paths of referenced files.
-        """
-        dataset, rows, index = self.dataset, self.selected, self.dataset.contents.index
-        keys = index.keys.take(rows).to_pylist()
-        digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
-        digest.update(np.ascontiguousarray(index.num_frames[rows], "<i8").data)
-        for group in groups_of(dataset):
-            columns = [group.schema.position(n) for n in group.schema if n in dataset.features]
-            for some in np.array_split(rows, 1 + len(rows) // _EPISODES_AT_ONCE):
-                owner, place = numbered(group.num_chunks[some])
-                chunks = group.first_chunk[some][owner] + place
-                digest.update(np.ascontiguousarray(group.num_frames[chunks], "<u4").data)
-                sums = dataset.contents.chunks.lasting_sums(group, chunks)
-                for table in (group.page_length[chunks], sums):
-                    digest.update(np.ascontiguousarray(table[:, columns], "<u4").data)
-        for number, name in enumerate(sorted(dataset.features, key=dataset.contents.stored_name)):
-            gaps = dataset.select([name]).contents.missing_frames()
-            gaps = gaps.taken(np.isin(gaps.episode, rows))
-            place = np.searchsorted(rows, gaps.episode)
-            for numbers in (np.full(len(gaps), number), place, gaps.start, gaps.stop):
-                digest.update(np.ascontiguousarray(numbers, "<i8").data)
-        return {
-            "count": len(rows),
-            "frames": int(index.num_frames[rows].sum()),
-            "digest": digest.hexdigest(),
-            "dataset": dataset.fingerprint,
-        }
+        """See `Contents.identity`."""
+        return self.dataset.contents.identity(self.selected)
 
     @cached_property
     def chosen_digest(self) -> str | None:
@@ -228,39 +198,9 @@ class ClipSet:
             return None
         chosen, digest, episode = self.chosen, hashlib.sha256(), self.chosen.episode
         if self.excerpts is not None:  # the same wherever episodes are divided
-            for numbers in (self.excerpts.frames_of(episode, chosen.start), episode):
-                digest.update(np.ascontiguousarray(numbers, "<i8").data)
+            update_digest(digest, "<i8", self.excerpts.frames_of(episode, chosen.start), episode)
             episode = self.excerpts.episode[episode]
-        for numbers in (chosen.row, np.searchsorted(self.selected, episode), chosen.start):
-            digest.update(np.ascontiguousarray(numbers, "<i8").data)
-        digest.update(np.ascontiguousarray(chosen.weight, "<f8").data)
+        place = np.searchsorted(self.selected, episode)
+        update_digest(digest, "<i8", chosen.row, place, chosen.start)
+        update_digest(digest, "<f8", chosen.weight)
         return digest.hexdigest()
-
-
-def _of_table(
-    clips: ClipList, dataset: Dataset, spec: ClipSpec, windows: SelectedWindows, selected: IntArray
-) -> ClipSet:
-    """The listed clips of selected episodes that lack no feature."""
-    index, uses = dataset.contents.index, windows.uses()
-    listed = ChosenClips.of(*read_clip_list(clips, index.keys, index.num_frames, windows.reaches))
-    listed = listed.taken(np.isin(listed.episode, selected))
-    selected = np.unique(listed.episode)
-    some = [[(rows[np.isin(rows, selected)], of) for rows, of in use] for use in uses]
-    whole = _enumerate(spec, dataset, windows, some).has(listed.episode, listed.start)
-    chosen, lacking = listed.taken(whole), int((~whole).sum())
-    table = chosen.table(spec, selected, chosen.most, num_incomplete=lacking)
-    return ClipSet(dataset, spec, windows, selected, table, chosen=chosen)
-
-
-def _enumerate(
-    spec: ClipSpec, dataset: Dataset, windows: SelectedWindows, uses: _Uses
-) -> ClipTable:
-    """The clips that lack no feature with one of the dilations."""
-    pads, drop_last = windows.pads, windows.drop_last
-    make = partial(enumerate_clips, spec, dataset.contents.episode_table)
-    tables = [
-        [make(rows, uses=some, pads=pads, drop_last=drop_last) for rows, some in use]
-        for use in uses
-    ]
-    found = ClipTable.united([ClipTable.concatenated(some) for some in tables])
-    return found if windows.asked else replace(found, num_outside=0)

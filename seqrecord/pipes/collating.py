@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
@@ -30,12 +29,12 @@ _is_contiguous = torch.Tensor.is_contiguous
 
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (np.ndarray, np.generic)
-_KINDS = (torch.Tensor, _ARRAYS, _NUMBERS, Mapping)  # which do not mix
+_KINDS: tuple[Any, ...] = (torch.Tensor, _ARRAYS, _NUMBERS, Mapping)  # which do not mix
 
 _DTYPES = {  # of NumPy, which has no bfloat16
     torch.from_numpy(np.empty(0, name)).dtype: np.dtype(name) for name in ("?", *"bhilBHILefdFD")
 }
-_LEAST, _MOST = -(1 << 63), (1 << 63) - 1  # of int64
+_WIDEST = {float: torch.float64, complex: torch.complex128}  # by default torch halves them
 
 _kind_of = attrgetter("shape", "dtype", "is_cpu", "layout", "requires_grad")
 
@@ -95,7 +94,7 @@ def _check_single(clips: Sequence[Mapping[str, Any]]) -> None:
     if isinstance(keys, list) and isinstance(clips[0].get("start"), torch.Tensor):
         size = len(clips) * len(keys)
         raise ClipError(
-            "batches make no batch: the loader has a batch_size",
+            "collate received batches: the loader has a batch_size",
             expected=f"batch_size={size} of the loader, with nothing that makes batches behind it; "
             f"or a loader without batch_size, and .batch({size}).collate(seqrecord.collate)",
             got=f"{len(clips)} batches of {len(keys)} clips",
@@ -103,71 +102,55 @@ def _check_single(clips: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _collate(name: str, values: list[Any]) -> Any:
+    """The values of one entry as a tensor, or as the list that they are."""
     first = values[0]
-    for kind in _KINDS if len(set(map(type, values))) > 1 else ():
-        for value in values:
-            if isinstance(value, kind) != isinstance(first, kind):
-                raise _unlike(name, type(first).__name__, type(value).__name__)
-    if isinstance(first, torch.Tensor):
-        if any(value.is_nested for value in values):
-            return _nested(name, values)
-        return _stacked(name, values)
+    for value in values if len(set(map(type, values))) > 1 else ():
+        if _kind(value) != _kind(first):
+            raise _unlike(name, type(first).__name__, type(value).__name__)
     if isinstance(first, Mapping):
         return collate(values)
-    if isinstance(first, _NUMBERS):
-        return _numbers(name, values)
-    if isinstance(first, _ARRAYS) and first.dtype.kind in "biufc":
-        return _stacked(name, [_tensor(name, value) for value in values])
-    return values  # keys, and frames of variable shapes
-
-
-def _numbers(name: str, values: list[Any]) -> torch.Tensor:
-    """As torch's `default_collate`, which makes float64 of floats, on the host."""
-    kinds = {float: torch.float64, complex: torch.complex128}
-    dtype = next((kinds[kind] for kind in kinds if isinstance(values[0], kind)), None)
     try:
-        return torch.tensor(values, dtype=dtype, device="cpu")
+        if isinstance(first, _ARRAYS) and first.dtype.kind in "biufc":
+            values = [torch.from_numpy(np.require(value, None, ["C", "W"])) for value in values]
+        elif isinstance(first, _NUMBERS):  # as torch's `default_collate`, but on the host
+            return torch.tensor(values, dtype=_WIDEST.get(type(first)), device="cpu")
+        elif not isinstance(first, torch.Tensor):
+            return values  # texts, and frames of variable shapes
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
-        wrong = (v for v in values if isinstance(v, int) and not _LEAST <= v <= _MOST)
         raise ClipError(
-            "numbers of clips that make no tensor",
+            "cannot stack these values",
             feature=name,
-            expected="numbers of one kind, integers from -2^63 to 2^63 - 1",
-            got=repr_of(next(wrong, values), 100),
+            expected="numbers of one kind from -2^63 to 2^63 - 1, or arrays of a dtype that torch "
+            "has, in the machine's byte order",
+            got=repr_of(getattr(first, "dtype", values), 100),
         ) from error
+    return (_nested if any(value.is_nested for value in values) else _stacked)(name, values)
 
 
-def _tensor(name: str, value: npt.NDArray[Any] | np.generic) -> torch.Tensor:
-    try:
-        return torch.from_numpy(np.require(value, None, ["C", "W"]))
-    except (TypeError, ValueError) as error:  # long doubles, other byte orders
-        raise ClipError(
-            "an array of a dtype that torch does not have",
-            feature=name,
-            expected="one of the machine's byte order, of at most 64 bits or complex of 128",
-            got=repr_of(value.dtype, 100),
-        ) from error
+def _kind(value: Any) -> int:
+    return next((i for i, kind in enumerate(_KINDS) if isinstance(value, kind)), len(_KINDS))
 
 
 def _nested(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
     first = tensors[0]
     for tensor in tensors:
         if not tensor.is_nested or tensor.layout is not torch.jagged:
-            layout = f"{'nested' if tensor.is_nested else 'plain'}, {tensor.layout}"
-            raise _unlike(name, "nested, torch.jagged", layout)
+            raise _unlike(name, "nested, torch.jagged", f"{tensor.layout} {_shown(tensor)}")
         if tensor.dtype != first.dtype or tensor.shape[2:] != first.shape[2:]:
             raise _unlike(name, _shown(first), _shown(tensor))
     return nested(tensors)
 
 
 def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-    kinds = set(map(_kind_of, tensors))
-    shape, dtype, is_cpu, layout, wants_gradient = _kind_of(tensors[0])
+    """Tensors of one shape and dtype as one, in memory that is used again if they lie on the
+    host and NumPy has the dtype."""
+    first, kinds = tensors[0], set(map(_kind_of, tensors))
     for tensor in tensors if len(kinds) > 1 else ():
-        if (tensor.shape, tensor.dtype) != (shape, dtype):
-            raise _unlike(name, _shown(tensors[0]), _shown(tensor))
-    plain = is_cpu and layout is torch.strided and not wants_gradient and dtype in _DTYPES
-    if not plain or len(kinds) > 1 or set(map(type, tensors)) != {torch.Tensor}:
+        if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
+            raise _unlike(name, _shown(first), _shown(tensor))
+    *_, is_cpu, layout, wants_gradient = _kind_of(first)
+    plain = is_cpu and layout is torch.strided and not wants_gradient and first.dtype in _DTYPES
+    if not plain or len(kinds) > 1 or {*map(type, tensors)} != {torch.Tensor} or not first.numel():
         return torch.stack(tensors)
     joined = join(tensors)
     return _copied(tensors) if joined is None else joined
@@ -175,10 +158,7 @@ def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def _copied(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Tensors of one shape and dtype, one after the other in memory that is used again."""
-    first = tensors[0]
-    if not first.numel():
-        return torch.stack(tensors)
-    pool = _pool_for(tensors)
+    first, pool = tensors[0], _pool_for(tensors)
     array = pool.acquire()
     if first.ndim and first.numel() < _ONE_THREAD and all(map(_is_contiguous, tensors)):
         batch = pool.lease(array, len(tensors))
@@ -195,7 +175,7 @@ def _shown(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _unlike(name: str, expected: str, got: str) -> ClipError:
+def _unlike(name: str, expected: object, got: object) -> ClipError:
     problem = "clips of different shapes or types make no batch"
     return ClipError(problem, feature=name, expected=expected, got=got)
 

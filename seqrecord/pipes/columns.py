@@ -40,8 +40,9 @@ class BatchColumns:
         """
         facts, windows, num_far = self.episodes.of(episode), self.windows, 0
         columns: dict[str, Any] = {"episode": [one.key for one in facts]}
-        columns["start"] = torch.from_numpy(self.episodes.starts(episode, start))
-        if (listed := self.episodes.frames(episode, start)) is not None:
+        listed = self.episodes.frames(episode, start)
+        columns["start"] = torch.from_numpy(start if listed is None else listed.min(axis=1))
+        if listed is not None:
             columns["frames"] = torch.from_numpy(listed)
         columns |= self.draws.told(drawn, facts, episode)
         for name in dict.fromkeys((*windows.padded, *windows.aged)):

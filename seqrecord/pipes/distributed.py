@@ -1,4 +1,4 @@
-"""Which part of an epoch is this process's, among ranks and DataLoader workers."""
+"""This process's part of an epoch, among ranks and DataLoader workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ranks:
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self._given = None if world_size is None else Part(rank or 0, world_size)
+        self.given = None if world_size is None else Part(rank or 0, world_size)
         self._sent: Part | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
@@ -45,7 +45,7 @@ class Ranks:
         found = None
         with suppress(ClipError):  # not now: who iterates there will find the same
             found = self._find()
-        if self._given is None:
+        if self.given is None:
             _refuse_accelerate(found)
         senders = frozenset() if self._received() is None else self._senders
         return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
@@ -56,16 +56,11 @@ class Ranks:
         Raises `ClipError` if the environment makes no sense, and where Accelerate has several
         ranks and none was given.
         """
-        if self._given is not None:
-            return self._given
+        if self.given is not None:
+            return self.given
         found = self._find()
         _refuse_accelerate(found)
         return found or Part()
-
-    @property
-    def are_given(self) -> bool:
-        """Whether this rank was given, not found."""
-        return self._given is not None
 
     @property
     def in_process_group(self) -> bool:
@@ -96,11 +91,11 @@ class Ranks:
             return self.part()
         if num_instances == workers:
             return rank
-        if self._given is not None and num_instances != self._given.count * workers:
+        if self.given is not None and num_instances != self.given.count * workers:
             raise ClipError(
                 "a .sharding_filter() distributes to the ranks of torch.distributed, not to those "
                 "that were given",
-                expected=f"{self._given.count} ranks; leave the filter out: without one, ranks and "
+                expected=f"{self.given.count} ranks; leave the filter out: without one, ranks and "
                 "workers get parts of their own",
                 got=f"{num_instances // workers} ranks",
             )

@@ -1,25 +1,25 @@
-"""What is drawn for the clips of a selection, and what batches tell of clips beside features."""
+"""Random parameters of clips, and facts of episodes for the columns of batches."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from seqrecord.clips.cameras import EpisodeCamera, known_cameras
 from seqrecord.clips.excerpts import Excerpts
 from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
-from seqrecord.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
+from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, located
 from seqrecord.feature_kinds import partner_of
 from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.dataset import Dataset
@@ -28,7 +28,6 @@ from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
 _MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
-_CAMERA = ("fx", "fy", "cx", "cy")
 _SALT = 0x73746570  # the draws are not those of crops
 _FRAMES = 0x66726D73  # … and the numbers of lists of frames not those of starts
 _COPIES = 0x636F7079
@@ -42,6 +41,7 @@ class Facts(NamedTuple):
     metadata: dict[str, Any]  # `None` where there is none
 
 
+@dataclass(frozen=True, eq=False)
 class ClipEpisodes:
     """The facts of episodes, with these entries of their metadata. Picklable.
 
@@ -49,24 +49,14 @@ class ClipEpisodes:
     copies have numbers of their own.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        metadata: Sequence[str],
-        excerpts: Excerpts | None = None,
-        *,
-        repeats: bool = False,
-    ) -> None:
-        self._dataset, self.metadata, self._excerpts = dataset, metadata, excerpts
-        self._repeats = repeats
-        self._known: dict[int, Facts] = {}
+    dataset: Dataset
+    metadata: Sequence[str]
+    excerpts: Excerpts | None
+    repeats: bool
+    _known: dict[int, Facts] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
-
-    def of_excerpts(self, excerpts: Excerpts | None) -> ClipEpisodes:
-        """The same with other excerpts."""
-        return ClipEpisodes(self._dataset, self.metadata, excerpts, repeats=self._repeats)
 
     def of(self, episode: IntArray) -> list[Facts]:
         """Of the episodes in these rows, int64[n]."""
@@ -74,15 +64,15 @@ class ClipEpisodes:
 
     def rows(self, episode: IntArray) -> IntArray:
         """The rows of episodes in the index, int64[n]."""
-        return episode if self._excerpts is None else self._excerpts.episode[episode]
+        return episode if self.excerpts is None else self.excerpts.episode[episode]
 
     def key(self, row: int) -> str:
         """That of the episode in this row of the index."""
-        return self._dataset.contents.index.key(row)
+        return self.dataset.contents.index.key(row)
 
     def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
         """The frames of clips that are lists of these, int64[n, T]; of others `None`."""
-        return None if self._excerpts is None else self._excerpts.frames_of(episode, start)
+        return None if self.excerpts is None else self.excerpts.frames_of(episode, start)
 
     def starts(self, episode: IntArray, start: IntArray) -> IntArray:
         """The first frames of clips as users know them, int64[n]."""
@@ -100,12 +90,12 @@ class ClipEpisodes:
                 drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
                 start = drawn.astype(np.int64)
         numbers = np.array([facts.number for facts in self.of(episode)], np.int64) + start
-        if self._repeats and place is not None:
+        if self.repeats and place is not None:
             numbers += (hash64(key_of(_COPIES), place) >> np.uint64(8)).astype(np.int64)
         return numbers
 
     def _find(self, row: int) -> Facts:
-        index, known = self._dataset.contents.index, self._known
+        index, known = self.dataset.contents.index, self._known
         key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
         digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
         metadata = {name: entries.get(name) for name in self.metadata}
@@ -115,8 +105,75 @@ class ClipEpisodes:
         return facts
 
 
+@dataclass(frozen=True, eq=False)
+class CameraDraws:
+    """Crop windows of one camera's features, and the columns about them. Picklable.
+
+    `known` are the cameras with intrinsics in the metadata. If frames vary, `sizes` has height and
+    width of each episode's frames, int64[E, 2], 0 until they are known.
+    """
+
+    crops: ClipCrops
+    facts: ClipEpisodes
+    known: Sequence[EpisodeCamera]
+    sizes: IntArray | None
+    url: str
+
+    def windows(self, seed: int, epoch: int, numbers: IntArray, episode: IntArray) -> CropWindows:
+        """The windows of clips, by their numbers and the rows of their episodes; int64[n] each."""
+        sizes, smallest = None if self.sizes is None else self.sizes[episode], dict[str, str]()
+        if sizes is not None and len(sizes):
+            row = int(episode[np.argmin((sizes - self.crops.size).min(axis=1))])
+            smallest = self._place(row, min(self.crops.features))
+        with located(ClipError, **smallest):
+            return self.crops.windows(seed, epoch, numbers, sizes)
+
+    def told(
+        self, windows: CropWindows, cameras: Sequence[Any], episode: IntArray
+    ) -> dict[str, torch.Tensor]:
+        """The columns of clips, by the metadata `camera` and the rows of their episodes."""
+        of = "" if self.crops.name is None else f"{self.crops.name}_"
+        told = {f"{of}crop": torch.from_numpy(windows.crops)}
+        if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
+            told[f"{of}flipped"] = torch.from_numpy(windows.flipped)
+        sizes = None if self.sizes is None else self.sizes[episode]
+        for one in self.known:
+            intrinsics = windows.intrinsics(one.intrinsics(cameras, sizes))
+            told[one.column] = torch.from_numpy(intrinsics)
+        return told
+
+    def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
+        """Note the sizes of these episodes' frames if frames vary.
+
+        Raises `ClipError` if frames of one episode differ.
+        """
+        if (known := self.sizes) is None:
+            return
+        for source in sources:
+            for name in self.crops.features.intersection(source.features):
+                found = source.arena.sizes(name, source.rows.reshape(-1))
+                found = found.reshape(*source.rows.shape, 2)
+                for clip, row in enumerate(episode.tolist()):
+                    if not known[row].any():
+                        known[row] = found[clip, 0]
+                    others = found[clip][(found[clip] != known[row]).any(axis=1)]
+                    for height, width in others[:1].tolist():
+                        raise ClipError(
+                            "frames of an episode differ in size, and clips have one window",
+                            **self._place(row, name),  # type: ignore[arg-type]
+                            expected="{} x {} pixels, as of its other frames and features".format(
+                                *known[row].tolist()
+                            ),
+                            got=f"{height} x {width} in the clip that starts at frame "
+                            f"{start[clip]}",
+                        )
+
+    def _place(self, row: int, feature: str) -> dict[str, str]:
+        return {"file": self.url, "episode": self.facts.key(row), "feature": feature}
+
+
 class ClipDraws:
-    """What a `clip_transform` makes of a dataset's clips. Picklable if its functions are.
+    """Random parameters of a `clip_transform` for clips. Picklable if its functions are.
 
     Raises `ClipError` for steps that do not fit the features.
 
@@ -143,33 +200,32 @@ class ClipDraws:
         facts: ClipEpisodes,
         episode: IntArray,
     ) -> None:
-        self._facts, self._url, self.made = facts, dataset.url, arrays
+        self._facts, self.made = facts, arrays
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
         self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
         for crops in self.crops:
             self.made = crops.specs(self.made)
-        count = len(dataset.contents.episode_table)
-        self._frames: dict[int, IntArray] = {  # of cameras whose frames vary: sizes, by episode
-            number: np.zeros((count, 2), np.int64)
-            for number, crops in enumerate(self.crops)
-            if None in crops.frame
-        }
-        specs, names = dataset.features, dataset.contents.sizes
-        sizes: dict[str, Any] = {
-            name: (specs[name].stored.shape[:2], names[name]) for name in arrays if name in names
+        sizes: dict[str, Any] = {  # of stored and resized frames
+            name: (dataset.features[name].stored.shape[:2], size)
+            for name, size in dataset.contents.sizes.items()
+            if name in arrays
         }
         camera = facts.of(episode)[0].metadata["camera"] if cameras or sizes else None
-        self._known = [_known(_cameras_of(crops, sizes), camera) for crops in self.crops]
-        cropped = {name for crops in self.crops for name in crops.features}
-        alone = [_Camera(name, *size) for name, size in sizes.items() if name not in cropped]
-        self._resized = [one for one in alone if _known([one], camera)]
-        if camera is not None and not any((*self._known, self._resized)):
+        self._cameras = []
+        for crops in self.crops:
+            may_share, count = crops.name is None, len(dataset.contents.episode_table)
+            known = known_cameras(crops.features, crops.frame, sizes, camera, may_share=may_share)
+            frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
+            self._cameras.append(CameraDraws(crops, facts, known, frames, dataset.url))
+        alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
+        self._resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
+        if camera is not None and not any((*(one.known for one in self._cameras), self._resized)):
             say_once(
-                f"{self._url}: no intrinsics: the metadata `camera` is not "
+                f"{dataset.url}: no intrinsics: the metadata `camera` is not "
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
                 f"by feature: {repr_of(camera, 200)}"
             )
-        self._warn_of_pairs()
+        _warn_of_pairs(self.crops, dataset.url)
 
     def with_functions(self, functions: ClipFunctions) -> ClipDraws:
         """The same, with functions called for the clips."""
@@ -198,167 +254,57 @@ class ClipDraws:
         That depends on seed, epoch, the episode's key and the first frame alone: that of the clip,
         or of the first clip of its row in `sequences`, so that all clips of a row get the same. If
         an epoch repeats clips, it depends on their `place` in it too.
-        Where frames vary in size, windows depend on that of the episode's: `sources` have some of
-        them, unless they are known already.
+        If frames vary in size, windows depend on the sizes of the episodes' frames: `sources` have
+        some of them, unless they are known already.
         """
         if not self.is_any:
             return Drawn()
         first = start if sequences is None else sequences.first_starts(episode, start)
-        numbers, crop, calls = self._facts.numbers(episode, first, place), None, None
+        numbers, calls = self._facts.numbers(episode, first, place), None
         episode, start = self._facts.rows(episode), self._facts.starts(episode, start)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
-        for number, crops in enumerate(self.crops):
-            self._learn(number, episode, start, sources)
-            sizes = self._sizes(number, episode)
-            with self._naming(episode, sizes, crops):
-                windows = crops.windows(seed, epoch, numbers, sizes)
-            parts |= dict.fromkeys(sorted(crops.features), (crops, windows))
-        if parts:
-            crop = Crop(parts)
+        for camera in self._cameras:
+            camera.learn(episode, start, sources)
+            windows = camera.windows(seed, epoch, numbers, episode)
+            parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         if self.functions is not None:
             calls = self.functions.calls(seed, epoch, numbers, episode, start)
-        return Drawn(crop, calls)
+        return Drawn(Crop(parts) if parts else None, calls)
 
     def told(self, drawn: Drawn, facts: Sequence[Facts], episode: IntArray) -> dict[str, Any]:
-        """What batches tell of it: `crop`, int64[n, 4], and if there are such `flipped`, bool[n],
-        and `intrinsics`, float64[n, 4], NaN where an episode has none; of each camera that has a
-        name under `<name>_crop` and so on. Where cameras share a window and the metadata has each,
-        there are `<feature>_intrinsics`, and so there are of resized features without steps."""
+        """Columns: `crop`, int64[n, 4]; `flipped`, bool[n], if there are flips; and `intrinsics`,
+        float64[n, 4], NaN for episodes without; of a camera with a name `<name>_crop` and so on.
+
+        If cameras share a window and the metadata has each, there are `<feature>_intrinsics`, and
+        so there are of resized features without steps.
+        """
         told: dict[str, torch.Tensor] = {}
+        if drawn.crop is None and not self._resized:
+            return told
+        cameras, episode = [one.metadata.get("camera") for one in facts], self._facts.rows(episode)
         for one in self._resized:
-            told[f"{one.name}_intrinsics"] = torch.from_numpy(one.intrinsics(facts))
-        episode = self._facts.rows(episode)
-        for number, crops in enumerate(self.crops if drawn.crop is not None else ()):
+            told[one.column] = torch.from_numpy(one.intrinsics(cameras))
+        for camera in self._cameras if drawn.crop is not None else ():
             assert drawn.crop is not None
-            _, windows = drawn.crop.parts[min(crops.features)]
-            of = "" if crops.name is None else f"{crops.name}_"
-            told[f"{of}crop"] = torch.from_numpy(windows.crops)
-            if any(isinstance(step, HorizontalFlip) for step in crops.steps):
-                told[f"{of}flipped"] = torch.from_numpy(windows.flipped)
-            for one in self._known[number]:
-                cameras = one.intrinsics(facts, self._sizes(number, episode))
-                of = "" if one.name is None else f"{one.name}_"
-                told[f"{of}intrinsics"] = torch.from_numpy(windows.intrinsics(cameras))
+            _, windows = drawn.crop.parts[min(camera.crops.features)]
+            told |= camera.told(windows, cameras, episode)
         return told
 
-    def _sizes(self, number: int, episode: IntArray) -> IntArray | None:
-        """Height and width of these episodes' frames, int64[n, 2], where they vary."""
-        return self._frames[number][episode] if number in self._frames else None
 
-    def _learn(
-        self, number: int, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]
-    ) -> None:
-        """Note how large frames of these episodes are.
-
-        Raises `ClipError` where those of one episode differ.
-        """
-        if number not in self._frames:
-            return
-        known, features = self._frames[number], self.crops[number].features
-        for source in sources:
-            for name in features.intersection(source.features):
-                found = source.arena.sizes(name, source.rows.reshape(-1))
-                found = found.reshape(*source.rows.shape, 2)
-                for clip, row in enumerate(episode.tolist()):
-                    if not known[row].any():
-                        known[row] = found[clip, 0]
-                    if len(wrong := np.flatnonzero((found[clip] != known[row]).any(axis=1))):
-                        raise ClipError(
-                            "frames of an episode differ in size, and clips have one window",
-                            file=self._url,
-                            episode=self._facts.key(row),
-                            feature=name,
-                            expected="{} x {} pixels, as of its other frames and features".format(
-                                *known[row].tolist()
-                            ),
-                            got="{} x {} in the clip that starts at frame {}".format(
-                                *found[clip, wrong[0]].tolist(), start[clip]
-                            ),
-                        )
-
-    @contextmanager
-    def _naming(
-        self, episode: IntArray, sizes: IntArray | None, crops: ClipCrops
-    ) -> Iterator[None]:
-        """An error names the episode whose frames are too small."""
-        try:
-            yield
-        except ClipError as error:
-            if sizes is not None:
-                least = int(episode[np.argmin((sizes - crops.size).min(axis=1))])
-                error.located(
-                    file=self._url, episode=self._facts.key(least), feature=min(crops.features)
-                )
-            raise
-
-    def _warn_of_pairs(self) -> None:
-        """Say which stereo pairs are flipped."""
-        flipped = {
-            name
-            for crops in self.crops
-            if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
-            for name in crops.features
-        }
-        for left in sorted(flipped):
-            if (right := partner_of(left, flipped)) is not None:
-                say_once(
-                    f"{self._url}: HorizontalFlip mirrors {left} and {right}: in flipped clips "
-                    "the left camera is the right one, so exchange the two where they are flipped"
-                )
-
-
-class _Camera(NamedTuple):
-    """A camera of the metadata `camera`: `name`, or `None` for one that features share.
-
-    `frame` is height and width of stored frames, `None` where these vary; `size` those of resized
-    frames.
-    """
-
-    name: str | None
-    frame: tuple[int | None, ...]
-    size: tuple[int, int] | None = None
-
-    def intrinsics(self, facts: Sequence[Facts], frames: IntArray | None = None) -> FloatArray:
-        """fx, fy, cx, cy of the camera in these episodes, of resized frames if these are;
-        float64[n, 4]. `frames`, int64[n, 2], are sizes of frames that vary."""
-        sizes = [self.frame] * len(facts) if frames is None else frames.tolist()
-        places = zip(facts, sizes, strict=True)
-        found = [self._find(one.metadata["camera"], *size) for one, size in places]
-        table = np.array(found, np.float64).reshape(-1, len(_CAMERA) + 2)
-        cameras: FloatArray = table[:, : len(_CAMERA)]
-        if self.size is None:
-            return cameras
-        sides: Any = table[:, len(_CAMERA) :].T  # NaN where unknown
-        return replace(CropWindows.whole(*sides), size=self.size).intrinsics(cameras)
-
-    def _find(self, camera: Any, height: int | None, width: int | None) -> list[float]:
-        """fx, fy, cx, cy, and height and width of the stored frame; NaN where unknown."""
-        if isinstance(camera, Mapping):
-            own = camera.get(self.name, camera)
-            camera = own if isinstance(own, Mapping) else camera
-            values = [camera.get(one) for one in _CAMERA]
-            size = {"height": height, "width": width}
-            fits = all(n is None or camera.get(one, n) == n for one, n in size.items())
-            if fits and all(type(value) in (int, float) for value in values):
-                known = [camera.get(one) if n is None else n for one, n in size.items()]
-                return [n if type(n) in (int, float) else float("nan") for n in (*values, *known)]
-        return [float("nan")] * (len(_CAMERA) + 2)
-
-
-def _cameras_of(crops: ClipCrops, sizes: Mapping[str, Any]) -> list[_Camera]:
-    """Of features with a window: one that they share, unless they are stored in several sizes; then
-    their own."""
-    own = [_Camera(name, *sizes.get(name, (crops.frame,))) for name in sorted(crops.features)]
-    if crops.name is None and len({one[1:] for one in own}) == 1:
-        return [own[0]._replace(name=None), *own]
-    return own
-
-
-def _known(cameras: Sequence[_Camera], camera: Any) -> list[_Camera]:
-    """Those that an episode's metadata has; alone the one that features share, if it is known."""
-    facts = [Facts("", 0, {"camera": camera})]
-    known = [one for one in cameras if not np.isnan(one.intrinsics(facts)).any()]
-    return known[:1] if known and known[0].name is None else known
+def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
+    """Log the stereo pairs that are flipped."""
+    flipped = {
+        name
+        for crops in cameras
+        if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
+        for name in crops.features
+    }
+    for left in sorted(flipped):
+        if (right := partner_of(left, flipped)) is not None:
+            say_once(
+                f"{url}: HorizontalFlip mirrors {left} and {right}: in flipped clips the left "
+                "camera is the right one, so exchange the two where they are flipped"
+            )
 
 
 @dataclass(frozen=True, eq=False)

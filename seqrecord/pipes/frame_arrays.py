@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from seqrecord.clips.depth import DepthToMeters, bound
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.calls import text_spec
-from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import ragged_arrays
+from seqrecord.pipes.checks import refuse
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
@@ -57,29 +58,26 @@ class FrameArrays:
         if options.frame_transform is None:
             arrays, nested = ragged_arrays(options.ragged, stored)
             return cls(stored, arrays, nested)
-        if options.ragged != "list":
-            raise ClipError(
-                "ragged does not go with frame_transform, which gives frames of one shape",
-                expected='ragged="list"',
-                got=repr_of(options.ragged, 100),
-            )
+        problem = "ragged does not go with frame_transform, which gives frames of one shape"
+        refuse(options.ragged != "list", problem, 'ragged="list"', repr_of(options.ragged, 100))
         transform, windows = bound(options.frame_transform, dataset.features), found.windows.stored
         episode, start = clips.locate(np.zeros(1, np.int64))
         place = windows.find(next(iter(windows.windows)), episode, start).frames[:, 0]
         row, frame = (int(numbers[0]) for numbers in windows.stored(episode, place))
         key = dataset.contents.index.key(row)
-        arrays, unchanged = _transformed_arrays(transform, dataset, key, frame, stored)
-        is_deterministic = options.deterministic_transform or isinstance(
-            options.frame_transform, DepthToMeters
-        )
-        return cls(stored, arrays, frozenset(), unchanged, transform, is_deterministic)
+        try:
+            arrays, unchanged = _transformed(transform, dataset.episodes[key][frame], stored)
+        except Exception as error:
+            add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
+            raise
+        may_stay = options.deterministic_transform or isinstance(transform, DepthToMeters)
+        return cls(stored, arrays, frozenset(), unchanged, transform, may_stay)
 
 
 def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
     """Each feature of a frame as it is decoded.
 
-    Of a variable shape it has the size of the largest frame of these episodes, which are given by
-    their rows.
+    A variable shape has the size of the largest frame of these episodes, given by their rows.
     """
     found = {}
     for name, spec in dataset.features.items():
@@ -88,31 +86,18 @@ def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]
     return found
 
 
-def _transformed_arrays(
-    transform: FrameTransform,
-    dataset: Dataset,
-    key: str,
-    frame: int,
-    stored: Mapping[str, ArraySpec],
+def _transformed(
+    transform: FrameTransform, frame: Mapping[str, Any], stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
-    """What `frame_transform` makes of a frame, and which features it leaves unchanged; the same
-    for every frame.
-
-    An error of the function names the episode, by its key, and the frame. Raises `ClipError` for a
-    text that is not under the name of a stored one.
-    """
-    values = dict(dataset.episodes[key][frame])
-    given, copies = dict(values), deepcopy(values)
-    try:
-        first_frame(transform, values)
-        made = apply_transform(transform, values)
-        specs = {
-            name: text_spec("frame_transform", name, value, stored)
-            if isinstance(value, (str, bytes))
-            else ArraySpec(value.dtype, value.shape)
-            for name, value in made.items()
-        }
-    except Exception as error:
-        add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
-        raise
+    """The arrays that `frame_transform` makes of a frame, and the features it leaves unchanged; the
+    same for every frame. Raises `ClipError` for a text under another name than a stored one."""
+    first_frame(transform, frame)
+    given, copies = dict(frame), deepcopy(dict(frame))
+    made = apply_transform(transform, dict(frame))
+    specs = {
+        name: text_spec("frame_transform", name, value, stored)
+        if isinstance(value, (str, bytes))
+        else ArraySpec(value.dtype, value.shape)
+        for name, value in made.items()
+    }
     return specs, unchanged(given, copies, made)

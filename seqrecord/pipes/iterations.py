@@ -1,84 +1,145 @@
-"""Iteration: one plan of a loader, run from a place in its epoch on."""
+"""BatchSource: plans epochs and runs them; Iteration: one of its plans, from a batch on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Generic
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Protocol
 
+from seqrecord.engine.batches import Batch
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
-from seqrecord.pipes.states import BatchSource, Clip, PlanT, Remainder
+from seqrecord.engine.trace import Trace
+from seqrecord.pipes.distributed import Ranks
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.source_orders import SourceOrder
+from seqrecord.pipes.states import Clip, Remainder, State
+from seqrecord.sampling import Part
 
-__all__ = ["Iteration"]
 
-
-class Iteration(Generic[PlanT]):
-    """Runs a plan of a loader from a place in its epoch on. What the engine has made waits here
-    until it is taken.
-    """
-
-    def __init__(
-        self, loader: BatchSource[PlanT], plan: PlanT, rest: Remainder | None, batch: int
-    ) -> None:
-        self._present, self._counts = loader.present, plan.counts
-        # Without `even_batches`, another rank may have had a batch more than this one has.
-        self._number = batch = min(batch, plan.num_batches)  # of the batch that is made next
-        self._waiting: list[Clip] = []  # single clips that nobody has; the last one comes first
-        self._forgotten = 0  # … and that nobody will get
-        self._trace = loader.trace()
-        self._stats = EngineStats(trace=self._trace)
-        self._engine: Engine | None
-        self._engine = loader.start(plan, rest, batch=batch, stats=self._stats)
+class Planned(Protocol):
+    """One part of one epoch, as integers."""
 
     @property
-    def delivered(self) -> int:
-        """The batches of the plan that somebody has got, with those before the first one."""
-        return self._number - self._undelivered
+    def num_batches(self) -> int: ...
+    @property
+    def counts(self) -> dict[str, int]:
+        """Statistics of its clips."""
+
+
+class BatchSource(Protocol):
+    """Plans epochs and runs them. Picklable."""
+
+    goes_on: bool
+    """Whether an epoch continues where the one before has ended: then the clips that ranks or
+    workers had left when their number changed come in later epochs, else in the same one."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Clips of a batch; `None` for single clips."""
+
+    @property
+    def options(self) -> LoaderOptions:
+        """The arguments of the loader."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that share an epoch."""
+
+    @property
+    def sources(self) -> Sequence[SourceOrder]:
+        """The orders of one dataset, or of several."""
+
+    def asked(self) -> Mapping[str, Any]:
+        """The arguments of the order beside those of the sources, as JSON."""
+
+    def plan(self, epoch: int, part: Part, rest: Remainder | None = None) -> Planned:
+        """The plan of one part of one epoch, or of the rest of it."""
+
+    def remainder_after(self, state: State) -> Remainder | None:
+        """The clips left when ranks or workers leave an epoch at the position of a state.
+
+        Raises `StateError` for a state without the positions of all workers.
+        """
+
+    def check_place(self, state: State) -> None:
+        """Raise `StateError` for a state of no epoch, or beyond the end of its epoch."""
+
+    def start(self, plan: Any, rest: Remainder | None, *, batch: int, stats: EngineStats) -> Engine:
+        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
+
+    def present(self, batch: Batch, plan: Any, number: int) -> list[Clip]:
+        """A batch for users, the plan's `number`; of several clips the last comes first."""
+
+    def trace(self) -> Trace:
+        """The trace of an iteration in this process."""
+
+    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
+        """The statistics of an iteration, with those of the clips."""
+
+
+class Iteration:
+    """Runs one plan of a source from a batch on. Single clips of an engine's batch wait here until
+    they are taken.
+    """
+
+    def __init__(self, source: BatchSource) -> None:
+        self.delivered = 0  # batches of the plan, with those before the first one
+        self.is_complete = False  # … and all of them are delivered
+        self._source = source
+        self._made = 0  # batches of the plan, with those that wait
+        self._waiting: list[Clip] = []  # the last one comes first
+        self._counts: dict[str, int] = {}
+        self._stats = EngineStats()
+        self._engine: Engine | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether its engine runs."""
         return self._engine is not None
 
-    def clips(self, plan: PlanT) -> Iterator[Clip]:
-        """The batches, or single clips, of its plan; once."""
-        engine, trace = self._engine, self._trace
-        assert engine is not None
+    def clips(
+        self, begin: Callable[[Iteration], tuple[Planned, Remainder | None, int]]
+    ) -> Iterator[Clip]:
+        """The batches, or single clips; once. `begin` is called by the first `next`, for the plan,
+        the rest of its epoch, and its first batch."""
+        source = self._source
+        plan, rest, batch = begin(self)
+        # Without `even_batches`, another rank may have had a batch more than this one has.
+        self._made = self.delivered = min(batch, plan.num_batches)
+        trace, self._counts = source.trace(), plan.counts
+        self._stats = EngineStats(trace=trace)
+        engine = self._engine = source.start(plan, rest, batch=self._made, stats=self._stats)
         try:
-            for batch in engine:
-                clips = self._present(batch, plan, self._number)
-                del batch  # so that its memory is the consumer's alone to keep, and the clips' too
-                self._number, self._waiting = self._number + len(clips), clips
+            for arrays in engine:
+                clips = self._waiting = source.present(arrays, plan, self._made)
+                del arrays  # the consumer's alone to keep
+                self._made += len(clips)
                 while clips:
-                    with trace.span("consumer"):
+                    self.delivered += 1
+                    taken = perf_counter()
+                    try:
                         yield clips.pop()
+                    finally:
+                        if trace.is_on:
+                            trace.add("consumer", taken, perf_counter())
             engine.close()
+            self.is_complete = True
         finally:
             engine.drop()
             trace.close()
             self._engine = None
-            self.forget()
+            self._waiting.clear()
 
     def end(self) -> None:
-        """Free its memory, for another iteration is to begin."""
+        """Free its memory, as another iteration is to begin."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-            self.forget()
-            self._trace.close()
-
-    def forget(self) -> None:
-        """Drop what waits: nobody will get it, and nobody has."""
-        self._forgotten += len(self._waiting)
-        self._waiting.clear()
+            self._waiting.clear()
+            self._stats.trace.close()
 
     def report(self) -> dict[str, Any]:
-        """What the engine has done, of clips only those that somebody has got."""
-        report = {**self._stats.report(), **self._counts}
-        report["clips"] -= self._undelivered
-        report["batches"] -= self._undelivered
-        return report
-
-    @property
-    def _undelivered(self) -> int:
-        return self._forgotten + len(self._waiting)
+        """Statistics of the engine, with the clips and batches that were delivered."""
+        report, left = {**self._stats.report(), **self._counts}, self._made - self.delivered
+        return {**report, "clips": report["clips"] - left, "batches": report["batches"] - left}

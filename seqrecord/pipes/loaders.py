@@ -6,14 +6,14 @@ import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from seqrecord.clips.tables import ClipTable, IntArray
-from seqrecord.errors import ClipError, StateError
+from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.callers import (
     find_filter,
@@ -28,35 +28,31 @@ from seqrecord.pipes.distributed import items_beside
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
-from seqrecord.pipes.states import Clip, PlanT
+from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike
-from seqrecord.sampling import Part, Plan
+from seqrecord.sampling import Part
 from seqrecord.statistics.by_feature import Statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class WithEpochs(Generic[PlanT]):
+class WithEpochs:
     """What streams epochs: their length, which one is next, and the position in them."""
 
-    _epochs: Epochs[PlanT]
-    _holder: str | None = None  # of items of this iteration, behind this pipe
+    _epochs: Epochs
 
     # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
     # all that is done for a small one.
     def __iter__(self) -> Iterator[Clip]:
-        if self._epochs.loader.batch_size is not None and is_batched_again(self):
+        size = self._epochs.loader.batch_size
+        if size is not None and is_batched_again(self):
             raise ClipError(
                 "a DataLoader makes batches of batches: both have a batch_size",
                 expected=f"DataLoader({type(self).__name__}(…), batch_size=None)",
-                got=f"a DataLoader with a batch_size, or its default, which is 1, around batches "
-                f"of {self._epochs.loader.batch_size} clips",
+                got=f"a DataLoader with a batch_size (default: 1) around batches of {size} clips",
             )
-        self._holder = find_holder()
-        if self._holder is not None and self._epochs.is_inside:
-            raise self._not_the_chains("set_epoch() without batches")
-        return self._epochs.iterate(self._part())
+        return self._epochs.iterate(self._part(), find_holder())
 
     def __len__(self) -> int:
         """Batches of an epoch that this rank delivers; clips without a `batch_size`.
@@ -64,13 +60,17 @@ class WithEpochs(Generic[PlanT]):
         In a DataLoader's worker, those of the worker. Asked by a DataLoader, those of all of its
         workers.
         """
-        loader = find_loader()
-        if get_worker_info() is None and loader is not None and loader.num_workers > 1:
-            parts = self._parts_of_workers(loader.num_workers)
-        else:
-            parts = [self._part()]
-        epoch = self._epochs.current
-        return sum(self._epochs.loader.plan(epoch, part).num_batches for part in parts)
+        loader, instances, batches = find_loader(), find_filter(), self._epochs.loader
+        epoch, parts = self._epochs.current, [self._part()]
+        if loader is not None and instances == 1:
+            # The filter has not been told of ranks and workers, or only in the workers.
+            items = items_beside(batches.plan(epoch, Part()).num_batches)
+            if items is not None:
+                return items
+        in_worker = get_worker_info() is not None
+        if loader is not None and loader.num_workers and instances is None and not in_worker:
+            parts = batches.ranks.parts_of_workers(loader.num_workers)
+        return sum(batches.plan(epoch, part).num_batches for part in parts)
 
     def __getitem__(self, number: object) -> NoReturn:
         """Raise `TypeError`: clips come in the order of the epoch's plan, not by number."""
@@ -118,17 +118,7 @@ class WithEpochs(Generic[PlanT]):
         `.map()`, `.collate()`, `.batch()` and `.filter()`: what this one has given is not what the
         end of the chain has. `set_epoch` ends that.
         """
-        if self._holder is not None and self._epochs.is_begun:
-            raise self._not_the_chains("the state between two epochs, after set_epoch()")
         return self._epochs.state(self._part(), batches=batches, batch_size=batch_size)
-
-    def _not_the_chains(self, remedy: str) -> StateError:
-        return StateError(
-            f"the {self._holder} behind this pipe holds items, or skips some, so the position of "
-            "this pipe is not that of the chain",
-            expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() behind "
-            f"it, for it shuffles and shares out by itself; or {remedy}",
-        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next iteration continues there: it re-reads the frames that were held, and no others.
@@ -175,13 +165,17 @@ class WithEpochs(Generic[PlanT]):
         return self._epochs.stats()
 
     def _part(self) -> Part:
-        return self._epochs.loader.ranks.part()
+        instances, loader = find_filter() or 1, self._epochs.loader
+        if instances > 1 and loader.options.order == "sequences":
+            raise ClipError(
+                "a .sharding_filter() leaves out batches, so that rows would not follow an episode",
+                expected='no .sharding_filter() behind order="sequences": ranks and workers get '
+                "parts of their own without one",
+            )
+        return loader.ranks.part_beside(instances)
 
-    def _parts_of_workers(self, num_workers: int) -> list[Part]:
-        return self._epochs.loader.ranks.parts_of_workers(num_workers)
 
-
-class Streaming(WithEpochs[Plan]):
+class Streaming(WithEpochs):
     """What the streaming loaders have in common: arguments, and a dataset's clips in epochs."""
 
     @init_takes_arguments(LoaderOptions)
@@ -198,7 +192,7 @@ class Streaming(WithEpochs[Plan]):
         """
         super().__init__()
         self._loader = ClipLoader(select(location, options), options)
-        self._epochs = Epochs[Plan](self._loader)
+        self._epochs = Epochs(self._loader)
 
     @classmethod
     def from_options(cls, location: DatasetLike, options: LoaderOptions) -> Self:
@@ -268,16 +262,6 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     logger `seqrecord` says how many, once, and `repr` and `stats` do.
     """
 
-    def __len__(self) -> int:
-        """As `SeqRecordIterableDataset`'s, also where a `.sharding_filter()` follows."""
-        if find_loader() is not None and find_filter() == 1:
-            # It has not been told of ranks and workers, or only in the workers.
-            whole = self._loader.plan(self._epochs.current, Part()).num_batches
-            items = items_beside(whole)
-            if items is not None:
-                return items
-        return super().__len__()
-
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
         self._loader.ranks.current()  # an error is better here than in a worker
@@ -294,22 +278,6 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
         """Called by a `DataLoader` that was given `shuffle`."""
         self._loader.set_shuffle(shuffle)
         return self
-
-    def _part(self) -> Part:
-        others = find_filter() or 1
-        if others > 1 and self.options.order == "sequences":
-            raise ClipError(
-                "a .sharding_filter() leaves out batches, so that rows would not follow an episode",
-                expected='no .sharding_filter() behind order="sequences": ranks and workers get '
-                "parts of their own without one",
-            )
-        return self._loader.ranks.part_beside(others)
-
-    def _parts_of_workers(self, num_workers: int) -> list[Part]:
-        # A filter gives to the workers together what it gives to a process that has none.
-        if find_filter() is not None:
-            return [self._part()]
-        return super()._parts_of_workers(num_workers)
 
 
 # Not the class of pipes, although both could be one: a StatefulDataLoader looks for a state in its

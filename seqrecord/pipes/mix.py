@@ -7,39 +7,44 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
 from seqrecord.pipes.checks import check, refuse
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.loaders import (
-    SeqRecordIterableDataset,
-    SeqRecordPipe,
-    Streaming,
-    WithEpochs,
-    loader_of,
-)
+from seqrecord.pipes.loaders import Streaming, WithEpochs, loader_of
+from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import Join, MixPlan, StoppingStrategy, check_source
+from seqrecord.pipes.mix_sources import StoppingStrategy
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.text import repr_of
-from seqrecord.units import MAX_INT, check_integer
+from seqrecord.units import MAX_INT64, check_integer
 
-if TYPE_CHECKING:
-    import torch
+_MOST_BATCHES = 1 << 40  # of an epoch
+_OF_THE_MIX = (
+    *(
+        "batch_size",
+        "drop_last",
+        "even_batches",
+        "seed",
+        "memory_limit",
+        "rank",
+        "world_size",
+        "device",
+    ),
+    *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
+)
+"""The options that no source may set."""
 
-    from seqrecord.pipes.node import SeqRecordNode
 
-_MOST_BATCHES = 1 << 40  # of an epoch, exclusive
-
-
-class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
+class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
     """Streams batches of clips from several datasets, each with its share of the clips.
 
     ::
@@ -82,10 +87,10 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
     units or kinds in two sources, and `MemoryLimitError` for a limit that is too small.
 
     Args:
-        sources: loaders by name, without `batch_size`: `SeqRecordIterableDataset`, or another that
-            streams. A source need not be shuffled. It may be a mix: then its datasets are mixed,
-            with their shares of its weight and names such as "indoor/kitchen". The `batch_size` and
-            `single_source_batches` of that mix have no meaning.
+        sources: loaders by name, without `batch_size`: `SeqRecordIterableDataset`, `SeqRecordPipe`
+            or `SeqRecordNode`. A source need not be shuffled. It may be a mix: then its datasets
+            are mixed, with their shares of its weight and names such as "indoor/kitchen". The
+            `batch_size` and `single_source_batches` of that mix have no meaning.
         weights: how many clips of each source come, relative to the others; 0 leaves a source out.
             By default, as many as it has clips. Where no whole numbers of a sum of at most 65,536
             have the ratio of the weights, they are rounded to numbers of that sum; `shares` says.
@@ -114,9 +119,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
     def __init__(
         self,
-        sources: Mapping[
-            str, SeqRecordIterableDataset | SeqRecordPipe | SeqRecordNode | SeqRecordMix
-        ],
+        sources: Mapping[str, Streaming | SeqRecordMix],
         *,
         weights: Mapping[str, float | Fraction] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
@@ -133,7 +136,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         super().__init__()
         options = LoaderOptions(
             clip_len=1,
-            batch_size=check_integer("batch_size", batch_size, least=1, most=MAX_INT),
+            batch_size=check_integer("batch_size", batch_size, least=1, most=MAX_INT64),
             seed=seed,
             memory_limit=memory_limit,
             rank=rank,
@@ -143,37 +146,17 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
         )
         for name in ("num_cursors", "shuffle_buffer"):
             value = getattr(options.tuning, name)
-            refuse(
-                value is not None, f"engine.{name} is that of a source", "sources with it", value
-            )
+            refuse(value is not None, f"engine.{name} is that of a source", f"no {name}", value)
+        stop, alternate = stopping_strategy, single_source_batches
+        if isinstance(stop, str):
+            one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)
+        else:
+            stop = check_integer("stopping_strategy", stop, least=1, most=_MOST_BATCHES)
         one_of("union", "intersection")("features", features)
-        check(
-            "single_source_batches",
-            single_source_batches,
-            isinstance(single_source_batches, bool | None),
-            "True, False or None",
-        )
-        found = _checked_sources(sources)
-        if weights is None:
-            weights = {
-                name: sum(loader.clips(0).num_clips for loader, _ in each.values())
-                for name, each in found.items()
-            }
-        weights = _checked_weights(weights, found)
-        drawn = {
-            name: (loader, _fraction(weights[outer]) * share)
-            for outer, each in found.items()
-            for name, (loader, share) in each.items()
-            if weights[outer]
-        }
-        self._mix = MixLoader(
-            drawn,
-            options,
-            stopping_strategy=_checked_strategy(stopping_strategy),
-            join=features,
-            single_source_batches=single_source_batches,
-        )
-        self._epochs = Epochs[MixPlan](self._mix)
+        is_right = isinstance(alternate, bool | None)
+        check("single_source_batches", alternate, is_right, "True, False or None")
+        self._mix = MixLoader(_weighted(sources, weights), options, stop, features, alternate)
+        self._epochs = Epochs(self._mix)
 
     @property
     def shares(self) -> dict[str, Fraction]:
@@ -183,7 +166,7 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
     @property
     def single_source_batches(self) -> bool:
         """Whether each batch is of one source."""
-        return self._mix.single_source_batches
+        return self._mix.alternate
 
     def compute_statistics(self, **options: Any) -> dict[str, Statistics]:
         """As of `SeqRecordIterableDataset`, of each source by its name; `Statistics.merged` joins
@@ -201,96 +184,81 @@ class SeqRecordMix(WithEpochs[MixPlan], IterableDataset[Clip]):
 
     def __repr__(self) -> str:
         mix = self._mix
-        how = "batches" if mix.single_source_batches else "clips"
-        lines = [
-            f"{type(self).__name__}(stopping_strategy={mix.stopping_strategy!r}, shares of {how}"
-        ]
+        how = "batches" if mix.alternate else "clips"
+        lines = [f"{type(self).__name__}(stopping_strategy={mix.stop!r}, shares of {how}"]
         for name, loader in mix.loaders.items():
             lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.selection.describe()}")
         return "\n  ".join(lines) + ")"
 
 
 _Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
-"""The loader of each dataset of a source, and its share of that source's clips."""
+"""Loaders of single datasets by name, and a weight or a share of each."""
 
 
-def _checked_sources(sources: Any) -> dict[str, _Datasets]:
-    """What each source has: one dataset, or those of a mix."""
-    if not isinstance(sources, Mapping) or not sources:
-        raise ClipError(
-            "a mix needs sources", expected="a dict of loaders by name", got=repr_of(sources, 100)
-        )
-    found: dict[str, _Datasets] = {}
-    for name, source in sources.items():
-        if not isinstance(name, str) or not name or not _is_unicode(name):
-            raise ClipError("a source's name is no text", expected="a name", got=repr_of(name, 100))
-        if isinstance(source, SeqRecordMix):
-            mix = source._mix
-            check_source(name, replace(mix.options, batch_size=None))
-            what = f"stopping_strategy of source {name!r}"
-            check(
-                what,
-                mix.stopping_strategy,
-                mix.stopping_strategy == "first_exhausted",
-                "no stopping_strategy: that of the mix",
-            )
-            each = mix.loaders.items()
-            found[name] = {f"{name}/{inner}": (one, mix.shares[inner]) for inner, one in each}
-            continue
-        if not isinstance(source, Streaming):
-            raise ClipError(
-                f"source {name!r} of a mix is no loader",
-                expected="a SeqRecordIterableDataset",
-                got=type(source).__name__,
-            )
-        check_source(name, source.options)
-        found[name] = {name: (loader_of(source), Fraction(1))}
-    names = [name for each in found.values() for name in each]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ClipError(
-            "two datasets of a mix have one name", expected="other", got=", ".join(twice)
-        )
-    return found
+def _weighted(sources: Any, weights: Any) -> _Datasets:
+    """The datasets of all sources that have a weight above 0. Raises `ClipError`."""
+    is_right = isinstance(sources, Mapping) and bool(sources)
+    check("sources", sources, is_right, "a dict of one loader at least, by name")
+    found = {name: _datasets(name, source) for name, source in sources.items()}
+    if weights is None:
+        each = found.items()
+        weights = {n: sum(one.clips(0).num_clips for one, _ in some.values()) for n, some in each}
+    is_right = isinstance(weights, Mapping) and set(weights) == set(sources)
+    check("weights", weights, is_right, f"a dict of the weights of {', '.join(sources)}")
+    drawn: _Datasets = {}
+    for source, datasets in found.items():
+        weight = _weight(source, weights[source])
+        for name, (loader, share) in datasets.items():
+            refuse(name in drawn, "two datasets of a mix have one name", "other names", name)
+            drawn[name] = loader, weight * share
+    drawn = {name: (loader, weight) for name, (loader, weight) in drawn.items() if weight}
+    refuse(not drawn, "a mix draws from no source", "a weight above 0", "none")
+    return drawn
 
 
-def _fraction(weight: Any) -> Fraction:
-    """A weight as it is shown."""
+def _weight(source: str, weight: Any) -> Fraction:
+    """A weight as it is shown: 0.1 is a tenth."""
+    is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
+    is_right = is_number and 0 <= weight < math.inf
+    check(f"the weight of source {source!r}", weight, is_right, "a number of at least 0")
     return Fraction(weight if isinstance(weight, Rational) else str(weight))
 
 
-def _is_unicode(name: str) -> bool:
-    """Whether this is a text that can be encoded: half a surrogate pair cannot."""
-    return not any("\ud800" <= c <= "\udfff" for c in name)
-
-
-def _checked_weights(weights: Any, loaders: Mapping[str, object]) -> dict[str, Any]:
-    """A weight for each source, one of them above 0."""
-    if not isinstance(weights, Mapping) or set(weights) != set(loaders):
+def _datasets(name: Any, source: Any) -> _Datasets:
+    """The dataset of a source, or those of a mix, and the share of each."""
+    is_right = isinstance(name, str) and bool(name) and name.isprintable()
+    check("the name of a source", name, is_right, "a text")
+    if isinstance(source, SeqRecordMix):
+        mix = source._mix
+        _check_source(name, replace(mix.options, batch_size=None))
+        what, stop = f"stopping_strategy of source {name!r}", mix.stop
+        check(what, stop, stop == "first_exhausted", "none: that of the mix")
+        return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}
+    if not isinstance(source, Streaming):
         raise ClipError(
-            "weights has other names than the sources of the mix",
-            expected=", ".join(loaders),
-            got=", ".join(map(str, weights)) if isinstance(weights, Mapping) else repr(weights),
+            f"source {name!r} of a mix is no loader",
+            expected="a SeqRecordIterableDataset",
+            got=type(source).__name__,
         )
-    for name, weight in weights.items():
-        is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
-        if not is_number or not 0 <= weight < math.inf:
-            raise ClipError(
-                f"the weight of source {name!r} makes no sense",
-                expected="a number of at least 0",
-                got=repr_of(weight, 100),
-            )
-    refuse(not any(weights.values()), "a mix draws from no source", "a weight above 0", "none")
-    return {name: weights[name] for name in loaders}
+    _check_source(name, source.options)
+    return {name: (loader_of(source), Fraction(1))}
 
 
-def _checked_strategy(stopping_strategy: Any) -> StoppingStrategy:
-    if isinstance(stopping_strategy, str):
-        found: StoppingStrategy = one_of("first_exhausted", "all_exhausted")(
-            "stopping_strategy", stopping_strategy
-        )
-        return found
-    number = check_integer("stopping_strategy", stopping_strategy, least=1)
-    check(
-        "stopping_strategy", number, number < _MOST_BATCHES, f"fewer than {_MOST_BATCHES} batches"
+def _check_source(name: str, options: LoaderOptions) -> None:
+    """Raise `ClipError` for a source that sets what belongs to the mix."""
+    refuse(
+        options.order == "sequences",
+        f"source {name!r} of a mix gives sequences; rows of a mix have clips of all sources",
+        "a source without order; for sequences a loader for each dataset",
+        "order='sequences'",
     )
-    return number
+    values = {n: attrgetter(n)(options) for n in _OF_THE_MIX}
+    usual = LoaderOptions(clip_len=1)
+    changed = {n: value for n, value in values.items() if value != attrgetter(n)(usual)}
+    given = {n.replace("tuning", "engine"): value for n, value in changed.items()}
+    refuse(
+        bool(given),
+        f"source {name!r} of a mix sets what belongs to the mix",
+        f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
+        ", ".join(f"{n}={value!r}" for n, value in given.items()),
+    )

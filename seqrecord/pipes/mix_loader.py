@@ -1,52 +1,47 @@
-"""MixLoader: plans epochs of a mix, and makes the engines that run its sources."""
+"""MixLoader: plans the epochs of a mix, and makes the engines that run its sources."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from math import ceil
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.engine.arena import for_users
-from seqrecord.engine.batches import Batch, BatchBuilder, Channel, OpenBatch
-from seqrecord.engine.buffers import BufferCache, HostBuffers, Needs
-from seqrecord.engine.device.buffers import DeviceBuffers
+from seqrecord.engine.batches import Batch, Channel, OpenBatch
+from seqrecord.engine.buffers import Needs
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.memory import check_machine, share_out
+from seqrecord.pipes.memory import check_machine
+from seqrecord.pipes.mix_batches import BatchBuffers, Join, MixedBatches, agreed_features
 from seqrecord.pipes.mix_sources import (
-    Done,
-    Features,
-    Join,
+    WHOLE,
     MixPlan,
     SourceLoader,
+    SourceRun,
+    SourceStats,
     StoppingStrategy,
-    check_meanings_agree,
+    count_batches,
 )
 from seqrecord.pipes.options import LoaderOptions
-from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import Clip, Remainder, Source, State
-from seqrecord.reading.frames import ArraySpec, clip_nbytes
+from seqrecord.pipes.source_orders import SourceOrder
+from seqrecord.pipes.states import Clip, Remainder, SourceRemainder, State
+from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Part
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
+from seqrecord.sampling.mix_memory import share_out
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares, whole_shares
 
-_DATASET = "dataset"  # the column that has the name of each clip's source
-_MISSING = "_is_missing"  # how the names of masks end, of clips whose source lacks a feature
 _MOST_SLOTS = 1 << 60
-_OWN = ("clips", "batches", "data_wait_seconds")  # counted by the mix alone
+_OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
@@ -54,8 +49,8 @@ class MixLoader:
     """Plans epochs of a mix and runs them: a `BatchSource`. Picklable.
 
     Args:
-        sources: a loader and a weight of each.
-        options: what belongs to the mix: batches, memory, seed, rank, device, threads, trace.
+        sources: the loader and the weight of each source, by name.
+        options: of the mix: batches, memory, seed, rank, device, threads, trace.
 
     Raises `ClipError` for sources that do not go together, and `MemoryLimitError`.
     """
@@ -66,87 +61,45 @@ class MixLoader:
         self,
         sources: Mapping[str, tuple[ClipLoader, Fraction]],
         options: LoaderOptions,
-        *,
-        stopping_strategy: StoppingStrategy,
+        stop: StoppingStrategy,
         join: Join,
-        single_source_batches: bool | None,
+        alternate: bool | None,
     ) -> None:
         assert options.batch_size is not None
-        self.options, self.stopping_strategy, self.join = options, stopping_strategy, join
-        self.batch_size = options.batch_size
-        self.names = list(sources)
+        self.options, self.stop, self.join = options, stop, join
+        self.batch_size = size = options.batch_size
         self.counts = whole_shares([weight for _, weight in sources.values()])
-        each = zip(self.names, self.counts, strict=True)
+        each = zip(sources, self.counts, strict=True)
         self.shares = {name: Fraction(count, sum(self.counts)) for name, count in each}
-        for name, (loader, _) in sources.items():
-            taken = {*loader.selection.made, *(loader.options.metadata or ())}
-            if wrong := [one for one in taken if one == _DATASET or one.endswith(_MISSING)]:
-                raise ClipError(
-                    f"source {name!r} has a feature or metadata of a name that a mix gives",
-                    expected=f"names other than {_DATASET!r} and those that end with {_MISSING!r}",
-                    got=", ".join(sorted(wrong)),
-                )
-        self.features = Features.of({n: one.selection for n, (one, _) in sources.items()}, join)
-        check_meanings_agree(
-            self.features.specs, {n: one.selection for n, (one, _) in sources.items()}
-        )
-        disagreement = self.features.disagreement
-        if single_source_batches is False and disagreement is not None:
-            feature, got = disagreement
-            raise ClipError(
-                "the sources of a mix disagree in a shape, so they cannot be in one batch",
-                feature=feature,
-                expected="the same dtype and fixed shape in all of them; or "
-                "single_source_batches=True, for batches of one source each",
-                got=got,
-            )
-        self.single_source_batches = (
-            disagreement is not None if single_source_batches is None else single_source_batches
-        )
-        common = list(self.features.specs) if join == "intersection" else None
-        size = self.batch_size
+        selections = {name: loader.selection for name, (loader, _) in sources.items()}
+        features, self.alternate = agreed_features(selections, join, alternate)
         self.loaders = {
             name: SourceLoader(
                 name,
                 loader,
-                common,
+                features if join == "intersection" else None,
                 options,
-                size if self.single_source_batches else ceil(size * self.shares[name]),
+                size if self.alternate else ceil(size * self.shares[name]),
                 partial(self._limit_of, name),
             )
             for name, (loader, _) in sources.items()
         }
         self._sources = list(self.loaders.values())
-        selections = [loader.selection for loader in self._sources]
-        # The features of batches, and their frames: of all sources, or of each one alone.
-        self._kinds: list[tuple[Mapping[str, ArraySpec], Mapping[str, int]]]
-        if self.single_source_batches:
-            self.features = replace(self.features, missing={})
-            self._kinds = [
-                ({name: one.made[name] for name in common or one.made}, one.lengths)
-                for one in selections
-            ]
-        else:
-            self._kinds = [(self.features.specs, self.features.lengths)]
-            self._check_columns()
-        self._without_cameras = {} if self.single_source_batches else _without_cameras(selections)
-        # Of one batch; where sources alternate, of one of each.
-        self._batch_bytes = sum(size * max(1, clip_nbytes(*kind)) for kind in self._kinds)
+        numbered = dict(enumerate(self._sources))
+        alike = [{i: one} for i, one in numbered.items()] if self.alternate else [numbered]
+        self._batches = [MixedBatches.of(some, features) for some in alike]
+        self._batch_bytes = sum(size * batches.clip_bytes for batches in self._batches)
+        self._demands = {name: loader.planner.demand() for name, loader in self.loaders.items()}
         # The memory that batches leave is divided in this ratio.
-        self._weights = {
-            name: float(share) * max(1, clip_nbytes(one.made, one.lengths))
-            for (name, share), one in zip(self.shares.items(), selections, strict=True)
-        }
-        self._kept = [BufferCache() for _ in self._kinds]  # for the next iteration
-        self._places: dict[tuple[int, int], Shares] = {}  # see `_shares`
-        self._limits: dict[int, tuple[int, dict[str, int]]] = {}  # by workers of a rank
+        self._weights = {}
+        for name, source in self.loaders.items():
+            nbytes = clip_nbytes(source.selection.made, source.selection.lengths)
+            self._weights[name] = float(self.shares[name]) * max(1, nbytes)
+        self._places: dict[int, Shares] = {}  # by their key
+        self._done = {name: SourceStats() for name in sources}  # in the last iteration
         self.prefetch, _ = self._share_out(1)
         for source in self._sources:
             source.planner.fit(1)  # a limit that is too small is an error here and now
-        self._done: dict[str, Done] = {}  # in the last iteration
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_done": {}}
 
     @property
     def ranks(self) -> Ranks:
@@ -154,77 +107,82 @@ class MixLoader:
         return self._sources[0].ranks
 
     @property
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[SourceOrder]:
         """See `BatchSource`."""
         return tuple(source for loader in self._sources for source in loader.sources)
 
     def asked(self) -> dict[str, Any]:
         """See `BatchSource`."""
+        each = zip(self.loaders, self.counts, strict=True)
         return {
-            "shares": [[name, count] for name, count in zip(self.names, self.counts, strict=True)],
-            "stopping_strategy": self.stopping_strategy,
+            "shares": [list(pair) for pair in each],
+            "stopping_strategy": self.stop,
             "batch_size": self.batch_size,
             "seed": self.options.seed,
             "features": self.join,
-            "single_source_batches": self.single_source_batches,
+            "single_source_batches": self.alternate,
         }
+
+    # ---- plans and positions
 
     def plan(
         self, epoch: int, part: Part, rest: Remainder | None = None, *, workers: int | None = None
     ) -> MixPlan:
         """The plan of one part of one epoch: the same on all ranks, for workers of one number.
 
-        A rank has so many `workers`; by default as many as there are parts to this rank. `rest`
-        says where the mix went on with other ranks or workers; epochs before that do not know it.
+        A rank has so many `workers`; by default as many as there are parts to this rank. `rest` has
+        the remainders of the sources, if ranks or workers have changed in this epoch or before.
         """
         rest = rest if rest is not None and epoch >= rest.epoch else None
         workers = workers or self._sources[0].planner.workers(part.count)
         worker, size = part.index % workers, self.batch_size
-        each = zip(self._sources, self.shares.values(), strict=True)
-        slots = [max(1, loader.length(0, part.count)) / share for loader, share in each]
-        num_batches = whole = MixPlan.count_batches(
-            self.stopping_strategy, slots, size, worker, workers
-        )
-        first = epoch * whole
+        whole = self._count(self.stop, [WHOLE] * len(self._sources), part, workers, least=1)
+        first, num_batches = epoch * whole, whole
         if rest is not None:
-            left = whole
-            if rest.left is not None:
-                left = self._remaining_batches(rest, rest.left, part, workers)
-            first = 0 if epoch == rest.epoch else left + (epoch - rest.epoch - 1) * whole
-            num_batches = left if epoch == rest.epoch else whole
+            left = whole if rest.left is None else self._left(rest, rest.left, part, workers)
+            first = left + (epoch - rest.epoch - 1) * whole
+            if epoch == rest.epoch:
+                first, num_batches = 0, left
         if (first + num_batches) * size >= _MOST_SLOTS:
             raise ClipError("an epoch that no mix comes to", got=epoch)
-        shares = self._shares(worker, 0 if rest is None else rest.number)
-        return MixPlan(part, num_batches, size, shares, self.single_source_batches, first, rest)
+        change = () if rest is None or not rest.number else (rest.number,)
+        key = key_of(self.options.seed, _SALT, worker, *change)
+        shares = self._places.setdefault(key, Shares(self.counts, key))
+        turn = size if self.alternate else 1
+        return MixPlan(part, num_batches, size, shares, turn, first, rest)
 
-    def _remaining_batches(self, rest: Remainder, left: int, part: Part, workers: int) -> int:
+    def _left(self, rest: Remainder, left: int, part: Part, workers: int) -> int:
         """The batches of a part in the epoch of `rest`, of which all parts together have `left`.
 
-        In the first epoch of the mix counts are those of the clips that each source has left of its
-        first one; in others what is left is shared out.
+        In the first epoch of the mix, they follow from the clips that each source has left of its
+        first epoch; in later ones the parts share `left`.
         """
-        stopping_strategy = self.stopping_strategy
-        if isinstance(stopping_strategy, int):
-            stopping_strategy = -(-left // (part.count // workers))
+        stop = self.stop
+        if isinstance(stop, int):
+            stop = -(-left // (part.count // workers))
         elif rest.epoch:
-            return (
-                left // part.count
-                if stopping_strategy == "first_exhausted"
-                else -(-left // part.count)
-            )
-        each, slots = zip(self._sources, self.shares.values(), rest.sources, strict=True), []
-        for loader, share, own in each:
-            sessions = own.sessions(0)
-            is_over = own.following and not sessions
-            slots.append((0 if is_over else loader.length(0, part.count, sessions)) / share)
-        return MixPlan.count_batches(
-            stopping_strategy, slots, self.batch_size, part.index % workers, workers, 0
-        )
+            return left // part.count if stop == "first_exhausted" else -(-left // part.count)
+        return self._count(stop, rest.sources, part, workers, least=0)
+
+    def _count(
+        self,
+        stop: StoppingStrategy,
+        rests: Sequence[SourceRemainder],
+        part: Part,
+        workers: int,
+        *,
+        least: int,
+    ) -> int:
+        """The batches in which sources give the clips that `rests` have of their first epochs."""
+        each = zip(self._sources, rests, self.shares.values(), strict=True)
+        slots = [
+            max(least, source.first_clip(1, part.count, rest)) / share
+            for source, rest, share in each
+        ]
+        return count_batches(stop, slots, self.batch_size, part.index % workers, workers, least)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
-        for loader, rest in zip(self._sources, state.rests, strict=True):
-            loader.check_remainder(rest, state.sharing.num_parts)
         try:
             plans = self._plans(state)
         except ClipError as error:
@@ -249,33 +207,43 @@ class MixLoader:
         return Remainder(state.epoch, left, number + 1, sources)
 
     def _plans(self, state: State) -> list[MixPlan]:
-        """Those of the workers that a state has batches of."""
-        sharing, count = state.sharing, state.sharing.num_parts
-        first = sharing.worker or 0
-        return [
-            self.plan(state.epoch, Part(first + i, count), state.rest, workers=sharing.workers)
-            for i in range(len(state.batches))
-        ]
+        """The plans of the workers whose batches a state has."""
+        sharing, first = state.sharing, state.sharing.worker or 0
+        parts = [Part(first + i, sharing.num_parts) for i in range(len(state.batches))]
+        return [self.plan(state.epoch, part, state.rest, workers=sharing.workers) for part in parts]
+
+    # ---- execution
 
     def start(
         self, plan: MixPlan, _rest: Remainder | None, *, batch: int, stats: EngineStats
     ) -> Engine:
         """An engine that runs a plan from `batch` on; the rest is the plan's."""
-        buffers = self._memory_of_batches()
-        num_batches, stream = buffers[0].needs.num_batches, buffers[0].stream
-        if self.options.device is None:
-            nbytes = sum(loader.planner.most_bytes(plan.part.count) for loader in self._sources)
+        device, in_worker = self._sources[0].find_device(), get_worker_info() is not None
+        num_batches = CONSUMER + (1 if in_worker else self.prefetch)
+        if device is None:
+            nbytes = sum(source.planner.most_bytes(plan.part.count) for source in self._sources)
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
-        self._done = {name: Done(EngineStats(trace=stats.trace)) for name in self.names}
-        begin = _begin(plan, buffers, self.features.missing_arrays)
+        stream = self._batches[0].kept.stream(device)
+        needs = Needs((), {}, {}, self.batch_size, num_batches, device, in_worker)
+        buffers = [batches.buffers(needs, stream) for batches in self._batches]
+        begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
         clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)
-        each = zip(self._sources, clips, self._done.values(), strict=True)
-        runs = [
-            partial(loader.run, channel, plan, number, some, done, stream)
-            for number, (loader, some, done) in enumerate(each)
-        ]
+        runs = []
+        for number, (source, some) in enumerate(zip(self._sources, clips, strict=True)):
+            source.reset_counts()
+            self._done[source.name] = own = SourceStats(trace=stats.trace)
+            run = SourceRun(source, number, plan, some, stream, own)
+            runs.append(partial(run.fill, channel))
         return Engine(channel, runs, stats)
+
+    def _begin(
+        self, plan: MixPlan, buffers: Sequence[BatchBuffers], lock: threading.Lock, number: int
+    ) -> OpenBatch:
+        """A batch to fill, by its number."""
+        sources = plan.sources(number)
+        which = int(sources[0]) if self.alternate else 0
+        return self._batches[which].begin(buffers[which], lock, sources)
 
     def trace(self) -> Trace:
         """See `BatchSource`."""
@@ -283,80 +251,18 @@ class MixLoader:
 
     def present(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
         """See `BatchSource`."""
-        selection = self._sources[int(batch.source[0])].selection
-        squeezed = selection.squeezed if self.single_source_batches else self.features.squeezed
-        features = for_users(batch.features, selection.nested, squeezed)
-        return [{**features, **self._columns(batch)}]
-
-    def _columns(self, batch: Batch) -> dict[str, Any]:
-        """What a batch tells of its clips, each a list or a tensor of clips in its order.
-
-        There are the columns of all sources, whether or not the batch has clips of these; where
-        they alternate, of its own.
-        """
-        loaders, size = self._sources, len(batch)
-        columns: dict[str, Any] = {_DATASET: [self.names[i] for i in batch.source.tolist()]}
-        for name, lacking in {**self.features.missing, **self._without_cameras}.items():
-            columns[name + _MISSING] = torch.from_numpy(np.isin(batch.source, lacking))
-        for teller in [loaders[int(batch.source[0])]] if self.single_source_batches else loaders:
-            for name, column in teller.selection.column_kinds.items():
-                is_list = isinstance(column, list)
-                whole = [None] * size if is_list else column.new_zeros((size, *column.shape[1:]))
-                columns.setdefault(name, whole)
-        draws_dilations = isinstance(columns.get("dilation"), torch.Tensor)
-        # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
-        found: dict[tuple[int, int], list[int]] = {}
-        kinds = zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)
-        for slot, kind in enumerate(kinds):
-            found.setdefault(kind, []).append(slot)
-        for (source, epoch), some in found.items():
-            slots, loader = np.array(some), loaders[source]
-            named = batch.episode[slots], batch.start[slots]
-            told = loader.columns(*named, epoch, batch.place[slots])
-            if draws_dilations:
-                [dilation, *_] = loader.options.dilations
-                told.setdefault("dilation", torch.full((len(some),), dilation, device="cpu"))
-            for name, column in told.items():
-                whole = columns[name]
-                if isinstance(column, torch.Tensor):
-                    whole.numpy()[slots] = column.numpy()
-                else:
-                    for slot, item in zip(some, column, strict=True):
-                        whole[slot] = item
-        return columns
-
-    def _check_columns(self) -> None:
-        """Raise `ClipError` where what one source tells of its clips has the name of a feature of
-        batches, or of something of another kind that another source tells."""
-        kinds: dict[str, object] = dict.fromkeys(self.features.specs, "feature")
-        for source, loader in self.loaders.items():
-            for name, column in loader.selection.column_kinds.items():
-                kind = "list" if isinstance(column, list) else (column.dtype, column.shape[1:])
-                if kinds.setdefault(name, kind) != kind:
-                    raise ClipError(
-                        "what one source tells of its clips has the name of something else in "
-                        "another",
-                        feature=name,
-                        expected="another name",
-                        got=f"a column of source {source!r}",
-                    )
+        return [self._batches[int(batch.source[0]) if self.alternate else 0].present(batch)]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `BatchSource`: of the mix, and of each source."""
         sources = {}
         for name, loader in self.loaders.items():
-            own, clips = self._done.get(name) or Done(EngineStats()), loader.clips(0)
-            said = own.stats.report()
-            sources[name] = {
-                **said,
-                "bottleneck": STAGES[bottleneck(said, waiting=1.0)],
-                "clips_incomplete": clips.num_incomplete,
-                "duplicate_clips": own.repeated,
-                "num_interleaved": own.num_interleaved,
-                "episodes_too_short": clips.num_short_episodes,
-                **loader.residency(),
-            }
+            report = self._done[name].report()
+            limit = STAGES[bottleneck(report, waiting=1.0)]
+            sources[name] = {**loader.stats(report, 0), "bottleneck": limit}
         return {**_summed(done, sources), "sources": sources}
+
+    # ---- memory
 
     def _limit_of(self, name: str, num_workers: int) -> int:
         """The memory limit of a source, in each of so many workers of a rank."""
@@ -364,84 +270,21 @@ class MixLoader:
 
     def _share_out(self, num_workers: int) -> tuple[int, dict[str, int]]:
         """See `share_out`, for each of so many workers of a rank."""
-        if num_workers not in self._limits:
-            demands = {name: loader.planner.demand() for name, loader in self.loaders.items()}
-            batch, limit = self._batch_bytes, self.options.memory_limit
-            if limit is None:
-                wanted = sum(demand.wanted_limit for demand in demands.values())
-                limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
-            self._limits[num_workers] = share_out(limit, batch, demands, self._weights)
-        return self._limits[num_workers]
-
-    def _memory_of_batches(self) -> list[HostBuffers | DeviceBuffers]:
-        """Memory for batches: that of the last iteration of this process, if there is one."""
-        in_worker = get_worker_info() is not None
-        device = self._sources[0].find_device()
-        num_batches = CONSUMER + (1 if in_worker else self.prefetch)
-        stream = self._kept[0].stream(device)
-        make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
-        found: list[Any] = []
-        for kept, kind in zip(self._kept, self._kinds, strict=True):
-            needs = Needs((), *kind, self.batch_size, num_batches, device, in_worker)
-            buffers: Any = kept.acquire(needs, make)
-            kept.release(buffers)  # batches that iterations have begun are theirs
-            found.append(buffers)
-        return found
-
-    def _shares(self, worker: int, change: int) -> Shares:
-        """The places of sources, of all ranks' workers of one number, after so many changes of
-        ranks or workers."""
-        if (worker, change) not in self._places:
-            key = key_of(self.options.seed, _SALT, worker, *([change] if change else []))
-            self._places[worker, change] = Shares(self.counts, key)
-        return self._places[worker, change]
-
-
-def _without_cameras(selections: Sequence[Selection]) -> dict[str, tuple[int, ...]]:
-    """The numbers of the sources that do not tell intrinsics, by the name of those that others
-    tell."""
-    columns = [one.column_kinds for one in selections]
-    names = dict.fromkeys(n for one in columns for n in one if n.endswith("intrinsics"))
-    each = {name: tuple(i for i, one in enumerate(columns) if name not in one) for name in names}
-    return {name: lacking for name, lacking in each.items() if lacking}
-
-
-def _begin(
-    plan: MixPlan,
-    kept: list[HostBuffers | DeviceBuffers],
-    missing: Mapping[str, Sequence[int]],
-) -> Callable[[int], OpenBatch]:
-    """What begins a batch, by its number: a slot whose source lacks a feature is 0 there.
-
-    It does not refer to the loader, which may be dropped.
-    """
-    lock = threading.Lock()
-
-    def begin(number: int) -> OpenBatch:
-        sources = plan.sources(number)
-
-        def build() -> BatchBuilder[Any]:
-            first = int(sources[0]) if len(kept) > 1 else 0
-            builder = kept[first].begin_batch(len(sources))
-            for name, without in missing.items():
-                if len(slots := np.flatnonzero(np.isin(sources, without))):
-                    builder.clear(name, slots)
-            return builder
-
-        return OpenBatch(len(sources), build, lock, sources)
-
-    return begin
+        limit, batch = self.options.memory_limit, self._batch_bytes
+        if limit is None:
+            wanted = sum(demand.wanted_limit for demand in self._demands.values())
+            limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
+        return share_out(limit, batch, self._demands, self._weights)
 
 
 def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The mix's own counts, with what its sources have counted."""
+    """The statistics of the mix, with the sums of its sources'."""
     total = dict(own)
-    for said in sources.values():
-        for name, value in said.items():
-            if isinstance(value, dict):
+    for report in sources.values():
+        for name, value in report.items():
+            if isinstance(value, dict):  # by feature
                 before = total.get(name, {})
-                more = {feature: before.get(feature, 0.0) + n for feature, n in value.items()}
-                total[name] = {**before, **more}
+                total[name] = before | {n: before.get(n, 0.0) + more for n, more in value.items()}
             elif isinstance(value, list):  # of features
                 total[name] = [*dict.fromkeys([*total.get(name, ()), *value])]
             elif name not in _OWN and not isinstance(value, str):
@@ -449,10 +292,9 @@ def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> di
     if not own["clips"]:
         return total
     # Each waits for the others or for the consumer; the one that does so least limits the mix.
-    waits = {name: said["waiting_for_consumer_seconds"] for name, said in sources.items()}
+    waits = {name: report["waiting_for_consumer_seconds"] for name, report in sources.items()}
     slowest = min(waits, key=waits.__getitem__)
     total["waiting_for_consumer_seconds"] = waits[slowest]
     if own["data_wait_seconds"] < waits[slowest]:
         return {**total, "bottleneck": STAGES["consumer"]}
-    words = sources[slowest]["bottleneck"]
-    return {**total, "bottleneck": f"source {slowest!r}: {words}"}
+    return {**total, "bottleneck": f"source {slowest!r}: {sources[slowest]['bottleneck']}"}

@@ -40,11 +40,8 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
         self, batches: int | None = None, batch_size: int | None = None
     ) -> dict[str, Any]:
         """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
-        if batches is not None:
-            return super().state_dict(batches, batch_size)
-        state: dict[str, Any] = BaseNode.state_dict(self)
-        return state
+        return self._epochs.state(self._part(), batches=batches, batch_size=batch_size, at_end=True)
 
     def get_state(self) -> dict[str, Any]:
         """As `state_dict`."""
-        return self._epochs.state(self._part(), at_end=True)
+        return self.state_dict()

@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from seqrecord.clips.clip_lists import ClipList, lists_frames
 from seqrecord.clips.tables import MAX_SETTING, ClipSpec
 from seqrecord.clips.transforms import ClipTransform, chain_of, checked_size, is_probability
-from seqrecord.clips.windows import Latest
+from seqrecord.clips.windows import Latest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
-from seqrecord.pipes.checks import are_names, check, check_names, refuse
-from seqrecord.pipes.chosen_clips import ClipList, lists_frames
-from seqrecord.pipes.window_arguments import Windows, check_windows
+from seqrecord.pipes.checks import are_names, check, check_names
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
-from seqrecord.text import repr_of
-from seqrecord.units import MAX_INT, check_integer, check_seed, is_integer, parse_size
+from seqrecord.units import MAX_INT64, check_integer, check_seed, check_size, is_integer
 
 if TYPE_CHECKING:
     import torch
 
-_MOST_RANKS = 1 << 31  # exclusive
+_MOST_RANKS = (1 << 31) - 1
+_OF_FRAMES = ("clip_len", "windows", "pad", "reverse")
+_SHUFFLING = ("num_cursors", "shuffle_buffer")
 
 
 _Check: TypeAlias = Callable[[str, Any], Any]
-"""From an argument's name and what was given to what is kept; raises `ClipError`."""
+"""From an argument's name and value to the value that is kept; raises `ClipError`."""
 
 
 def _checked(default: Any, check: _Check, **more: Any) -> Any:
@@ -55,6 +55,11 @@ def one_of(*texts: str) -> _Check:
     return _such(lambda value: isinstance(value, str) and value in texts, expected)
 
 
+def _integer_from(least: int, most: int = MAX_INT64) -> _Check:
+    """Checks that an argument is an integer from `least` to `most`."""
+    return lambda name, value: check_integer(name, value, least=least, most=most)
+
+
 def _only(function: Callable[[Any], object]) -> _Check:
     """Checks an argument by a function that raises, and keeps it as it is."""
     return lambda _, value: (function(value), value)[1]
@@ -64,58 +69,26 @@ def _check_flag(name: str, value: Any) -> bool:
     return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
 
 
-def _check_count(name: str, value: Any) -> int:
-    return check_integer(name, value, least=1, most=MAX_INT)
+def _check_probability(name: str, value: Any) -> float:
+    return float(check(name, value, is_probability(value), "a probability: 0 to 1"))
 
 
 def _check_niceness(name: str, value: Any) -> int:
     niceness = check_integer(name, value, least=0, most=19)
-    refuse(
-        niceness > 0 and sys.platform != "linux",
-        f"{name} is available on Linux only, where each thread has a priority",
-        "0",
-        f"{niceness} on {sys.platform}",
-    )
+    if niceness and sys.platform != "linux":
+        got = f"{niceness} on {sys.platform}"
+        raise ClipError(f"{name} is available on Linux only", expected="0", got=got)
     return niceness
-
-
-def _check_size(name: str, value: Any) -> Any:
-    """A number of bytes, or its text."""
-    expected = 'bytes, or text such as "2GiB"'
-    try:
-        parse_size(value)
-    except ValueError as error:
-        raise ClipError(f"{name}: {error}", expected=expected, got=repr_of(value)) from None
-    return value
-
-
-def _check_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Both as integers. Raises `ClipError` for numbers that make no sense."""
-    try:
-        count = check_integer("world_size", world_size)
-        number = 0 if rank is None and count == 1 else check_integer("rank", rank)
-    except ClipError:
-        number, count = 0, 0
-    refuse(
-        not 0 <= number < count < _MOST_RANKS,
-        "rank and world_size make no sense",
-        "both, with 0 <= rank < world_size; or world_size=1 alone, for the whole epoch; or "
-        "neither, to find them",
-        f"rank={repr_of(rank)} world_size={repr_of(world_size)}",
-    )
-    return number, count
 
 
 def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
     """A dilation, or several in ascending order."""
     many = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-    # An array without dimensions says that it is iterable, too.
+    # An array without dimensions is iterable by its type, too.
     given = list(value) if many and getattr(value, "ndim", 1) > 0 else [value]
-    expected = "an integer, or several"
+    expected = "an integer, or several different ones such as (1, 2, 4)"
     several = sorted(check_integer(name, one, least=1, expected=expected) for one in given)
-    is_wrong = not several or len(set(several)) < len(several)
-    problem = f"{name} has the same number twice, or none at all"
-    refuse(is_wrong, problem, "a number of frames, or several such as (1, 2, 4)", repr_of(value))
+    check(name, value, 0 < len(several) == len(set(several)), expected)
     return tuple(several) if len(several) > 1 else several[0]
 
 
@@ -128,20 +101,20 @@ def _check_resize(name: str, value: Any) -> Any:
     return {feature: checked_size(f"{name} of {feature}", size) for feature, size in value.items()}
 
 
-def _are_new(names: Mapping[str, Any]) -> bool:
-    """Whether features can have these names: the keys are those that are stored."""
-    return are_names(list(names.values())) and len({*names.values()}) == len(names)
+def _check_rename(name: str, value: Any) -> Any:
+    """New names by the stored ones."""
+    is_dict = isinstance(value, Mapping) and are_names(value) and are_names([*value.values()])
+    is_right = is_dict and len({*value.values()}) == len(value)
+    return check(name, value, is_right, 'a dict such as {"image_left": "image"}: no name twice')
 
 
-def _are_episodes(value: Any) -> bool:
-    """Whether these are keys, or numbers."""
+def _check_episodes(name: str, value: Any) -> Any:
+    """Keys, numbers, a glob, or a predicate."""
     is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
-    return are_names(value) or (is_list and all(map(is_integer, value)))
-
-
-def _check_reverse(name: str, value: Any) -> float:
-    refuse(not is_probability(value), f"{name} is not a probability", "0 to 1", repr_of(value))
-    return float(value)
+    is_right = isinstance(value, str) or callable(value) or are_names(value)
+    is_right = is_right or (is_list and all(map(is_integer, value)))
+    expected = "a list of keys or of numbers, a glob, or a function of an episode's metadata"
+    return check(name, value, is_right, expected)
 
 
 def _check_fields(options: Any, of: str = "") -> None:
@@ -257,40 +230,22 @@ class ClipOptions:
             "nested", "image": (480, 640)}`; features that it does not name are lists.
     """
 
-    clip_len: int | None = _checked(None, _check_count)
-    stride: int | None = _checked(None, _check_count)
+    clip_len: int | None = _checked(None, _integer_from(1))
+    stride: int | None = _checked(None, _integer_from(1))
     dilation: int | Sequence[int] = _checked(1, _check_dilation)
-    reverse: float = _checked(0.0, _check_reverse)
+    reverse: float = _checked(0.0, _check_probability)
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
     squeeze_time: bool = _checked(False, _check_flag)
     pad: str | None = _checked(None, one_of("edge", "before", "after"))
-    drop_last_frames: int = _checked(
-        0, lambda name, value: check_integer(name, value, least=0, most=MAX_SETTING - 1)
-    )
+    drop_last_frames: int = _checked(0, _integer_from(0, MAX_SETTING - 1))
     features: Sequence[str] | None = _checked(None, check_names)
-    rename: Mapping[str, str] | None = _checked(
-        None,
-        _such(
-            lambda value: isinstance(value, Mapping) and are_names(value) and _are_new(value),
-            'a dict such as {"image_left": "image"}: no name twice',
-        ),
-    )
-    episodes: EpisodeFilter = _checked(
-        None,
-        _such(
-            lambda value: isinstance(value, str) or callable(value) or _are_episodes(value),
-            "a list of keys or of numbers, a glob, or a function of an episode's metadata",
-        ),
-    )
-    split: str | None = _checked(
-        None, _such(lambda value: isinstance(value, str), "the name of a split")
-    )
+    rename: Mapping[str, str] | None = _checked(None, _check_rename)
+    episodes: EpisodeFilter = _checked(None, _check_episodes)
+    split: str | None = _checked(None, _such(lambda name: isinstance(name, str), "a split's name"))
     clips: ClipList | None = field(default=None, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
-    frame_transform: FrameTransform | None = _checked(
-        None, _such(callable, "a function from a dict of arrays to a dict of arrays")
-    )
+    frame_transform: FrameTransform | None = _checked(None, _such(callable, "a function"))
     deterministic_transform: bool = _checked(False, _check_flag)
     clip_transform: ClipTransform | None = _checked(None, _only(chain_of))
     ragged: Ragged = _checked("list", _only(check_ragged))
@@ -298,48 +253,32 @@ class ClipOptions:
     def __post_init__(self) -> None:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
         _check_fields(self)
-        refuse(
-            self.clip_len is None and self.windows is None and not self.lists_frames,
-            "neither clip_len nor windows is given",
-            "clip_len, or windows, or both",
-        )
-        refuse(
-            self.clip_len is None and self.dilation != 1,
-            "dilation is that of clip_len",
-            "clip_len too",
-            self.dilation,
-        )
-        refuse(
-            self.squeeze_time and (self.clip_len not in (None, 1) or self.lists_frames),
-            "squeeze_time is for clips with one frame of each feature without a window",
-            "no lists of frames, and clip_len=1 or none",
-            f"clip_len={self.clip_len}",
-        )
+        if self.clip_len is None and self.windows is None and not self.lists_frames:
+            raise ClipError("neither clip_len nor windows is given", expected="one, or both")
+        if self.clip_len is None and self.dilation != 1:
+            raise ClipError(
+                "dilation is that of clip_len", expected="clip_len too", got=self.dilation
+            )
+        if self.squeeze_time and (self.clip_len not in (None, 1) or self.lists_frames):
+            raise ClipError(
+                "squeeze_time is for clips with one frame of each feature without a window",
+                expected="no lists of frames, and clip_len=1 or none",
+                got=f"clip_len={self.clip_len}",
+            )
         for dilation in self.dilations:
             ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
-        drawn = f"dilation={self.dilation}, reverse={self.reverse:g}"
-        refuse(
-            self.has_drawn_steps and bool(self.own_windows),
-            "several dilations, and reverse, are for clips of clip_len frames",
-            "no windows, but for Latest()",
-            drawn,
-        )
-        refuse(
-            self.clips is not None and self.stride not in (None, 1),
-            "clips has the starts",
-            "no stride",
-            self.stride,
-        )
+        if self.has_drawn_steps and self.own_windows:
+            raise ClipError(
+                "several dilations, and reverse, are for clips of clip_len frames",
+                expected="no windows, but for Latest()",
+                got=f"dilation={self.dilation}, reverse={self.reverse:g}",
+            )
+        taken = {"stride": self.stride not in (None, 1), "drop_last_frames": self.drop_last_frames}
         if self.lists_frames:
-            names = ("clip_len", "windows", "pad", "reverse")
-            given = [name for name in names if getattr(self, name) not in (None, 0)]
-            refuse(bool(given), "clips has the frames of each clip", f"no {', '.join(given)}")
-        refuse(
-            self.clips is not None and self.drop_last_frames > 0,
-            "clips has the starts",
-            "no drop_last_frames",
-            self.drop_last_frames,
-        )
+            taken |= {name: getattr(self, name) for name in _OF_FRAMES}
+        if self.clips is not None and (given := [name for name in taken if taken[name]]):
+            expected = f"no {', '.join(given)}"
+            raise ClipError("clips has the starts, or the frames of each clip", expected=expected)
 
     @property
     def spec(self) -> ClipSpec:
@@ -399,7 +338,7 @@ class DatasetOptions(ClipOptions):
             nothing.
     """
 
-    memory_limit: int | str = _checked("512MiB", _check_size)
+    memory_limit: int | str = _checked("512MiB", check_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,9 +374,9 @@ class EngineOptions:
             Ranks and workers write files beside it: `epoch.worker0.json`.
     """
 
-    num_cursors: int | None = _checked(None, _check_count)
-    shuffle_buffer: int | None = _checked(None, _check_count)
-    num_threads: int | None = _checked(None, _check_count)
+    num_cursors: int | None = _checked(None, _integer_from(1))
+    shuffle_buffer: int | None = _checked(None, _integer_from(1))
+    num_threads: int | None = _checked(None, _integer_from(1))
     thread_niceness: int = _checked(0, _check_niceness)
     video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
@@ -526,62 +465,64 @@ class LoaderOptions(ClipOptions):
     shuffle: bool = _checked(True, _check_flag)
     seed: int = _checked(0, lambda _, value: check_seed(value))
     rotate_phase: bool = _checked(False, _check_flag)
-    batch_size: int | None = _checked(None, _check_count)
+    batch_size: int | None = _checked(None, _integer_from(1))
     drop_last: bool = _checked(False, _check_flag)
     fixed_shards: bool = _checked(True, _check_flag)
     even_batches: bool = _checked(True, _check_flag)
-    memory_limit: int | str | None = _checked(None, _check_size)
+    memory_limit: int | str | None = _checked(None, check_size)
     device: str | torch.device | None = _checked(None, _only(_check_device))
-    rank: int | None = None
-    world_size: int | None = None
+    rank: int | None = _checked(None, _integer_from(0))
+    world_size: int | None = _checked(None, _integer_from(1, _MOST_RANKS))
     engine: EngineOptions | None = _checked(
-        None,
-        _such(lambda value: isinstance(value, EngineOptions), "seqrecord.EngineOptions(…)"),
+        None, _such(lambda one: isinstance(one, EngineOptions), "seqrecord.EngineOptions(…)")
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rank is self.world_size is None:
-            rank, world_size = _check_rank(self.rank, self.world_size)
+            rank = 0 if self.rank is None and self.world_size == 1 else self.rank
+            if rank is None or rank >= (self.world_size or 0):
+                raise ClipError(
+                    "rank and world_size do not go together",
+                    expected="0 <= rank < world_size; or world_size=1 alone; or neither",
+                    got=f"rank={self.rank} world_size={self.world_size}",
+                )
             object.__setattr__(self, "rank", rank)
-            object.__setattr__(self, "world_size", world_size)
         if self.order == "sequences":
             self._check_sequences()
-        for name in ("num_cursors", "shuffle_buffer"):
-            refuse(
-                not self.shuffle and getattr(self.tuning, name) is not None,
-                f"engine.{name} says how clips are shuffled, and shuffle=False",
-                f"shuffle=True, or no {name}",
-                getattr(self.tuning, name),
+        for name in _SHUFFLING:
+            value = getattr(self.tuning, name)
+            if value is not None and not self.shuffle:
+                raise ClipError(
+                    f"engine.{name} shuffles clips, and shuffle=False",
+                    expected=f"shuffle=True, or no {name}",
+                    got=value,
+                )
+        if self.rotate_phase and self.spec.stride == 1:
+            raise ClipError(
+                "rotate_phase has no effect: with stride=1 every epoch has every start",
+                expected="a stride above 1, or no rotate_phase",
             )
-        refuse(
-            self.rotate_phase and self.spec.stride == 1,
-            "rotate_phase moves nothing: with stride=1 every epoch has every start",
-            "a stride above 1, or no rotate_phase",
-        )
-        refuse(
-            self.drop_last and self.batch_size is None and not self.even_batches,
-            "drop_last leaves nothing out of single clips of which every one is to come",
-            "a batch_size, or even_batches=True, or no drop_last",
-        )
-        decoder = self.tuning.video_decoder
-        is_on_device = decoder != "pyav"
-        refuse(
-            is_on_device and self.device is None,
-            f"engine.video_decoder={decoder!r} decodes on a device, and there is none",
-            "a device too, such as device='cuda'; or no video_decoder, for the host",
-        )
-        refuse(
-            is_on_device and (self.frame_transform is not None or self.resize is not None),
-            f"engine.video_decoder={decoder!r} decodes on the device, but frame_transform and "
-            "resize are for frames of the host",
-            "no resize and no frame_transform; or no video_decoder",
-            f"device={self.device}, and both",
-        )
+        if self.drop_last and self.batch_size is None and not self.even_batches:
+            raise ClipError(
+                "drop_last has no effect on single clips with even_batches=False",
+                expected="a batch_size, or even_batches=True, or no drop_last",
+            )
+        decoder = f"engine.video_decoder={self.tuning.video_decoder!r}"
+        if self.tuning.video_decoder != "pyav" and self.device is None:
+            expected = "a device too, such as device='cuda'; or no video_decoder"
+            raise ClipError(f"{decoder} decodes on a device", expected=expected, got="no device")
+        is_on_host = self.frame_transform is not None or self.resize is not None
+        if self.tuning.video_decoder != "pyav" and is_on_host:
+            raise ClipError(
+                f"{decoder}, but frame_transform and resize are for frames of the host",
+                expected="no resize and no frame_transform; or no video_decoder",
+                got=f"device={self.device}, and both",
+            )
 
     @property
     def tuning(self) -> EngineOptions:
-        """What `engine` says, or its defaults."""
+        """`engine`, or its defaults."""
         return self.engine or EngineOptions()
 
     @property
@@ -589,22 +530,17 @@ class LoaderOptions(ClipOptions):
         return (self.clip_len or 1) * self.dilations[0] if self.order == "sequences" else 1
 
     def _check_sequences(self) -> None:
-        refuse(
-            self.batch_size is None,
-            'order="sequences" needs a batch_size',
-            "how many rows batches have; a mix has no sequences",
-        )
-        given = {
-            "clips": self.clips,
-            "engine.num_cursors": self.tuning.num_cursors,
-            "engine.shuffle_buffer": self.tuning.shuffle_buffer,
-        }
-        for name, value in given.items():
-            refuse(value is not None, f'order="sequences" takes no {name}', f"{name}=None")
-        refuse(
-            self.has_drawn_steps,
-            'order="sequences" takes neither several dilations nor reverse, or clips would not '
-            "follow each other",
-            "one dilation, reverse=0",
-            f"dilation={self.dilation}, reverse={self.reverse:g}",
-        )
+        if self.batch_size is None:
+            expected = "the number of rows in a batch; a mix has no sequences"
+            raise ClipError('order="sequences" needs a batch_size', expected=expected)
+        taken = {"clips": self.clips}
+        taken |= {f"engine.{name}": getattr(self.tuning, name) for name in _SHUFFLING}
+        if given := [name for name in taken if taken[name] is not None]:
+            names = " and ".join(given)
+            raise ClipError(f'order="sequences" takes no {names}', expected=f"no {names}")
+        if self.has_drawn_steps:
+            raise ClipError(
+                'order="sequences" takes neither several dilations nor reverse',
+                expected="one dilation, reverse=0",
+                got=f"dilation={self.dilation}, reverse={self.reverse:g}",
+            )

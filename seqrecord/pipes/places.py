@@ -1,35 +1,39 @@
-"""Where an iteration begins: which part of an epoch it has, and after how many of its batches."""
+"""Where an iteration begins: the part of an epoch that it has, and the number of its first batch.
+Also the state of a loader at such a place, its inverse, and its comparison with other ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+import json
+from collections import Counter
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from seqrecord.errors import StateError
-from seqrecord.pipes.distributed import batches_of_workers, this_worker
-from seqrecord.pipes.states import BatchSource, Remainder, Sharing, State
+from torch.distributed import distributed_c10d
+
+from seqrecord.errors import MemoryLimitError
+from seqrecord.pipes.distributed import batches_of_workers
+from seqrecord.pipes.iterations import BatchSource
+from seqrecord.pipes.states import Remainder, Sharing, State, check_same
 from seqrecord.pipes.worker_epochs import Start
-from seqrecord.sampling import Part
 
-__all__ = ["Place", "continues", "find_place", "is_over", "items_given", "state_at"]
+_OF_A_KIND = ("features", "clip_len", "windows")  # another loader, where these differ
+_names: WeakKeyDictionary[object, str] = WeakKeyDictionary()  # of loaders, the same on all ranks
+_loaders: Counter[str] = Counter()  # of a kind, in this process
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the iteration begins that is made next, or was made last."""
+class Place(NamedTuple):
+    """A batch of an epoch, or of the rest of one, in a part of it."""
 
-    start: Start
-    sharing: Sharing | None = None  # of the iteration, once it was made; so are the next two
-    rest: Remainder | None = None
-    batch: int = 0
-
-    @property
-    def epoch(self) -> int:
-        return self.start.epoch
+    epoch: int
+    batch: int | tuple[int, ...]  # of the worker of `sharing`, or of each of them
+    sharing: Sharing
+    rest: Remainder | None
 
 
 def find_place(
-    loader: BatchSource[Any],
+    loader: BatchSource,
     loaded: State | None,
     start: Start,
     sharing: Sharing,
@@ -38,8 +42,8 @@ def find_place(
 ) -> Place:
     """The place of an iteration that shares the epoch so; `loaded` is the state loaded last.
 
-    Inside an epoch worker 0 goes on with the part of the worker that is next, as a DataLoader asks
-    it first, and so on. One that `is_told` has a state of its own, by a StatefulDataLoader.
+    Inside an epoch worker 0 continues the part of the worker that is next, as a DataLoader asks it
+    first, and so on. One that `is_told` has a state of its own, by a StatefulDataLoader.
 
     Raises `StateError` where other parts have begun the epoch, of which too little is known.
     """
@@ -53,47 +57,23 @@ def find_place(
                 sharing = replace(sharing, worker=worker)
         elif start.is_loaded or loaded.is_of_all:
             rest = loader.remainder_after(loaded)
-    if start.batches and sharing.workers != this_worker()[1]:
-        raise StateError(
-            "a .sharding_filter() distributes the items of this pipe, so the batches of set_epoch "
-            "are not those that it has given",
-            expected="no .sharding_filter(): ranks and workers get parts of their own; or no "
-            "batches",
-        )
+        if rest is not None and start.epoch < rest.epoch:
+            rest = None
     if own is None or not (given or start.batches):
-        return Place(start, sharing, rest)
+        return Place(start.epoch, 0, sharing, rest)
     if len(given) == 1:
-        return Place(start, sharing, rest, given[0])
+        return Place(start.epoch, given[0], sharing, rest)
     found, most = items_given(loader, start, rest, sharing.workers)
     given = given or found
     behind = [i for i, (n, m) in enumerate(zip(given, most, strict=True)) if n < min(m, max(given))]
     worker = (own + behind[0] if behind else own) % sharing.workers
-    return Place(start, replace(sharing, worker=worker), rest, given[worker])
-
-
-def is_over(loader: BatchSource[Any], place: Place, sharing: Sharing, part: Part) -> bool:
-    """Whether a position was loaded where no batch is left, and an iteration made since.
-
-    A loader makes one iteration when it loads a state and, if that was of an epoch that had ended,
-    another one for the next epoch.
-    """
-    if not place.start.is_loaded or not (place.batch or place.rest) or place.sharing is None:
-        return False
-    if replace(place.sharing, worker=sharing.worker) != sharing:
-        return False
-    return bool(place.batch >= loader.plan(place.epoch, part, place.rest).num_batches)
-
-
-def continues(loader: BatchSource[Any], saved: State, sharing: Sharing) -> bool:
-    """Whether `sharing` goes on with the plans that a state is of."""
-    of_all = replace(sharing, worker=None) == replace(saved.sharing, worker=None)
-    return of_all and saved.has_batches_of(loader)
+    return Place(start.epoch, given[worker], replace(sharing, worker=worker), rest)
 
 
 def items_given(
-    loader: BatchSource[Any], start: Start, rest: Remainder | None, num_workers: int
+    loader: BatchSource, start: Start, rest: Remainder | None, num_workers: int
 ) -> tuple[list[int], list[int]]:
-    """How many items each worker of this rank has given at a start, and how many it has."""
+    """The items that each worker of this rank has given at a start, and all that it has."""
     parts = loader.ranks.parts_of_workers(num_workers)
     most = [loader.plan(start.epoch, part, rest).num_batches for part in parts]
     size = start.batch_size
@@ -101,15 +81,100 @@ def items_given(
     return [min(n * size, items) for n, items in zip(given, most, strict=True)], most
 
 
-def state_at(
-    loader: BatchSource[Any],
-    epoch: int,
-    batch: int | tuple[int, ...],
-    sharing: Sharing,
-    rest: Remainder | None,
-) -> State:
-    """The state of a loader after `batch` of an epoch, of which there is this `rest`."""
-    rests = (None,) * len(loader.sources) if rest is None else rest.sources
+def state_at(loader: BatchSource, place: Place) -> State:
+    """The state of a loader at a place."""
+    epoch, batch, sharing, rest = place
+    rests = [None] * len(loader.sources) if rest is None else rest.sources
     pairs = zip(loader.sources, rests, strict=True)
     sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
     return State(epoch, batch, sharing, loader.asked(), sources, rest)
+
+
+def settle(loader: BatchSource, state: State, num_parts: int) -> None:
+    """Check a state, and use its settings in so many parts.
+
+    Raises `StateError` for a state of another loader, and `MemoryLimitError` for settings that do
+    not fit. Those of another number of parts need not.
+    """
+    found = {**state.asked, "sources": len(state.sources)}
+    now = {**loader.asked(), "sources": len(loader.sources)}
+    problem = "the saved state is of another kind of loader, or of another mix"
+    check_same(problem, found, now, {**now, **found})
+    any_batch_size = state.is_of_all and not state.asked  # but for a mix
+    for source, said, rest in zip(loader.sources, state.sources, state.rests, strict=True):
+        source.check_state(said, rest, any_batch_size=any_batch_size)
+    is_same = state.sharing.num_parts == num_parts
+    if state.is_begun or is_same or loader.goes_on:
+        loader.check_place(state)
+        try:
+            use_settings(loader, state)
+        except MemoryLimitError:
+            if is_same:
+                raise
+
+
+def continues(loader: BatchSource, state: State, sharing: Sharing) -> bool:
+    """Whether `sharing` continues the plans of a state."""
+    of_all = replace(sharing, worker=None) == replace(state.sharing, worker=None)
+    return of_all and _has_batches_of(loader, state)
+
+
+def use_settings(loader: BatchSource, state: State) -> None:
+    """Use the settings of a state for parts of its number; none where one does not fit, nor for
+    batches of another size.
+
+    Raises `MemoryLimitError`, with the smallest sufficient limit.
+    """
+    if _has_batches_of(loader, state):
+        each = zip(loader.sources, state.sources, state.rests, strict=True)
+        count = state.sharing.num_parts
+        found = [(source, source.fits_of(said, count, rest)) for source, said, rest in each]
+        for source, fits in found:
+            source.planner.keep(fits)
+
+
+def _has_batches_of(loader: BatchSource, state: State) -> bool:
+    """Whether a state counts batches of the loader's size."""
+    sizes = [source.planner.options.batch_size for source in loader.sources]
+    return sizes == [said.settings.batch_size for said in state.sources]
+
+
+def check_agreement(epochs: object, loader: BatchSource, place: Place, iteration: str) -> None:
+    """Raise `StateError` if another rank begins an iteration of `epochs` at another place.
+
+    The first rank writes its state to the store of `torch.distributed`; the others compare theirs.
+    Nobody waits: a rank may iterate alone, or never. Ranks number their loaders of a kind, as they
+    begin. Where ranks were given, groups of them may have loaders of their own, and only epoch and
+    batch are compared.
+    """
+    if not loader.ranks.in_process_group:
+        return
+    place = place._replace(sharing=replace(place.sharing, worker=None))
+    state = state_at(loader, place).to_json()
+    kind: Any = [[source["request"][name] for name in _OF_A_KIND] for source in state["sources"]]
+    if loader.ranks.given is not None:
+        kind = state["sources"], state["asked"]
+    digest = sha256(json.dumps([place.sharing.ranks, kind]).encode()).hexdigest()[:16]
+    if epochs not in _names:
+        _names[epochs] = f"{digest}/{_loaders[digest]}"
+        _loaders[digest] += 1
+    store, key = distributed_c10d._get_default_store(), f"seqrecord/{_names[epochs]}/{iteration}"
+    first = json.loads(store.compare_set(key, "", json.dumps(state)))
+    problem = (
+        "the ranks begin an iteration in different places, or in different orders (give all ranks "
+        "the same arguments, set_epoch and state; world_size=1 to a loader of some ranks alone)"
+    )
+    differ = _differences(first, state)
+    theirs, own = {n: one for n, one, _ in differ}, {n: one for n, _, one in differ}
+    check_same(problem, theirs, own, own)
+
+
+def _differences(theirs: Any, own: Any, name: str = "state") -> list[tuple[str, Any, Any]]:
+    """Name and both values of each difference."""
+    if isinstance(theirs, dict) and isinstance(own, dict):
+        pairs = [(n, theirs.get(n), own.get(n)) for n in {**theirs, **own}]
+    elif isinstance(theirs, list) and isinstance(own, list) and len(theirs) == len(own):
+        pairs = [(name, *pair) for pair in zip(theirs, own, strict=True)]
+    else:
+        return [(name, theirs, own)] if theirs != own else []
+    return [found for n, a, b in pairs for found in _differences(a, b, n)]

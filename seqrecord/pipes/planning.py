@@ -12,13 +12,14 @@ from seqrecord.clips.tables import ClipTable
 from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.distributed import Ranks
-from seqrecord.pipes.memory import frame_sizes, frames_in_memory, settle
+from seqrecord.pipes.memory import frame_sizes
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.residency import Residency
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Sessions
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,
@@ -41,6 +42,9 @@ ASKED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_p
 
 Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]
 """By the number of parts; of the rest of an epoch by its number and sessions, else by 0 and ()."""
+
+_MOST_TOGETHER = 32  # single clips that are made at once,
+_MOST_BYTES_TOGETHER = 1 << 20  # … which are small
 
 _logger = logging.getLogger("seqrecord")
 
@@ -84,10 +88,9 @@ class EpochPlanner:
         settings = PlanSettings(**{name: getattr(options, name) for name in ASKED})
         ranks = Ranks(options.rank, options.world_size)
         planner = cls(selection, options, settings, ranks, limit_in)
-        if limit_in is not None:
-            return planner
         try:
-            planner.fit(1)
+            if limit_in is None:
+                planner.fit(1)
             return planner
         except MemoryLimitError:
             if selection.clip_set.excerpts is None:
@@ -109,12 +112,7 @@ class EpochPlanner:
 
     # ---- clips and plans
 
-    @property
-    def is_sequential(self) -> bool:
-        """Whether the clips of an episode follow each other."""
-        return self.settings.order == "sequences"
-
-    @property
+    @cached_property
     def windows(self) -> Sequence[Window]:
         """The window of clips in each group of features."""
         return self.selection.windows.of_groups(self.selection.clip_set.spec.stride)
@@ -154,7 +152,7 @@ class EpochPlanner:
     ) -> Plan:
         """The plan of one part of an epoch with given settings."""
         table, episodes = self.clips(epoch, sessions), self.selection.episodes
-        kind = SequencePlan if self.is_sequential else EpochPlan
+        kind = SequencePlan if settings.order == "sequences" else EpochPlan
         if settings.resident and epoch and not sessions:
             kind = ShuffledPlan
         make = partial(kind, windows=self.windows)
@@ -176,19 +174,26 @@ class EpochPlanner:
     def settle(
         self, plan: Plan, sessions: Sessions = (), *, on_device: bool, in_worker: bool
     ) -> tuple[Memory, int, tuple[FrameRows, ...]]:
-        """The memory that executing a plan takes, its most bytes, and the rows of resident
-        frames."""
+        """The memory of a plan's execution: rows of stores, batches in flight and loads.
+
+        Also returns its most bytes, and the rows of resident frames.
+        """
+        selection, made = self.selection, self.selection.made
         fitted, rows = self.fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
         if fitted.in_memory is not None:
             rows = self.residency.rows(plan.part, sessions, fitted.settings)
-        memory = settle(
-            fitted,
-            plan,
-            self.selection,
-            on_device=on_device,
-            of_mix=self.limit_in is not None,
-            in_worker=in_worker,
-        )
+        own_batches = not on_device and self.limit_in is None  # on the host, and not of a mix
+        is_fixed = all(spec.is_fixed for spec in selection.frames.arrays.values())
+        frames = [group.max_resident_frames for group in plan.groups]
+        memory = fitted.memory(frames, fixed=is_fixed and own_batches)
+        if in_worker and selection.dataset.contents.chunks.is_local:
+            # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
+            memory = replace(memory, prefetch=1)
+        are_alike = all(spec.is_fixed and spec.value == "array" for spec in made.values())
+        if fitted.settings.batch_size is None and own_batches and are_alike:
+            clip = max(1, clip_nbytes(made, selection.lengths))
+            most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)
+            memory = replace(memory, together=fitted.clips_at_once(memory, most))
         return memory, fitted.nbytes(memory), rows
 
     def keep(self, fits: Fits) -> None:
@@ -218,7 +223,7 @@ class EpochPlanner:
             return self.limit_in(self.workers(num_parts))
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
-        wanted = max(self.demand(number).wanted_limit for number in (1, num_parts))
+        wanted = max(self.demand(number).wanted_limit for number in {1, num_parts})
         return usual_limit(wanted, self.workers(num_parts))
 
     def most_bytes(self, num_parts: int) -> int:
@@ -230,15 +235,15 @@ class EpochPlanner:
     def decodes_once(self, num_workers: int) -> bool:
         """Whether so many workers decode each frame once, if they persist."""
         num_parts = self.ranks.current().count * num_workers
-        is_cheap = frames_in_memory(self.selection, only_small=True) > 0
-        return not is_cheap and self.fit(num_parts).in_memory is not None
+        are_small, _ = self.residency.in_memory
+        return not are_small and self.fit(num_parts).in_memory is not None
 
     def workers(self, num_parts: int) -> int:
         """The number of workers of a rank, in so many parts."""
         ranks = 1 if num_parts == 1 else self.ranks.current().count
         return num_parts // ranks if num_parts % ranks == 0 else 1
 
-    @property
+    @cached_property
     def residency(self) -> Residency:
         """The frames that stay in memory."""
         options = self.options

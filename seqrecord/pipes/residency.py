@@ -9,14 +9,61 @@ import numpy as np
 
 from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import MemoryLimitError
-from seqrecord.pipes.memory import frames_in_memory
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Sessions
+from seqrecord.processes.forks import cached_property
+from seqrecord.reading.dataset import Dataset
+from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Intervals, Part, PlanSettings, Window, shard_frames
 from seqrecord.sampling.memory import Demand, Fit
+from seqrecord.schema import FeatureSpec
 from seqrecord.units import format_size
 
 _MAX_SHARES = 1 << 24  # arrays of 128 MiB; only a damaged state has more
+_SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
+
+
+def frames_in_memory(selection: Selection) -> tuple[int, int]:
+    """How many frames may stay in memory: as small frames, and as small or decoded frames.
+
+    Each number counts all frames of the selected episodes, or is 0. Decoded frames may stay if
+    their shapes are fixed and they cost more to decode or transform than to copy. Large raw frames
+    do not stay: reading them again is a copy. Texts stay if the other features do.
+    """
+    if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
+        return 0, 0
+    features, transform = selection.dataset.features, selection.frames.transform
+    arrays = [name for name, spec in features.items() if spec.value == "array"]
+    are_small = transform is None and all(_is_small(selection.dataset, name) for name in arrays)
+    may_stay = all(map(_has_rows, selection.frames.arrays.values()))
+    if transform is not None:
+        may_stay &= selection.frames.is_deterministic
+    else:
+        may_stay &= all(map(_has_rows, features.values()))
+        may_stay &= not all(features[name].is_raw for name in arrays)
+    count = int(selection.episodes.num_frames[selection.clip_set.selected].sum())
+    return count * are_small, count * (are_small or may_stay)
+
+
+def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
+    """The features whose frames may stay in memory, each on its own: small ones, and others.
+
+    Small features are raw, complete and on a local disk. The others are encoded, complete, and of a
+    fixed shape or texts.
+    """
+    reader, features, index = dataset.contents.chunks, dataset.features, dataset.contents.index
+    small = [
+        name
+        for name, spec in features.items()
+        if reader.is_local and spec.is_raw and _is_small(dataset, name)
+        if name in reader.raw[spec.group].specs
+    ]
+    decoded = [
+        name
+        for name, spec in features.items()
+        if _has_rows(spec) and not spec.is_raw and not len(index.group_of(name).gaps)
+    ]
+    return small, decoded
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +80,28 @@ class Residency:
     fixed_shards: bool
     keeps_decoded: bool
 
-    def frames(self, num_parts: int, sessions: Sessions) -> int:
-        """How many frames may stay in a part; about as many, where there are several shards."""
-        return self._frames(num_parts, self._may_shard(num_parts, sessions))
+    def frames(
+        self, num_parts: int, sessions: Sessions, settings: PlanSettings | None = None
+    ) -> int:
+        """How many frames may stay in a part; a guess for several shards without `settings`.
+
+        Several parts whose clips change from epoch to epoch would each decode nearly all frames:
+        only small ones stay.
+        """
+        is_sharded = self._is_sharded(num_parts, sessions, settings)
+        found = self.in_memory[self.keeps_decoded and (is_sharded or num_parts == 1)]
+        if num_parts == 1 or not found or not is_sharded:
+            return found
+        return -(-found // num_parts) if settings is None else self._most(num_parts, settings)
 
     def fit(self, demand: Demand, limit: int, sessions: Sessions) -> Fit:
         """The best settings within a limit, of an epoch in the parts of the demand."""
         fitted, num_parts = demand.fit(limit), demand.num_parts
-        if fitted.in_memory is None or not self._may_shard(num_parts, sessions):
+        if fitted.in_memory is None or not self._is_sharded(num_parts, sessions):
             return fitted
         settings = replace(fitted.settings, resident=self.settings.shuffle)
         if num_parts > 1:  # the number of frames was a guess
-            most = self._most_frames(num_parts, settings)
+            most = self._most(num_parts, settings)
             fitted = replace(fitted, sizes=demand.sizes, in_memory=None).with_all(most)
         if fitted.in_memory is None:
             return replace(demand, frames_in_memory=0).fit(limit)
@@ -55,13 +112,9 @@ class Residency:
     ) -> Fit:
         """Memory for the settings of a saved state.
 
-        Raises `MemoryLimitError` where it does not hold the frames that must stay.
+        Raises `MemoryLimitError` if the limit is too small for the frames that must stay.
         """
-        num_parts = demand.num_parts
-        is_sharded = self._is_sharded(num_parts, sessions, settings)
-        frames = self._frames(num_parts, is_sharded)
-        if is_sharded and num_parts > 1 and frames:
-            frames = self._most_frames(num_parts, settings)
+        frames = self.frames(demand.num_parts, sessions, settings)
         fitted = replace(demand, frames_in_memory=frames).fit_given(settings, limit)
         if settings.resident and fitted.in_memory is None:
             sizes = demand.sizes.of_staying
@@ -92,30 +145,26 @@ class Residency:
             "features_redecoded": [] if stays else decoded,
         }
 
-    def _may_shard(self, num_parts: int, sessions: Sessions) -> bool:
-        """Whether parts may have the same clips in every epoch."""
+    @cached_property
+    def in_memory(self) -> tuple[int, int]:
+        """See `frames_in_memory`."""
+        return frames_in_memory(self.selection)
+
+    def _is_sharded(
+        self, num_parts: int, sessions: Sessions, settings: PlanSettings | None = None
+    ) -> bool:
+        """Whether parts have the same clips in every epoch, or may have them without `settings`."""
         if self.settings.order == "sequences" or sessions:
             return False
         if num_parts > 1 and self.selection.clip_set.differs_by_epoch:
             return False
-        return self.fixed_shards or not self.settings.shuffle
+        may_be = self.fixed_shards or not self.settings.shuffle
+        return may_be and (settings is None or settings.resident == settings.shuffle)
 
-    def _is_sharded(self, num_parts: int, sessions: Sessions, settings: PlanSettings) -> bool:
-        """Whether parts of these settings have the same clips in every epoch."""
-        return self._may_shard(num_parts, sessions) and settings.resident == settings.shuffle
-
-    def _frames(self, num_parts: int, is_sharded: bool) -> int:
-        """Several parts whose clips change from epoch to epoch would decode nearly all frames each:
-        only small ones stay."""
-        is_sharded |= num_parts == 1
-        only_small = not (is_sharded and self.keeps_decoded)
-        found = frames_in_memory(self.selection, only_small=only_small)
-        return -(-found // num_parts) if is_sharded else found
-
-    def _most_frames(self, num_parts: int, settings: PlanSettings) -> int:
+    def _most(self, num_parts: int, settings: PlanSettings) -> int:
         """The most frames of a group that a part needs; for very many shares, an upper bound."""
         if num_parts * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
-            return frames_in_memory(self.selection, only_small=False)
+            return self.in_memory[True]
         return self._shards(num_parts, settings)[1]
 
     def _shards(
@@ -125,3 +174,14 @@ class Residency:
         parts = None if part is None else np.array([part.index])
         table, episodes = self.selection.clip_set.clips, self.selection.episodes
         return shard_frames(table, episodes, self.windows, settings, num_parts, parts)
+
+
+def _is_small(dataset: Dataset, feature: str) -> bool:
+    """Whether frames are small and complete."""
+    spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
+    return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
+
+
+def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
+    """Whether rows for all epochs can have such frames: of a fixed shape, or texts."""
+    return spec.is_fixed or spec.value != "array"

@@ -16,19 +16,19 @@ from seqrecord.indexing.opening import dataset_of
 from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.clip_sets import ClipSet
-from seqrecord.pipes.columns import BatchColumns
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
 from seqrecord.reading.dataset import DatasetLike
+from seqrecord.reading.filters import check_metadata
 from seqrecord.sampling.memory import USUAL_LIMIT
+from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
-_SHOWN = 10  # names in an error
 _EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need parts of two
 
 
@@ -68,59 +68,53 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     cameras, functions = ((), ()) if transform is None else chain_of(transform)
     has_cameras = bool(cameras or dataset.contents.sizes)
     wanted = (*metadata, "camera") if has_cameras else metadata
-    episodes = ClipEpisodes(dataset, wanted, found.excerpts, repeats=found.repeats)
+    facts = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
     steps = None
     if options.has_drawn_steps:
-        steps = SelectedSteps(options.dilations, options.reverse, found.of_dilations(), episodes)
+        steps = SelectedSteps(options.dilations, options.reverse, found.of_dilations(), facts)
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)
     first = found.clips.locate(np.zeros(1, np.int64))
-    draws = ClipDraws(cameras, frames.arrays, dataset, episodes, first[0])
+    draws = ClipDraws(cameras, frames.arrays, dataset, facts, first[0])
     selection = Selection(
         found,
         windows,
         frames,
         _episode_table(found, frames),
+        facts,
         draws,
         steps,
-        BatchColumns(episodes, windows, draws, steps),
         draws.made,
         windows.frames.lengths,
-        frames.nested,
     )
     if functions:
         functions = tuple(bound(function, dataset.features) for function in functions)
         selection = _with_functions(selection, functions, *first)
-    _check_names(selection, metadata, () if transform is None else _OF_DRAWS)
+    reserved: tuple[str, ...] = () if transform is None else _OF_DRAWS
+    if isinstance(options, LoaderOptions) and options.order == "sequences":
+        reserved += SEQUENCE_COLUMNS
+    _check_names(selection, metadata, reserved)
+    check_metadata(dataset.contents.index, found.selected, metadata)
     made, squeezed = selection.made, frozenset[str]()
     if options.squeeze_time and not functions:
         fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
         squeezed = frozenset(fixed.intersection(windows.alone))
-    return replace(
-        selection,
-        columns=replace(selection.columns, metadata=metadata),
-        nested=frozenset(n for n in frames.nested if n in made and not made[n].is_fixed),
-        squeezed=squeezed,
-    )
+    nested = frozenset(n for n in frames.nested if n in made and not made[n].is_fixed)
+    return replace(selection, metadata=metadata, nested=nested, squeezed=squeezed)
 
 
 def _with_functions(
     selection: Selection, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
 ) -> Selection:
     """The same with functions of clips, which are called with the given clip, int64[1] each."""
-    clip, episodes = ClipReader(selection, 0).example(episode, start), selection.columns.episodes
-    place = int(episodes.rows(episode)[0]), int(episodes.starts(episode, start)[0])
+    clip, facts = ClipReader(selection, 0).example(episode, start), selection.facts
+    place = int(facts.rows(episode)[0]), int(facts.starts(episode, start)[0])
     found = ClipFunctions.of(functions, selection.dataset, clip, *place, selection.made)
     made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
     check_tensors(made)
+    lengths = {n: int(spec.shape[0] or 0) for n, spec in found.made.items()}
     draws = selection.draws.with_functions(found)
-    return replace(
-        selection,
-        draws=draws,
-        columns=replace(selection.columns, draws=draws),
-        made=made,
-        lengths={n: int(spec.shape[0] or 0) for n, spec in found.made.items()},
-    )
+    return replace(selection, draws=draws, made=made, lengths=lengths)
 
 
 def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
@@ -159,34 +153,18 @@ def _divided(
 
 
 def _check_names(selection: Selection, metadata: Sequence[str], reserved: Sequence[str]) -> None:
-    """Raise `ClipError` where two entries of a batch have one name, and for metadata that no
-    selected episode has."""
-    made, dataset = selection.made, selection.dataset
+    """Raise `ClipError` if two entries of a batch have one name."""
     taken = (*selection.column_kinds, *reserved)
-    if wrong := [name for name in made if name in taken]:
+    if wrong := [name for name in selection.made if name in taken]:
         names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
         raise ClipError(
             "a feature has the name of a batch's extra column; give it another name: "
             f"rename={{{names}}}",
             got=", ".join(wrong),
         )
-    if twice := [name for name in metadata if name in made or name in taken]:
+    if twice := [name for name in metadata if name in selection.made or name in taken]:
         raise ClipError(
             "a feature, or a batch's extra column, has the name of this metadata",
             expected="names that are not in clips yet",
             got=", ".join(twice),
-        )
-    missing, seen = set(metadata), set[str]()
-    for row in selection.clip_set.selected.tolist():
-        if not missing:
-            return
-        entries = dataset.contents.index.episode_metadata(row)
-        missing -= entries.keys()
-        seen |= entries.keys()
-    if missing:
-        more = ", …" if len(seen) > _SHOWN else ""
-        raise ClipError(
-            "no selected episode has this metadata",
-            expected=f"some of {', '.join(sorted(seen)[:_SHOWN])}{more}" if seen else "nothing",
-            got=", ".join(sorted(missing)),
         )

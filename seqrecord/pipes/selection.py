@@ -16,7 +16,7 @@ from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
 from seqrecord.pipes.columns import BatchColumns
-from seqrecord.pipes.draws import ClipDraws, SelectedSteps
+from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.processes.forks import PerProcess, cached_property
@@ -38,11 +38,12 @@ class Selection:
         frames: the arrays of a frame: as stored, and after `frame_transform` or padding.
         episodes: tables of the requested groups. The group with most bytes a frame leads: plans cut
             episodes at its chunks.
+        facts: keys and metadata of episodes.
         draws: random parameters of `clip_transform`.
         steps: random dilations and directions.
-        columns: the columns of batches beside features.
         made: dtype and shape of the features of a frame in batches.
         lengths: the number of frames of each of these in a clip.
+        metadata: the metadata entries that are columns of batches.
         nested: the features that come as nested tensors.
         squeezed: the features without an axis of frames.
         memory: pools of single clips, kept as long as the selection.
@@ -52,12 +53,13 @@ class Selection:
     windows: FeatureWindows
     frames: FrameArrays
     episodes: EpisodeTable
+    facts: ClipEpisodes
     draws: ClipDraws
     steps: SelectedSteps | None
-    columns: BatchColumns
     made: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
-    nested: frozenset[str]
+    metadata: tuple[str, ...] = ()
+    nested: frozenset[str] = frozenset()
     squeezed: frozenset[str] = frozenset()
     memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
 
@@ -72,7 +74,7 @@ class Selection:
         """The clips of a batch, of its features and `columns`, each a sequence of clips."""
         self.memory.get()  # a copy in another process keeps some, too
         values = {**features, **columns, "start": columns["start"].tolist()}
-        metadata = frozenset(self.columns.metadata)
+        metadata = frozenset(self.metadata)
         make = partial(SingleClip.of, metadata) if metadata else dict
         # No loop in Python: it would take as long again.
         rows = zip(*values.values(), strict=True)
@@ -100,19 +102,24 @@ class Selection:
         return replace(self.windows.frames, draw=partial(self.steps.draw, seed, epoch))
 
     @cached_property
+    def columns(self) -> BatchColumns:
+        """The columns of batches beside features."""
+        return BatchColumns(self.facts, self.windows, self.draws, self.steps, self.metadata)
+
+    @cached_property
     def column_kinds(self) -> dict[str, Any]:
         """The columns of no clips: their names, and dtypes and shapes of the tensors."""
         none = np.zeros(0, np.int64)
         drawn = self.draws.draw(0, 0, none, none)
         return self.columns.of(none, none, self.drawn_frames(0, 0), drawn)[0]
 
-    def describe(self) -> str:
-        """The number of clips, and a line with dtype and shape in a clip for each feature."""
+    def describe(self, more: str = "") -> str:
+        """The number of clips and `more`, and a line with dtype and shape for each feature."""
         found = self.clip_set
         over = f" in every {len(found.phases)} epochs" if found.phases is not None else ""
-        lines = [f"{shown_place(self.dataset.url)!r}, {found.clips.num_clips} clips{over}"]
-        if found.left_out:
-            lines[0] += f"; left out: {found.left_out}"
+        left_out = f"; left out: {found.left_out}" if found.left_out else ""
+        place = shown_place(self.dataset.url)
+        lines = [f"{place!r}, {found.clips.num_clips} clips{over}{left_out}{more}"]
         for name, spec in self.made.items():
             frames = () if name in self.squeezed else (self.lengths[name],)
             whole = ArraySpec(spec.dtype, (*frames, *spec.shape))

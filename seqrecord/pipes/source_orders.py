@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.planning import ASKED, EpochPlanner, Fits
-from seqrecord.pipes.states import Remainder, SourceRemainder, SourceState, State, sessions_of
+from seqrecord.pipes.states import (
+    Episodes,
+    Remainder,
+    SourceRemainder,
+    SourceState,
+    State,
+    check_same,
+    sessions_of,
+)
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.elastic import Session
-from seqrecord.text import repr_of
 
 _MAX_CURSORS = 1 << 24  # of a part, in a saved state
 
 
 @dataclass(frozen=True, eq=False)
 class SourceOrder:
-    """The order of a source's epochs, as states save it: a `Source`. Picklable."""
+    """The order of a source's epochs, as states save it. Picklable."""
 
     planner: EpochPlanner
-
-    @property
-    def batch_size(self) -> int | None:
-        """Clips of a batch."""
-        return self.planner.options.batch_size
-
-    def decodes_once(self, num_workers: int) -> bool:
-        """See `EpochPlanner.decodes_once`."""
-        return self.planner.decodes_once(num_workers)
 
     def state(self, num_parts: int, rest: SourceRemainder | None) -> SourceState:
         """The settings of the order of epochs in so many parts, and of the epochs in `rest`."""
         pending, fit = () if rest is None else rest.pending, self.planner.fit
         left = tuple(fit(num_parts, *epoch).settings for epoch in pending)
-        identity = self.planner.selection.clip_set.identity
-        return SourceState(fit(num_parts).settings, self.request, identity, left)
+        return SourceState(fit(num_parts).settings, self.request, self._episodes, left)
 
     def fits_of(self, state: SourceState, num_parts: int, rest: SourceRemainder) -> Fits:
         """Memory for the settings of a state, for epochs in so many parts, and those in `rest`.
@@ -52,10 +48,6 @@ class SourceOrder:
             for epoch, settings in (((0, ()), state.settings), *left)
         }
 
-    def keep(self, fits: Fits) -> None:
-        """Use these settings from here on, in place of the chosen ones."""
-        self.planner.keep(fits)
-
     def check_state(
         self, state: SourceState, rest: SourceRemainder, *, any_batch_size: bool = False
     ) -> None:
@@ -65,13 +57,16 @@ class SourceOrder:
         speed, threads and memory of reading. Arguments of the order may not.
         """
         planner, selection = self.planner, self.planner.selection
-        url, identity = selection.dataset.url, selection.clip_set.identity
+        url, episodes = selection.dataset.url, self._episodes
         saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
         free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
         sessions = (session.settings for _, sessions in rest.pending for session in sessions)
         for other in (*state.left, *sessions):
-            problem = "sessions of the saved state are of several settings"
-            _check_same(problem, url, vars(other), vars(saved), set(ASKED) - free)
+            problem, names = (
+                "sessions of the saved state are of several settings",
+                set(ASKED) - free,
+            )
+            check_same(problem, vars(saved), vars(other), names, url)
         now = {**self.request, **{name: getattr(planner.settings, name) for name in ASKED}}
         now["num_cursors"] = planner.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
@@ -81,18 +76,17 @@ class SourceOrder:
         if not is_shuffled and not selection.clip_set.differs_by_epoch:
             free.add("seed")
         found, problem = {**state.request, **vars(saved)}, "the saved state is of other settings"
-        _check_same(problem, url, now, found, now.keys() - free)
-        if state.episodes["digest"] != identity["digest"]:
-            same = state.episodes["dataset"] == identity["dataset"]
-            raise StateError(
-                "the saved state is of other episodes of this dataset"
-                if same
-                else "the saved state is of another dataset, or this one has changed: select the "
-                "state's episodes, if they are still the same",
-                file=url,
-                expected=_described(state.episodes),
-                got=_described(identity),
-            )
+        check_same(problem, found, now, [name for name in now if name not in free], url)
+        if state.episodes.digest != episodes.digest:
+            same = state.episodes.dataset == episodes.dataset
+            problem = "the saved state is of another dataset, or this one has changed: select the "
+            problem += "state's episodes, if they are still the same"
+            problem = "the saved state is of other episodes of this dataset" if same else problem
+            raise StateError(problem, file=url, expected=state.episodes, got=episodes)
+
+    @property
+    def _episodes(self) -> Episodes:
+        return Episodes(**self.planner.selection.clip_set.identity)
 
     @cached_property
     def request(self) -> dict[str, Any]:
@@ -102,10 +96,8 @@ class SourceOrder:
         dilations, frames = options.dilations, selection.frames
         # The padding of features may change, and does so with the dataset.
         arrays = frames.stored if frames.transform is None else frames.arrays
-        stored, windows = (
-            selection.dataset.contents.stored_name,
-            selection.clip_set.windows.describe(),
-        )
+        stored = selection.dataset.contents.stored_name
+        windows = selection.clip_set.windows.describe()
         return {
             "clip_len": options.clip_len,
             "stride": selection.clip_set.spec.stride,
@@ -162,32 +154,3 @@ def _settings(state: State) -> PlanSettings:
     """The settings of the state's epoch."""
     source = state.sources[0]
     return source.left[0] if source.left else source.settings
-
-
-def _check_same(
-    problem: str,
-    url: str,
-    now: Mapping[str, Any],
-    found: Mapping[str, Any],
-    names: Collection[str],
-) -> None:
-    """Raise `StateError` where a state has other values of these names."""
-    differ = [n for n in now if n in names and (n not in found or found[n] != now[n])]
-    if "features" in differ and "shapes" in differ:
-        differ.remove("shapes")  # of the features
-    if differ:
-        raise StateError(
-            f"{problem}: {', '.join(differ)}",
-            file=url,
-            expected=_named(differ, found),
-            got=_named(differ, now),
-        )
-
-
-def _named(names: Sequence[str], values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={repr_of(values.get(name))}" for name in names)
-
-
-def _described(episodes: Mapping[str, Any]) -> str:
-    count, frames, digest = (repr_of(episodes[name]) for name in ("count", "frames", "digest"))
-    return f"{count} episodes of {frames} frames, digest {digest}"

@@ -6,30 +6,23 @@ A state has a position and, of each dataset that clips come from, what the order
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import lru_cache, partial
 from inspect import get_annotations
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
+from typing import Any, TypeAlias, get_args, get_origin
 
-from seqrecord.errors import ClipError, MemoryLimitError, StateError
-from seqrecord.pipes.distributed import Ranks, this_worker
+from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import Part, PlanSettings
 from seqrecord.sampling.elastic import Session
 from seqrecord.text import repr_of
 from seqrecord.units import SEED_LIMIT
 
-if TYPE_CHECKING:
-    from seqrecord.engine.batches import Batch
-    from seqrecord.engine.engine import Engine
-    from seqrecord.engine.stats import EngineStats
-    from seqrecord.engine.trace import Trace
-
 _VERSION = 7
 _MAX_PARTS = 1 << 31  # exclusive
 _MOST_PENDING = 1 << 10  # epochs of a source
-_EPISODES = ("count", "frames", "digest", "dataset")
 _SETTINGS = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
 _INTEGERS = range(1 << 63)
 _BOUNDS = {
@@ -45,6 +38,8 @@ Clip: TypeAlias = dict[str, Any]
 A batch of clips is the same with one axis more: tensors [clips, frames, …] or lists of lists,
 `episode` a list of keys, `start` int64 [clips]. Texts are lists too.
 """
+
+Json: TypeAlias = Mapping[str, Any]
 
 Sessions: TypeAlias = tuple[Session, ...]
 """Those of an epoch that are over, because the number of ranks or workers has changed."""
@@ -64,6 +59,18 @@ class SourceRemainder:
     def sessions(self, epoch: int) -> Sessions:
         """Those of an epoch, none of a whole one."""
         return dict(self.pending).get(epoch, ())
+
+    def is_of(self, num_settings: int) -> bool:
+        """Whether it is of epochs that follow each other, with settings of so many."""
+        epochs = [epoch for epoch, _ in self.pending]
+        sessions = [session for _, some in self.pending for session in some]
+        return (
+            len(epochs) == num_settings <= _MOST_PENDING
+            and epochs == sorted(set(epochs))
+            and epochs[-1:] in ([], [self.following - 1])
+            and all(some for _, some in self.pending)
+            and all(_are_parts(one.ranks, len(one.batches)) for one in sessions)
+        )
 
 
 @dataclass(frozen=True)
@@ -106,15 +113,28 @@ class Sharing:
 
 
 @dataclass(frozen=True)
+class Episodes:
+    """Which episodes a source has selected."""
+
+    count: int
+    frames: int
+    digest: str
+    dataset: str  # a digest of the dataset that they are in
+
+    def __str__(self) -> str:
+        count, frames, digest = map(repr_of, (self.count, self.frames, self.digest))
+        return f"{count} episodes of {frames} frames, digest {digest}"
+
+
+@dataclass(frozen=True)
 class SourceState:
     """What the order of a dataset's clips depends on."""
 
     settings: PlanSettings
     """Of whole epochs."""
-    request: Mapping[str, Any]
+    request: Json
     """What was asked for beside the settings: clips and features, by the name of the argument."""
-    episodes: Mapping[str, Any]
-    """How many, of how many frames, digests of them and of the dataset that they are in."""
+    episodes: Episodes
     left: tuple[PlanSettings, ...] = ()
     """The settings of what is left of each epoch that is pending; see `SourceRemainder`."""
 
@@ -128,60 +148,10 @@ class State:
     """Delivered in this epoch, or in what was left of it, by the worker of `sharing`, or by each of
     them."""
     sharing: Sharing
-    asked: Mapping[str, Any]
+    asked: Json
     """What was asked for beside what each source was."""
     sources: tuple[SourceState, ...]
     rest: Remainder | None = None
-
-    def check(self, loader: BatchSource[PlanT]) -> None:
-        """Raise `StateError` where it is not of such a loader, and say what differs.
-
-        That of all workers of a rank may be of another `batch_size`, but for a mix.
-        """
-        now = {**loader.asked(), "sources": len(loader.sources)}
-        found = {**self.asked, "sources": len(self.sources)}
-        differ = [name for name in {**now, **found} if now.get(name, ...) != found.get(name, ...)]
-        expected, got = ({name: said.get(name) for name in differ} for said in (found, now))
-        problem = f"it is of another kind of loader, or of another mix: {', '.join(differ)}"
-        _check(not differ, problem, repr_of(expected), got)
-        is_any = self.is_of_all and not self.asked
-        for source, said, rest in zip(loader.sources, self.sources, self.rests, strict=True):
-            source.check_state(said, rest, any_batch_size=is_any)
-
-    def settle(self, loader: BatchSource[PlanT], num_parts: int) -> None:
-        """Check it, and use its settings in so many parts.
-
-        Raises `StateError` for a state of another loader, and `MemoryLimitError` for settings that
-        do not fit. Those of another number of parts need not.
-        """
-        self.check(loader)
-        is_same = self.sharing.num_parts == num_parts
-        if self.is_begun or is_same or loader.goes_on:
-            loader.check_place(self)
-            try:
-                self.use_settings(loader)
-            except MemoryLimitError:
-                if is_same:
-                    raise
-
-    def has_batches_of(self, loader: BatchSource[PlanT]) -> bool:
-        """Whether it counts batches of the size that a loader has."""
-        pairs = zip(loader.sources, self.sources, strict=True)
-        return all(source.batch_size == said.settings.batch_size for source, said in pairs)
-
-    def use_settings(self, loader: BatchSource[PlanT]) -> None:
-        """Keep these settings for parts of this number; none of them where one does not fit, nor
-        for batches of another size.
-
-        Raises `MemoryLimitError`, which says the least that would do.
-        """
-        if not self.has_batches_of(loader):
-            return
-        each = zip(loader.sources, self.sources, self.rests, strict=True)
-        count = self.sharing.num_parts
-        found = [(source, source.fits_of(said, count, rest)) for source, said, rest in each]
-        for source, fits in found:
-            source.keep(fits)
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -243,36 +213,22 @@ class State:
         _check(version == _VERSION and type(version) is int, "another version", _VERSION, version)
         entries = {name: value for name, value in saved.items() if name != "version"}
         state: State = _read(cls, entries, "itself")
-        sharing, worker = state.sharing, state.sharing.worker
-        _check_parts(sharing.ranks, sharing.workers)
-        listed = len(state.batch) if isinstance(state.batch, tuple) else None
-        _check(
-            listed == (sharing.workers if worker is None else None)
-            and (worker or 0) < sharing.workers,
-            "a worker or a batch that makes no sense",
-            "worker < workers, and its batch; or no worker, and a list of theirs",
-            (sharing, state.batch),
-        )
-        _check(bool(state.sources), "no source", "one at least", [])
-        _check(len(state.rests) == len(state.sources), "another rest than its sources")
-        for source, rest in zip(state.sources, state.rests, strict=True):
-            known = source.episodes.keys() == set(_EPISODES)
-            _check(known, "other entries in episodes", _EPISODES, [*source.episodes])
-            epochs = [epoch for epoch, _ in rest.pending[: _MOST_PENDING + 1]]
-            last = epochs[-1:] or [rest.following - 1]
-            _check(
-                epochs == sorted(set(epochs))
-                and last == [rest.following - 1]
-                and len(epochs) == len(source.left) <= _MOST_PENDING,
-                "pending epochs that do not follow each other",
-                f"{len(source.left)} epochs before {rest.following}, at most {_MOST_PENDING}",
-                epochs,
-            )
-            for _, sessions in rest.pending:
-                _check(bool(sessions), "a pending epoch of no sessions", "one at least", sessions)
-                for session in sessions:
-                    _check_parts(session.ranks, len(session.batches))
+        for name, is_right, expected in state._rules():
+            _check(is_right, f"{name} that no loader has saved", expected, getattr(state, name))
         return state
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Names of entries, whether they agree with the others, and how they should."""
+        sharing, worker = self.sharing, self.sharing.worker
+        are_parts = _are_parts(sharing.ranks, sharing.workers) and (worker or 0) < sharing.workers
+        yield "sharing", are_parts, f"worker < workers, fewer than {_MAX_PARTS} in all ranks"
+        is_right = isinstance(self.batch, tuple) == (worker is None)
+        is_right = is_right and len(self.batches) == (sharing.workers if worker is None else 1)
+        yield "batch", is_right, "a number of one worker, or a list for all workers"
+        lefts = [len(source.left) for source in self.sources]
+        yield "sources", 0 < len(lefts) == len(self.rests), "at least one, and as many in rest"
+        is_right = all(map(SourceRemainder.is_of, self.rests, lefts))
+        yield "rest", is_right, "epochs that follow each other, each with its sessions"
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
@@ -294,7 +250,9 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         _check(len(kinds) == len(value), f"a list of another length in {name}", len(kinds), value)
         return tuple(_read(one, item, name) for one, item in zip(kinds, value, strict=True))
     if kind is int:
-        return _integer(name, value, _BOUNDS.get(name, _INTEGERS))
+        bounds = _BOUNDS.get(name, _INTEGERS)
+        expected, is_right = f"{bounds[0]} to {bounds[-1]}", type(value) is int and value in bounds
+        _check(is_right, f"a number out of range in {name}", expected, value)
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -309,18 +267,21 @@ def _json_of(kind: Any) -> tuple[Any, str]:
 _hints = lru_cache(partial(get_annotations, eval_str=True))
 
 
-def _integer(name: str, value: Any, bounds: range) -> int:
-    is_right = type(value) is int and value in bounds
-    expected = f"an integer of {bounds[0]} to {bounds[-1]}"
-    _check(is_right, f"a number out of range in {name}", expected, value)
-    return int(value)
+def _are_parts(ranks: int, workers: int) -> bool:
+    """Whether there may be so many."""
+    return 0 < ranks * workers < _MAX_PARTS
 
 
-def _check_parts(ranks: int, workers: int) -> None:
-    """That there may be so many."""
-    is_right = 0 < ranks * workers < _MAX_PARTS
-    expected = f"at least one of each, and fewer than {_MAX_PARTS} workers in all ranks"
-    _check(is_right, "ranks and workers that make no sense", expected, (ranks, workers))
+def check_same(
+    problem: str, saved: Json, now: Json, names: Iterable[str], url: str | None = None
+) -> None:
+    """Raise `StateError` where a loader has other entries of these names than a saved state."""
+    differ = [name for name in names if now.get(name, ...) != saved.get(name, ...)]
+    if differ:
+        expected, got = (
+            ", ".join(f"{n}={repr_of(one.get(n))}" for n in differ) for one in (saved, now)
+        )
+        raise StateError(f"{problem}: {', '.join(differ)}", file=url, expected=expected, got=got)
 
 
 def _check(is_right: bool, problem: str, expected: object = None, got: object = None) -> None:
@@ -332,90 +293,3 @@ def _check(is_right: bool, problem: str, expected: object = None, got: object = 
 def sessions_of(epoch: int, rest: Remainder | None) -> Sessions:
     """The sessions of an epoch that are over, of the only source."""
     return () if rest is None else rest.sources[0].sessions(epoch)
-
-
-# ---- what has states
-
-PlanT = TypeVar("PlanT", bound="Planned")
-
-
-class Planned(Protocol):
-    """One part of one epoch, as integers."""
-
-    @property
-    def num_batches(self) -> int: ...
-    @property
-    def counts(self) -> dict[str, int]:
-        """What statistics say of its clips."""
-
-
-class Source(Protocol):
-    """The order of one dataset's clips, as states save it."""
-
-    @property
-    def batch_size(self) -> int | None: ...
-    def decodes_once(self, num_workers: int) -> bool:
-        """Whether so many workers decode each frame once, if they persist."""
-
-    def state(self, num_parts: int, rest: SourceRemainder | None) -> SourceState:
-        """The settings of the order of epochs in so many parts, and of the epochs in `rest`."""
-
-    def check_state(
-        self, state: SourceState, rest: SourceRemainder, *, any_batch_size: bool = False
-    ) -> None:
-        """Raise `StateError` for a state of other clips or another order."""
-
-    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRemainder) -> Any:
-        """Memory for the settings of a state, for `keep`."""
-
-    def keep(self, fits: Any) -> None:
-        """Use these settings from here on, in place of the chosen ones."""
-
-
-class BatchSource(Protocol[PlanT]):
-    """Plans epochs and runs them. Picklable."""
-
-    goes_on: bool
-    """Whether an epoch goes on where the one before has ended: then what ranks or workers had left
-    when their number changed is that of all later epochs, else of one."""
-
-    @property
-    def ranks(self) -> Ranks:
-        """The ranks that share an epoch."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """Clips of a batch; without it, clips come alone."""
-
-    @property
-    def sources(self) -> Sequence[Source]:
-        """The orders of one dataset, or of several."""
-
-    def asked(self) -> Mapping[str, Any]:
-        """What was asked for beside what each of the sources was, as JSON."""
-
-    def plan(self, epoch: int, part: Part, rest: Remainder | None = None) -> PlanT:
-        """The plan of one part of one epoch, or of what `rest` has of it."""
-
-    def remainder_after(self, state: State) -> Remainder | None:
-        """What is left when ranks or workers leave an epoch where a state says.
-
-        Raises `StateError` for a state that does not tell where they all are.
-        """
-
-    def check_place(self, state: State) -> None:
-        """Raise `StateError` for a state that is of no epoch, or beyond the end of its epoch."""
-
-    def start(
-        self, plan: PlanT, rest: Remainder | None, *, batch: int, stats: EngineStats
-    ) -> Engine:
-        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
-
-    def present(self, batch: Batch, plan: PlanT, number: int) -> list[Clip]:
-        """What users get of a batch, the plan's `number`; of several clips the last comes first."""
-
-    def trace(self) -> Trace:
-        """The trace of an iteration in this process."""
-
-    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
-        """What was done in an iteration, with what is known of the clips."""

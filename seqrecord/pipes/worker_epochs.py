@@ -15,81 +15,42 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
 from hashlib import sha256
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import DupFd
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import PerProcess
-from seqrecord.units import MAX_INT
+from seqrecord.units import MAX_INT64
 
 _NUM_ROWS = 256
 _ROW = Struct("<12q160s")  # 256 bytes, so that no row is in two pages
 _MOST_WORKERS = 160 * 8  # a bit for each
-_STATE = Struct("<qq")  # number and length of a saved state, before its JSON
-_NUM_STATES, _STATES_AT, _STATE_BYTES = 8, 1 << 20, 1 << 30  # memory is taken by what is written
+_STATES_AT, _STATE_BYTES = 1 << 20, 1 << 30  # one for each row; memory is taken by what is written
 _lock = PerProcess(threading.Lock)  # `lockf` is for processes: a process's threads share it
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Where an epoch begins: after `batches` batches of `batch_size` items, on all workers of a
-    rank together; or at the place of the state that was loaded last."""
+    rank together; or at the position of the state that was loaded last."""
 
     epoch: int = 0
     batches: int = 0
     batch_size: int = 1
     is_loaded: bool = False
 
-
-@dataclass(frozen=True)
-class _Row:
-    """A turn, or with `iterator` 0 what the parent has set. All are integers."""
-
-    number: int  # rows are numbered as they are written, from 1
-    parent: int
-    turns: int  # of the parent, up to this row
-    iterator: int
-    iteration: int
-    num_workers: int
-    epoch: int
-    batches: int
-    batch_size: int
-    is_loaded: int
-    is_told: int  # the epoch is one that workers were given
-    state: int  # the number of the state that was loaded last; 0 for none
-    workers: bytes  # a bit for each that has begun
-
     @property
-    def begun(self) -> int:
-        """`workers` as an integer."""
-        return int.from_bytes(self.workers, "little")
-
-    @property
-    def start(self) -> Start:
-        return Start(self.epoch, self.batches, self.batch_size, bool(self.is_loaded))
+    def following(self) -> Start:
+        """The start of the next epoch."""
+        return Start(min(self.epoch + 1, MAX_INT64))
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Where a turn begins, and the state that was loaded last, as JSON. Turns of a process are
-    numbered from 1."""
-
-    parent: int
-    number: int
-    start: Start
-    loaded: Any
-    num_workers: int
-
-
-@dataclass(frozen=True)
-class Worker:
+class Worker(NamedTuple):
     """A DataLoader's worker, in one of its iterations."""
 
     parent: int
@@ -122,40 +83,83 @@ class Worker:
         return cls(parent.pid, iterator, iteration, info.id, info.num_workers)
 
 
-class TurnTable:
+class Turn(NamedTuple):
+    """A row of the table: a turn, or with `iterator` 0 the start that a process has set."""
+
+    row: int = 0  # rows are numbered as they are written, from 1
+    parent: int = 0
+    number: int = 0  # of the parent's turns, from 1; in other rows, of the last one
+    iterator: int = 0
+    iteration: int = 0
+    num_workers: int = 0
+    is_told: int = 0  # whether workers were given the epoch
+    state: int = 0  # bytes of the state that was loaded last; 0 for none
+    epoch: int = 0
+    batches: int = 0
+    batch_size: int = 1
+    is_loaded: int = 0
+    begun: int = 0  # a bit for each worker that has begun
+    loaded: Any = None  # the state that was loaded last, as JSON
+
+    @property
+    def start(self) -> Start:
+        return Start(self.epoch, self.batches, self.batch_size, bool(self.is_loaded))
+
+
+class Turns:
     """Which turns have begun which epochs: rows in a file in memory that processes share.
 
-    Each process has rows of its own, also where several ranks were started with one table: its next
-    epoch follows from its newest row.
+    Each process has rows of its own, also where several ranks were started with one file: its next
+    epoch follows from its newest row. A copy that is made to start a process shares the file;
+    others have one of their own.
     """
 
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._open(os.memfd_create("seqrecord-epochs"))
+    def __init__(self, file: Any = None, owner: int | None = None) -> None:
+        self.iterations = 0  # that this process has begun
+        self._file = os.memfd_create("seqrecord-epochs") if file is None else file.detach()
+        weakref.finalize(self, os.close, self._file)
+        self._owner = owner or os.getpid()
+        self._process = os.getpid()  # whose turns these are: a fork's first are those before it
+        self._seen = 0, 0  # the process and number of the turn that was given last
 
-    def __getstate__(self) -> tuple[Any, int]:
-        return DupFd(self._file), self.owner
+    def __reduce__(self) -> tuple[Any, ...]:
+        is_start = get_spawning_popen() is not None
+        return Turns, (DupFd(self._file), self._owner) if is_start else ()
 
-    def __setstate__(self, state: tuple[Any, int]) -> None:
-        file, self.owner = state
-        self._open(file.detach())
+    @property
+    def in_worker(self) -> bool:
+        """Whether this process is a worker of the one that has made the file."""
+        return get_worker_info() is not None and self._owner != os.getpid()
 
-    def _open(self, file: int) -> None:
-        self._file = file
-        weakref.finalize(self, os.close, file)
+    def newest(self) -> Turn | None:
+        """The turn that workers have begun last, once; `None` where the next epoch was set since.
+
+        In a worker, that of the process of which its parent is a fork.
+        """
+        parent = multiprocessing.parent_process() if self.in_worker else None
+        here = os.getpid() if parent is None or parent.pid is None else parent.pid
+        processes = [self._process] if self._process != here else []
+        processes += [] if self.in_worker else [here]
+        self._process = here
+        found = [turn for process in processes if (turn := self.begun(process)) is not None]
+        new = [turn for turn in found if (turn.parent, turn.number) != self._seen]
+        if not new:
+            return None
+        self._seen = new[-1].parent, new[-1].number
+        return new[-1]
 
     def set_next(self, start: Start, loaded: Any = None) -> None:
-        """This process's next turn begins there. `loaded` is the state that was loaded last."""
-        with self._locked() as rows:
-            self._append(rows, _row(os.getpid(), start, self._keep(rows, loaded)))
+        """This process's next turn begins there. `loaded` is the state that was loaded last. In a
+        worker there is none to begin."""
+        if not self.in_worker:
+            with self._locked() as rows:
+                self._append(rows, Turn(parent=os.getpid(), **start._asdict()), loaded)
 
     def begun(self, parent: int) -> Turn | None:
         """The newest turn of a process; `None` if it has set its next epoch since, or has none."""
         with self._locked() as rows:
             row = _newest(rows, parent)
-            if row is None or not row.iterator:
-                return None
-            return Turn(row.parent, row.turns, row.start, self._state(row.state), row.num_workers)
+            return self._with_state(rows, row) if row is not None and row.iterator else None
 
     def take(
         self, worker: Worker, start: Start, told: Start | None = None, loaded: Any = None
@@ -167,160 +171,69 @@ class TurnTable:
 
         Raises `ClipError` where not all workers of a turn were told the same epoch.
         """
-        bit = 1 << worker.number
+        parent, iterator, iteration, number, num_workers = worker
+        is_told, bit = told is not None, 1 << number
         with self._locked() as rows:
-            row = _last([row for row in rows if _is_of(row, worker)])
+            turns = [r for r in rows if (r.parent, r.iterator, r.iteration) == worker[:3]]
+            row = max(turns, default=None)
             if row is None or row.begun & bit:
-                newest, state = _newest(rows, worker.parent), 0
+                newest = _newest(rows, parent)
                 if told is not None:
-                    start, state = told, self._keep(rows, loaded)
+                    start = told
                 elif newest is not None:
-                    following = Start(min(newest.epoch + 1, MAX_INT))
-                    start = following if newest.iterator else newest.start
-                    state = newest.state
-                row = replace(
-                    _row(worker.parent, start, state),
-                    iterator=worker.iterator,
-                    iteration=worker.iteration,
-                    num_workers=worker.num_workers,
-                    is_told=int(told is not None),
-                )
-                row = self._append(rows, row)
-            if bool(row.is_told) != (told is not None) or (told and told.epoch != row.epoch):
+                    start = newest.start.following if newest.iterator else newest.start
+                    loaded = self._with_state(rows, newest).loaded
+                row = Turn(0, parent, 0, iterator, iteration, num_workers, is_told, 0, *start)
+                row = self._append(rows, row, loaded)
+            if row.is_told != is_told or (told is not None and told.epoch != row.epoch):
                 raise ClipError(
                     "the workers of a DataLoader were given different epochs",
                     expected="set_epoch, or load_state_dict, with the same epoch in all of them, "
                     "or in none",
                     got=f"epoch {row.epoch}, and {'none' if told is None else told.epoch}",
                 )
-            begun = (row.begun | bit).to_bytes(_MOST_WORKERS // 8, "little")
-            self._write(rows, replace(row, workers=begun))
-            return Turn(row.parent, row.turns, row.start, self._state(row.state), row.num_workers)
+            self._write(rows.index(row), row._replace(begun=row.begun | bit))
+            return self._with_state(rows, row)
 
-    def _append(self, rows: list[_Row], row: _Row) -> _Row:
-        """Write one more row, in place of an old one: not the newest of a process, if there is
-        another."""
-        before = _newest(rows, row.parent)
-        turns = (0 if before is None else before.turns) + (row.iterator > 0)
-        made = replace(row, number=1 + max((one.number for one in rows), default=0), turns=turns)
-        if len(rows) < _NUM_ROWS:
-            rows.append(made)
-        else:
-            newest = {one.parent: one.number for one in sorted(rows, key=_number)}
-            old = min(rows, key=lambda one: (newest[one.parent] == one.number, one.number))
-            rows[rows.index(old)] = made
-        self._write(rows, made)
-        return made
+    def _append(self, rows: list[Turn], row: Turn, loaded: Any) -> Turn:
+        """Write one more row and its state, in place of old ones: not those of the newest row of a
+        process, if there are others."""
+        newest = {one.parent: one for one in sorted(rows)}
+        number = newest[row.parent].number if row.parent in newest else 0
+        text = b"" if loaded is None else json.dumps(loaded).encode()
+        last = max((one.row for one in rows), default=0)
+        row = row._replace(row=last + 1, number=number + (row.iterator > 0), state=len(text))
+        place = len(rows)
+        if place == _NUM_ROWS:
+            place = rows.index(min(rows, key=lambda one: (one in newest.values(), one)))
+        rows[place : place + 1] = [row]
+        os.pwrite(self._file, text, _STATES_AT + place * _STATE_BYTES)
+        self._write(place, row)
+        return row
 
-    def _write(self, rows: list[_Row], row: _Row) -> None:
-        place = [one.number for one in rows].index(row.number)
-        os.pwrite(self._file, _ROW.pack(*vars(row).values()), place * _ROW.size)
+    def _write(self, place: int, row: Turn) -> None:
+        *numbers, begun, _ = row
+        os.pwrite(self._file, _ROW.pack(*numbers, begun.to_bytes(160, "little")), place * _ROW.size)
 
-    def _keep(self, rows: list[_Row], loaded: Any) -> int:
-        """The number of a saved state, which is written unless it is the newest."""
-        newest = max((row.state for row in rows), default=0)
-        if loaded is None or loaded == self._state(newest):
-            return 0 if loaded is None else newest
-        text = json.dumps(loaded).encode()
-        place = _place_of(newest + 1)
-        os.pwrite(self._file, _STATE.pack(newest + 1, len(text)) + text, place)
-        return newest + 1
-
-    def _state(self, number: int) -> Any:
-        """The saved state of this number."""
-        if not number:
-            return None
-        found, length = _STATE.unpack(os.pread(self._file, _STATE.size, _place_of(number)))
-        if found != number:
-            raise ClipError(
-                "a DataLoader's worker begins too late: the state of its epoch was replaced",
-                expected=f"at most {_NUM_STATES - 1} calls of load_state_dict meanwhile",
-            )
-        return json.loads(os.pread(self._file, length, _place_of(number) + _STATE.size))
+    def _with_state(self, rows: list[Turn], row: Turn) -> Turn:
+        text = os.pread(self._file, row.state, _STATES_AT + rows.index(row) * _STATE_BYTES)
+        return row._replace(loaded=json.loads(text) if text else None)
 
     @contextmanager
-    def _locked(self) -> Iterator[list[_Row]]:
+    def _locked(self) -> Iterator[list[Turn]]:
+        """The rows, while no other process and no other thread has them."""
         with _lock.get():
             fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system unlocks it when the process dies
             try:
                 data = os.pread(self._file, _NUM_ROWS * _ROW.size, 0)
                 whole = len(data) // _ROW.size * _ROW.size
-                yield [_Row(*values) for values in _ROW.iter_unpack(data[:whole]) if values[0]]
+                rows = list[Turn]()
+                for *numbers, begun in _ROW.iter_unpack(data[:whole]):
+                    rows.append(Turn._make([*numbers, int.from_bytes(begun, "little"), None]))
+                yield [row for row in rows if row.row]
             finally:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
-class Turns:
-    """The turns of a process's workers, or in a worker its own. Picklable.
-
-    A copy that is made to start a process shares the table; others have one of their own.
-    """
-
-    def __init__(self, table: TurnTable | None = None) -> None:
-        self.iterations = 0  # that this process has begun
-        self._table = table or TurnTable()
-        self._process = os.getpid()  # whose turns these are: a fork's first are those before it
-        self._seen = 0, 0  # the process and number of the turn that was given last
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Turns, (self._table if get_spawning_popen() is not None else None,)
-
-    @property
-    def in_worker(self) -> bool:
-        """Whether this process is a worker of the one that has made the table."""
-        return get_worker_info() is not None and self._table.owner != os.getpid()
-
-    def newest(self) -> Turn | None:
-        """The turn that workers have begun last, once; `None` where the next epoch was set since.
-
-        In a worker, that of the process of which its parent is a fork.
-        """
-        here = os.getpid()
-        if self.in_worker:
-            parent = multiprocessing.parent_process()
-            here = self._process if parent is None or parent.pid is None else parent.pid
-        found = None
-        for process in (self._process, here) if here != self._process else (here,):
-            turn = None if process == here and self.in_worker else self._table.begun(process)
-            if turn is not None and (process, turn.number) != self._seen:
-                found, self._seen = turn, (process, turn.number)
-        self._process = here
-        return found
-
-    def set_next(self, start: Start, loaded: Any) -> None:
-        """The next turn begins there. In a worker there is none to begin."""
-        if not self.in_worker:
-            self._table.set_next(start, loaded)
-
-    def take(self, start: Start, told: Start | None, loaded: Any) -> Turn:
-        """This worker's next turn. See `TurnTable.take`."""
-        self.iterations += 1
-        return self._table.take(Worker.current(self.iterations), start, told, loaded)
-
-
-def _row(parent: int, start: Start, state: int) -> _Row:
-    """What a process has set."""
-    epoch, batches, batch_size, is_loaded = astuple(start)
-    return _Row(0, parent, 0, 0, 0, 0, epoch, batches, batch_size, int(is_loaded), 0, state, b"")
-
-
-def _is_of(row: _Row, worker: Worker) -> bool:
-    """Whether a row is that of a worker's turn."""
-    of_worker = worker.parent, worker.iterator, worker.iteration
-    return (row.parent, row.iterator, row.iteration) == of_worker
-
-
-def _number(row: _Row) -> int:
-    return row.number
-
-
-def _last(rows: list[_Row]) -> _Row | None:
-    return max(rows, key=_number, default=None)
-
-
-def _newest(rows: list[_Row], parent: int) -> _Row | None:
-    return _last([row for row in rows if row.parent == parent])
-
-
-def _place_of(state: int) -> int:
-    return _STATES_AT + state % _NUM_STATES * _STATE_BYTES
+def _newest(rows: list[Turn], parent: int) -> Turn | None:
+    return max((row for row in rows if row.parent == parent), default=None)

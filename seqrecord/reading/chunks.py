@@ -213,16 +213,14 @@ class ChunkReader:
         """
         if not pages:
             return []
-        ranges = [ByteRange(page.start, page.stop) for page in pages]
         data = [memoryview(b"")] * len(pages)
-        merged = coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
+        merged = self.reads(pages)
         ends = list(accumulate(whole.length for whole, _ in merged))
         memory = np.empty(ends[-1], np.uint8) if buffer is None else buffer
         buffers = [memory[a:b].data for a, b in pairwise([0, *ends])]
         for (whole, members), part in zip(merged, buffers, strict=True):
             for i in members:
-                start, stop = ranges[i]
-                data[i] = part[start - whole.start : stop - whole.start]
+                data[i] = part[pages[i].start - whole.start : pages[i].stop - whole.start]
         path = pages[0].chunk.path
         self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
         if self.verify:
@@ -234,6 +232,12 @@ class ChunkReader:
                 data[i] = self._resolved(page, data[i], rest[: page.external_room])
                 rest = rest[page.external_room :]
         return [item.toreadonly() for item in data]
+
+    def reads(self, pages: Sequence[Page]) -> list[tuple[ByteRange, list[int]]]:
+        """The byte ranges of the record file that `read` reads for pages, each with the positions
+        of its pages; no I/O."""
+        ranges = [ByteRange(page.start, page.stop) for page in pages]
+        return coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
 
     def _resolved(self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8]) -> memoryview:
         """The bytes of a page that refers to others as they would be if it held them itself."""

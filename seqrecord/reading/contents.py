@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.grids import ChunkGrid, numbered
 from seqrecord.clips.tables import (
     ClipSpec,
     ClipTable,
@@ -31,6 +34,8 @@ from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of, shown_place
+
+_EPISODES_AT_ONCE = 1 << 12  # of which chunks are hashed together
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +95,48 @@ class Contents:
             grids.append(ChunkGrid.given(*places, group=number))
         return EpisodeTable(num_frames, tuple(grids))
 
-    def missing_frames(self) -> MissingFrames:
-        """The frames that lack one of the features."""
+    def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
+        """The frames that lack one of some features, by default of all."""
         index, found = self.index, []
-        columns = [index.schema.position(name) for name in self.features]
+        columns = [index.schema.position(name) for name in features or self.features]
         for grid in self.episode_table.groups:
             gaps = index.groups[grid.group].gaps
             gaps = gaps[np.isin(gaps["feature"], columns)]
             chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
             found.append((chunk, word, gaps["present"]))
         return missing_from_bitmaps(self.episode_table, found)
+
+    def identity(self, episodes: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """Identity of episodes, given by their rows, as JSON, whatever else the dataset contains.
+
+        The digest covers keys, lengths, and pages of the features. It does not depend on the
+        episodes' places in the dataset, since an order is that of a selection, nor on the paths of
+        referenced files.
+        """
+        index = self.index
+        keys = index.keys.take(episodes).to_pylist()
+        digest = hashlib.sha256(json.dumps(keys, separators=(",", ":")).encode())
+        update_digest(digest, "<i8", index.num_frames[episodes])
+        for number in sorted({spec.group for spec in self.features.values()}):
+            group = index.groups[number]
+            columns = [group.schema.position(n) for n in group.schema if n in self.features]
+            for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
+                owner, place = numbered(group.num_chunks[some])
+                chunks = group.first_chunk[some][owner] + place
+                sums = self.chunks.lasting_sums(group, chunks)
+                tables = group.page_length[chunks][:, columns], sums[:, columns]
+                update_digest(digest, "<u4", group.num_frames[chunks], *tables)
+        for number, name in enumerate(sorted(self.features, key=self.stored_name)):
+            gaps = self.missing_frames([name])
+            gaps = gaps.taken(np.isin(gaps.episode, episodes))
+            place = np.searchsorted(episodes, gaps.episode)
+            update_digest(digest, "<i8", np.full(len(gaps), number), place, gaps.start, gaps.stop)
+        return {
+            "count": len(episodes),
+            "frames": int(index.num_frames[episodes].sum()),
+            "digest": digest.hexdigest(),
+            "dataset": self.manifest.fingerprint,
+        }
 
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
@@ -143,3 +180,9 @@ class Episodes(Mapping[str, "Episode"]):
 
     def __repr__(self) -> str:
         return f"Episodes({len(self)} of {shown_place(self._contents.storage.url)!r})"
+
+
+def update_digest(digest: Any, dtype: str, *arrays: npt.NDArray[Any]) -> None:
+    """Add arrays to a digest, as values of a dtype."""
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, dtype).data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from seqrecord.text import counted, repr_of
 from seqrecord.units import is_integer
 
 _SHOWN_KEYS = 3
+_SHOWN_NAMES = 10
 
 
 class EpisodeFacts(dict[str, Any]):
@@ -109,3 +110,21 @@ def _shown(episodes: EpisodeFilter) -> str:
         return "all episodes" if episodes is None else repr_of(episodes)
     name = getattr(episodes, "__name__", "<lambda>")
     return "a function of an episode" if name == "<lambda>" else f"the function {name}"[:200]
+
+
+def check_metadata(index: Index, episodes: npt.NDArray[np.int64], names: Collection[str]) -> None:
+    """Raise `ClipError` for metadata that none of some episodes has, given by their rows."""
+    missing, seen = set(names), set[str]()
+    for row in episodes.tolist() if names else ():
+        seen |= index.episode_metadata(row).keys()
+        if missing <= seen:
+            return
+    if missing := missing - seen:
+        more = ", …" if len(seen) > _SHOWN_NAMES else ""
+        raise ClipError(
+            "no selected episode has this metadata",
+            expected=f"some of {', '.join(sorted(seen)[:_SHOWN_NAMES])}{more}"
+            if seen
+            else "nothing",
+            got=", ".join(sorted(missing)),
+        )

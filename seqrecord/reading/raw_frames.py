@@ -286,12 +286,7 @@ class RawFrames:
     ) -> int:
         """`read`, of features that are not resized."""
         memories = {n: array.reshape(-1).view(np.uint8).data for n, array in rows.items()}
-        pieces = [
-            piece
-            for chunk, some in groupby(runs, key=attrgetter("chunk"))
-            for piece in self._pieces(chunk, list(some), memories, exact)
-        ]
-        pieces.sort(key=attrgetter("file", "start"))
+        pieces = self._sorted_pieces(runs, memories, exact)
         nbytes = 0
         for file, some in groupby(pieces, key=attrgetter("file")):
             padding = 0 if exact else PADDING
@@ -300,6 +295,28 @@ class RawFrames:
             if rows[piece.feature].dtype == np.bool_:
                 self._check_bools(piece, rows[piece.feature])
         return nbytes
+
+    def reads(self, runs: Sequence[FrameRun]) -> Iterator[tuple[str, list[ByteRange]]]:
+        """The record file and byte ranges of each call to the storage with which `read` reads these
+        runs of all features; no I/O."""
+        chunks = [list(some) for _, some in groupby(runs, key=attrgetter("chunk"))]
+        alone = [([name], some) for name in self._resized for some in chunks]
+        for names, some in [*alone, (self.specs.keys() - self._resized, runs)]:
+            pieces = self._sorted_pieces(some, dict.fromkeys(names, memoryview(b"")), exact=False)
+            for file, those in groupby(pieces, key=attrgetter("file")):
+                yield self._paths[file], _ranges_of(list(those))
+
+    def _sorted_pieces(
+        self, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
+    ) -> list[_Piece]:
+        """What to read of all chunks, in the order of files."""
+        pieces = [
+            piece
+            for chunk, some in groupby(runs, key=attrgetter("chunk"))
+            for piece in self._pieces(chunk, list(some), memories, exact)
+        ]
+        pieces.sort(key=attrgetter("file", "start"))
+        return pieces
 
     def _pieces(
         self, chunk: int, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
@@ -376,8 +393,7 @@ class RawFrames:
             broken = self._fill(path, pieces, sums, rows, lender, padding)
             if broken is None:
                 break
-            every = [*sums.values(), *(ByteRange(p.start, p.start + p.nbytes) for p in pieces)]
-            if is_again or not worth_rereading(self._storage, path, every):
+            if is_again or not worth_rereading(self._storage, path, _ranges_of(pieces)):
                 raise self._broken(broken)
         return sum(item.length for item in sums.values()) + sum(piece.nbytes for piece in pieces)
 
@@ -447,6 +463,12 @@ class RawFrames:
         if any(np.frombuffer(each, np.uint8).max() > 1 for each in found):
             error = CodecError("a bool that is neither 0 nor 1", expected="bytes 0 and 1")
             raise self.located(error, piece.chunk, piece.feature)
+
+
+def _ranges_of(pieces: Sequence[_Piece]) -> list[ByteRange]:
+    """The checksums of pieces' slices, and the pieces."""
+    sums = [piece.sums_range for piece in pieces if piece.sums_range]
+    return [*sums, *(ByteRange(p.start, p.start + p.nbytes) for p in pieces)]
 
 
 _Block = list[tuple[_Piece, int, "memoryview | int"]]

@@ -20,7 +20,6 @@ from seqrecord.sampling.runs import Part, Window
 
 _WHOLE = Part()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
-_CLIPS_OF_LOADS = 1 << 20  # … of which only the loads are computed
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
 _Rows = TypeVar("_Rows", bound="_Columns")
@@ -251,17 +250,6 @@ class Plan(ABC):
             group = max(1, clips * self.num_rounds // max(1, self.num_clips))
             yield start, min(start + group, stop)
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
-
-    def loads(self) -> Iterator[tuple[Loads, ...]]:
-        """All loads, those of some rounds after the other: of each group, those of a cursor in its
-        order."""
-        width = max(1, _CLIPS_OF_LOADS * self.num_rounds // max(1, self.num_clips))
-        for start in range(0, self.num_rounds, width):
-            blocks = self._cursors.blocks(start, min(start + width, self.num_rounds))
-            yield tuple(
-                self._loads(i, some, some.loaded_before, some.loaded)[1]
-                for i, some in enumerate(blocks)
-            )
 
     def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
         """The rounds `[start, stop)` as one; without `loads`, its clips alone."""

@@ -34,26 +34,4 @@ if TYPE_CHECKING:
     from seqrecord.sources.zarr.source import ZarrSource as ZarrSource
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__, __all__ = lazy(
-        __name__,
-        {
-            "base": ["EpisodeInfo", "FoundSource", "Source", "SourceFormat"],
-            "euroc": ["EurocSource"],
-            "folders.source": ["FolderSource"],
-            "hdf5.source": ["Hdf5Source"],
-            "inventory": ["Account", "Inventory", "inventory_of", "LeftOut", "unread_files"],
-            "kitti": ["KittiSource"],
-            "lerobot.source": ["LeRobotSource"],
-            "lerobot.videos": ["DepthScale"],
-            "mcap.source": ["McapSource"],
-            "registry": ["format_names"],
-            "rlds.source": ["RldsSource"],
-            "seqrecord.codecs.video.decoding": ["describe_video"],
-            "seqrecord.codecs.video.gops": ["Gop"],
-            "tartanair.source": ["TartanAirSource"],
-            "tum": ["TumSource"],
-            "video.source": ["VideoSource"],
-            "webdataset.source": ["WebDatasetSource"],
-            "zarr.source": ["ZarrSource"],
-        },
-    )
+    __getattr__, __dir__, __all__ = lazy(__name__)

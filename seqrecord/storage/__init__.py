@@ -1,74 +1,40 @@
 """Storages: local disks, mounts, object stores, fsspec filesystems; retries and a local cache."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 from seqrecord.lazy import lazy
-from seqrecord.storage.base import (
-    Entry,
-    FileInfo,
-    Storage,
-    StorageWrapper,
-    Unfinished,
-    Upload,
-    entries_of,
-    expect_pages,
-    fixed_url_of,
-    identity_of,
-    reads_commit,
-)
-from seqrecord.storage.cache import (
-    CachedStorage,
-    CacheInfo,
-    cache_info,
-    clear_cache,
-    worth_rereading,
-)
-from seqrecord.storage.local import LocalStorage
-from seqrecord.storage.opening import StorageLike, open_storage
-from seqrecord.storage.parallel import RequestThreads, map_files, request_threads
-from seqrecord.storage.ranges import ByteRange, unwanted_if
-from seqrecord.storage.url import Location, local_path, parse_location
 
 if TYPE_CHECKING:
-    from seqrecord.storage.remote import FsspecStorage
+    from seqrecord.storage.base import Entry as Entry
+    from seqrecord.storage.base import FileInfo as FileInfo
+    from seqrecord.storage.base import Storage as Storage
+    from seqrecord.storage.base import StorageWrapper as StorageWrapper
+    from seqrecord.storage.base import Unfinished as Unfinished
+    from seqrecord.storage.base import Upload as Upload
+    from seqrecord.storage.base import entries_of as entries_of
+    from seqrecord.storage.base import expect_pages as expect_pages
+    from seqrecord.storage.base import fixed_url_of as fixed_url_of
+    from seqrecord.storage.base import identity_of as identity_of
+    from seqrecord.storage.base import reads_commit as reads_commit
+    from seqrecord.storage.cache import CachedStorage as CachedStorage
+    from seqrecord.storage.cache import CacheInfo as CacheInfo
+    from seqrecord.storage.cache import cache_info as cache_info
+    from seqrecord.storage.cache import clear_cache as clear_cache
+    from seqrecord.storage.cache import worth_rereading as worth_rereading
+    from seqrecord.storage.local import LocalStorage as LocalStorage
+    from seqrecord.storage.opening import StorageLike as StorageLike
+    from seqrecord.storage.opening import open_storage as open_storage
+    from seqrecord.storage.parallel import RequestThreads as RequestThreads
+    from seqrecord.storage.parallel import map_files as map_files
+    from seqrecord.storage.parallel import request_threads as request_threads
+    from seqrecord.storage.ranges import ByteRange as ByteRange
+    from seqrecord.storage.ranges import unwanted_if as unwanted_if
+    from seqrecord.storage.remote import FsspecStorage as FsspecStorage
+    from seqrecord.storage.url import Location as Location
+    from seqrecord.storage.url import local_path as local_path
+    from seqrecord.storage.url import parse_location as parse_location
 
-__all__ = [
-    "ByteRange",
-    "CacheInfo",
-    "CachedStorage",
-    "Entry",
-    "FileInfo",
-    "FsspecStorage",
-    "LocalStorage",
-    "Location",
-    "RequestThreads",
-    "Storage",
-    "StorageLike",
-    "StorageWrapper",
-    "Unfinished",
-    "Upload",
-    "cache_info",
-    "clear_cache",
-    "entries_of",
-    "expect_pages",
-    "fixed_url_of",
-    "identity_of",
-    "local_path",
-    "map_files",
-    "open_storage",
-    "parse_location",
-    "reads_commit",
-    "request_threads",
-    "unwanted_if",
-    "worth_rereading",
-]
-
-
-if not TYPE_CHECKING:  # slow import that local disks do not need
-    __getattr__, __dir__, _ = lazy(
-        __name__,
-        {
-            "remote": ["FsspecStorage"],
-        },
-        __all__,
-    )
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(__name__)

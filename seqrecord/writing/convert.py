@@ -228,7 +228,7 @@ def convert(
                 inventories=inventories,
             )
         except BaseException as error:
-            target.give_up(error, names_resume=not in_place)  # an index is made anew
+            target.give_up(error)
             raise
         finally:
             target.release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -23,8 +24,9 @@ from seqrecord.errors import (
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, read_inventories
-from seqrecord.format.manifest import CopiedFiles, Manifest, check_record_path
+from seqrecord.format.manifest import MANIFEST, CopiedFiles, Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
+from seqrecord.reading.home import home
 from seqrecord.reading.index_building import conformed
 from seqrecord.reading.metadata import (
     DamagedFile,
@@ -233,18 +235,13 @@ class Destination:
         numbers[[places[key] for key in new]] = [names.index(splits[key]) for key in new]
         return put_splits(own, version, numbers, names) if new else version
 
-    def give_up(
-        self,
-        error: BaseException | None,
-        cause: BaseException | None = None,
-        *,
-        names_resume: bool = True,
-    ) -> None:
+    def give_up(self, error: BaseException | None, cause: BaseException | None = None) -> None:
         """After a failure: remove what this writer has written if no episode has ended.
 
         So a corrected second write finds what the first one found. Where an episode has ended, or
-        was flushed, all stays for a resume, which `error` then names if it `names_resume`. `cause`
-        is the failure, if it is not `error`. Nothing is asked of a storage that did not answer.
+        was flushed, all stays for a resume, which `error` then names, except for the index in the
+        user's home, which is made again. `cause` is the failure, if it is not `error`. Nothing is
+        asked of a storage that did not answer.
         """
         if isinstance(error, TransientError) or isinstance(cause, TransientError):
             is_kept = True
@@ -254,7 +251,9 @@ class Destination:
             except SeqRecordError as second:
                 is_kept = True
                 _logger.info("%s: own files are not removed: %s", self.storage.url, second)
-        if names_resume and (is_kept or self.recovered):
+        path = self.storage.local_path(MANIFEST)
+        is_in_home = path is not None and home() in Path(path).parents
+        if (is_kept or self.recovered) and not is_in_home:
             _name_resume(error)
 
     def _remove_useless(self) -> bool:

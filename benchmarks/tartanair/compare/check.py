@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tartanair.compare.prepared import folder_of, prepare
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
-from benchmarks.tartanair.loaders.base import Batch, Loader, Place, Settings
+from benchmarks.tartanair.loaders.base import Batch, Loader, Settings
 
 __all__ = ["Originals", "check", "clips_of", "wrong_clips"]
-
-LOSSY_ERROR = 8  # of 255, in the mean
 
 
 class Originals:
@@ -33,31 +30,16 @@ class Originals:
 
 
 def check(
-    loader: Loader,
-    recordings: Recordings,
-    work: Path,
-    settings: Settings,
-    *,
-    epochs: int = 1,
-    place: Place | None = None,
+    loader: Loader, recordings: Recordings, folder: Path, settings: Settings, *, epochs: int = 1
 ) -> list[str]:
-    """What is wrong with the epochs of a loader; for small recordings, all in memory.
-
-    Its data is prepared in `work`, unless it already is in a `place`.
-    """
-    if place is None:
-        prepare(loader, recordings, work, settings)
-        place = Place(folder_of(loader, recordings, work, settings))
+    """Problems of a loader's epochs, of data prepared in `folder`; for small recordings."""
     clips = recordings.clips(settings.clip_len, settings.stride)
-    batches = loader.open(place, clips, settings)
+    batches = loader.open(folder, clips, settings)
     originals, problems, orders = Originals(recordings), [], []
     for epoch in range(epochs):
         seen = []
         for batch in batches:
-            problems += [
-                f"epoch {epoch}: {p}"
-                for p in wrong_values(batch, originals, settings, loader.lossless)
-            ]
+            problems += [f"epoch {epoch}: {p}" for p in _wrong_values(batch, originals, settings)]
             seen += clips_of(batch)
         problems += [f"epoch {epoch}: {p}" for p in wrong_clips(seen, clips)]
         orders.append(seen)
@@ -75,7 +57,7 @@ def clips_of(batch: Batch) -> list[tuple[str, int]]:
 
 
 def wrong_clips(seen: Sequence[tuple[str, int]], clips: Sequence[Clip]) -> list[str]:
-    """Which clips an epoch lacked or had too often."""
+    """Clips that an epoch lacked or had too often."""
     expected = Counter((clip.episode, clip.start) for clip in clips)
     got = Counter(seen)
     lacking, extra = expected - got, got - expected
@@ -86,10 +68,8 @@ def wrong_clips(seen: Sequence[tuple[str, int]], clips: Sequence[Clip]) -> list[
     ]
 
 
-def wrong_values(
-    batch: Batch, originals: Originals, settings: Settings, lossless: bool
-) -> list[str]:
-    """Features of a batch that are not bit for bit the baseline's, or, if lossy, not nearly."""
+def _wrong_values(batch: Batch, originals: Originals, settings: Settings) -> list[str]:
+    """Features of a batch that are not bit for bit the baseline's."""
     names = {*settings.features, "episode", "start"}
     if set(batch) != names:
         return [f"a batch of {sorted(batch)} instead of {sorted(names)}"]
@@ -102,11 +82,7 @@ def wrong_values(
         for i, (episode, start) in enumerate(places):
             expected = originals.clip(episode, start, settings.clip_len, name)
             same = (got.dtype, got[i].shape) == (expected.dtype, expected.shape)
-            if same and lossless:
-                same = got[i].tobytes() == expected.tobytes()
-            elif same:
-                same = bool(np.abs(got[i].astype(float) - expected).mean() < LOSSY_ERROR)
-            if not same:
+            if not (same and got[i].tobytes() == expected.tobytes()):
                 problems.append(
                     f"{name} of {episode} at {start}: {got.dtype}{list(got[i].shape)} is not the "
                     f"baseline's {expected.dtype}{list(expected.shape)}"

@@ -1,95 +1,80 @@
-"""The cells to run: loaders by settings, and why some are skipped."""
+"""The rows of a workload: loaders by settings."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import product
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import psutil
 
-from benchmarks.tartanair.compare.cell import Cell
-from benchmarks.tartanair.compare.published import published_grid
+from benchmarks.tartanair.compare.published import published_settings
 from benchmarks.tartanair.compare.recordings import Recordings
-from benchmarks.tartanair.loaders.base import USUAL, Loader, Settings
+from benchmarks.tartanair.compare.workloads import TARTANAIR, Workload
+from benchmarks.tartanair.loaders.base import Loader, Settings
 
-__all__ = ["AXES", "grid", "product_grid", "refuses"]
-
-AXES = ("workers", "shuffle", "batch_size", "clip_len", "stride", "storage", "codec", "prefetch")
-"""The settings that can be given values of."""
+__all__ = ["Cell", "differing", "grid", "refuses"]
 
 _OURS = "seqrecord"
-_BESIDE = ("original", _OURS, "memmap")  # loaders that hold only some features
-_MOUNTED = ("original", "webdataset")
 
 
-def grid(loaders: Mapping[str, Loader], base: Settings) -> list[Cell]:
-    """Every loader, shuffled as well as it can: where clips do not overlap and, unless it holds
-    clips cut beforehand, without and with workers, from a cold disk, and with its own client.
+@dataclass(frozen=True)
+class Cell:
+    """A loader and its settings."""
 
-    What holds only some features runs beside a few others with these alone; ours also with each
-    codec and from each storage. Of TartanAir also some through a mount, and `published_grid`.
+    loader: str
+    settings: Settings
+
+    def title(self, base: Settings) -> str:
+        """The name of the row: the loader, and all settings that differ from `base`."""
+        return f"{self.loader} {differing(self.settings, base)}".rstrip()
+
+
+def differing(settings: Settings, base: Settings) -> str:
+    """Settings that differ from `base`, as `name=value` with spaces between."""
+
+    def shown(value: Any) -> str:
+        return "+".join(value) if isinstance(value, tuple) else str(value)
+
+    return " ".join(
+        f"{field.name}={shown(getattr(settings, field.name))}"
+        for field in fields(Settings)
+        if getattr(settings, field.name) != getattr(base, field.name)
+    )
+
+
+def grid(workload: Workload) -> list[Cell]:
+    """Every loader, shuffled as well as it can: clips that do not overlap, without and with
+    workers, cold files; ours with each codec; of TartanAir also the cells of the published tables.
     """
+    loaders, base = workload.loaders, workload.base
     cells = []
     for loader in loaders.values():
-        if loader.only_features:
-            alone = tuple(loader.only_features)
-            beside = [loaders[name] for name in _BESIDE if name in loaders]
-            cells += [_shuffled(each, base, features=alone) for each in (loader, *beside)]
-            continue
-        cells.append(_shuffled(loader, base, stride=base.clip_len))
-        if not loader.precut:
-            cells += [_shuffled(loader, base, workers=workers) for workers in (0, 2)]
-            storages = [name for name in ("cold", "own") if name in loader.storages]
-            cells += [_shuffled(loader, base, storage=storage) for storage in storages]
-    if ours := loaders.get(_OURS):
-        cells += [_shuffled(ours, base, codec=codec) for codec in ours.codecs]
-        cells += [_shuffled(ours, base, storage=storage) for storage in ours.storages]
-    if base == USUAL:
-        mounted = [loaders[name] for name in _MOUNTED if name in loaders]
-        cells += [_shuffled(loader, base, storage="mount") for loader in mounted]
-        cells += published_grid(loaders, base)
+        changes: list[Mapping[str, Any]] = [{"stride": base.clip_len}, {}, {"workers": 2}]
+        changes.append({"storage": "cold"})
+        if loader.name == _OURS:
+            changes += [{"codec": codec} for codec in loader.codecs]
+        shuffled = replace(base, shuffle=loader.shuffles[-1])
+        cells += [Cell(loader.name, replace(shuffled, **change)) for change in changes]
+    if workload is TARTANAIR:
+        cells += [Cell(name, settings) for name, settings in published_settings()]
     return list(dict.fromkeys(cells))
 
 
-def _shuffled(loader: Loader, base: Settings, **changes: Any) -> Cell:
-    return Cell(loader.name, replace(base, shuffle=loader.shuffles[-1], **changes))
-
-
-def product_grid(
-    loaders: Sequence[str] | Mapping[str, Loader],
-    base: Settings,
-    axes: Mapping[str, Sequence[Any]],
-) -> list[Cell]:
-    """Every combination of the axes' values, the others as in `base`."""
-    return [
-        Cell(loader, replace(base, **dict(zip(axes, values, strict=True))))
-        for loader in loaders
-        for values in product(*axes.values())
-    ]
-
-
-def refuses(cell: Cell, loader: Loader, tree: Recordings) -> str | None:
-    """Why a cell cannot run here, or nothing."""
-    return next(_reasons(cell.settings, loader, tree), None)
-
-
-def _reasons(settings: Settings, loader: Loader, tree: Recordings) -> Iterator[str]:
-    if missing := loader.missing():
-        yield missing
-    if refused := loader.refuses(settings):
-        yield refused
-    if not tree.clips(settings.clip_len, settings.stride):
-        yield f"no episode has {settings.clip_len} frames"
-    batch = settings.batch_size * settings.clip_len * tree.frame_nbytes(settings.features)
+def refuses(settings: Settings, loader: Loader, recordings: Recordings) -> str:
+    """Why a loader cannot run with these settings here; empty if it can."""
+    if text := loader.missing() or loader.refuses(settings):
+        return text
+    if not recordings.clips(settings.clip_len, settings.stride):
+        return f"no episode has {settings.clip_len} frames"
+    batch = settings.batch_size * settings.clip_len * recordings.frame_nbytes(settings.features)
     ahead = settings.workers * settings.prefetch
     total = psutil.virtual_memory().total
     if batch * (3 + ahead) > total / 2:
-        yield f"batches ahead take {batch * (3 + ahead) / 1e9:.0f} GB of {total / 1e9:.0f}"
-    if Path("/dev/shm").exists():
-        shared = shutil.disk_usage("/dev/shm").total
-        if batch * (1 + ahead) > shared and settings.workers:
-            yield f"batches ahead take {batch * (1 + ahead) / 1e9:.0f} GB of /dev/shm"
+        return f"batches ahead take {batch * (3 + ahead) / 1e9:.0f} GB of {total / 1e9:.0f}"
+    shared = Path("/dev/shm")
+    if ahead and shared.exists() and batch * (1 + ahead) > disk_usage(shared).total:
+        return f"batches ahead take {batch * (1 + ahead) / 1e9:.0f} GB of /dev/shm"
+    return ""

@@ -1,4 +1,4 @@
-"""What this machine can do at best: copy clips, read a disk, read ranges of a storage."""
+"""What this machine can do at best: copy clips, read a disk."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tartanair.timing import touch
+from benchmarks.timing import touch
 
-__all__ = ["bound", "copy_rate", "disk_rate", "range_rate"]
+__all__ = ["bound", "copy_rate", "disk_rate"]
 
-BLOCK = 8 << 20
+_BLOCK = 8 << 20
 _BATCH_BYTES = 256 << 20
 _PROBE_BYTES = 1 << 30
-_READERS = 4
 
 
 def copy_rate(
@@ -54,10 +53,10 @@ def disk_rate(folder: Path) -> float | None:
 
     `None` where the folder's file system cannot do without the page cache.
     """
-    buffer = mmap.mmap(-1, BLOCK)  # aligned to a page, as O_DIRECT wants
-    buffer.write(np.random.default_rng(0).bytes(BLOCK))
+    buffer = mmap.mmap(-1, _BLOCK)  # aligned to a page, as O_DIRECT wants
+    buffer.write(np.random.default_rng(0).bytes(_BLOCK))
     with tempfile.NamedTemporaryFile(dir=folder) as file:
-        for _ in range(_PROBE_BYTES // BLOCK):
+        for _ in range(_PROBE_BYTES // _BLOCK):
             file.write(buffer)
         file.flush()
         os.fsync(file.fileno())
@@ -67,7 +66,7 @@ def disk_rate(folder: Path) -> float | None:
             return None
         try:
             begin = time.perf_counter()
-            for offset in range(0, _PROBE_BYTES, BLOCK):
+            for offset in range(0, _PROBE_BYTES, _BLOCK):
                 os.preadv(fd, [buffer], offset)
             return _PROBE_BYTES / (time.perf_counter() - begin)
         except OSError:
@@ -76,47 +75,13 @@ def disk_rate(folder: Path) -> float | None:
             os.close(fd)
 
 
-def range_rate(location: str, options: Mapping[str, Any], *, seconds: float = 3.0) -> float:
-    """Bytes a second of a storage's largest file, in ranges of 8 MiB that threads ask for."""
-    from seqrecord.storage import open_storage
-    from seqrecord.storage.ranges import ByteRange
-
-    storage = open_storage(location, options)
-    try:
-        sizes = {file.path: file.size for file in storage.files("records")}
-        path = max(sizes, key=lambda name: sizes[name])
-        starts = iter(range(0, sizes[path], BLOCK))  # taken by all threads, under the GIL
-        deadline = time.perf_counter() + seconds
-
-        def read(buffer: memoryview) -> int:
-            total = 0
-            for start in starts:
-                item = ByteRange(start, min(start + BLOCK, sizes[path]))
-                storage.read_ranges(path, [item], [buffer[: item.length]])
-                total += item.length
-                if time.perf_counter() > deadline:
-                    break
-            return total
-
-        begin = time.perf_counter()
-        with ThreadPoolExecutor(_READERS) as pool:
-            total = sum(pool.map(read, [memoryview(bytearray(BLOCK)) for _ in range(_READERS)]))
-        return total / (time.perf_counter() - begin)
-    finally:
-        storage.close()
-
-
 def bound(
-    result: Mapping[str, Any], limits: Mapping[str, float | None], storage: str, stored: float
+    result: Mapping[str, Any], limits: Mapping[str, float | None], storage: str
 ) -> tuple[str, float]:
-    """The limit that binds a row, and its share: the least seconds an epoch could take of its own.
-
-    `stored` is how many bytes of the loader's format an epoch needs at least.
-    """
+    """The limit that binds a row, and the part of its epoch that this would take alone."""
     epoch = result["epoch_seconds"]
     least = {"copy": result["bytes_per_second"] * epoch / (limits.get("copy") or float("inf"))}
-    read = {"local": None, "cold": "disk"}.get(storage, f"range-{storage}")
-    if read is not None and (rate := limits.get(read)):
-        least[read] = stored / rate
+    if storage == "cold" and (rate := limits.get("disk")):
+        least["disk"] = result["needed_bytes"] / rate
     name = max(least, key=lambda n: least[n])
     return name, least[name] / epoch

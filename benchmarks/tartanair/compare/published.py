@@ -1,4 +1,4 @@
-"""The published comparison, and the cells of ours that stand beside each of its rows.
+"""The published comparison, and rows of ours beside each of its rows.
 
 Microsoft's dataloader-benchmark timed epochs of TartanAir's abandonedfactory with five features:
 https://github.com/microsoft/dataloader-benchmark/blob/main/doc/stats.md
@@ -6,147 +6,87 @@ https://github.com/microsoft/dataloader-benchmark/blob/main/doc/stats.md
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from benchmarks.tartanair.compare.cell import Cell
-from benchmarks.tartanair.loaders.base import Loader, Settings
-from benchmarks.tartanair.timing import markdown
+from benchmarks.tartanair.loaders.base import USUAL, Settings
+from benchmarks.timing import markdown
 from seqrecord.writing.stored_schema import DEFAULT_CODEC
 
-__all__ = [
-    "BATCH_SIZE",
-    "CLIPS",
-    "LARGE_MEMORY",
-    "TABLES",
-    "Counterpart",
-    "Published",
-    "Table",
-    "batch_sizes",
-    "published_grid",
-    "scaled_minutes",
-    "table_text",
-]
+__all__ = ["LARGE_MEMORY", "Beside", "published_settings", "published_table"]
 
 CLIPS = 15_488  # of an epoch; abandonedfactory has so many frames with all five features
 BATCH_SIZE = 32
-
-Row = Mapping[str, Any]
-
-_FRAMES = 128  # of a batch that our usual memory limit has room for
+STORAGES = {"local": "disk, warm", "cold": "disk, cold"}
 LARGE_MEMORY = "10GiB"  # for batches of 32 clips: 2.7 GB each
+_FRAMES = 128  # of a batch for which the usual memory limit has room
+
+Find = Any
+"""Of a loader and settings, the row's result if it ran."""
 
 
-@dataclass(frozen=True)
-class Counterpart:
-    """A loader of ours with what differs from the defaults, to stand beside a published row."""
+class Beside(NamedTuple):
+    """A loader of ours with settings that differ from the usual."""
 
     loader: str
     note: str
     settings: Mapping[str, Any]
 
-    def cells(self, base: Settings, storage: str) -> list[Cell]:
-        """The same with the published batch size, and with ours where that does not fit."""
-        settings = replace(base, **self.settings, storage=storage)
-        sizes = [BATCH_SIZE] if settings.clip_len == 1 else [BATCH_SIZE, base.batch_size]
-        return [
-            Cell(self.loader, _with_batches(self.loader, settings, size))
-            for size in dict.fromkeys(sizes)
-        ]
+    def tries(self, storage: str) -> list[Settings]:
+        """With the published batch size, and with the usual one where that does not fit."""
+        settings = replace(USUAL, **self.settings, storage=storage)
+        sizes = [BATCH_SIZE] if settings.clip_len == 1 else [BATCH_SIZE, USUAL.batch_size]
+        made = [replace(settings, batch_size=size) for size in sizes]
+        if self.loader == "seqrecord":
+            large = [s.batch_size * s.clip_len > _FRAMES for s in made]
+            memory = {True: LARGE_MEMORY, False: settings.memory_limit}
+            made = [replace(s, memory_limit=memory[i]) for s, i in zip(made, large, strict=True)]
+        return made
 
 
-@dataclass(frozen=True)
 class Published:
-    """A published row: minutes of an epoch, or in words what came instead."""
+    """A published row: method, minutes of an epoch or words, workers, shuffle and prefetch."""
 
-    method: str
-    minutes: int | str
-    workers: int
-    shuffle: str
-    prefetch: str
-    beside: Sequence[Counterpart]
+    def __init__(self, row: tuple[str, int | str, int, str, str], *beside: Beside) -> None:
+        self.row = row
+        self.beside = beside
 
 
-@dataclass(frozen=True)
-class Table:
-    """A published table, and the storages of ours that stand beside it with their names."""
-
-    title: str
-    where: str
-    storages: Mapping[str, str]
-    rows: Sequence[Published] = field(repr=False)
-
-
-def scaled_minutes(row: Row) -> float:
-    """Of the published epoch, at a row's clips a second."""
-    return CLIPS / float(row["clips_per_second"]) / 60
+def published_settings() -> Iterator[tuple[str, Settings]]:
+    """Loader and settings of every row of ours beside a published one."""
+    for row in PUBLISHED:
+        for part in row.beside:
+            for storage in STORAGES:
+                for settings in part.tries(storage):
+                    yield part.loader, settings
 
 
-def published_grid(loaders: Mapping[str, Loader], base: Settings) -> list[Cell]:
-    """Every cell that stands beside a published row."""
-    cells = [
-        cell
-        for table in TABLES
-        for row in table.rows
-        for counterpart in row.beside
-        if counterpart.loader in loaders
-        for storage in table.storages
-        for cell in counterpart.cells(base, storage)
-    ]
-    return list(dict.fromkeys(cells))
+def published_table(find: Find) -> str:
+    """Published rows, and below each ours, in minutes of the published epoch at a row's clips/s.
 
-
-def table_text(table: Table, rows: Mapping[str, Row], base: Settings) -> str:
-    """Published rows, and below each ours, as Markdown. `rows` are by their cells' keys.
-
-    Ours are in minutes of the published epoch, with the largest batch that ran.
+    `find(loader, settings)` is a row's result, or None. The largest batch that ran is shown.
     """
-    columns = ["method", "published, min", *(f"here: {name}" for name in table.storages.values())]
+    columns = ["method", "published, min", *(f"here: {name}" for name in STORAGES.values())]
     columns += ["codec", "batch size", "workers", "shuffle", "prefetch"]
     lines = []
-    for published in table.rows:
-        settings = [
-            "",
-            str(BATCH_SIZE),
-            str(published.workers),
-            published.shuffle,
-            published.prefetch,
-        ]
-        lines.append(
-            [
-                f"**{published.method}**",
-                f"**{published.minutes}**",
-                *[""] * len(table.storages),
-                *settings,
-            ]
-        )
-        lines += [_beside(part, table, rows, base) for part in published.beside]
+    for row in PUBLISHED:
+        method, minutes, *theirs = map(str, row.row)
+        gap = [""] * (len(STORAGES) + 1)
+        lines.append([f"**{method}**", f"**{minutes}**", *gap, str(BATCH_SIZE), *theirs])
+        lines += [_line(part, find) for part in row.beside]
     return markdown(columns, lines)
 
 
-def batch_sizes(rows: Mapping[str, Row], base: Settings) -> tuple[dict[int, set[str]], set[str]]:
-    """The batch sizes of ours that the tables show, each with the loaders that have it, and why
-    larger ones did not run."""
-    sizes: dict[int, set[str]] = {}
-    reasons = set()
-    for table in TABLES:
-        for part in (part for row in table.rows for part in row.beside):
-            for cells in (part.cells(base, storage) for storage in table.storages):
-                if cell := _ran(cells, rows):
-                    sizes.setdefault(cell.settings.batch_size, set()).add(cell.loader)
-                    larger = [rows.get(c.key, {}) for c in cells[: cells.index(cell)]]
-                    reasons |= {str(r.get("skipped") or r.get("error")) for r in larger if r}
-    return sizes, reasons
-
-
-def _beside(part: Counterpart, table: Table, rows: Mapping[str, Row], base: Settings) -> list[str]:
-    found = [_ran(part.cells(base, storage), rows) for storage in table.storages]
-    minutes = [
-        "not run" if cell is None else _digits(scaled_minutes(rows[cell.key])) for cell in found
-    ]
-    settings = replace(base, **part.settings)
-    sizes = {cell.settings.batch_size: None for cell in found if cell is not None}
+def _line(part: Beside, find: Find) -> list[str]:
+    minutes: list[str] = []
+    sizes: dict[int, None] = {}
+    for storage in STORAGES:
+        ran = [(s, row) for s in part.tries(storage) if (row := find(part.loader, s))]
+        taken = CLIPS / ran[0][1]["clips_per_second"] / 60 if ran else 0
+        minutes.append("not run" if not ran else f"{taken:.0f}" if taken >= 10 else f"{taken:.2g}")
+        sizes.update({settings.batch_size: None for settings, _ in ran[:1]})
+    settings = replace(USUAL, **part.settings)
     shuffle = {"off": "no", "full": "full", "buffer": str(settings.shuffle_buffer or "default")}
     return [
         f"`{part.loader}`{part.note and ', '}{part.note}",
@@ -160,84 +100,43 @@ def _beside(part: Counterpart, table: Table, rows: Mapping[str, Row], base: Sett
     ]
 
 
-def _ran(cells: Sequence[Cell], rows: Mapping[str, Row]) -> Cell | None:
-    return next((c for c in cells if "clips_per_second" in rows.get(c.key, {})), None)
-
-
-def _with_batches(loader: str, settings: Settings, size: int) -> Settings:
-    settings = replace(settings, batch_size=size)
-    if loader == "seqrecord" and size * settings.clip_len > _FRAMES:
-        return replace(settings, memory_limit=LARGE_MEMORY)
-    return settings
-
-
-def _digits(minutes: float) -> str:
-    return f"{minutes:.0f}" if minutes >= 10 else f"{minutes:.2g}"
-
-
 _FOUR = {"workers": 4}
 _RECORDS = {"codec": DEFAULT_CODEC}
 _MEANT = "as it is meant to be used"
 _DEFAULTS = {**_RECORDS, "shuffle": "buffer", "shuffle_buffer": None}
-_OURS = (
-    Counterpart("seqrecord", "with the same settings", {**_RECORDS, **_FOUR, "shuffle": "buffer"}),
-    Counterpart("seqrecord", _MEANT, _DEFAULTS),
-)
-_MAP = {
-    shuffle: (Counterpart("seqrecord-map", "", {**_RECORDS, **_FOUR, "shuffle": shuffle}),)
-    for shuffle in ("off", "full")
-}
-_ITER = Counterpart(
-    "microsoft-seqrecord", "the published code's last version", {**_FOUR, "shuffle": "buffer"}
-)
-_ORIGINAL = {
-    shuffle: (Counterpart("original", "", {**_FOUR, "shuffle": shuffle, "prefetch": 1}),)
-    for shuffle in ("off", "full")
-}
-_SINGLE = (
-    Counterpart("ffcv", "", {**_FOUR, "clip_len": 1, "shuffle": "full"}),
-    Counterpart("seqrecord", _MEANT, {**_DEFAULTS, "clip_len": 1}),
-)
-_CLIPS_OF_FFCV = (Counterpart("ffcv", "clips as indices of frames", {**_FOUR, "shuffle": "full"}),)
+_BUFFER, _IN_ORDER, _FULL = ({**_FOUR, "shuffle": shuffle} for shuffle in ("buffer", "off", "full"))
+_LAST = "the published code's last version"
 
-TABLES: tuple[Table, ...] = (
-    Table(
-        "One machine",
-        "a virtual machine, Standard NC6s v3 (6 cores, 112 GiB), data through blobfuse",
-        {"local": "disk, warm", "cold": "disk, cold", "mount": "mount"},
-        (
-            Published("SeqRecord (iter)", 18, 4, "100", "2", (_ITER, *_OURS)),
-            Published(
-                "SeqRecord (iter)",
-                13,
-                6,
-                "100",
-                "2",
-                (replace(_ITER, settings={"workers": 6, "shuffle": "buffer"}),),
-            ),
-            Published("SeqRecord (map)", 32, 4, "no", "2", _MAP["off"]),
-            Published("SeqRecord (map)", 600, 4, "full", "2", _MAP["full"]),
-            Published("original loader", 44, 4, "no", "1", _ORIGINAL["off"]),
-            Published("original loader", 50, 4, "full", "1", _ORIGINAL["full"]),
-            Published("ffcv, single frames", 15, 4, "full", "unknown", _SINGLE),
-            Published("ffcv, clips of 16", "memory issues", 4, "full", "unknown", _CLIPS_OF_FFCV),
-        ),
+PUBLISHED = (
+    Published(
+        ("SeqRecord (iter)", 18, 4, "100", "2"),
+        Beside("microsoft-seqrecord", _LAST, _BUFFER),
+        Beside("seqrecord", "with the same settings", {**_RECORDS, **_BUFFER}),
+        Beside("seqrecord", _MEANT, _DEFAULTS),
     ),
-    Table(
-        "A cluster",
-        "Azure ML, Standard NC6s v3; how data was fetched and cached there is not known",
-        {"mount": "mount"},
-        (
-            Published("SeqRecord (iter)", 18, 4, "100", "2", (_ITER, *_OURS)),
-            Published("original loader", 50, 4, "no", "1", _ORIGINAL["off"]),
-            Published("original loader", 360, 4, "full", "1", _ORIGINAL["full"]),
-            Published("ffcv, single frames", 10, 4, "quasi-random", "unknown", _SINGLE),
-        ),
+    Published(
+        ("SeqRecord (iter)", 13, 6, "100", "2"),
+        Beside("microsoft-seqrecord", _LAST, {**_BUFFER, "workers": 6}),
     ),
-    Table(
-        "Straight from Azure",
-        "the same virtual machine, blobs read through blobfile",
-        {"blobfile": "blobfile", "obstore": "obstore", "adlfs": "adlfs"},
-        (Published("SeqRecord (iter)", 45, 4, "100", "2", _OURS),),
+    Published(
+        ("SeqRecord (map)", 32, 4, "no", "2"), Beside("seqrecord-map", "", _RECORDS | _IN_ORDER)
+    ),
+    Published(
+        ("SeqRecord (map)", 600, 4, "full", "2"), Beside("seqrecord-map", "", _RECORDS | _FULL)
+    ),
+    Published(
+        ("original loader", 44, 4, "no", "1"), Beside("original", "", {**_IN_ORDER, "prefetch": 1})
+    ),
+    Published(
+        ("original loader", 50, 4, "full", "1"), Beside("original", "", {**_FULL, "prefetch": 1})
+    ),
+    Published(
+        ("ffcv, single frames", 15, 4, "full", "unknown"),
+        Beside("ffcv", "", {**_FULL, "clip_len": 1}),
+        Beside("seqrecord", _MEANT, {**_DEFAULTS, "clip_len": 1}),
+    ),
+    Published(
+        ("ffcv, clips of 16", "memory issues", 4, "full", "unknown"),
+        Beside("ffcv", "clips as indices of frames", _FULL),
     ),
 )

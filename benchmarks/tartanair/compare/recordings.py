@@ -1,26 +1,29 @@
-"""Recordings as the loaders' formats are made from them, and the clips that an epoch has."""
+"""Original recordings, from which the loaders' formats are made, and the clips of an epoch."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Clip", "Episode", "Feature", "Frame", "Recordings"]
+from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
+
+__all__ = ["Clip", "Episode", "Feature", "Frame", "Recordings", "Tree"]
 
 Frame: TypeAlias = dict[str, npt.NDArray[Any]]
 """Feature to array."""
 
 
 class Clip(NamedTuple):
-    """Frames `start` to `stop` of an episode; `row` is the number of the first in all episodes."""
+    """Frames `start` to `stop` of an episode; `row` is the first frame's number in all episodes."""
 
     episode: str
     start: int
@@ -28,9 +31,8 @@ class Clip(NamedTuple):
     row: int
 
 
-@dataclass(frozen=True)
-class Feature:
-    """What one frame of a feature is."""
+class Feature(NamedTuple):
+    """Dtype and shape of a frame."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -40,9 +42,8 @@ class Feature:
         return int(np.dtype(self.dtype).itemsize * np.prod(self.shape))
 
 
-@dataclass(frozen=True)
-class Episode:
-    """A recording and how many frames it has that have all features."""
+class Episode(NamedTuple):
+    """A recording, and its number of frames with all features."""
 
     key: str
     num_frames: int
@@ -58,26 +59,26 @@ class Recordings(ABC):
 
     @abstractmethod
     def read(self) -> Iterator[tuple[Episode, Iterator[Frame]]]:
-        """Each episode with its frames, which must be taken before the next episode's."""
+        """Each episode with its frames, to be consumed before the next episode's."""
 
     def delivered(self, frame: Frame) -> Frame:
-        """What clips have of a frame: all of it, unless loaders are to transform frames."""
+        """The frame as clips have it, after the loaders' transform if there is one."""
         return frame
 
     @property
     def num_frames(self) -> int:
         return sum(episode.num_frames for episode in self.episodes)
 
-    @cached_property
+    @property
     def name(self) -> str:
-        """Short, and another one when there are other episodes or features."""
-        said = repr((sorted(self.features.items()), self.episodes))
-        return hashlib.sha256(said.encode()).hexdigest()[:8]
+        """A hash of episodes and features."""
+        content = repr((sorted(self.features.items()), self.episodes))
+        return hashlib.sha256(content.encode()).hexdigest()[:8]
 
     def frame_nbytes(self, features: Sequence[str] | None = None) -> int:
-        """Of a frame as it was recorded, with these features or all."""
+        """Bytes of a recorded frame with these features, by default all."""
         return sum(
-            self.features[name].nbytes for name in (self.features if features is None else features)
+            self.features[n].nbytes for n in (self.features if features is None else features)
         )
 
     def rows(self) -> Iterator[Frame]:
@@ -86,7 +87,7 @@ class Recordings(ABC):
             yield from frames
 
     def clips(self, clip_len: int, stride: int) -> list[Clip]:
-        """Every clip of an epoch, in the order of episode and start."""
+        """Every clip of an epoch, by episode and start."""
         clips, row = [], 0
         for episode in self.episodes:
             clips += [
@@ -95,3 +96,31 @@ class Recordings(ABC):
             ]
             row += episode.num_frames
         return clips
+
+
+@dataclass(frozen=True)
+class Tree(Recordings):
+    """The frames of a TartanAir tree that have all features: the last frame has no flow."""
+
+    @classmethod
+    def open(cls, root: Path, features: Sequence[str]) -> Tree:
+        dataset = RawFilesDataset(root, clip_len=1, features=features)
+        first = dataset[0]
+        found = {
+            name: Feature(first[name].numpy().dtype.str, tuple(first[name].shape[1:]))
+            for name in features
+        }
+        counts = Counter(key for key, _ in dataset.places())
+        return cls(root, found, tuple(itertools.starmap(Episode, counts.items())))
+
+    def read(self) -> Iterator[tuple[Episode, Iterator[Frame]]]:
+        dataset = RawFilesDataset(self.root, clip_len=1, features=list(self.features))
+        numbers = iter(range(len(dataset)))
+
+        def frames(count: int) -> Iterator[Frame]:
+            for number in itertools.islice(numbers, count):
+                sample = dataset[number]
+                yield {name: sample[name].numpy()[0] for name in self.features}
+
+        for episode in self.episodes:
+            yield episode, frames(episode.num_frames)

@@ -1,151 +1,268 @@
-"""Writes RESULTS.md and its plots from a run of the comparison.
+"""Writes RESULTS.md, and results.json beside it, from runs of the comparison.
 
     python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER]
 
-FOLDER is one of `python -m benchmarks.tartanair.compare`; every figure comes from its results.json,
-and from those of the other workloads, such as FOLDER/audio/results.json. What is always the same is
-in results_template.md.
+FOLDER is that of `python -m benchmarks.tartanair.compare`; every figure comes from its results.json
+and from those of the other workloads, such as FOLDER/audio/results.json. Text that is always the
+same is in results_template.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from benchmarks.tartanair.compare.picking import Row, best_by_workers, is_plain, rate
-from benchmarks.tartanair.compare.plot_style import number
-from benchmarks.tartanair.compare.plots import CAPTIONS, draw_all
+from benchmarks.tartanair.compare.grid import differing
+from benchmarks.tartanair.compare.limits import bound
 from benchmarks.tartanair.compare.published import (
-    BATCH_SIZE,
     LARGE_MEMORY,
-    TABLES,
-    batch_sizes,
-    published_grid,
-    table_text,
+    published_settings,
+    published_table,
 )
-from benchmarks.tartanair.compare.report import limits_table
-from benchmarks.tartanair.compare.results_parts import (
-    best_other,
-    counted,
-    facts,
-    grouped,
-    picture,
-    reasons_text,
-    shown_table,
-)
-from benchmarks.tartanair.compare.results_workload import workload_part
-from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS
-from benchmarks.tartanair.loaders.base import USUAL
-from benchmarks.tartanair.loaders.registry import all_loaders
+from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS, Workload
+from benchmarks.tartanair.loaders.base import BASELINE, USUAL, Settings
+from benchmarks.timing import markdown, number, reason
 from seqrecord.writing.stored_schema import DEFAULT_CODEC
 
-__all__ = ["write"]
+__all__ = ["table_page", "write"]
 
 TO = Path(__file__).parents[1]
-_TEMPLATE = Path(__file__).with_name("results_template.md")
+_SCALED = "\\* scaled from the part of an epoch that was run"
+
+Row = Mapping[str, Any]
+Document = Mapping[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--to", type=Path, default=TO, help="of RESULTS.md and plots/")
+    parser.add_argument("--to", type=Path, default=TO, help="folder of the page")
     options = parser.parse_args(arguments)
     print(write(options.folder, options.to))
 
 
 def write(folder: Path, to: Path) -> Path:
-    """RESULTS.md of the run in `folder`, written into `to` with `plots` beside it."""
-    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    plots = to / "plots"
-    drawn = {path.stem for path in draw_all(plots, results["rows"])}
-    shown = {name: words for name, words in CAPTIONS.items() if name in drawn}
-    others = [
-        workload_part(workload, folder / name / "results.json", plots)
-        for name, workload in WORKLOADS.items()
-        if workload is not TARTANAIR
-    ]
+    """Write RESULTS.md and results.json of the runs in `folder` into `to`."""
+    files = {name: folder / name / "results.json" for name in WORKLOADS}
+    files[TARTANAIR.name] = folder / "results.json"
+    documents = {n: json.loads(file.read_text()) for n, file in files.items() if file.exists()}
+    (to / "results.json").write_text(json.dumps(documents, indent=1) + "\n")
     path = to / "RESULTS.md"
-    path.write_text(_document(results, shown, "\n\n".join(others)))
+    path.write_text(page(documents))
     return path
 
 
-def _document(results: Mapping[str, Any], plots: Mapping[str, str], others: str) -> str:
-    """The text: `results` of TartanAir, captions by plots' names, and other workloads' parts."""
-    rows: list[Row] = results["rows"]
-    by_key = {row["key"]: row for row in rows}
-    loaders = all_loaders()
-    beside = {cell.key for cell in published_grid(loaders, USUAL)}
-    groups = grouped(
-        rows,
-        {
-            "main": lambda row: is_plain(row, "workers"),
-            "rgb": _is_rgb,
-            "published": lambda row: row["key"] in beside,
-        },
-    )
-    return Template(_TEMPLATE.read_text()).substitute(
-        **facts(results),
-        features=", ".join(results["features"]),
-        summary=_summary(rows),
-        published="\n\n".join(
-            f"### {part.title}\n\nPublished: {part.where}.\n\n{table_text(part, by_key, USUAL)}"
-            for part in TABLES
-        ),
-        cores=counted(results["cores"], "core"),
-        cut=f"{results['max_seconds']:g}",
+def table_page(document: Document) -> str:
+    """The results of one workload: limits, rows and reasons."""
+    rows = measured(document)
+    parts = [f"Machine: {document['machine']}", _limits(document)]
+    parts += [_table(rows, WORKLOADS[document["settings"]["workload"]].base), *_problems(document)]
+    return "\n\n".join(parts) + "\n"
+
+
+def page(documents: Mapping[str, Document]) -> str:
+    """The published page."""
+    document = documents[TARTANAIR.name]
+    rows = measured(document)
+    beside = list(published_settings())
+    found = {(row["loader"], row["settings"]): row for row in rows}
+    plain = [row for row in rows if _is_plain(row, USUAL, "workers")]
+    rest = [r for r in rows if r not in plain and (r["loader"], r["settings"]) not in beside]
+    settings = document["settings"]
+    return Template(Path(__file__).with_name("results_template.md").read_text()).substitute(
+        **_facts(document),
+        features=", ".join(settings["features"]),
+        summary=_summary(plain),
+        published=published_table(lambda loader, chosen: found.get((loader, chosen))),
+        cores=_counted(settings["cores"], "core"),
+        cut=f"{settings['max_seconds']:g}",
         codec=DEFAULT_CODEC,
         memory=LARGE_MEMORY,
-        batches=_batches(by_key),
-        lossy=", ".join(f"`{name}`" for name, loader in loaders.items() if not loader.lossless),
-        limits=limits_table(results["limits"]),
-        main=shown_table(groups["main"]),
-        rgb=shown_table(groups["rgb"]),
-        rest=shown_table(groups["rest"]),
-        reasons=reasons_text(rows) or "All rows ran.",
-        plots="\n\n".join(picture(name, words) for name, words in plots.items()),
-        others=others,
+        limits=_limits(document),
+        main=_table(plain, USUAL),
+        rest=_table(rest, USUAL),
+        reasons="\n\n".join(_problems(document)) or "All rows ran.",
+        others="\n\n".join(
+            _part(workload, documents.get(name))
+            for name, workload in WORKLOADS.items()
+            if workload is not TARTANAIR
+        ),
     )
 
 
-def _is_rgb(row: Row) -> bool:
-    """All settings as usual, with RGB alone."""
-    return is_plain(row, base=replace(USUAL, features=USUAL.features[:1]))
+def measured(document: Document) -> list[dict[str, Any]]:
+    """Rows with figures, medians over repeats, fastest first; with the limit that binds each."""
+    rows = []
+    for title, runs in document["rows"].items():
+        if good := [run for run in runs if "clips_per_second" in run]:
+            row = {**good[-1], "title": title, "settings": Settings.of(good[-1]["settings"])}
+            for name, value in good[-1].items():
+                if isinstance(value, (int, float)):
+                    row[name] = statistics.median(run[name] for run in good)
+            row["bound"], row["share"] = bound(row, document["limits"], row["settings"].storage)
+            rows.append(row)
+    return sorted(rows, key=_rate, reverse=True)
 
 
-def _summary(rows: Sequence[Row]) -> str:
+def _rate(row: Row) -> float:
+    return float(row["clips_per_second"])
+
+
+def _is_plain(row: Row, base: Settings, *axes: str) -> bool:
+    """Whether it is shuffled, and all other settings but these are as in `base`."""
+    settings = row["settings"]
+    return settings.shuffle != "off" and all(
+        getattr(settings, field.name) == getattr(base, field.name)
+        for field in fields(Settings)
+        if field.name not in (*axes, "shuffle")
+    )
+
+
+def _best(plain: Iterable[Row]) -> dict[str, Row]:
+    """The row of each loader with its best number of workers, the best first."""
+    best: dict[str, Row] = {}
+    for row in plain:
+        best.setdefault(row["loader"], row)
+    return best
+
+
+def _best_other(best: Mapping[str, Row]) -> str | None:
+    return next((name for name in best if not name.startswith("seqrecord")), None)
+
+
+# ---- parts of the page
+
+
+def _table(rows: Sequence[Row], base: Settings) -> str:
+    if not rows:
+        return "No row ran."
+    columns: dict[str, Callable[[Row], str]] = {
+        "loader": lambda row: str(row["loader"]),
+        "settings": lambda row: differing(row["settings"], base),
+        "clips/s": lambda row: f"{row['clips_per_second']:.1f}",
+        "GB/s": lambda row: f"{row['bytes_per_second'] / 1e9:.2f}",
+        "epoch s": lambda row: f"{row['epoch_seconds']:.1f}" + "*" * (row["complete"] != 1),
+        "first batch s": lambda row: f"{row['first_batch_seconds']:.2f}",
+        "peak MB": lambda row: f"{row['peak_memory_bytes'] / 1e6:.0f}",
+        "CPU s": lambda row: f"{row['cpu_seconds']:.1f}",
+        "waiting": lambda row: f"{1 - row['busy']:.0%}",
+        "bound by": lambda row: str(row["bound"]),
+        "share": lambda row: f"{row['share']:.2f}",
+    }
+    lines = [[show(row) for show in columns.values()] for row in rows]
+    return f"{markdown([*columns], lines)}\n\n{_SCALED}"
+
+
+def _limits(document: Document) -> str:
+    lines = [[n, number(rate, ".2f", 1e9) or "unknown"] for n, rate in document["limits"].items()]
+    return markdown(["limit", "GB/s"], lines)
+
+
+def _problems(document: Document) -> list[str]:
+    """Why rows did not run, and rows that delivered wrong clips."""
+    counts: dict[tuple[str, str], int] = {}
+    for title, runs in document["rows"].items():
+        if why := reason(runs):
+            key = title.split()[0], why
+            counts[key] = counts.get(key, 0) + 1
+    parts = []
+    if counts:
+        lines = [[*key, str(count)] for key, count in counts.items()]
+        parts.append(markdown(["did not run", "why", "rows"], lines))
+    if wrong := [row for row in measured(document) if row["problems"]]:
+        lines = [[row["title"], "; ".join(row["problems"])] for row in wrong]
+        parts.append(markdown(["wrong clips", "what"], lines))
+    return parts
+
+
+def _facts(document: Document) -> dict[str, str]:
+    settings = document["settings"]
+    episodes = settings["episodes"]
+    lengths = [f"{length:,}" for length in sorted({min(episodes), max(episodes)})]
+    nbytes = sum(episodes) * settings["frame_bytes"]
+    commits = sorted({f"`{row['commit']}`" for row in measured(document)})
+    return {
+        "machine": f"{document['machine']}, {settings['memory_bytes'] / 1e9:.0f} GB of memory",
+        "commits": ", ".join(commits) or "none",
+        "frames": f"{sum(episodes):,}",
+        "episodes": _counted(len(episodes), "episode"),
+        "lengths": " to ".join(lengths),
+        "size": f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB",
+    }
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _shown(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 9.95 else f"{rate:.1f}"
+
+
+def _summary(plain: Sequence[Row]) -> str:
     """Ours, the best of the others and the baseline, shuffled and from a warm disk."""
-    best = best_by_workers(rows)
-    other = best_other(best)
+    best = _best(plain)
+    other = _best_other(best)
     if "seqrecord" not in best or other is None:
         return "Too few loaders ran to compare them."
+    ours = best["seqrecord"]
     words = (
-        f"Shuffled, from a warm disk, each with its best number of workers: `seqrecord` gives "
-        f"{number(rate(best['seqrecord']))} clips a second of "
-        f"{best['seqrecord']['settings']['codec']} records, {best['seqrecord']['share']:.0%} of "
-        f"what the machine can copy. The best of other loaders is `{other}` with "
-        f"{number(rate(best[other]))}"
+        "Shuffled, from a warm disk, each with its best number of workers: `seqrecord` gives "
+        f"{_shown(_rate(ours))} clips a second of {ours['settings'].codec} records, "
+        f"{ours['share']:.0%} of what the machine can copy. The best of other loaders is `{other}` "
+        f"with {_shown(_rate(best[other]))}"
     )
-    if "original" in best:
-        words += f", the dataset's own loader gives {number(rate(best['original']))}"
+    if BASELINE in best:
+        words += f", the dataset's own loader gives {_shown(_rate(best[BASELINE]))}"
     return f"{words}."
 
 
-def _batches(rows: Mapping[str, Row]) -> str:
-    """Which batch sizes ours have in the published tables, and why not the published one."""
-    sizes, reasons = batch_sizes(rows, USUAL)
-    if not sizes:
-        return "none of our rows was run."
-    words = [
-        f"{size} of {', '.join(f'`{name}`' for name in sorted(loaders))}"
-        for size, loaders in sorted(sizes.items(), reverse=True)
-    ]
-    why = f" Where {BATCH_SIZE} did not run: {'; '.join(sorted(reasons))}." if reasons else ""
-    return f"{'; '.join(words)}.{why}"
+def _part(workload: Workload, document: Document | None) -> str:
+    """The part of another workload: a sentence and the rows."""
+    if document is None:
+        return f"### {workload.heading}\n\n{workload.what}: not run."
+    base, rows, facts = workload.base, measured(document), _facts(document)
+    plain = [row for row in rows if _is_plain(row, base, "workers")]
+    counts = sorted({max(1, len(row["epochs"]) - 1) for row in rows})
+    epochs = f"{' to '.join(map(str, counts))} epoch{'s' * (counts[-1:] != [1])}"
+    about = (
+        f"Machine: {facts['machine']}. Commit: {facts['commits']}. Data: {facts['frames']} frames "
+        f"in {facts['episodes']} of {facts['lengths']}, {facts['size']}. Batches of "
+        f"{base.batch_size} clips of {base.clip_len} frames that begin at every frame, unless a "
+        f"row says otherwise. A row's figures are medians of {epochs}; one before these is not "
+        f"counted.{workload.note}"
+    )
+    parts = [f"### {workload.heading}", f"{workload.what}: {_leaders(workload, _best(plain))}."]
+    parts += [about, _limits(document), _table(plain, base)]
+    if rest := [row for row in rows if row not in plain]:
+        parts += ["<details>\n<summary>Other settings</summary>", _table(rest, base), "</details>"]
+    return "\n\n".join([*parts, *_problems(document)])
+
+
+def _leaders(workload: Workload, best: Mapping[str, Row]) -> str:
+    """The two best of each kind of loader, ours, the best of the others and the baseline."""
+    if not best:
+        return "no row ran shuffled and from a warm disk"
+    kinds: dict[str, list[str]] = {}
+    for name in best:
+        kinds.setdefault(workload.loaders[name].kind, []).append(name)
+    shown = {"seqrecord", _best_other(best), BASELINE}
+    shown |= {name for names in kinds.values() for name in names[:2]}
+    words = {name: f"`{name}` {_shown(_rate(row))}" for name, row in best.items()}
+    first = next(iter(best))
+    words[first] = f"`{first}` gives {_shown(_rate(best[first]))} clips a second"
+    parts = []
+    for kind, names in kinds.items():
+        said = [words[name] for name in names if name in shown]
+        listed = " and ".join(filter(None, [", ".join(said[:-1]), said[-1]]))
+        parts.append(listed + (kind and f" ({kind})"))
+    return f"shuffled, from a warm disk, each with its best number of workers, {', '.join(parts)}"
 
 
 if __name__ == "__main__":

@@ -1,107 +1,181 @@
-"""One row in a process of its own: `python -m benchmarks.tartanair.compare.row`, a task on stdin.
-
-The last line that it prints is the result as JSON.
-"""
+"""One row in a process of its own, with the timing loop that all rows share."""
 
 from __future__ import annotations
 
-import json
+import math
 import os
-import sys
+import statistics
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tartanair.compare.prepared import files_of, folder_of, prepare
-from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS
-from benchmarks.tartanair.loaders.base import Place, Settings
-from benchmarks.tartanair.timing import drop_page_cache
+import torch
 
-__all__ = ["Task", "warm"]
+from benchmarks.tartanair.compare.check import check, clips_of, wrong_clips
+from benchmarks.tartanair.compare.recordings import Clip
+from benchmarks.tartanair.compare.workloads import WORKLOADS
+from benchmarks.tartanair.loaders.base import Batch, Batches, Settings, prepared
+from benchmarks.timing import answer, drop_page_cache, size_of, touch, usage, warm
 
-
-@dataclass(frozen=True)
-class Task:
-    """What to do with one cell: `do` is `prepare`, `measure` or `check`."""
-
-    do: str
-    loader: str
-    settings: Settings
-    root: str
-    features: tuple[str, ...]
-    work: str
-    epochs: int = 2
-    max_seconds: float = 60.0
-    mount: str = ""
-    location: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-    workload: str = TARTANAIR.name
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def loads(cls, text: str) -> Task:
-        saved = json.loads(text)
-        settings = Settings.of(saved["settings"])
-        return cls(**{**saved, "settings": settings, "features": tuple(saved["features"])})
-
-    def storage_options(self) -> dict[str, Any]:
-        """The options as `seqrecord` takes them; for blobfile the environment gets its key."""
-        if "blobfile_host" not in self.options:
-            return dict(self.options)
-        from tests.blobfile_pool import blobfile_options
-
-        return blobfile_options(self.options["blobfile_host"], self.options["blobfile_key"])
-
-    def run(self) -> dict[str, Any]:
-        """Do it here."""
-        work, workload = Path(self.work), WORKLOADS[self.workload]
-        loader = workload.loaders()[self.loader]
-        recordings = workload.open(Path(self.root), self.features, work)
-        if self.do == "prepare":
-            seconds = prepare(loader, recordings, work, self.settings)
-            return {} if seconds is None else {"prepare_seconds": seconds}
-        folder = folder_of(loader, recordings, work, self.settings)
-        place = Place(
-            Path(self.mount) if self.mount else folder, self.location, self.storage_options()
-        )
-        if self.do == "check":
-            from benchmarks.tartanair.compare.check import check
-
-            elsewhere = place if self.mount or self.location else None
-            problems = check(
-                loader, recordings, work, self.settings, epochs=self.epochs, place=elsewhere
-            )
-            return {"problems": problems}
-        from benchmarks.tartanair.compare.measure import measure  # torch takes seconds
-
-        cold = self.settings.storage in ("cold", "mount")
-        if cold:
-            drop_page_cache(files_of(place.folder))
-        elif self.settings.storage == "local":
-            warm(place.folder)
-        clips = recordings.clips(self.settings.clip_len, self.settings.stride)
-        began = time.perf_counter()
-        return measure(
-            loader.open(place, clips, self.settings),
-            clips,
-            epochs=1 if cold else self.epochs,
-            max_seconds=self.max_seconds,
-            began=began,
-        )
+__all__ = ["measure", "run"]
 
 
-def warm(folder: Path) -> None:
-    """Read a folder's files, so that they are in the page cache if they fit."""
-    block = bytearray(8 << 20)
-    for path in files_of(folder):
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(block):
-                pass
+def run(
+    do: str,
+    workload: str,
+    loader: str,
+    settings: Mapping[str, Any],
+    root: str,
+    work: str,
+    features: Sequence[str] = (),
+    epochs: int = 2,
+    max_seconds: float = 60.0,
+) -> dict[str, Any]:
+    """Prepare a loader's data, measure it, or check that it gives the baseline's clips."""
+    chosen, made = WORKLOADS[workload], Settings.of(settings)
+    row = chosen.loaders[loader]
+    recordings = chosen.open(Path(root), features or chosen.base.features)
+    folder = prepared(row, recordings, Path(work), made)
+    if do == "prepare":
+        return {}
+    if do == "check":
+        return {"problems": check(row, recordings, folder, made, epochs=epochs)}
+    cold = made.storage == "cold"
+    (drop_page_cache if cold else warm)(folder)
+    clips = recordings.clips(made.clip_len, made.stride)
+    began = time.perf_counter()
+    batches = row.open(folder, clips, made)
+    result = measure(
+        batches, clips, epochs=1 if cold else epochs, max_seconds=max_seconds, began=began
+    )
+    needed = recordings.frame_nbytes(made.features) / recordings.frame_nbytes()
+    return {**result, "settings": settings, "needed_bytes": size_of(folder) * needed}
+
+
+@dataclass
+class Times:
+    """One epoch, or its beginning: seconds of each step, and the clips of its batches."""
+
+    wait: list[float]
+    copy: list[float]
+    clips: list[int]
+    places: list[tuple[str, int]]
+    complete: bool
+    nbytes: int
+
+    @property
+    def steps(self) -> list[float]:
+        """Seconds of each batch: until it came, and until it was copied and noted."""
+        return [sum(step) for step in zip(self.wait, self.copy, strict=True)]
+
+
+def measure(
+    batches: Batches, clips: Sequence[Clip], *, epochs: int, max_seconds: float, began: float
+) -> dict[str, Any]:
+    """Medians over `epochs` epochs, each cut short `max_seconds` after its first batch.
+
+    `began` is when opening began, on `perf_counter`. Epochs follow one another in one process; the
+    first, which also starts workers, warms up and is not counted if there are others. Times of an
+    epoch that was cut short are scaled, see `_whole_epoch`.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    runs: list[dict[str, float]] = []
+    problems: list[str] = []
+    first_batch: float | None = None
+    for _ in range(epochs):
+        before, begin = usage(os.getpid()), time.perf_counter()
+        times = _timed_epoch(batches, device, max_seconds)
+        if not times.clips:
+            return {"problems": ["no batch at all"]}
+        taken = usage(os.getpid()).since(before)
+        if first_batch is None:
+            first_batch = begin - began + times.wait[0]
+        if times.complete:
+            problems += wrong_clips(times.places, clips)
+        runs.append(_figures(times, taken, len(clips)))
+    counted = runs[1:] or runs
+    stats: dict[str, Any] = getattr(batches, "stats", dict)()
+    return {
+        **{name: statistics.median(run[name] for run in counted) for name in runs[0]},
+        "first_batch_seconds": first_batch,
+        "epochs": runs,
+        "problems": problems,
+        "stats": {k: v for k, v in stats.items() if isinstance(v, (int, float, str))},
+    }
+
+
+def _timed_epoch(batches: Batches, device: torch.device, max_seconds: float) -> Times:
+    """Take batches until the epoch or the time is over."""
+    times = Times([], [], [], [], complete=False, nbytes=0)
+    clock = time.perf_counter
+    begin = clock()
+    deadline = math.inf  # counted from the first batch: what follows is to be scaled, not its wait
+    iterator = iter(batches)
+    while begin < deadline:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            times.complete = True
+            break
+        came = clock()
+        deadline = min(deadline, came + max_seconds)
+        on_device = _to_device(batch, device)
+        found = clips_of(batch)
+        times.places += found
+        times.clips.append(len(found))
+        times.nbytes += sum(t.nbytes for name, t in on_device.items() if name != "start")
+        del batch  # before the next one: loaders reuse what is given back
+        times.wait.append(came - begin)
+        begin = clock()
+        times.copy.append(begin - came)
+        del on_device  # what its memory takes to be given back is the loader's
+    return times
+
+
+def _to_device(batch: Batch, device: torch.device) -> Batch:
+    """Every tensor on the device, after waiting for it; on a CPU one byte of every page is read."""
+    tensors = {name: torch.as_tensor(v) for name, v in batch.items() if name != "episode"}
+    if device.type == "cpu":
+        for tensor in tensors.values():
+            touch(tensor)
+        return tensors
+    tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    torch.cuda.synchronize(device)
+    return tensors
+
+
+def _whole_epoch(times: Times, num_clips: int) -> float:
+    """Seconds of an epoch of `num_clips`.
+
+    If it was cut short, what came after the first batch is scaled to what comes after it in the
+    epoch; of a single batch, all.
+    """
+    clips, seconds = times.clips, times.steps
+    if times.complete:
+        return sum(seconds)
+    if len(clips) == 1:
+        return seconds[0] * num_clips / clips[0]
+    return seconds[0] + sum(seconds[1:]) * (num_clips - clips[0]) / sum(clips[1:])
+
+
+def _figures(times: Times, taken: dict[str, float], num_clips: int) -> dict[str, float]:
+    clips = sum(times.clips)
+    scale = 1 if times.complete else num_clips / clips
+    epoch = _whole_epoch(times, num_clips)
+    return {
+        "clips_per_second": num_clips / epoch,
+        "bytes_per_second": times.nbytes * num_clips / clips / epoch,
+        "epoch_seconds": epoch,
+        "complete": float(times.complete),
+        "clips": clips,
+        "wait_seconds": sum(times.wait),
+        "copy_seconds": sum(times.copy),
+        "busy": sum(times.copy) / sum(times.steps),
+        **{name: value * scale for name, value in taken.items()},
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps(Task.loads(sys.stdin.read()).run()), flush=True)
-    os._exit(0)  # some loaders' threads would never let the process end
+    answer(run)

@@ -1,17 +1,10 @@
-"""The loaders that are compared, one small file each.
+"""The loaders of the comparison, as rows of tables: `LOADERS` of `arrays`, `streams`, `records`.
 
-To add one, write a file here with `LOADERS`, a list of `base.Loader`:
+A `base.Loader` has a name and two functions. `prepare(recordings, folder, settings)` writes the
+recordings' frames in the loader's own format. `open(folder, clips, settings)` returns an iterable
+of which each iteration is an epoch: batches of exactly these clips, each once. `base.map_style`
+makes it from a function that reads one clip; `streams.windows` makes clips of frames in order.
 
-- `prepare(recordings, folder, settings)` writes the frames of `recordings.rows()`, or episode by
-  episode of `recordings.read()`, in the loader's own format.
-- `open(place, clips, settings)` gives something whose every iteration is an epoch: batches of
-  exactly these clips, each once. For clips read by number, `map_style.map_style` makes it from an
-  object with `read(clip)`; for frames that come in order, `windows` makes clips of them.
-- What it needs and what it cannot do is said in the other fields.
-
-Packages are imported inside functions. `benchmarks/tests/test_compare_loaders.py` then
-checks it against the original files, and `python -m benchmarks.tartanair.compare` has rows of it.
-
-The other workloads' loaders are in `benchmarks/audio/loaders` and `benchmarks/rgbd/loaders`, made
-the same way; `benchmarks/tests/test_workloads.py` checks them.
+Packages are imported inside functions. `benchmarks/tests/test_loaders.py` compares each loader with
+the original files, bit for bit.
 """

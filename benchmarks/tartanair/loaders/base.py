@@ -1,132 +1,223 @@
-"""What a loader of the comparison is: how to prepare its data once, and how to iterate over it.
-
-A file of this folder holds `LOADERS`, one `Loader` for each of its rows. Packages that only one
-loader needs are imported inside its functions.
-"""
+"""A row of the comparison: settings, loader, and a `DataLoader` over clips that are read singly."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from benchmarks.tartanair.compare.recordings import Clip, Recordings
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-__all__ = ["USUAL", "Batch", "Batches", "Loader", "Place", "Settings", "one_format", "prepare_link"]
+from benchmarks.tartanair.compare.recordings import Clip, Feature, Recordings
+from benchmarks.timing import once
+
+__all__ = [
+    "USUAL",
+    "Batch",
+    "Batches",
+    "Loader",
+    "Order",
+    "Read",
+    "Settings",
+    "link_originals",
+    "load_features",
+    "load_keys",
+    "loader_arguments",
+    "map_style",
+    "places",
+    "prepared",
+    "prepared_at",
+]
 
 Batch: TypeAlias = dict[str, Any]
 """Feature to tensor or array [B, N, …], `episode` B keys, `start` B numbers of first frames."""
 
 Batches: TypeAlias = Iterable[Batch]
-"""Iterating gives an epoch of batches; iterating again the next epoch."""
+"""Each iteration is an epoch."""
 
-SHUFFLES = ("off", "buffer", "full")
-STORAGES = ("local", "cold", "mount", "adlfs", "obstore", "blobfile", "own")
-OURS = STORAGES[:-1]  # there is no client of ours
+Read: TypeAlias = Callable[[Clip], Mapping[str, Any]]
+"""Feature to array or tensor [N, …]. Files are opened by the first call: workers fork before."""
+
+BASELINE = "original"
+_RECORDINGS = "recordings.json"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One cell of the grid, but for the loader."""
+    """A row's settings."""
 
     features: tuple[str, ...] = ("image_left", "depth_left", "flow", "mask", "seg_left")
     clip_len: int = 16
     stride: int = 1
     batch_size: int = 4
-    shuffle: str = "off"
-    shuffle_buffer: int | None = 100  # clips, where a loader shuffles in a buffer; its own default
-    memory_limit: str = "2GiB"  # where a loader takes one
+    shuffle: str = "off"  # or buffer, full
+    shuffle_buffer: int | None = 100  # clips; None: the loader's default
+    memory_limit: str = "2GiB"
     workers: int = 0
-    prefetch: int = 2  # batches ahead, of each worker
+    prefetch: int = 2  # batches of each worker
     codec: str = "raw"
-    storage: str = "local"
+    storage: str = "local"  # or cold: not in the page cache
     seed: int = 0
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Settings:
-        """As JSON gives them back, with lists for tuples."""
+        """From JSON, which has lists in place of tuples."""
         return cls(**{**saved, "features": tuple(saved["features"])})
 
 
 USUAL = Settings()
-"""What a row has where nothing says otherwise; another workload has a base of its own."""
+"""TartanAir's settings unless a row says otherwise; other workloads have their own."""
+
+
+def link_originals(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    """`prepare` of loaders that read the originals: a link to them."""
+    (folder / "originals").symlink_to(recordings.root.resolve(), target_is_directory=True)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a loader's prepared data lies: a folder, or the location of a remote one."""
-
-    folder: Path
-    location: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def at(self) -> str:
-        return self.location or str(self.folder)
-
-
-def one_format(name: str) -> Callable[[Settings], str]:
-    """A format that does not depend on settings."""
-    return lambda _settings: name
-
-
-def prepare_link(name: str) -> Callable[[Recordings, Path, Settings], None]:
-    """`prepare` of a loader that reads the originals: a link to them, of that name."""
-
-    def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
-        (folder / name).symlink_to(recordings.root.resolve(), target_is_directory=True)
-
-    return prepare
-
-
-@dataclass(frozen=True, kw_only=True)
 class Loader:
-    """One row of the comparison.
+    """One row of the comparison; see the package.
 
-    `prepare(recordings, folder, settings)` converts all features of the recordings into the
-    loader's own format, in an empty folder; it is called once for each value of `format(settings)`.
-    `open(place, clips, settings)` gives the batches: every clip exactly once an epoch, the last
-    batch smaller. What it cannot do is declared, and skipped with the reason.
+    `prepare` is called once for each value of `format`, in which `{codec}` is a setting. Settings
+    that a loader cannot do are skipped with the reason.
     """
 
     name: str
-    format: Callable[[Settings], str]
+    format: str
     prepare: Callable[[Recordings, Path, Settings], None]
-    open: Callable[[Place, Sequence[Clip], Settings], Batches]
+    open: Callable[[Path, Sequence[Clip], Settings], Batches]
+    _: KW_ONLY
     shuffles: Sequence[str] = ("off", "full")
-    storages: Sequence[str] = ("local", "cold", "mount")
     codecs: Sequence[str] = ("raw",)
-    needs: Sequence[str] = ()  # modules
+    needs: Sequence[str] = ()  # modules, or paths of folders
     install: str = "make install-bench"
-    lossless: bool = True
-    only_features: Sequence[str] = ()  # if it can hold only these
     alone: bool = False  # needs a process that nothing else has run in, and that may be killed
-    note: str = ""
-    kind: str = ""  # a heading, where results show a workload's loaders in kinds
-    precut: bool = False  # holds clips, with frames as often as they are in clips
-    also_missing: Callable[[], str | None] = lambda: None
+    kind: str = ""  # a heading for a group of a workload's loaders
 
-    def missing(self) -> str | None:
-        """Why this loader cannot run here at all, or nothing."""
+    def missing(self) -> str:
+        """Why this loader cannot run here at all; empty if it can."""
         for name in self.needs:
             try:
-                found = importlib.util.find_spec(name)
+                found = Path(name).exists() if "/" in name else importlib.util.find_spec(name)
             except ModuleNotFoundError:  # of its parent
                 found = None
-            if found is None:
-                return f"no package {name}: {self.install}"
-        return self.also_missing()
+            if not found:
+                return f"no package {Path(name).name}: {self.install}"
+        return ""
 
-    def refuses(self, settings: Settings) -> str | None:
-        """Why it cannot do these settings, or nothing."""
-        if self.only_features and set(settings.features) != set(self.only_features):
-            return f"holds only {', '.join(self.only_features)}"
+    def refuses(self, settings: Settings) -> str:
+        """Why it cannot do these settings; empty if it can."""
         if settings.shuffle not in self.shuffles:
             return f"cannot shuffle: {settings.shuffle}"
-        if settings.storage not in self.storages:
-            return f"cannot read from {settings.storage}"
-        if settings.codec not in self.codecs:
-            return f"has no codec {settings.codec}"
-        return None
+        return "" if settings.codec in self.codecs else f"has no codec {settings.codec}"
+
+
+def prepared_at(loader: Loader, recordings: Recordings, work: Path, settings: Settings) -> Path:
+    """The folder below `work` for the loader's data."""
+    name = loader.format.format_map(asdict(settings))
+    return work / "prepared" / recordings.name / name
+
+
+def prepared(loader: Loader, recordings: Recordings, work: Path, settings: Settings) -> Path:
+    """The folder below `work` with the loader's data, which is made unless it is there."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        loader.prepare(recordings, folder, settings)
+        keys = [episode.key for episode in recordings.episodes]
+        (folder / _RECORDINGS).write_text(json.dumps([recordings.features, keys]))
+
+    return once(prepared_at(loader, recordings, work, settings), make)
+
+
+def load_features(folder: Path, names: Sequence[str] | None = None) -> dict[str, Feature]:
+    """Dtypes and shapes of prepared features, by default of all, in the order of frames."""
+    saved = json.loads((folder / _RECORDINGS).read_text())[0]
+    features = {name: Feature(dtype, tuple(shape)) for name, (dtype, shape) in saved.items()}
+    return features if names is None else {name: features[name] for name in names}
+
+
+def load_keys(folder: Path) -> list[str]:
+    """Episodes of prepared data, in order."""
+    keys: list[str] = json.loads((folder / _RECORDINGS).read_text())[1]
+    return keys
+
+
+def places(clips: Sequence[Clip]) -> Batch:
+    """Episode and start of clips, as batches have them."""
+    starts = torch.tensor([clip.start for clip in clips])
+    return {"episode": [clip.episode for clip in clips], "start": starts}
+
+
+def loader_arguments(settings: Settings) -> dict[str, Any]:
+    """Arguments of every `DataLoader` of the comparison."""
+    workers = settings.workers
+    return {
+        "num_workers": workers,
+        "prefetch_factor": settings.prefetch if workers else None,
+        "persistent_workers": workers > 0,
+    }
+
+
+class Order(Sampler[int]):
+    """All numbers once, in canonical order or shuffled anew in each epoch."""
+
+    def __init__(self, count: int, settings: Settings) -> None:
+        self._count = count
+        self._shuffle = settings.shuffle != "off"
+        self._seed = settings.seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng([self._seed, self._epoch])
+        self._epoch += 1
+        yield from self.numbers(rng) if self._shuffle else range(self._count)
+
+    def numbers(self, rng: np.random.Generator) -> Iterable[int]:
+        """A full shuffle."""
+        numbers: list[int] = rng.permutation(self._count).tolist()
+        return numbers
+
+
+class ClipDataset(Dataset[Batch]):
+    """Clips by their number."""
+
+    def __init__(self, read: Read, clips: Sequence[Clip]) -> None:
+        self._read = read
+        self._clips = clips
+
+    def __len__(self) -> int:
+        return len(self._clips)
+
+    def __getitem__(self, number: int) -> Batch:
+        clip = self._clips[number]
+        tensors = {
+            name: value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
+            for name, value in self._read(clip).items()
+        }
+        return {**tensors, "episode": clip.episode, "start": clip.start}
+
+
+def map_style(
+    make_read: Callable[[Path, Settings], Read],
+    make_order: Callable[[int, Settings], Sampler[int]] = Order,
+) -> Callable[[Path, Sequence[Clip], Settings], Batches]:
+    """`open` of loaders that read a clip at a time, behind torch's DataLoader."""
+
+    def open_batches(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches:
+        return DataLoader(
+            ClipDataset(make_read(folder, settings), clips),
+            batch_size=settings.batch_size,
+            sampler=make_order(len(clips), settings),
+            **loader_arguments(settings),
+        )
+
+    return open_batches

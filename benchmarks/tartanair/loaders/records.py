@@ -9,18 +9,20 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
-from benchmarks.tartanair.loaders.base import OURS, Batch, Batches, Loader, Place, Settings
-from benchmarks.tartanair.loaders.map_style import Order, loader_arguments
+from benchmarks.tartanair.loaders.base import (
+    Batch,
+    Batches,
+    Loader,
+    Order,
+    Settings,
+    loader_arguments,
+)
 
-CODECS = ("raw", "fast", "balanced", "small")
+__all__ = ["LOADERS", "make_loader", "open_chain", "open_stream", "prepare_records"]
 
 
-def format_name(settings: Settings) -> str:
-    return f"records-{settings.codec}"
-
-
-def prepare(recordings: Recordings, folder: Path, settings: Settings) -> None:
-    import seqrecord
+def prepare_records(recordings: Recordings, folder: Path, settings: Settings) -> None:
+    import seqrecord  # not in the processes of Microsoft's loader, whose package has our name
 
     with seqrecord.SeqRecordWriter(folder / "records", codecs=settings.codec) as writer:
         for episode, frames in recordings.read():
@@ -29,13 +31,7 @@ def prepare(recordings: Recordings, folder: Path, settings: Settings) -> None:
                     into.append(frame)
 
 
-def records_of(place: Place) -> Any:
-    import seqrecord
-
-    return seqrecord.open(f"{place.at}/records", storage_options=place.options or None)
-
-
-def arguments(settings: Settings) -> dict[str, Any]:
+def _arguments(settings: Settings) -> dict[str, Any]:
     return {
         "clip_len": settings.clip_len,
         "stride": settings.stride,
@@ -44,22 +40,18 @@ def arguments(settings: Settings) -> dict[str, Any]:
 
 
 class Streaming:
-    """Batches of a pipe, in this process or in workers, and the pipe's own statistics."""
+    """Batches of a pipe in this process, and the pipe's own statistics."""
 
-    def __init__(self, pipe: Any, batches: Batches | None = None) -> None:
+    def __init__(self, pipe: Any) -> None:
+        self.stats = pipe.stats
         self._pipe = pipe
-        self._batches = pipe if batches is None else batches
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from self._batches
-
-    def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = self._pipe.stats()
-        return stats
+        yield from self._pipe
 
 
 def open_stream(
-    place: Place,
+    folder: Path,
     _clips: Sequence[Clip],
     settings: Settings,
     *,
@@ -71,8 +63,8 @@ def open_stream(
     if settings.shuffle_buffer is not None and settings.shuffle != "off":
         buffer["engine"] = seqrecord.EngineOptions(shuffle_buffer=settings.shuffle_buffer)
     pipe = seqrecord.SeqRecordPipe(
-        records_of(place),
-        **arguments(settings),
+        seqrecord.open(folder / "records"),
+        **_arguments(settings),
         **buffer,
         batch_size=settings.batch_size,
         shuffle=settings.shuffle != "off",
@@ -87,7 +79,7 @@ def open_stream(
 
 
 def open_chain(
-    place: Place,
+    folder: Path,
     _clips: Sequence[Clip],
     settings: Settings,
     *,
@@ -98,7 +90,10 @@ def open_chain(
 
     shuffled = settings.shuffle != "off"
     pipe: Any = seqrecord.SeqRecordPipe(
-        records_of(place), **arguments(settings), shuffle=shuffled, seed=settings.seed
+        seqrecord.open(folder / "records"),
+        **_arguments(settings),
+        shuffle=shuffled,
+        seed=settings.seed,
     )
     if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
         pipe = pipe.shuffle(buffer_size=settings.batch_size)
@@ -109,11 +104,11 @@ def open_chain(
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 
-def open_map(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches:
+def open_map(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches:
     import seqrecord
 
     return DataLoader(
-        seqrecord.SeqRecordMapDataset(records_of(place), **arguments(settings)),
+        seqrecord.SeqRecordMapDataset(seqrecord.open(folder / "records"), **_arguments(settings)),
         batch_size=settings.batch_size,
         sampler=Order(len(clips), settings),
         collate_fn=seqrecord.collate,
@@ -121,34 +116,19 @@ def open_map(place: Place, clips: Sequence[Clip], settings: Settings) -> Batches
     )
 
 
+def make_loader(name: str, open_batches: Any, **changes: Any) -> Loader:
+    """A row of ours."""
+    usual: dict[str, Any] = {
+        "format": "records-{codec}",
+        "prepare": prepare_records,
+        "shuffles": ("off", "buffer"),
+        "codecs": ("raw", "fast", "balanced", "small"),
+    }
+    return Loader(name=name, open=open_batches, **{**usual, **changes})
+
+
 LOADERS = [
-    Loader(
-        name="seqrecord",
-        format=format_name,
-        prepare=prepare,
-        open=open_stream,
-        shuffles=("off", "buffer"),
-        storages=OURS,
-        codecs=CODECS,
-        note="SeqRecordPipe with batch_size",
-    ),
-    Loader(
-        name="seqrecord-map",
-        format=format_name,
-        prepare=prepare,
-        open=open_map,
-        storages=OURS,
-        codecs=CODECS,
-        note="clips by number",
-    ),
-    Loader(
-        name="seqrecord-chain",
-        format=format_name,
-        prepare=prepare,
-        open=open_chain,
-        shuffles=("off", "buffer"),
-        storages=OURS,
-        codecs=CODECS,
-        note="SeqRecordPipe().shuffle().sharding_filter().batch().collate()",
-    ),
+    make_loader("seqrecord", open_stream),
+    make_loader("seqrecord-map", open_map, shuffles=("off", "full")),
+    make_loader("seqrecord-chain", open_chain),
 ]

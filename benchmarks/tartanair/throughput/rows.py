@@ -1,8 +1,9 @@
-"""The rows of the table: what makes an epoch of batches, and which row it is compared with."""
+"""The rows of the table: data, loader, and the row that each is compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any
 import numpy as np
 
 import seqrecord
-from benchmarks.tartanair.throughput.limits import copying, taking
+from benchmarks.tartanair.generate import generate
+from benchmarks.tartanair.throughput.limits import VECTOR, copying, taking
+from benchmarks.timing import once
+from seqrecord import open_source
 
-__all__ = ["BATCH_SIZE", "CLIP_LEN", "MEMORY_LIMIT", "ROWS", "Batches", "Row", "Streaming"]
+__all__ = ["ROWS", "Row", "Streaming", "make_small", "pack"]
 
+CODECS = ("raw", "fast", "balanced")
+FEATURES = ("image_left", "depth_left", "flow", "mask", "seg_left")
 CLIP_LEN = 16
 BATCH_SIZE = 4
 MEMORY_LIMIT = "6GiB"
@@ -23,6 +29,43 @@ _POLICY_BATCH = 256
 _VECTORS, _2MIB, _32MIB = 10, 64, 1024  # frames of a clip, clips of a batch
 
 Batches = Iterable[Mapping[str, Any]]
+
+
+# ---- data
+
+
+def pack(folder: Path, frames: int, codecs: Sequence[str] = CODECS) -> None:
+    """Render a tree and pack it with each codec, unless they are there."""
+    tree = once(folder / "tree", lambda root: generate(root, episodes=[frames // 4] * 4))
+    for codec in codecs:
+        if not (folder / codec / "manifest.json").exists():
+            print(f"packing {codec}", file=sys.stderr)
+            source = open_source(tree, features=FEATURES, cameras=["left"])
+            seqrecord.convert(source, folder / codec, codecs=codec)
+
+
+def make_small(folder: Path) -> None:
+    """20,000 small images with 32 actions, and as many vectors, unless they are there."""
+    rng = np.random.default_rng(0)
+
+    def policy() -> dict[str, Any]:
+        image = rng.integers(0, 255, (84, 84, 3), np.uint8)
+        return {"image": image, "actions": rng.normal(size=32).astype("f4")}
+
+    def vector() -> dict[str, Any]:
+        return {"vector": rng.integers(-9999, 9999, VECTOR, np.int16)}
+
+    for name, frame in (("policy", policy), ("vectors", vector)):
+        if (folder / name / "manifest.json").exists():
+            continue
+        with seqrecord.SeqRecordWriter(folder / name, codecs="raw") as writer:
+            for number in range(40):
+                with writer.episode(f"episode-{number:03d}") as episode:
+                    for _ in range(500):
+                        episode.append(frame())
+
+
+# ---- rows
 
 
 @dataclass(frozen=True)
@@ -89,7 +132,7 @@ def _mix(folder: Path, *, codecs: Iterable[str]) -> Streaming:
     options: dict[str, Any] = {
         "batch_size": BATCH_SIZE,
         "memory_limit": MEMORY_LIMIT,
-        "stop": _MIX_BATCHES,
+        "stopping_strategy": _MIX_BATCHES,
     }
     mix = seqrecord.SeqRecordMix(sources, **options)
     return Streaming(mix, datasets.values())

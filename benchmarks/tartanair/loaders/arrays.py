@@ -1,0 +1,441 @@
+"""Loaders that find frames by number: the original files, arrays on disk, and records of frames."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset
+
+from benchmarks.tartanair.compare.recordings import Clip, Feature, Recordings
+from benchmarks.tartanair.loaders.base import (
+    Batch,
+    Batches,
+    Loader,
+    Order,
+    Read,
+    Settings,
+    link_originals,
+    load_features,
+    loader_arguments,
+    map_style,
+    places,
+)
+from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
+from benchmarks.tartanair.loaders.rootless import without_roots
+
+__all__ = ["LOADERS", "MEMMAP", "open_memmaps", "read_slices"]
+
+Arrays: TypeAlias = Mapping[str, Any]
+"""Feature to array [frames, …]."""
+
+Frames: TypeAlias = Callable[[range], Iterator[Arrays]]
+"""Frames of consecutive rows, each valid until the next."""
+
+_PIECE = 16  # frames that are written at once; a chunk of Zarr
+_ZARR_CACHE = 1 << 30  # bytes, of each process
+_ZARR_BLOCK = 128  # clips
+
+
+# ---- the original files, opened anew for every frame of every clip
+
+
+def read_originals(folder: Path, settings: Settings) -> Read:
+    dataset = RawFilesDataset(
+        folder / "originals",
+        clip_len=settings.clip_len,
+        stride=settings.stride,
+        features=settings.features,
+    )
+    numbers = {place: number for number, place in enumerate(dataset.places())}
+
+    def read(clip: Clip) -> Mapping[str, Any]:
+        sample = dataset[numbers[clip.episode, clip.start]]
+        return {name: sample[name] for name in dataset.features}
+
+    return read
+
+
+# ---- an array for each feature, of which clips are slices
+
+
+def write_arrays(
+    make: Callable[[Path, Mapping[str, tuple[tuple[int, ...], str]]], Arrays],
+) -> Callable[[Recordings, Path, Settings], None]:
+    """`prepare` that writes all frames into arrays. `make` gets shape and dtype of each."""
+
+    def prepare(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+        count = recordings.num_frames
+        specs = {n: ((count, *f.shape), f.dtype) for n, f in recordings.features.items()}
+        arrays, frames = make(folder, specs), list[Arrays]()
+        for stop, frame in enumerate(recordings.rows(), 1):
+            frames.append(frame)
+            if len(frames) == _PIECE or stop == count:
+                for name, array in arrays.items():
+                    array[stop - len(frames) : stop] = np.stack([f[name] for f in frames])
+                frames.clear()
+        for array in arrays.values():
+            if hasattr(array, "flush"):
+                array.flush()
+
+    return prepare
+
+
+def read_slices(open_arrays: Callable[[Path], Arrays]) -> Callable[[Path, Settings], Read]:
+    """Slices of arrays, copied if they are views of read-only memory."""
+
+    def make_read(folder: Path, settings: Settings) -> Read:
+        arrays: dict[str, Any] = {}
+
+        def read(clip: Clip) -> Arrays:
+            if not arrays:
+                found = open_arrays(folder)
+                arrays.update({name: found[name] for name in settings.features})
+            rows = slice(clip.row, clip.row + clip.stop - clip.start)
+            return {n: np.require(a[rows], requirements=["E", "W"]) for n, a in arrays.items()}
+
+        return read
+
+    return make_read
+
+
+def make_memmaps(folder: Path, specs: Mapping[str, tuple[tuple[int, ...], str]]) -> Arrays:
+    return {
+        name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype, shape)
+        for name, (shape, dtype) in specs.items()
+    }
+
+
+def open_memmaps(folder: Path) -> Arrays:
+    return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+
+
+def make_hdf5(folder: Path, specs: Mapping[str, tuple[tuple[int, ...], str]]) -> Arrays:
+    import h5py
+
+    file = h5py.File(folder / "frames.h5", "w")
+    return {name: file.create_dataset(name, shape, dtype) for name, (shape, dtype) in specs.items()}
+
+
+def open_hdf5(folder: Path) -> Arrays:
+    import h5py
+
+    file: Arrays = h5py.File(folder / "frames.h5", "r")
+    return file
+
+
+def make_zarr(folder: Path, specs: Mapping[str, tuple[tuple[int, ...], str]]) -> Arrays:
+    import zarr
+
+    group = zarr.open_group(str(folder / "frames"), mode="w")
+    return {
+        name: group.create_array(
+            name,
+            shape=shape,
+            chunks=(min(_PIECE, shape[0]), *shape[1:]),
+            dtype=dtype,
+            compressors=None,
+        )
+        for name, (shape, dtype) in specs.items()
+    }
+
+
+def open_zarr(folder: Path, *, cached: bool) -> Arrays:
+    """`cached` keeps the bytes of chunks that were read last."""
+    import zarr
+    from zarr.storage import LocalStore, MemoryStore
+
+    store: Any = LocalStore(folder / "frames", read_only=True)
+    if cached:
+        from zarr.experimental.cache_store import CacheStore
+
+        store = CacheStore(store, cache_store=MemoryStore(), max_size=_ZARR_CACHE)
+    group: Any = zarr.open_group(store, mode="r")
+    return dict(group.arrays())
+
+
+class Blocks(Order):
+    """Large blocks of neighbouring clips, the blocks shuffled and the clips inside each."""
+
+    def numbers(self, rng: np.random.Generator) -> Iterable[int]:
+        blocks = np.split(np.arange(self._count), range(_ZARR_BLOCK, self._count, _ZARR_BLOCK))
+        for number in rng.permutation(len(blocks)):
+            yield from rng.permutation(blocks[number]).tolist()
+
+
+# ---- TensorDict of mapped files: a batch is one indexing
+
+
+def prepare_tensordict(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    from tensordict import TensorDict
+
+    frames = TensorDict({}, batch_size=[recordings.num_frames]).memmap_(folder / "frames")
+    for name, feature in recordings.features.items():
+        dtype = torch.from_numpy(np.empty(0, feature.dtype)).dtype
+        frames.make_memmap(name, (recordings.num_frames, *feature.shape), dtype=dtype)
+    for row, frame in enumerate(recordings.rows()):
+        for name, array in frame.items():
+            frames[name][row] = torch.from_numpy(array)
+
+
+class Indexed(Dataset[Batch]):
+    """Batches by the numbers of their clips."""
+
+    def __init__(self, folder: Path, clips: Sequence[Clip], settings: Settings) -> None:
+        self._folder = folder / "frames"
+        self._clips = clips
+        self._features = settings.features
+        self._steps = torch.arange(settings.clip_len)
+        self._frames: Any = None
+
+    def __getitem__(self, numbers: Sequence[int]) -> Batch:
+        if self._frames is None:
+            from tensordict import TensorDict
+
+            self._frames = TensorDict.load_memmap(self._folder).select(*self._features)
+        clips = [self._clips[number] for number in numbers]
+        rows = torch.tensor([clip.row for clip in clips])[:, None] + self._steps
+        return {**self._frames[rows].to_dict(), **places(clips)}
+
+
+def open_tensordict(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches:
+    order = BatchSampler(Order(len(clips), settings), settings.batch_size, drop_last=False)
+    indexed = Indexed(folder, clips, settings)
+    return DataLoader(indexed, batch_size=None, sampler=order, **loader_arguments(settings))
+
+
+# ---- frames as records, each copied into its clip's array
+
+
+def read_frames(
+    open_frames: Callable[[Path, Sequence[str]], Frames],
+) -> Callable[[Path, Settings], Read]:
+    def make_read(folder: Path, settings: Settings) -> Read:
+        features = load_features(folder, settings.features)
+        opened = list[Frames]()
+
+        def read(clip: Clip) -> Arrays:
+            if not opened:
+                opened.append(open_frames(folder, settings.features))
+            length = clip.stop - clip.start
+            arrays: dict[str, npt.NDArray[Any]] = {
+                name: np.empty((length, *feature.shape), feature.dtype)
+                for name, feature in features.items()
+            }
+            for i, frame in enumerate(opened[0](range(clip.row, clip.row + length))):
+                for name, array in arrays.items():
+                    array[i] = frame[name]
+            return arrays
+
+        return read
+
+    return make_read
+
+
+def _view(data: Any, feature: Feature, offset: int = 0) -> npt.NDArray[Any]:
+    count = feature.nbytes // np.dtype(feature.dtype).itemsize
+    return np.frombuffer(data, feature.dtype, count, offset).reshape(feature.shape)
+
+
+def _key(feature: str, row: int) -> bytes:
+    return f"{feature}/{row:08d}".encode()
+
+
+def prepare_lmdb(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    """A value for each frame of each feature."""
+    import lmdb
+
+    values = recordings.num_frames * recordings.frame_nbytes()
+    pages = 8192 * recordings.num_frames * len(recordings.features)  # at most two that are not full
+    with lmdb.open(str(folder / "frames"), map_size=values + pages + 2**24) as database:
+        for row, frame in enumerate(recordings.rows()):
+            with database.begin(write=True) as transaction:
+                for name, array in frame.items():
+                    transaction.put(_key(name, row), np.ascontiguousarray(array).data)
+
+
+def open_lmdb(folder: Path, names: Sequence[str]) -> Frames:
+    import lmdb
+
+    database = lmdb.open(
+        str(folder / "frames"), readonly=True, lock=False, readahead=False, create=False
+    )
+    features = load_features(folder, names)
+
+    def frames(rows: range) -> Iterator[Arrays]:
+        with database.begin(buffers=True) as transaction:
+            for row in rows:
+                yield {n: _view(transaction.get(_key(n, row)), f) for n, f in features.items()}
+
+    return frames
+
+
+def prepare_array_record(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    """A record for each frame, with all features one after the other."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(folder / "frames.array_record"), "group_size:1,uncompressed")
+    for frame in recordings.rows():
+        writer.write(b"".join(array.tobytes() for array in frame.values()))
+    writer.close()
+
+
+def open_array_record(folder: Path, names: Sequence[str]) -> Frames:
+    import grain
+
+    records = grain.sources.ArrayRecordDataSource([str(folder / "frames.array_record")])
+    everything = load_features(folder)
+    ends = np.cumsum([feature.nbytes for feature in everything.values()]).tolist()
+    features = {
+        name: (feature, end - feature.nbytes)
+        for (name, feature), end in zip(everything.items(), ends, strict=True)
+        if name in names
+    }
+
+    def frames(rows: range) -> Iterator[Arrays]:
+        for row in rows:
+            record = records[row]
+            yield {name: _view(record, *place) for name, place in features.items()}
+
+    return frames
+
+
+class GrainEpochs:
+    """Batches of a Grain dataset, shuffled anew for each epoch."""
+
+    def __init__(self, folder: Path, clips: Sequence[Clip], settings: Settings) -> None:
+        self._read_clip = read_frames(open_array_record)(folder, settings)
+        self._clips = clips
+        self._settings = settings
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        import grain
+
+        settings = self._settings
+        dataset = grain.MapDataset.range(len(self._clips))
+        if settings.shuffle != "off":
+            dataset = dataset.shuffle(seed=settings.seed + self._epoch)
+        self._epoch += 1
+        if settings.workers:  # each process would leave a smaller last batch
+            dataset = dataset.batch(settings.batch_size).map(self._read_batch)
+        else:
+            dataset = dataset.map(self._read).batch(settings.batch_size, batch_fn=_stack)
+        threads = grain.ReadOptions(num_threads=16, prefetch_buffer_size=16)
+        batches = dataset.to_iter_dataset(threads)
+        if settings.workers:
+            batches = batches.mp_prefetch(
+                grain.MultiprocessingOptions(settings.workers, settings.prefetch)
+            )
+        yield from batches
+
+    def _read(self, number: int) -> Batch:
+        clip = self._clips[number]
+        return {**self._read_clip(clip), "episode": clip.episode, "start": clip.start}
+
+    def _read_batch(self, numbers: Any) -> Batch:
+        return _stack([self._read(int(number)) for number in numbers])
+
+
+def _stack(clips: Sequence[Batch]) -> Batch:
+    return {name: np.stack([clip[name] for clip in clips]) for name in clips[0]}
+
+
+def _frames_of(recordings: Recordings, _part: int) -> Iterator[Arrays]:
+    yield from recordings.rows()
+
+
+def prepare_litdata(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    from litdata import optimize
+
+    optimize(
+        partial(_frames_of, recordings),
+        [0],
+        output_dir=str(folder / "chunks"),
+        chunk_bytes="64MB",
+        num_workers=1,  # items keep their order
+        start_method="fork",
+        verbose=False,
+    )
+
+
+def open_litdata(folder: Path, _names: Sequence[str]) -> Frames:
+    from litdata import StreamingDataset
+
+    dataset = StreamingDataset(input_dir=str(folder / "chunks"))
+    return lambda rows: (dataset[row] for row in rows)
+
+
+def _mosaic() -> Any:
+    """`streaming.base`; the package's root imports vision and text models."""
+    spec = importlib.util.find_spec("streaming")
+    assert spec is not None
+    [path] = spec.submodule_search_locations or []
+    with without_roots(Path(path).parent, "streaming"):
+        return importlib.import_module("streaming.base")
+
+
+def prepare_mosaic(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    columns = {
+        name: f"ndarray:{np.dtype(dtype).name}:{','.join(map(str, shape))}"
+        for name, (dtype, shape) in recordings.features.items()
+    }
+    with _mosaic().MDSWriter(out=str(folder / "shards"), columns=columns) as out:
+        for frame in recordings.rows():
+            out.write({**frame})
+
+
+def read_mosaic(folder: Path, settings: Settings) -> Read:
+    dataset = _mosaic().StreamingDataset(local=str(folder / "shards"), batch_size=1)  # before forks
+    return read_frames(lambda *_: lambda rows: (dataset[row] for row in rows))(folder, settings)
+
+
+MEMMAP = Loader(
+    "memmap",
+    "memmap",
+    write_arrays(make_memmaps),
+    map_style(read_slices(open_memmaps)),
+)
+LOADERS = [
+    Loader("original", "original", link_originals, map_style(read_originals)),
+    MEMMAP,
+    Loader(
+        "hdf5", "hdf5", write_arrays(make_hdf5), map_style(read_slices(open_hdf5)), needs=("h5py",)
+    ),
+    Loader(
+        "zarr",
+        "zarr",
+        write_arrays(make_zarr),
+        map_style(read_slices(partial(open_zarr, cached=False))),
+        needs=("zarr",),
+    ),
+    Loader(
+        "zarr-cached",
+        "zarr",
+        write_arrays(make_zarr),
+        map_style(read_slices(partial(open_zarr, cached=True)), Blocks),
+        shuffles=("off", "buffer"),
+        needs=("zarr.experimental.cache_store",),
+    ),
+    Loader("tensordict", "tensordict", prepare_tensordict, open_tensordict, needs=("tensordict",)),
+    Loader("lmdb", "lmdb", prepare_lmdb, map_style(read_frames(open_lmdb)), needs=("lmdb",)),
+    Loader(
+        "grain", "array-record", prepare_array_record, GrainEpochs, needs=("grain", "array_record")
+    ),
+    Loader(
+        "litdata",
+        "litdata",
+        prepare_litdata,
+        map_style(read_frames(open_litdata)),
+        needs=("litdata",),
+        alone=True,
+    ),
+    Loader("mosaic", "mosaic", prepare_mosaic, map_style(read_mosaic), needs=("streaming",)),
+]

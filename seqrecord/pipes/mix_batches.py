@@ -1,0 +1,251 @@
+"""The batches of a mix: features, extra columns and memory, of sources that agree in shapes."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from seqrecord.clips.tables import IntArray
+from seqrecord.engine.arena import for_users
+from seqrecord.engine.batches import Batch, BatchBuilder, OpenBatch
+from seqrecord.engine.buffers import BufferCache, HostBuffers, Needs
+from seqrecord.engine.device.buffers import DeviceBuffers
+from seqrecord.engine.device.streams import SideStream
+from seqrecord.errors import ClipError
+from seqrecord.feature_kinds import differences
+from seqrecord.pipes.checks import refuse
+from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.mix_sources import SourceLoader
+from seqrecord.pipes.selection import Selection
+from seqrecord.pipes.states import Clip
+from seqrecord.reading.frames import ArraySpec, clip_nbytes
+from seqrecord.schema import FeatureSpec
+
+_DATASET = "dataset"  # the column with the name of each clip's source
+_MISSING = "_is_missing"  # the end of the names of masks: the clip's source lacks a feature
+
+BatchBuffers: TypeAlias = HostBuffers | DeviceBuffers
+Join: TypeAlias = Literal["union", "intersection"]
+
+
+@dataclass(frozen=True, eq=False)
+class MixedBatches:
+    """Batches with clips of some sources of a mix: features, extra columns and memory. Picklable.
+
+    Attributes:
+        sources: the sources by number.
+        specs: dtype and shape of a frame of each feature.
+        lengths: the number of frames of each feature in a clip.
+        nested: the features that come as nested tensors.
+        squeezed: the features without an axis of frames.
+        columns: the extra columns of no clips, of all sources.
+        missing: the numbers of the sources without a feature, or without a camera that others have.
+        kept: the memory of batches, for the next iteration.
+    """
+
+    sources: Mapping[int, SourceLoader]
+    specs: Mapping[str, ArraySpec]
+    lengths: Mapping[str, int]
+    nested: frozenset[str]
+    squeezed: frozenset[str]
+    columns: Mapping[str, Any]
+    missing: Mapping[str, list[int]]
+    kept: BufferCache = field(default_factory=BufferCache)
+
+    @classmethod
+    def of(cls, sources: Mapping[int, SourceLoader], features: Collection[str]) -> MixedBatches:
+        """Batches with those of these features that a source has.
+
+        Raises `ClipError` where a name stands for two entries of a batch.
+        """
+        selections = {number: source.selection for number, source in sources.items()}
+        having = {n: [one for one in selections.values() if n in one.made] for n in features}
+        first = {name: some[0] for name, some in having.items() if some}.items()
+        columns = {n: c for one in selections.values() for n, c in one.column_kinds.items()}
+        entries = {number: _entries(one, features) for number, one in selections.items()}
+        cameras = [name for name in columns if name.endswith("intrinsics")]
+        names = [*(name for name, _ in first), *cameras]
+        without = {n: [number for number in sources if n not in entries[number]] for n in names}
+        missing = {name: numbers for name, numbers in without.items() if numbers}
+        taken = dict.fromkeys([_DATASET, *(n + _MISSING for n in missing)], "a column of the mix")
+        for number, one in entries.items():
+            for name, kind in one.items():
+                if taken.setdefault(name, kind) != kind:
+                    raise ClipError(
+                        "a name stands for two entries of the batches of a mix",
+                        feature=name,
+                        expected=f"another name for one of them: it is {taken[name]}",
+                        got=f"{kind} of source {sources[number].name!r}",
+                    )
+        return cls(
+            sources,
+            {name: one.made[name] for name, one in first},
+            {name: one.lengths[name] for name, one in first},
+            frozenset(name for name, one in first if name in one.nested),
+            frozenset(name for name, one in first if name in one.squeezed),
+            columns,
+            missing,
+        )
+
+    @property
+    def clip_bytes(self) -> int:
+        """Bytes of a clip in a batch."""
+        return max(1, clip_nbytes(self.specs, self.lengths))
+
+    def buffers(self, needs: Needs, stream: SideStream | None) -> BatchBuffers:
+        """Memory for batches: that of the last iteration of this process, if there is one.
+
+        `needs` lacks the features.
+        """
+        needs = replace(needs, specs=self.specs, lengths=self.lengths)
+        make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
+        buffers: BatchBuffers = self.kept.acquire(needs, make)  # type: ignore[assignment]
+        self.kept.release(buffers)  # batches that iterations have begun are theirs
+        return buffers
+
+    def begin(self, buffers: BatchBuffers, lock: threading.Lock, source: IntArray) -> OpenBatch:
+        """A batch to fill with clips of these sources, int64[n]: 0 where a feature is missing."""
+        return OpenBatch(len(source), partial(self._build, buffers, source), lock, source)
+
+    def _build(self, buffers: BatchBuffers, source: IntArray) -> BatchBuilder[Any]:
+        builder = buffers.begin_batch(len(source))
+        for name, without in self.missing.items():
+            if name in self.specs and self.specs[name].value == "array":
+                builder.clear(name, np.flatnonzero(np.isin(source, without)))
+        return builder
+
+    def present(self, batch: Batch) -> Clip:
+        """A batch as users get it: features, and columns of all of these sources."""
+        size, found = len(batch), for_users(batch.features, self.nested, self.squeezed)
+        found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
+        for name, without in self.missing.items():
+            found[name + _MISSING] = torch.from_numpy(np.isin(batch.source, without))
+        for name, none in self.columns.items():  # 0 or `None` for the clips of other sources
+            if isinstance(none, torch.Tensor):
+                found[name] = none.new_zeros((size, *none.shape[1:]))
+            else:
+                found[name] = [None] * size
+        # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for slot, group in enumerate(zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)):
+            groups[group].append(slot)
+        for (number, epoch), some in groups.items():
+            slots, source = np.array(some), self.sources[number]
+            place = batch.episode[slots], batch.start[slots], epoch, batch.place[slots]
+            columns = source.columns(*place)
+            if isinstance(found.get("dilation"), torch.Tensor):  # of a source that draws it
+                own = torch.full((len(some),), source.options.dilations[0], device="cpu")
+                columns.setdefault("dilation", own)
+            for name, column in columns.items():
+                if isinstance(column, torch.Tensor):
+                    found[name].numpy()[slots] = column.numpy()
+                else:
+                    for slot, item in zip(some, column, strict=True):
+                        found[name][slot] = item
+        return found
+
+
+def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:
+    """The kinds of a source's entries of batches, in words."""
+    found = {name: "a feature" for name in selection.made if name in features}
+    for name, column in selection.column_kinds.items():
+        is_list = isinstance(column, list)
+        found[name] = "a list" if is_list else f"a column {column.dtype} {[*column.shape[1:]]}"
+    return found
+
+
+def agreed_features(
+    sources: Mapping[str, Selection], join: Join, alternate: bool | None
+) -> tuple[list[str], bool]:
+    """The features of batches, and whether each batch is of one source.
+
+    Raises `ClipError` where no feature is in all sources of an intersection, for sources that
+    disagree in kinds or units, and for shapes that do not fit into one batch if they must.
+    """
+    names = dict.fromkeys(name for one in sources.values() for name in one.made)
+    found = [n for n in names if join == "union" or all(n in one.made for one in sources.values())]
+    problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
+    each = {name: ", ".join(one.made) for name, one in sources.items()}
+    refuse(not found, problem, expected, _listed(each))
+    _check_meanings(found, sources)
+    for name in found if alternate is not True else ():
+        having = {source: one for source, one in sources.items() if name in one.made}
+        shapes = {source: _shape(one, name) for source, one in having.items()}
+        if len(set(shapes.values())) == 1 and "?" not in next(iter(shapes.values())):
+            continue
+        if alternate is None:
+            return found, True
+        raise ClipError(
+            "the sources of a mix disagree in a shape, so they cannot be in one batch",
+            feature=name,
+            expected="the same dtype and fixed shape in all of them; or "
+            "single_source_batches=True, for batches of one source each",
+            got=_listed(shapes),
+        )
+    return found, bool(alternate)
+
+
+def _shape(selection: Selection, name: str) -> str:
+    """What a clip has of a feature; with a `?` in each dimension that varies."""
+    spec = selection.made[name]
+    frames = () if name in selection.squeezed else (selection.lengths[name],)
+    if spec.value == "array":
+        return str(replace(spec, shape=(*frames, *spec.shape)))
+    return f"{spec} {[*frames]}"
+
+
+def _check_meanings(features: Iterable[str], sources: Mapping[str, Selection]) -> None:
+    """Raise `ClipError` for a feature of another kind or unit in one source than in another.
+
+    A warning names a feature whose kind or unit only some of them declare. Features that functions
+    of the user make or change are exempt, and so are texts.
+    """
+    for name, what in product(features, ("kind", "unit")):
+        found = {s: _meaning(one, name) for s, one in sources.items() if name in one.made}
+        specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
+        told = {source: getattr(spec, what) for source, spec in specs.items()}
+        sure, *_ = [*(source for source, text in told.items() if text is not None), ""]
+        for source in specs if sure else ():
+            is_known = differences(specs[sure], specs[source]).get(what)
+            if is_known is None:
+                continue
+            dataset, got = sources[source].dataset, _listed(told)
+            given = f"{dataset.contents.stored_name(name)}={told[sure]}"
+            command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{what} {given}`"
+            if not is_known:
+                problem = f"a mix has feature {name} of a {what} that is unknown in a source: {got}"
+                say_once(f"{problem}; if it is {told[sure]}: {command}")
+                continue
+            raise ClipError(
+                f"the sources of a mix disagree on the {what} of a feature",
+                feature=name,
+                expected=f"one {what}: rename the feature of a source (rename=), or convert it, "
+                f"depth by DepthToMeters({name!r}); or correct a wrong one: {command}",
+                got=got,
+            )
+
+
+def _listed(of_source: Mapping[str, object]) -> str:
+    """What each source has, for an error."""
+    return "; ".join(f"{source}: {text or 'unknown'}" for source, text in of_source.items())
+
+
+def _meaning(selection: Selection, name: str) -> FeatureSpec | None:
+    """A feature of clips with its kind and unit; `None` if a function of the user makes or changes
+    it, unless that declares its unit, as `DepthToMeters` does."""
+    spec, functions = selection.dataset.features.get(name), selection.draws.functions
+    called = () if functions is None else functions.functions
+    for one in reversed((selection.frames.transform, *called)):
+        if spec is not None and name in (units := getattr(one, "units", {})):
+            return replace(spec, unit=units[name])
+    is_kept = selection.frames.transform is None or name in selection.frames.unchanged
+    return spec if is_kept and (functions is None or name in functions.unchanged) else None

@@ -1,0 +1,218 @@
+"""Windows in seconds, resolved by the episodes' frames a second or timestamps."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.clips.frames import OffsetWindow, TimedWindow
+from seqrecord.clips.grids import IntArray
+from seqrecord.clips.windows import Seconds
+from seqrecord.errors import ClipError
+from seqrecord.feature_kinds import size_in
+from seqrecord.format.index import Index
+from seqrecord.format.lags import (
+    clock_of,
+    has_lags,
+    is_plausible,
+    is_unit_of_time,
+    with_lags,
+)
+from seqrecord.reading.dataset import Dataset
+from seqrecord.text import counted
+
+_MOST_BYTES = 16 << 20  # of timestamps in memory
+
+
+def with_clock(
+    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
+) -> tuple[dict[str, Any], str | None]:
+    """The windows; those in seconds by timestamps if a selected episode has no fps.
+
+    Also returns a notice for the log in that case.
+
+    Raises `ClipError` if there are no timestamps, or a window does not name its times.
+    """
+    index = dataset.contents.index
+    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.timestamps is None]
+    clock = clock_of(index.schema) if windows else None
+    lacking = selected[_is_irregular(index, clock, selected)] if windows else selected[:0]
+    if not len(lacking):
+        return dict(asked), None
+    episode = index.key(int(lacking[0]))
+    if clock is None:
+        several = with_lags(index.schema)
+        raise ClipError(
+            "Seconds need episodes that say how many frames a second they have, or a timestamp",
+            episode=episode,
+            expected=f"timestamps= one of {', '.join(several)}"
+            if several
+            else "an fps that all timestamps fit, as of SeqRecordWriter.episode; or a feature of "
+            "kind timestamp, and Seconds(…, timestamps=feature)",
+            got="none",
+        )
+    if unlisted := [n for n in windows if asked[n].times is None and asked[n].step is None]:
+        raise ClipError(
+            "Seconds without a list of times or step need episodes of a regular fps",
+            episode=episode,
+            feature=unlisted[0],
+            expected=f"a list of times, or step=, which are looked up in {clock}",
+            got=asked[unlisted[0]],
+        )
+    unit = index.schema[clock].unit or "unknown unit, taken as s"
+    notice = (
+        f"{dataset.url}: {len(lacking):,} of {counted(len(selected), 'episode')} without a regular "
+        f"fps: Seconds use the timestamps of feature {clock} ({unit})"
+    )
+    return {n: w.with_clock(clock) if n in windows else w for n, w in asked.items()}, notice
+
+
+def offsets_and_times(
+    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
+) -> tuple[dict[str, Any], IntArray]:
+    """The windows of features: offsets, of each rate for seconds by frames a second, or times.
+
+    Also returns the rate of each episode, int64[E], 0 for other episodes than the selected ones.
+    All episodes have one rate if all offsets are equal.
+
+    Raises `ClipError` if no frame is near enough to a time, and if windows in seconds have
+    different numbers of frames in some episodes.
+    """
+    index, found, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
+    rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
+    values, first, which = np.unique(index.fps[selected], return_index=True, return_inverse=True)
+    for name, window in asked.items():
+        if not isinstance(window, Seconds):
+            found[name] = OffsetWindow.of(window)
+        elif window.timestamps is None:
+            keys = [index.key(row) for row in selected[first].tolist()]
+            by_rate[name] = window.at_rates(values.tolist(), keys, name)
+        else:
+            if window.timestamps not in clocks:
+                clocks[window.timestamps] = Timestamps(dataset, window.timestamps, selected)
+            found[name] = clocks[window.timestamps].window(window)
+    if all((offsets == offsets[0]).all() for offsets in by_rate.values()):
+        return found | {n: OffsetWindow(offsets[:1]) for n, offsets in by_rate.items()}, rate
+    rate[selected] = which
+    return found | {n: OffsetWindow(offsets, rate) for n, offsets in by_rate.items()}, rate
+
+
+class Timestamps:
+    """The timestamps of one feature of a dataset, in seconds: a `Clock`. Picklable.
+
+    Those of an episode are read when it is first asked for; some stay in memory.
+
+    Raises `ClipError` for a feature that is no timestamp, and for one that a frame of a selected
+    episode does not have, or that does not ascend.
+
+    Args:
+        selected: rows of the selected episodes.
+    """
+
+    def __init__(self, dataset: Dataset, feature: str, selected: IntArray) -> None:
+        schema, lags = dataset.contents.index.schema, dataset.contents.index.lags
+        if (spec := schema.get(feature)) is None:
+            raise ClipError(
+                "Seconds are by a feature that is not there",
+                expected=", ".join(schema),
+                got=feature,
+            )
+        if not has_lags(spec) or not is_unit_of_time(spec.unit):
+            raise ClipError(
+                "Seconds are by a feature that is not a timestamp",
+                feature=feature,
+                expected="kind timestamp, unit s, ms, us or ns, one number a frame",
+                got=f"kind {spec.kind}, unit {spec.unit}, {spec.dtype} {list(spec.shape)}",
+            )
+        self._dataset = dataset.select([feature])
+        self._feature = feature
+        self._unit = size_in(spec.unit, "s") or 1.0
+        self.unit = spec.unit or "s, as the unit is unknown"
+        self._place = with_lags(schema).index(feature)
+        self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
+        self._read: dict[int, npt.NDArray[np.float64]] = {}
+        self._read_bytes = 0
+        assert lags is not None, "an index without the lags of its timestamps"
+        if len(unknown := lags.unknown(self._selected, self._place)):
+            raise ClipError(
+                "timestamps do not ascend, or a frame has none",
+                **self.name(int(unknown[0])),  # type: ignore[arg-type]
+                expected="one for each frame of every episode, later than that before",
+                got=f"timestamps in {self.unit}",
+            )
+        steps = lags.mean_steps(self._selected, self._place)
+        wrong = np.flatnonzero(np.isfinite(steps) & ~is_plausible(steps))
+        if spec.unit is None and len(wrong):
+            name, url = dataset.contents.stored_name(feature), shlex.quote(dataset.url)
+            raise ClipError(
+                "timestamps without a unit that cannot be seconds",
+                **self.name(int(self._selected[wrong[0]])),  # type: ignore[arg-type]
+                expected="a unit such as ns, us, ms or s: `seqrecord edit describe "
+                f"{url} --unit {name}=ns`",
+                got=f"frames {steps[wrong[0]]:g} s apart, if the unit is s",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:  # windows have been made
+        return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
+
+    def window(self, seconds: Seconds) -> TimedWindow:
+        """The window of these times."""
+        first, _ = self._bounds(min(seconds.asked))
+        _, last = self._bounds(max(seconds.asked))
+        pads = seconds.out_of_range == "pad"
+        return TimedWindow(seconds.asked, seconds.tolerance, pads, first, last, self)
+
+    def seconds(self, episode: int) -> npt.NDArray[np.float64]:
+        """See `Clock`."""
+        if (found := self._read.get(episode)) is not None:
+            return found
+        name, row = self._feature, self._dataset.episodes[self.name(episode)["episode"]]
+        stamps = row.read(range(len(row)), features=[name])[name].reshape(-1)
+        whole = stamps.astype(np.int64 if stamps.dtype.kind in "iu" else np.float64)
+        found = np.asarray((whole - whole[:1]) * self._unit, np.float64)
+        if not (np.diff(found) > 0).all():
+            raise ClipError(
+                "timestamps do not ascend",
+                **self.name(episode),  # type: ignore[arg-type]
+                got=f"timestamps in {self.unit}",
+            )
+        if self._read_bytes > _MOST_BYTES:
+            self._read, self._read_bytes = {}, 0
+        self._read[episode] = found
+        self._read_bytes += found.nbytes
+        return found
+
+    def name(self, episode: int) -> dict[str, str]:
+        """See `Clock`."""
+        key = self._dataset.contents.index.key(episode)
+        return {"file": self._dataset.url, "episode": key, "feature": self._feature}
+
+    def _bounds(self, time: float) -> tuple[int, int]:
+        """The least and the greatest offset at which the nearest frame to a time can be."""
+        lags = self._dataset.contents.index.lags
+        if not time or lags is None:
+            return 0, 0
+        near, far = 0, 1  # of episodes of one frame, which have none at any other time
+        if len(self._selected):
+            least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
+            near, far = int(least.min()), int(most.max()) + 1
+        return (near, far) if time > 0 else (-far, -near)
+
+
+def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:
+    """Whether episodes have no fps, or one that their timestamps contradict, as after a change of
+    the unit; bool [n]."""
+    fps = index.fps[selected]
+    found: npt.NDArray[np.bool_] = fps == 0
+    if clock is not None and index.lags is not None:
+        place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
+        with np.errstate(divide="ignore"):
+            others = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
+        if size is None:
+            others &= is_plausible(index.lags.mean_steps(selected, place))
+        found |= others
+    return found

@@ -1,0 +1,59 @@
+"""The shares of a memory limit for the batches and the sources of a mix: pure integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seqrecord.errors import MemoryLimitError
+from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand
+from seqrecord.units import parse_size
+
+_MORE = (8, 4)  # batches that are filled or wait, if they are at most
+_SHARE = 16  # … one part in so many of the memory: then sources seldom wait for each other
+_MOST_BYTES = 1 << 60  # no machine has as many, and floats represent them exactly
+
+
+def share_out(
+    memory_limit: int | str, batch: int, demands: Mapping[str, Demand], weights: Mapping[str, float]
+) -> tuple[int, dict[str, int]]:
+    """How many batches of a mix may be filled or wait, and the bytes of each source.
+
+    `batch` are those of one batch; what batches leave is divided by weight. Raises
+    `MemoryLimitError` where not all that sources need fits.
+    """
+    least = {name: demand.least_limit for name, demand in demands.items()}
+    limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(least.values())
+
+    def fits(prefetch: int) -> bool:
+        batches = (prefetch + CONSUMER) * batch
+        are_few = prefetch <= PREFETCH or batches <= limit // _SHARE
+        return are_few and needed + batches <= limit
+
+    prefetch = next(filter(fits, (*_MORE, *range(PREFETCH, 1, -1))), 1)
+    return prefetch, divide_memory(least, weights, (prefetch + CONSUMER) * batch, limit)
+
+
+def divide_memory(
+    least: Mapping[str, int], demands: Mapping[str, float], batches: int, limit: int
+) -> dict[str, int]:
+    """The bytes of each source: by demand, and at least what it needs.
+
+    `batches` are bytes that belong to none. Raises `MemoryLimitError` where not all of them fit.
+    """
+    room = limit - batches
+    if room < sum(least.values()):
+        raise MemoryLimitError(
+            "memory_limit is too small for this mix",
+            expected=f"at least {sum(least.values()) + batches} bytes: {batches} of batches, and "
+            + ", ".join(f"{nbytes} of {name}" for name, nbytes in least.items()),
+            got=f"{limit} bytes",
+        )
+    found: dict[str, int] = {}
+    while True:
+        rest = {name: demand for name, demand in demands.items() if name not in found}
+        left = room - sum(found.values())
+        shares = {name: int(left * demand / sum(rest.values())) for name, demand in rest.items()}
+        small = [name for name, nbytes in shares.items() if nbytes < least[name]]
+        if not small:
+            return {**found, **shares}
+        found.update((name, least[name]) for name in small)
