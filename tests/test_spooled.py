@@ -128,7 +128,7 @@ def saved(store: Store, size: int) -> bool:
 
 
 @pytest.mark.usefixtures("kept_at_once")
-@pytest.mark.parametrize("end", ["commit", "abort", "leave", "drop"])
+@pytest.mark.parametrize("end", ["commit", "abort", "abandon", "drop"])
 def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store, end: str) -> None:
     upload = store.upload(PATH)
     upload.write(DATA)
@@ -142,7 +142,7 @@ def test_there_is_a_thread_from_the_first_checkpoint_to_the_end(store: Store, en
     else:
         getattr(upload, end)()
     assert threads() == []
-    assert bool(store.parts) == (end in ("leave", "drop"))
+    assert bool(store.parts) == (end in ("abandon", "drop"))
     assert (PATH in store.objects) == (end == "commit")
 
 
@@ -168,7 +168,7 @@ def test_checkpoints_soon_after_one_another_are_one_part(store: Store) -> None:
         upload.checkpoint(b"%d" % i)
     upload.write(b"not kept")
     assert store.parts == []
-    upload.leave()
+    upload.abandon()
     assert store.parts == [f"parts/{PATH}/00000"]
     (left,) = store.unfinished()
     assert left.path == PATH
@@ -204,7 +204,7 @@ def test_uploads_at_random_are_read_as_they_were_written(store: Store) -> None:
             if draw.random() < 0.6:
                 notes.append((len(data), b"%d" % number))
                 upload.checkpoint(notes[-1][1])
-        upload.leave()
+        upload.abandon()
         found = store.unfinished()
         if notes:
             assert found[0].checkpoints() == notes
@@ -222,7 +222,7 @@ def test_the_unbroken_run_of_parts_counts(store: Store, damage: str, number: int
     for i in range(3):
         upload.write(DATA[i * 1000 : (i + 1) * 1000])
         upload.checkpoint(b"%d" % i)
-    upload.leave()
+    upload.abandon()
     path = f"parts/{PATH}/{number:05d}"
     part = store.objects[path]
     if damage == "missing":
@@ -328,7 +328,7 @@ def test_what_the_thread_fails_with_is_raised_by_the_next_call(store: Store, cal
     for _ in range(2):
         with pytest.raises(errors.TransientError, match="as asked"):
             CALLS[call](upload)
-    upload.leave()
+    upload.abandon()
     assert store.objects == {}
 
 
@@ -337,7 +337,7 @@ def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
     def fail() -> None:
         raise errors.TransientError("as asked", file=PATH)
 
-    for end in ("commit", "leave", "abort"):
+    for end in ("commit", "abandon", "abort"):
         store.on_send = fail
         upload = store.upload(PATH)
         upload.write(DATA)
@@ -347,7 +347,7 @@ def test_a_commit_that_fails_can_be_repeated_or_left(store: Store) -> None:
         store.on_send = lambda: None
         getattr(upload, end)()
         assert (PATH in store.objects) == (end == "commit")
-        assert bool(store.parts) == (end == "leave")
+        assert bool(store.parts) == (end == "abandon")
         store.objects.clear()
 
 
