@@ -190,7 +190,14 @@ class StorageError(SeqRecordError):
 
 
 class NotFoundError(StorageError, FileNotFoundError):
-    """The file, object or dataset does not exist."""
+    """The file, object or dataset does not exist.
+
+    Example:
+        try:
+            dataset = seqrecord.open("other-records/")
+        except seqrecord.NotFoundError as error:
+            print("pack the recordings first:", error)
+    """
 
 
 class LocationError(StorageError, ValueError):
@@ -240,7 +247,14 @@ class SourceError(SeqRecordError):
 
 
 class ClipError(SeqRecordError, ValueError):
-    """Invalid loader argument, or a clip request without a result."""
+    """Invalid loader argument, or a clip request without a result.
+
+    Example:
+        try:
+            pipe = seqrecord.SeqRecordPipe("records/", clip_len=0)
+        except seqrecord.ClipError as error:
+            print(error.expected, error.got)
+    """
 
 
 class MemoryLimitError(ClipError):

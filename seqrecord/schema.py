@@ -24,7 +24,12 @@ class EncodedImage:
     """Bytes of a PNG, JPEG or npy file, stored unchanged by the codec `seqrecord.image`.
 
     Example:
-        image = seqrecord.EncodedImage(Path("photos/0001.jpg").read_bytes())
+        import io
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.new("RGB", (64, 48)).save(file, "png")
+        image = seqrecord.EncodedImage(file.getvalue())
         with seqrecord.SeqRecordWriter("photos-records/") as writer:
             with writer.episode("photos") as episode:
                 episode.append({"photo": image})

@@ -153,11 +153,11 @@ def _parts(value: object, limit: int) -> Iterator[str]:
         yield repr(value[:limit])
     elif isinstance(value, dict) and kind is dict:
         before = "{"
-        for key, held in value.items():
+        for key, item in value.items():
             yield before
             yield from _parts(key, limit)
             yield ": "
-            yield from _parts(held, limit)
+            yield from _parts(item, limit)
             before = ", "
         yield "}" if value else "{}"
     elif isinstance(value, (list, tuple, set)) and kind in _BRACKETS and value:

@@ -191,8 +191,8 @@ def _decode_jpegxl(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
 
 
 def _jpegxl() -> Any:
-    said = "JPEG XL requires imagecodecs, the extra `images`: pip install imagecodecs"
-    return import_extra("imagecodecs", said)
+    message = "JPEG XL requires imagecodecs, the extra `images`: pip install imagecodecs"
+    return import_extra("imagecodecs", message)
 
 
 @cache

@@ -68,12 +68,12 @@ def _allowed() -> int:
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int, int | None]:
     """Number of ranks on this machine, and the cores of the Slurm step, `None` without Slurm."""
-    said = next((n for name in _LOCAL_RANKS if (n := _number(environ.get(name)))), None)
+    launched = next((n for name in _LOCAL_RANKS if (n := _number(environ.get(name)))), None)
     tasks, cores = _slurm_tasks(environ), _number(environ.get("SLURM_CPUS_ON_NODE"))
     # torchrun may start several ranks inside one Slurm task: its number then takes precedence.
-    if tasks is not None and cores is not None and said in (None, tasks):
+    if tasks is not None and cores is not None and launched in (None, tasks):
         return tasks, cores
-    return said or 1, None
+    return launched or 1, None
 
 
 def _slurm_tasks(environ: Mapping[str, str]) -> int | None:

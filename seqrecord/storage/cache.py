@@ -131,8 +131,8 @@ class CachedStorage(StorageWrapper):
 
     def _is_filling(self) -> bool:
         """Whether to read ahead: not after evictions or errors, which would repeat the reading."""
-        held = self._counts
-        return not (held["cache_evictions"] or held["cache_failures"] or held["cache_busy"])
+        counts = self._counts
+        return not (counts["cache_evictions"] or counts["cache_failures"] or counts["cache_busy"])
 
     def _fill_blocks(self, key: CacheKey, item: ByteRange, out: memoryview) -> None:
         """Read a range by whole blocks, and cache these."""
@@ -302,8 +302,8 @@ class CacheInfo:
         if self.oldest_use is not None and self.latest_use is not None:
             lines.append(f"used from {_minute(self.oldest_use)} to {_minute(self.latest_use)} UTC")
         lines += [
-            f"  {held.url}: {format_size(held.size)} in {_entries(held.entries)}"
-            for held in self.datasets
+            f"  {dataset.url}: {format_size(dataset.size)} in {_entries(dataset.entries)}"
+            for dataset in self.datasets
         ]
         return "\n".join(lines)
 
@@ -314,7 +314,6 @@ def cache_info(cache_dir: str | os.PathLike[str]) -> CacheInfo:
     Raises `NotFoundError` if the folder is not a cache.
 
     Example:
-        url = (Path("records").absolute()).as_uri()
         try:
             print(seqrecord.cache_info("cache/"))
         except seqrecord.NotFoundError:
@@ -322,14 +321,14 @@ def cache_info(cache_dir: str | os.PathLike[str]) -> CacheInfo:
     """
     with _opened(cache_dir) as folder:
         entries, size = folder.scan()
-        held = _cached_datasets(folder)
+        cached = _cached_datasets(folder)
         return CacheInfo(
             path=str(folder.path),
             size=size,
             entries=len(entries),
             oldest_use=_time(entries[0].used) if entries else None,
             latest_use=_time(entries[-1].used) if entries else None,
-            datasets=tuple(sorted(each for each in held.values() if each.entries)),
+            datasets=tuple(sorted(each for each in cached.values() if each.entries)),
         )
 
 
@@ -349,20 +348,20 @@ def clear_cache(
             freed = 0
     """
     with _opened(cache_dir) as folder:
-        held = _cached_datasets(folder)
+        cached = _cached_datasets(folder)
         if location is not None:
-            found = {at: each for at, each in held.items() if is_place_of(location, each.url)}
+            found = {at: each for at, each in cached.items() if is_place_of(location, each.url)}
             if not any(each.entries for each in found.values()):
                 raise NotFoundError(
                     "the cache has no data of this dataset",
                     file=str(folder.path),
-                    expected=", ".join(each.url for each in held.values() if each.entries)[:500]
+                    expected=", ".join(each.url for each in cached.values() if each.entries)[:500]
                     or "an empty cache",
                     got=shown_place(location),
                 )
-            held = found
-        folder.clear(list(held))
-        return sum(each.size for each in held.values())
+            cached = found
+        folder.clear(list(cached))
+        return sum(each.size for each in cached.values())
 
 
 def _cached_datasets(folder: CacheFolder) -> dict[Path, CachedDataset]:

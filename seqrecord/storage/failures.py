@@ -62,12 +62,12 @@ def classify(error: BaseException, shown: str) -> StorageError:
         return LocationError(f"a package is missing: pip install {package}", file=shown)
     chain = list(_chain(error))
     status, code, number = _first(_status, chain), _first(_code, chain), _first(_errno, chain)
-    said = "\n".join(str(item) for item in chain if _is_of(item, "obstore"))
+    obstore_text = "\n".join(str(item) for item in chain if _is_of(item, "obstore"))
     marks = {str(status), str(code), errno.errorcode.get(number or 0, "")}
     marks.update(mark for item in chain for mark in _kinds(item))
     described = _describe(error, status, code, number)
     for kind, message, marked, texts in _RULES[: None if status is None else -1]:
-        if not marks.isdisjoint(marked) or any(text in said for text in texts):
+        if not marks.isdisjoint(marked) or any(text in obstore_text for text in texts):
             check = _REFUSALS.get(str(code), "check the key, SAS or identity and its permissions")
             failure = kind(message.format(described, check=check), file=shown)
             if isinstance(failure, TransientError):
@@ -233,10 +233,10 @@ def _kinds(error: BaseException) -> Iterator[str]:
 
 def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
-    said = response if isinstance(response, dict) else {}  # botocore's
+    botocore = response if isinstance(response, dict) else {}  # botocore's
     names = ("status", "status_code", "response_status")  # the last is blobfile's
     values = [
-        said.get("ResponseMetadata", {}).get("HTTPStatusCode"),
+        botocore.get("ResponseMetadata", {}).get("HTTPStatusCode"),
         getattr(error, "code", None) if _is_of(error, "gcsfs") else None,
         *(getattr(holder, name, None) for holder in (error, response) for name in names),
     ]

@@ -53,6 +53,11 @@ def open_storage(
         cache_limit: maximum size of the cache, such as `"200GiB"`.
 
     Raises `LocationError` for an invalid location or option, and for a missing package.
+
+    Example:
+        storage = seqrecord.storage.open_storage("records/")
+        data, digest = storage.read_whole("manifest.json", limit=64 << 20)
+        print(storage.size("manifest.json"), digest)
     """
     return with_cache(_opened(location, dict(storage_options or {})), cache_dir, cache_limit)
 
@@ -116,8 +121,8 @@ def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
             expected=f"any of {', '.join(sorted(known))}",
             got=settings.backend,
         )
-    said = {name: value for name, value in where.options.items() if name != "endpoint"}
-    options = {**said, **rest}  # of the filesystem
+    in_url = {name: value for name, value in where.options.items() if name != "endpoint"}
+    options = {**in_url, **rest}  # of the filesystem
     return FsspecStorage(
         where.protocol,
         where.root,

@@ -260,14 +260,14 @@ def _in_container(container: str, path: str) -> str:
 
 # Options that identify the place of files, with their aliases.
 _OPTIONS = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
-_SAID = rf"({'|'.join(_OPTIONS)})=[^&]*"
-_PLACE = re.compile(rf"(?P<url>[^?]*://[^?]*)\?(?P<said>{_SAID}(&{_SAID})*)")
+_OPTION = rf"({'|'.join(_OPTIONS)})=[^&]*"
+_PLACE = re.compile(rf"(?P<url>[^?]*://[^?]*)\?(?P<options>{_OPTION}(&{_OPTION})*)")
 _ALIASES = {"s3a": "s3", "gcs": "gs", "endpoint_url": "endpoint", "base_url": "endpoint"}
 
 
-def named_place(url: str, said: Mapping[str, Any]) -> str:
+def named_place(url: str, options: Mapping[str, Any]) -> str:
     """Name of the place of a URL without query, with options that identify it."""
-    words = [f"{name}={value}" for name, value in _cleaned(said).items()]
+    words = [f"{name}={value}" for name, value in _cleaned(options).items()]
     return _normal(url) + ("?" + "&".join(words) if words else "")
 
 
@@ -277,22 +277,22 @@ def is_place_of(location: str | os.PathLike[str], place: str) -> bool:
     A location without account or endpoint matches all of them. Raises `LocationError` for an
     invalid location.
     """
-    where, wanted, said = _parsed(location)
+    where, wanted, options = _parsed(location)
     if where.protocol == "file":
         return place == str(Path(where.root).absolute())
     with contextlib.suppress(LocationError):
-        there, held, known = _parsed(place)
+        other, normalized, known = _parsed(place)
         # A place without endpoint is at the default one, as the URL of an account is.
         known = {"endpoint": where.options.get("endpoint", ""), **known}
-        is_same = there.protocol != "file" and wanted == held
-        return is_same and all(known.get(name) == said[name] for name in said)
+        is_same = other.protocol != "file" and wanted == normalized
+        return is_same and all(known.get(name) == options[name] for name in options)
     return False
 
 
 def shown_place(location: str | os.PathLike[str]) -> str:
     """A location without credentials. Raises `LocationError` if invalid."""
-    where, _, said = _parsed(location)
-    return where.shown if where.protocol in ("file", "az") else named_place(where.shown, said)
+    where, _, options = _parsed(location)
+    return where.shown if where.protocol in ("file", "az") else named_place(where.shown, options)
 
 
 def without_commit(url: str) -> str:
@@ -304,11 +304,11 @@ def _parsed(place: str | os.PathLike[str]) -> tuple[Location, str, dict[str, str
     """Parse a place: location, normalized URL, and options that identify it."""
     found = _PLACE.fullmatch(place) if isinstance(place, str) else None
     where = parse_location(place if found is None else found["url"])
-    words = [] if found is None else found["said"].split("&")
-    said = {**where.options, **dict(word.split("=", 1) for word in words)}
+    words = [] if found is None else found["options"].split("&")
+    options = {**where.options, **dict(word.split("=", 1) for word in words)}
     if where.protocol == "az":
-        return where, _normal(f"az://{where.root}"), _cleaned(said)
-    return where, _normal(where.shown), _cleaned({**_url_options(where), **said})
+        return where, _normal(f"az://{where.root}"), _cleaned(options)
+    return where, _normal(where.shown), _cleaned({**_url_options(where), **options})
 
 
 def _url_options(where: Location) -> dict[str, Any]:
@@ -323,11 +323,11 @@ def _url_options(where: Location) -> dict[str, Any]:
     return {}
 
 
-def _cleaned(said: Mapping[str, Any]) -> dict[str, str]:
+def _cleaned(options: Mapping[str, Any]) -> dict[str, str]:
     """Options that identify a place, under canonical names and without secrets."""
     found = {}
     for name in _OPTIONS:
-        if value := said.get(name):
+        if value := options.get(name):
             text = re.sub(r"^(.*?//)?.*@", r"\1", str(value).partition("?")[0])
             found[_ALIASES.get(name, name)] = text.rstrip("/")
     return found

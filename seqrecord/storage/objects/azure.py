@@ -101,10 +101,10 @@ class AzureContainer(Bucket):
         """
         shown = location.shown
         client_options, rest = split_client_options(options, shown)
-        said = _settings(location.options, _OPTIONS, shown)
-        given = _settings(rest, _OPTIONS, shown, prefix="azure_")
-        found = _found(environ, shown)
-        account = said.get("account") or given.get("account") or found.get("account")
+        in_url = _settings(location.options, _OPTIONS, shown)
+        in_options = _settings(rest, _OPTIONS, shown, prefix="azure_")
+        in_env = _found(environ, shown)
+        account = in_url.get("account") or in_options.get("account") or in_env.get("account")
         container, _, root = location.root.strip("/").partition("/")
         if account is None:
             raise LocationError(
@@ -114,24 +114,24 @@ class AzureContainer(Bucket):
                 "az://CONTAINER/PATH with storage_options={'account_name': …} or "
                 "AZURE_STORAGE_ACCOUNT_NAME, or blobfile+az://ACCOUNT/CONTAINER/PATH",
             )
-        if given.get("account", account) != account:
-            both = f"{account}, and {given['account']} in storage_options"
+        if in_options.get("account", account) != account:
+            both = f"{account}, and {in_options['account']} in storage_options"
             raise LocationError("the URL is of another account", file=shown, got=both)
         host = f"https://{account}.blob.core.windows.net"
         if container == account and shown.startswith("az://"):
             message = "an unclear URL: is its first part the account or the container?"
             raise LocationError(message, expected=f"{host}/CONTAINER/PATH", got=shown)
-        if found.get("account", account) != account:  # endpoint and credential of another account
-            found = {n: value for n, value in found.items() if n not in ("endpoint", *_OF_ACCOUNT)}
-        credential = _credential(said | given, shown)
+        if in_env.get("account", account) != account:  # its endpoint and credential do not apply
+            in_env = {n: v for n, v in in_env.items() if n not in ("endpoint", *_OF_ACCOUNT)}
+        credential = _credential(in_url | in_options, shown)
         return cls(
             bucket=container,
             root=root,
             shown=shown,
-            config=credential or _credential(found, shown),
+            config=credential or _credential(in_env, shown),
             client_options=client_options,
             account=account,
-            endpoint=({"endpoint": host} | found | said | given)["endpoint"].rstrip("/"),
+            endpoint=({"endpoint": host} | in_env | in_url | in_options)["endpoint"].rstrip("/"),
             from_environment=not credential,
         )
 
@@ -149,19 +149,19 @@ class AzureContainer(Bucket):
 
     def credential(self) -> Fetch | None:
         """Current key, SAS or token, read again from the environment or its file."""
-        held = self.config
+        credential = self.config
         if self.from_environment:
             found = _found(os.environ, self.shown)
             if found.get("account", self.account) == self.account:
-                held = _credential(found, self.shown) or held
-        if held.get("anonymous"):
+                credential = _credential(found, self.shown) or credential
+        if credential.get("anonymous"):
             return None
-        if key := held.get("account_key"):
+        if key := credential.get("account_key"):
             return lambda: {"access_key": key, "expires_at": None}
-        file = held.get("sas_token_file")
-        if sas := _read(file, self.shown) if file else held.get("sas_token"):
+        file = credential.get("sas_token_file")
+        if sas := _read(file, self.shown) if file else credential.get("sas_token"):
             return lambda: {"sas_token": sas, "expires_at": None}
-        return lambda: self._token(held)
+        return lambda: self._token(credential)
 
     def store(self, **settings: Any) -> Any:
         from obstore.store import AzureStore
@@ -180,12 +180,12 @@ class AzureContainer(Bucket):
         fetch = cached_credential(self.fetch())
 
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
-            held, headers = fetch(), {"x-ms-version": _VERSION}
-            sas = held.get("sas_token", "")
+            credential, headers = fetch(), {"x-ms-version": _VERSION}
+            sas = credential.get("sas_token", "")
             query = sas if isinstance(sas, str) else urlencode(sas)  # pairs, as in obstore
-            if key := held.get("access_key"):
+            if key := credential.get("access_key"):
                 query = self._sas(key)
-            elif token := held.get("token"):
+            elif token := credential.get("token"):
                 check_token_endpoint(self.endpoint, self.endpoint)
                 headers["Authorization"] = f"Bearer {token}"
             url = f"{self.endpoint}/{self.bucket}/{quote(self.key(path))}"
@@ -196,9 +196,9 @@ class AzureContainer(Bucket):
     def _sas(self, key: str) -> str:
         """SAS for reading during one hour (learn.microsoft.com, "Create a service SAS")."""
         until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
-        said = {"sp": "r", "se": f"{until:%Y-%m-%dT%H:%M:%SZ}", "sv": _VERSION, "sr": "c"}
+        parameters = {"sp": "r", "se": f"{until:%Y-%m-%dT%H:%M:%SZ}", "sv": _VERSION, "sr": "c"}
         resource = f"/blob/{self.account}/{self.bucket}"
-        lines = ["r", "", said["se"], resource, "", "", "", _VERSION, "c", *[""] * 7]
+        lines = ["r", "", parameters["se"], resource, "", "", "", _VERSION, "c", *[""] * 7]
         try:
             secret = base64.b64decode(key, validate=True)
         except ValueError:
@@ -206,9 +206,9 @@ class AzureContainer(Bucket):
         if not secret:
             raise AccessError("the account key is not base64", file=self.shown)
         digest = hmac.digest(secret, "\n".join(lines).encode(), "sha256")
-        return urlencode({**said, "sig": base64.b64encode(digest).decode()})
+        return urlencode({**parameters, "sig": base64.b64encode(digest).decode()})
 
-    def identity(self, held: Mapping[str, Any], **settings: Any) -> Any:
+    def identity(self, credential: Mapping[str, Any], **settings: Any) -> Any:
         """Create a credential of azure-identity: for a client secret, or the default chain.
 
         A `client_id` alone selects a managed or workload identity; `settings` are passed on. Raises
@@ -218,19 +218,19 @@ class AzureContainer(Bucket):
         # Without a credential, each request for a token would log the same fifteen lines.
         logging.getLogger(identity.ChainedTokenCredential.__module__).addFilter(_ONCE)
         check_token_endpoint(self.endpoint, self.endpoint)
-        if "client_secret" in held:
-            names = {name: held[name] for name in _IDENTITY}
+        if "client_secret" in credential:
+            names = {name: credential[name] for name in _IDENTITY}
             return identity.ClientSecretCredential(**names, **settings)
-        if client_id := held.get("client_id"):
+        if client_id := credential.get("client_id"):
             chosen = ("managed_identity_client_id", "workload_identity_client_id")
             settings |= dict.fromkeys(chosen, client_id)
         return identity.DefaultAzureCredential(**settings)
 
-    def _token(self, held: Mapping[str, Any]) -> dict[str, Any]:
+    def _token(self, credential: Mapping[str, Any]) -> dict[str, Any]:
         """Request a token, from a new identity because msal caches failures."""
         statuses: list[int] = []
         identity = self.identity(
-            held,
+            credential,
             retry_total=0,  # the request that needs the token is retried
             raw_response_hook=lambda answer: statuses.append(answer.http_response.status_code),
         )
@@ -253,9 +253,9 @@ class _Once(logging.Filter):
     _last: tuple[str, float] = ("", 0.0)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        (text, at), said = self._last, record.getMessage()
-        if is_new := text != said or record.created > at + 60:
-            self._last = (said, record.created)
+        (text, at), message = self._last, record.getMessage()
+        if is_new := text != message or record.created > at + 60:
+            self._last = (message, record.created)
         return is_new
 
 
@@ -312,22 +312,22 @@ def _connection(text: str, shown: str) -> dict[str, str]:
             file=shown,
             expected="AccountName=…;AccountKey=…, or BlobEndpoint=…;SharedAccessSignature=…",
         )
-    held = {"account": account, "endpoint": endpoint, "account_key": parts.get("accountkey")}
+    settings = {"account": account, "endpoint": endpoint, "account_key": parts.get("accountkey")}
     if "accountkey" not in parts:
-        held["sas_token"] = parts.get("sharedaccesssignature")
-    return {name: value for name, value in held.items() if value}
+        settings["sas_token"] = parts.get("sharedaccesssignature")
+    return {name: value for name, value in settings.items() if value}
 
 
 def _credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """The credential in settings, if any; raises `LocationError` for two or an incomplete one."""
-    held = single_credential(_KINDS, settings, shown)
-    if "client_secret" in held:
-        held = {name: settings[name] for name in _IDENTITY if settings.get(name)}
-        if len(held) < len(_IDENTITY):
+    credential = single_credential(_KINDS, settings, shown)
+    if "client_secret" in credential:
+        credential = {name: settings[name] for name in _IDENTITY if settings.get(name)}
+        if len(credential) < len(_IDENTITY):
             raise LocationError("a client secret needs tenant_id and client_id", file=shown)
-    elif not held and settings.get("client_id"):
-        held["client_id"] = settings["client_id"]
-    return held
+    elif not credential and settings.get("client_id"):
+        credential["client_id"] = settings["client_id"]
+    return credential
 
 
 def _found(environ: Mapping[str, str], shown: str) -> dict[str, Any]:

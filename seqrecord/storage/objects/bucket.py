@@ -201,12 +201,15 @@ def single_credential(
     kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str
 ) -> dict[str, Any]:
     """The credential in settings, by its kind; raises `LocationError` for several kinds."""
-    held = {name: settings[name] for name in kinds if settings.get(name)}
-    if len(held) > 1:
+    credentials = {name: settings[name] for name in kinds if settings.get(name)}
+    if len(credentials) > 1:
         raise LocationError(
-            "credentials of more than one kind", file=shown, expected="one", got=", ".join(held)
+            "credentials of more than one kind",
+            file=shown,
+            expected="one",
+            got=", ".join(credentials),
         )
-    return held
+    return credentials
 
 
 def is_true(value: object) -> bool:

@@ -95,8 +95,8 @@ class GcsBucket(Bucket):
         url = self.config.get("base_url", "https://storage.googleapis.com").rstrip("/")
 
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
-            held = fetch()
-            headers = {"Authorization": f"Bearer {held['token']}"} if held else {}
+            credential = fetch()
+            headers = {"Authorization": f"Bearer {credential['token']}"} if credential else {}
             return f"{url}/{self.bucket}/{quote(self.key(path))}", headers
 
         return sign

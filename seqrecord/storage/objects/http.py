@@ -85,16 +85,16 @@ class HttpFiles:
         """Read a range; empty if the response has another range."""
         shown = f"{self._shown}/{path}"
         with self._ask("GET", path, {"Range": f"bytes={start}-{end - 1}"}) as answer:
-            said = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-            if answer.status != 206 or said is None:
+            content_range = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            if answer.status != 206 or content_range is None:
                 raise StorageError(
                     "the server does not support ranges (206 and Content-Range): "
                     "it would send whole files",
                     file=shown,
                 )
-            if int(said[1]) != start or int(said[2]) >= end:
+            if int(content_range[1]) != start or int(content_range[2]) >= end:
                 return bytearray()
-            data = bytearray(int(said[2]) + 1 - start)
+            data = bytearray(int(content_range[2]) + 1 - start)
             chunks = iter(lambda: answer.read1(_READ_BYTES), b"")
             del data[fill([memoryview(data)], enforce_minimum_rate(chunks, self._timeout, shown)) :]
             return data

@@ -126,8 +126,8 @@ class HubFolder(Bucket):
     @property
     def place(self) -> str:
         endpoint = self.hub.endpoint
-        said = {} if endpoint == _ENDPOINT else {"endpoint": endpoint}
-        return named_place(self.shown, said)
+        options = {} if endpoint == _ENDPOINT else {"endpoint": endpoint}
+        return named_place(self.shown, options)
 
     def credential(self) -> None:
         return None
