@@ -245,7 +245,7 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
         if kind in ("mask", "segmentation"):
             return kind if channels in (1, 3, 4, None) else None
         least = {"flow": 2, "normals": 3}.get(kind, 1)
-        is_coloured = kind == "flow" and dtype == np.uint8  # a color rendering of flow
+        is_coloured = kind == "flow" and dtype == np.uint8  # a colour rendering of flow
         if (channels is None or channels >= least) and not is_coloured:
             return kind
     is_image = dtype == np.uint8 or not _IMAGES.isdisjoint(words)

@@ -71,7 +71,7 @@ class Blosc(Compressor):
         # Older numcodecs take the type size from the array, not as a parameter.
         self._typesize = typesize
         super().__init__(**parameters)
-        self._probe: Any = None  # for chains that favor speed over size: see `encode_planes`
+        self._probe: Any = None  # for chains that favour speed over size: see `encode_planes`
         if parameters.get("cname") == "lz4hc" and parameters.get("shuffle", 1) == 1:
             quick = {**parameters, "id": "blosc", "cname": "lz4", "clevel": 9}
             self._probe = numcodecs.get_codec(quick)

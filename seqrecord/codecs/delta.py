@@ -1,4 +1,4 @@
-"""Delta filter: differences of neighbors, and their running sums for decoding.
+"""Delta filter: differences of neighbours, and their running sums for decoding.
 
 NumPy has two ways to compute running sums; the array's shape decides which is faster. A serial sum
 over elements is bound by the adder, about one cycle per element, and hardly by memory. A sum of
@@ -23,8 +23,8 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
 
     With `axis=None` the array is one sequence in C order. `width` is the size in bytes of the
     integers that are subtracted: that of the array's elements by default, or a larger one that
-    covers several neighbors on the last axis. Wider integers decode faster, and borrows between
-    neighbors hardly affect compression. With `restart`, integers at its multiples are stored
+    covers several neighbours on the last axis. Wider integers decode faster, and borrows between
+    neighbours hardly affect compression. With `restart`, integers at its multiples are stored
     unchanged too, so that decoding needs one pass in place of two.
     """
 

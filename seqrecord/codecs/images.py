@@ -40,8 +40,8 @@ SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
 
 _JPEGXL_EFFORT = 3
 _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
-# By PNG bit depth and color type: lossless Pillow modes. Pillow would silently halve the depth of
-# 16-bit color.
+# By PNG bit depth and colour type: lossless Pillow modes. Pillow would silently halve the depth of
+# 16-bit colour.
 _PNG_MODES = {(8, 0): {"L"}, (8, 2): {"RGB"}, (8, 6): {"RGBA"}, (16, 0): {"I;16", "I"}}
 _JPEG_MODES = {"L", "RGB"}
 _ERRORS = (
@@ -71,7 +71,7 @@ def probe(data: bytes | memoryview) -> ImageHeader:
     """Read the header of an image or npy file without decoding pixels.
 
     Supports uint8 [H, W] and [H, W, 3], and for PNG uint8 [H, W, 4] and uint16 [H, W]. An npy file
-    may have any dtype and shape. Raises `ValueError` otherwise: for palettes, 16-bit color, CMYK,
+    may have any dtype and shape. Raises `ValueError` otherwise: for palettes, 16-bit colour, CMYK,
     and files with several pictures.
     """
     if data[: len(MAGIC)] == MAGIC:
@@ -128,7 +128,7 @@ def decode_image_into(
             check_upright(orientation_of(image))
     if pixels.shape != out.shape:
         raise ValueError(f"the image decodes to {list(pixels.shape)}, expected {list(out.shape)}")
-    np.copyto(out, pixels, casting="unsafe")  # 16-bit gray is int32 in older Pillow
+    np.copyto(out, pixels, casting="unsafe")  # 16-bit grey is int32 in older Pillow
 
 
 def encode_image(
@@ -226,7 +226,7 @@ def _open(data: bytes | memoryview, name: str) -> Image.Image:
 
 def _header(image: Image.Image, data: bytes | memoryview, name: str) -> ImageHeader:
     if name == "png":
-        # IHDR is the first chunk: bit depth and color type follow width and height.
+        # IHDR is the first chunk: bit depth and colour type follow width and height.
         modes = _PNG_MODES.get((data[24], data[25]), set()) if len(data) > 25 else set()
     else:
         modes = _JPEG_MODES

@@ -1,4 +1,4 @@
-"""Integer filters: bias and zigzag for small signed numbers, green subtraction for colors."""
+"""Integer filters: bias and zigzag for small signed numbers, green subtraction for colours."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _colour(name: str) -> tuple[CodecConfig, ...]:
 
 def _flow(name: str, pixel: int, planes: CodecConfig) -> tuple[CodecConfig, ...]:
     width = {"width": pixel} if pixel in (4, 8) else {}
-    # Without a width, neighbors along the flattened array are channels of one pixel.
+    # Without a width, neighbours along the flattened array are channels of one pixel.
     columns = {"id": "seqrecord.delta", "axis": None if width else -2, **width}
     return ({**_rows(name), **width}, columns, {"id": "seqrecord.bias"}, planes)
 

@@ -11,7 +11,7 @@ _CHANNELS = (1, 3, 4)  # numbers of uint8 channels that Pillow resizes together
 
 
 def nearest_pixels(length: int, size: int) -> npt.NDArray[np.int64]:
-    """Indices of the source pixels whose centers are nearest to those of `size` pixels: int64."""
+    """Indices of the source pixels whose centres are nearest to those of `size` pixels: int64."""
     found: npt.NDArray[np.int64] = (2 * np.arange(size) + 1) * length // (2 * size)
     return found
 

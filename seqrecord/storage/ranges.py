@@ -34,8 +34,8 @@ def coalesce(
 ) -> list[tuple[ByteRange, list[int]]]:
     """Merge nearby ranges of one file into fewer, longer reads.
 
-    Merges neighbors with at most `max_gap` unwanted bytes between them, up to `max_length` bytes in
-    total; a longer single range is not split. Returns the reads in file order, each with the
+    Merges neighbours with at most `max_gap` unwanted bytes between them, up to `max_length` bytes
+    in total; a longer single range is not split. Returns the reads in file order, each with the
     indices of its ranges. Thresholds have no defaults here, so that one caller defines them.
 
     Raises `ValueError` unless each range has `0 <= start <= stop`.
@@ -71,7 +71,7 @@ def plan(
 ) -> list[ReadRequest]:
     """Plan the requests that fill the buffers of a read, in file order.
 
-    Splits a range longer than `max_bytes` into equal pieces. Merges neighbors with at most
+    Splits a range longer than `max_bytes` into equal pieces. Merges neighbours with at most
     `max_gap` unwanted bytes between them, up to `max_bytes` in total; unwanted bytes go to extra
     memory. Overlapping ranges become separate requests, and empty ranges none. Views refer to the
     given buffers.

@@ -1,4 +1,4 @@
-"""Decoding of groups of pictures (GOPs) with PyAV, to RGB or 16-bit gray, into given memory.
+"""Decoding of groups of pictures (GOPs) with PyAV, to RGB or 16-bit grey, into given memory.
 
 Packets are not trusted. Frame numbers pass through the decoder as timestamps, so missing, duplicate
 or reordered frames are detected, whatever the stream declares. The decoder has a limit of pixels
@@ -25,7 +25,7 @@ from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own decoder needs a GPU
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 _HIDDEN = 1 << 20  # first timestamp of hidden frames
-_SCALING = 0x20 | 0x2000  # swscale: SWS_AREA; SWS_FULL_CHR_H_INT for color at full width
+_SCALING = 0x20 | 0x2000  # swscale: SWS_AREA; SWS_FULL_CHR_H_INT for colour at full width
 _MARGIN = 64  # pixels per axis that a stream may code beyond the visible ones
 
 
@@ -233,7 +233,7 @@ def describe_video(
         frame = _first_frame(context, gop.packets)
         config = VideoConfig(codec, frame.format.name, matrix, color_range)
         if config.pixel_format == GREY16:
-            raise ValueError(f"frames of {GREY16} are not color pictures")
+            raise ValueError(f"frames of {GREY16} are not colour pictures")
     except video_errors() as error:
         raise CodecError("this video cannot be stored encoded", got=str(error)[:300]) from error
     return (frame.height, frame.width, 3), config.to_json()

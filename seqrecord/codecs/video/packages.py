@@ -57,7 +57,7 @@ def colours(frame: Any) -> dict[str, int]:
 
 @cache
 def one_thread() -> dict[str, int]:
-    """Arguments that make PyAV convert colors on the calling thread; none before PyAV 17."""
+    """Arguments that make PyAV convert colours on the calling thread; none before PyAV 17."""
     frame = pyav().VideoFrame(16, 16, "yuv420p")
     try:
         frame.reformat(format="rgb24", threads=1)

@@ -298,9 +298,9 @@ def _frames_of_vp9(data: bytes) -> Iterator[bytes]:
 
 
 def _vp9_frame(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Height, width and color bits of a frame; nothing if its size is that of a reference frame.
+    """Height, width and colour bits of a frame; nothing if its size is that of a reference frame.
 
-    Color bits are 0 if unchanged since the previous frame.
+    Colour bits are 0 if unchanged since the previous frame.
     """
     take = _bits(data[:32])
     marker, profile = take(2), take(1) | take(1) << 1
