@@ -289,8 +289,8 @@ def test_mounts_are_found_in_the_kernels_table(tmp_path: Path) -> None:
     local = "ext4 xfs btrfs zfs overlay tmpfs fuse.gocryptfs fuse.ntfs-3g fuseblk"
     for kind in f"{remote} {local}".split():
         table = f"30 22 0:40 / /mnt/data rw,relatime shared:1 - {kind} from rw"
-        expected = "/mnt/data" if kind in remote.split() else None
-        assert find_remote_mount("/mnt/data/set", table=table) == expected, kind
+        found = find_remote_mount("/mnt/data/set", table=table)
+        assert found == ("/mnt/data" if kind in remote.split() else None), kind
     assert find_remote_mount(tmp_path) is None  # this folder, by the table of this machine
     assert find_remote_mount("/proc/self") is None
 

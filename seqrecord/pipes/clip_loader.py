@@ -256,7 +256,7 @@ class ClipLoader:
             for frames in self.unused(0).values():
                 more += f", {counted(frames, 'frame')} in no clip"
         elif self.planner.settings.shuffle:
-            settings, whole = self.planner.fit(1).settings, self.planner.context().whole_block()
+            settings, whole = self.planner.fit(1).settings, self.planner.facts().whole_block()
             if settings.first_block_frames < whole:
                 places = counted(settings.num_cursors, "place")
                 more = f"; mixed from {places} of an epoch"

@@ -229,7 +229,7 @@ class EpochPlanner:
     def most_bytes(self, num_parts: int) -> int:
         """The most bytes that any epoch in so many parts takes."""
         fitted = self.fit(num_parts)
-        held = resident_bounds(self.context(), fitted.settings)
+        held = resident_bounds(self.facts(), fitted.settings)
         return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def decodes_once(self, num_workers: int) -> bool:
