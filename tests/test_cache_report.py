@@ -72,7 +72,7 @@ def test_a_state_does_not_depend_on_the_cache(remote: str, tmp_path: Path) -> No
     assert [(clip["episode"], clip["start"]) for clip in plain] == rest
 
 
-def test_a_local_path_needs_none_and_folder_and_limit_belong_together(tmp_path: Path) -> None:
+def test_a_local_path_needs_none(tmp_path: Path) -> None:
     with pytest.raises(LocationError, match="needs no cache"):
         open_storage(tmp_path, cache_dir=tmp_path / "cache", cache_limit="1GiB")
     assert not (tmp_path / "cache").exists()
