@@ -17,7 +17,7 @@ from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange, check_wanted, coalesce, plan
-from seqrecord.storage.requests import RequestReader, enforce_minimum_rate, fill
+from seqrecord.storage.requests import RequestReader, check_rate, fill
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.own_threads import own_threads
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
@@ -179,8 +179,8 @@ def test_a_body_that_trickles_is_given_up() -> None:
     chunks = [bytes(640 << 10)] * 2 + [bytes(1000)] * 20  # 64 KiB a second, then next to nothing
     got = []
     with pytest.raises(TransientError, match=r"too slowly: \d+ bytes in 30 s; file: f"):
-        got += list(enforce_minimum_rate(iter(chunks), 15, "f", clock=lambda: next(times)))
-    assert len(list(enforce_minimum_rate(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
+        got += list(check_rate(iter(chunks), 15, "f", clock=lambda: next(times)))
+    assert len(list(check_rate(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
 
 
 def test_missing_bytes_are_the_files_end_or_an_accident() -> None:

@@ -72,13 +72,11 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
             if pixels.dtype.kind == "f" and not np.isfinite(low + high).all():
                 finite = np.isfinite(block)
                 masks = (np.isnan(block), block == np.inf, block == -np.inf)
-                odd += [_reduce_channels(np.add, mask.sum(0), channels) for mask in masks]
+                odd += [_by_channel(np.add, mask.sum(0), channels) for mask in masks]
                 low = np.where(finite, block, np.inf).min(0)
                 high = np.where(finite, block, -np.inf).max(0)
-            low, high = (
-                _reduce_channels(np.minimum, low, channels),
-                _reduce_channels(np.maximum, high, channels),
-            )
+            low = _by_channel(np.minimum, low, channels)
+            high = _by_channel(np.maximum, high, channels)
             if least is None and not is_exact:
                 shift = np.where(np.isfinite(low), low, 0).astype(np.float64)
             numbers = buffer[: block.size].reshape(block.shape)
@@ -90,9 +88,9 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
                 numbers[~finite] = 0
             least = low if least is None else np.minimum(least, low)
             most = high if most is None else np.maximum(most, high)
-            sums[0] += _reduce_channels(np.add, np.add.reduce(numbers, 0), channels)
+            sums[0] += _by_channel(np.add, np.add.reduce(numbers, 0), channels)
             np.multiply(numbers, numbers, out=numbers)
-            sums[1] += _reduce_channels(np.add, np.add.reduce(numbers, 0), channels)
+            sums[1] += _by_channel(np.add, np.add.reduce(numbers, 0), channels)
     return [
         _channel_moments(pixels[:, i], odd[:, i], sums[:, i], float(shift[i]), least[i], most[i])
         for i in range(channels)
@@ -110,7 +108,7 @@ def _blocks(pixels: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
         yield pixels[whole:].reshape(1, -1)
 
 
-def _reduce_channels(reduce: np.ufunc, row: npt.NDArray[Any], channels: int) -> npt.NDArray[Any]:
+def _by_channel(reduce: np.ufunc, row: npt.NDArray[Any], channels: int) -> npt.NDArray[Any]:
     """Reduce a row [pixels * C] to [C]."""
     wide: Any = row.reshape(-1, channels)
     # float32 sums over rows would be inexact.

@@ -108,7 +108,7 @@ def fill(views: Iterable[memoryview], chunks: Iterable[Buffer]) -> int:
     return total
 
 
-def enforce_minimum_rate(
+def check_rate(
     chunks: Iterable[Buffer],
     timeout: float,
     file: str,

@@ -239,9 +239,7 @@ class RetryingStorage(StorageWrapper):
     ) -> None:
         super().__init__(inner)
         self.retrier = retrier or Retrier()
-        self._limiter = PerProcess(
-            partial(RateLimiter, requests_per_second, clock=self.retrier.clock)
-        )
+        self._rate = PerProcess(partial(RateLimiter, requests_per_second, clock=self.retrier.clock))
 
     def size(self, path: str) -> int:
         return self._repeated(path, lambda: self.inner.size(path))
@@ -321,7 +319,7 @@ class RetryingStorage(StorageWrapper):
         file = f"{self.url}/{path}"
 
         def request() -> _T:
-            delay = self._limiter.get().delay(path)
+            delay = self._rate.get().delay(path)
             if delay > 0:
                 self.retrier.sleep(delay, file=file)
             return function()

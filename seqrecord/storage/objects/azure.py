@@ -26,7 +26,7 @@ from seqrecord.storage.objects.bucket import (
     check_endpoint,
     check_token_endpoint,
     is_true,
-    single_credential,
+    one_kind,
     split_client_options,
 )
 from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
@@ -320,7 +320,7 @@ def _connection(text: str, shown: str) -> dict[str, str]:
 
 def _credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """The credential in settings, if any; raises `LocationError` for two or an incomplete one."""
-    credential = single_credential(_KINDS, settings, shown)
+    credential = one_kind(_KINDS, settings, shown)
     if "client_secret" in credential:
         credential = {name: settings[name] for name in _IDENTITY if settings.get(name)}
         if len(credential) < len(_IDENTITY):

@@ -197,19 +197,14 @@ def canonical_settings(
     return {ours: each[0] for ours, each in found.items() if each}
 
 
-def single_credential(
-    kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str
-) -> dict[str, Any]:
+def one_kind(kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """The credential in settings, by its kind; raises `LocationError` for several kinds."""
-    credentials = {name: settings[name] for name in kinds if settings.get(name)}
-    if len(credentials) > 1:
+    found = {name: settings[name] for name in kinds if settings.get(name)}
+    if len(found) > 1:
         raise LocationError(
-            "credentials of more than one kind",
-            file=shown,
-            expected="one",
-            got=", ".join(credentials),
+            "credentials of more than one kind", file=shown, expected="one", got=", ".join(found)
         )
-    return credentials
+    return found
 
 
 def is_true(value: object) -> bool:

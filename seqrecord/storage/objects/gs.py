@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from seqrecord.storage.objects.bucket import (
-    Bucket,
-    Names,
-    check_token_endpoint,
-    is_true,
-    single_credential,
-)
+from seqrecord.storage.objects.bucket import Bucket, Names, check_token_endpoint, is_true, one_kind
 from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -54,7 +48,7 @@ class GcsBucket(Bucket):
             given["skip_signature"] = is_true(given["skip_signature"])
         kinds = tuple(cls.names)[:-1]
         first = {name: found[name] for name in [n for n in kinds if n in found][:1]}
-        config = single_credential(kinds, given, shown) or first
+        config = one_kind(kinds, given, shown) or first
         if url := given.get("base_url") or found.get("base_url"):
             config["base_url"] = url if "://" in url else f"http://{url}"
         if not config.get("skip_signature"):

@@ -13,7 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 
 from seqrecord.errors import StorageError
-from seqrecord.storage.requests import enforce_minimum_rate, fill
+from seqrecord.storage.requests import check_rate, fill
 
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
@@ -96,7 +96,7 @@ class HttpFiles:
                 return bytearray()
             data = bytearray(int(content_range[2]) + 1 - start)
             chunks = iter(lambda: answer.read1(_READ_BYTES), b"")
-            del data[fill([memoryview(data)], enforce_minimum_rate(chunks, self._timeout, shown)) :]
+            del data[fill([memoryview(data)], check_rate(chunks, self._timeout, shown)) :]
             return data
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:

@@ -11,13 +11,7 @@ from seqrecord.storage.base import check_path, too_large
 from seqrecord.storage.clients import RUNTIME, Clients
 from seqrecord.storage.failures import call
 from seqrecord.storage.objects.bucket import Bucket
-from seqrecord.storage.requests import (
-    TIMEOUT_SECONDS,
-    Request,
-    RequestReader,
-    enforce_minimum_rate,
-    fill,
-)
+from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, RequestReader, check_rate, fill
 
 _SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
@@ -44,7 +38,7 @@ class ObstoreReader(RequestReader):
 
     Responses are copied to the buffers in chunks, so that memory has no second copy of a request.
     An attempt fails after `timeout` seconds without data, or with very little: see
-    `enforce_minimum_rate`. If a file is replaced between two reads (the e-tag differs), reads fail
+    `check_rate`. If a file is replaced between two reads (the e-tag differs), reads fail
     until the next `size`.
 
     `fallback` reads without obstore: in a forked child after its parent used obstore, and in any
@@ -100,7 +94,7 @@ class ObstoreReader(RequestReader):
             if found and not found.startswith("W/"):  # weak e-tags do not support `if_match`
                 self._tags.setdefault(path, found)
             chunks = (memoryview(chunk) for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES))
-            got = call(file, fill, views, enforce_minimum_rate(chunks, self._timeout, file))
+            got = call(file, fill, views, check_rate(chunks, self._timeout, file))
         if got != item.length:
             raise self.missing(path, file, item, got)
 
