@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, DestinationError
+from seqrecord.feature_kinds import size_in
 from seqrecord.indexing.opening import opened
-from seqrecord.lazy import required
-from seqrecord.meanings import size_in
+from seqrecord.lazy import import_extra
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
@@ -55,7 +55,7 @@ def view_rerun(
     At most 32 frames are in memory. Raises `MissingPackageError` without rerun-sdk, `ClipError` for
     arguments out of range and missing episodes, `DestinationError` if the file cannot be written.
     """
-    rerun = required("rerun", "this requires Rerun, the extra `rerun`: pip install rerun-sdk")
+    rerun = import_extra("rerun", "this requires Rerun, the extra `rerun`: pip install rerun-sdk")
     if every < 1:
         raise ClipError("every is too small", expected="1 or more", got=every)
     with opened(data, features=features, storage_options=storage_options) as dataset:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.indexing.opening import opened
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.text import repr_of
@@ -78,7 +78,7 @@ def view(
         figure = seqrecord.view("records/", start=10, clip_len=8, features=["image", "depth"])
         figure.savefig("clip.png")
     """
-    required("matplotlib", "plots require matplotlib, the extra `view`: pip install matplotlib")
+    import_extra("matplotlib", "plots require matplotlib, the extra `view`: pip install matplotlib")
     if max_columns < 1:
         raise ClipError("max_columns is too small", expected="1 or more", got=max_columns)
     if isinstance(data, Mapping):
