@@ -39,8 +39,6 @@ MODULES = [
 WITHOUT_EXAMPLE = {
     "seqrecord.Dataset",
     "seqrecord.EpisodeInfo",
-    "seqrecord.FeatureSpec",
-    "seqrecord.Schema",
     "seqrecord.SeqRecordIterableDataset",
     "seqrecord.SeqRecordMapDataset",
     "seqrecord.SeqRecordMix",
@@ -69,7 +67,6 @@ WITHOUT_EXAMPLE = {
     "seqrecord.sources.Account",
     "seqrecord.sources.SourceFormat",
     "seqrecord.sources.unread_files",
-    "seqrecord.statistics.Statistics",
 }
 """Classes and functions in the Python examples of the pages that lack an `Example:`.
 

@@ -38,7 +38,7 @@ class VariableRows:
     """Rows of a feature with a variable shape, each with room for the largest frame."""
 
     def __init__(self, num_rows: int, spec: ArraySpec) -> None:
-        assert spec.largest is not None, "the largest frame is known"
+        assert spec.largest is not None, "spec.largest is set"
         self._dtype = spec.dtype
         self._memory = page_aligned((num_rows, aligned(spec.largest)), np.dtype(np.uint8))
         self._shapes = np.zeros((num_rows, len(spec.shape)), SHAPE_DTYPE)

@@ -188,7 +188,7 @@ def batch_pools(
             shape: Any = (size, length, *spec.shape)
             pools[name] = pool(shape, spec.dtype, keep)
         else:
-            assert spec.largest is not None, "the largest frame is known"
+            assert spec.largest is not None, "spec.largest is set"
             room = (size * length * spec.largest,)
             pools[name] = _FreshPool(room, _BYTE, 0) if shared else BufferPool(room, _BYTE, keep)
     return pools
