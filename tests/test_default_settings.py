@@ -20,7 +20,7 @@ from benchmarks.tartanair.shuffle_quality import (
 )
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
+from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings, Shard, resident_bounds
 from seqrecord.sampling.memory import Demand, FrameSizes
 from tests.clip_cases import Case, cases, episode_table
 
@@ -37,7 +37,7 @@ def settled(
     max_held: int,
     shuffle_buffer: int | None = 256,
     *,
-    num_parts: int = 1,
+    num_shards: int = 1,
     num_cursors: int | None = None,
     **wanted: Any,
 ) -> PlanSettings:
@@ -46,7 +46,7 @@ def settled(
         PlanSettings(**wanted),
         shuffle_buffer=shuffle_buffer,
         max_held=max_held,
-        num_parts=num_parts,
+        num_shards=num_shards,
         num_cursors=num_cursors,
     )
 
@@ -100,13 +100,13 @@ def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "num_parts", "reread"),
+    ("copies", "num_shards", "reread"),
     [(1, 8, 1.10), pytest.param(20, 64, 1.10, marks=pytest.mark.slow), (20, 256, 1.20)],
 )
-def test_many_parts_are_mixed_well_too(copies: int, num_parts: int, reread: float) -> None:
+def test_many_parts_are_mixed_well_too(copies: int, num_shards: int, reread: float) -> None:
     data = dataset(ABANDONEDFACTORY * copies, ClipSpec(16))
-    chosen = settled(data, 1000, None, num_parts=num_parts, batch_size=32, seed=3)
-    found = measure(*data, chosen, num_parts=num_parts, some=8, epochs=2)
+    chosen = settled(data, 1000, None, num_shards=num_shards, batch_size=32, seed=3)
+    found = measure(*data, chosen, num_shards=num_shards, some=8, epochs=2)
     assert found.quality.episodes >= 6
     assert found.quality.neighbours <= 0.8
     assert found.reread <= reread
@@ -126,16 +126,16 @@ def test_rounds_of_small_frames_begin_small() -> None:
 def test_says_what_limits_mixing() -> None:
     data = dataset(ABANDONEDFACTORY, ClipSpec(16))
 
-    def limit(num_parts: int, room: int) -> str | None:
-        chosen = settled(data, room, None, num_parts=num_parts, batch_size=32)
-        return demand(ClipFacts.of(*data), chosen, num_parts=num_parts).mixing_limit(room)[0]
+    def limit(num_shards: int, room: int) -> str | None:
+        chosen = settled(data, room, None, num_shards=num_shards, batch_size=32)
+        return demand(ClipFacts.of(*data), chosen, num_shards=num_shards).mixing_limit(room)[0]
 
     assert limit(1, 1000) is None
     assert "memory_limit leaves room for 200 B of frames" in str(limit(1, 200))
     assert "would read" in str(limit(40, 100_000))
 
 
-VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, parts
+VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, shards
     (60, 100, 50, 16, 1),
     (30, 600, 250, 16, 1),
     (30, 600, 250, 32, 1),
@@ -155,21 +155,21 @@ def test_long_gops_and_many_ranks_are_mixed_like_a_full_shuffle(
     case: tuple[int, int, int, int, int],
 ) -> None:
     """480x640, clips of 16; a tenth of a percent of the frames are stored."""
-    number, frames, gop, batch, parts = case
+    number, frames, gop, batch, shards = case
     video = default_mixing.Case(
         "", (frames,) * number, (gop,), (default_mixing.RGB,), (), pieces=32
     )
-    found = default_mixing.measured(video, batch, parts)
+    found = default_mixing.measured(video, batch, shards)
     assert found.episodes >= 0.85 * found.full_episodes
     assert found.nbytes <= 8 << 30
     assert found.reading <= 1.1
 
 
 def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
-    """Reading allows two cursors; with the memory that is named, the part is one round."""
+    """Reading allows two cursors; with the memory that is named, the shard is one round."""
     data = dataset((100,) * 60, ClipSpec(17), chunk_frames=2)
     asked = PlanSettings(batch_size=32)
-    few = demand(ClipFacts.of(*data), asked, num_parts=8)
+    few = demand(ClipFacts.of(*data), asked, num_shards=8)
     chosen = few.default_settings(500, 500)
     said, of_memory = replace(few, settings=chosen).mixing_limit(500)
     assert of_memory
@@ -180,19 +180,19 @@ def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
 
 
 @pytest.mark.parametrize("chunk_frames", [1, 5, 8, 16, 31, 64])
-@pytest.mark.parametrize("num_parts", [1, 8])
+@pytest.mark.parametrize("num_shards", [1, 8])
 @pytest.mark.parametrize(
     "spec", [ClipSpec(16), ClipSpec(16, stride=4), ClipSpec(16, dilation=3), ClipSpec(64)]
 )
-def test_the_defaults_read_little_twice(spec: ClipSpec, num_parts: int, chunk_frames: int) -> None:
+def test_the_defaults_read_little_twice(spec: ClipSpec, num_shards: int, chunk_frames: int) -> None:
     table, episodes = data = dataset(ABANDONEDFACTORY * 4, spec, chunk_frames)
-    chosen = settled(data, 2000, num_parts=num_parts, batch_size=32)
+    chosen = settled(data, 2000, num_shards=num_shards, batch_size=32)
     frames, chunks = 0, 0
-    for index in range(num_parts):
-        for work in EpochPlan(table, episodes, chosen, part=Part(index, num_parts)).rounds():
+    for index in range(num_shards):
+        for work in EpochPlan(table, episodes, chosen, shard=Shard(index, num_shards)).rounds():
             frames += int(work.groups[0].loads.count.sum())
             chunks += len(work.groups[0].loads)
-    most = 1.05 if num_parts == 1 else 1.1
+    most = 1.05 if num_shards == 1 else 1.1
     assert frames <= most * episodes.num_frames.sum()
     assert chunks <= (most + 0.02) * (-(-episodes.num_frames // chunk_frames)).sum()
 
@@ -271,7 +271,7 @@ def test_no_clip_at_all_needs_no_special_care() -> None:
 def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bool) -> None:
     data = dataset((100,) * 1_000_000, spec, chunk_frames=16)
     began = time.thread_time()  # however long it waits for a core
-    settled(data, 20_000_000, None, num_parts=4096, shuffle=shuffle, batch_size=32)
+    settled(data, 20_000_000, None, num_shards=4096, shuffle=shuffle, batch_size=32)
     assert time.thread_time() - began < 1
 
 

@@ -233,7 +233,7 @@ def test_other_numbers_of_workers(
     given, state = given_by(loader, 5)
     for number in others:
         rest = [clip for batch in loaded(path, state, number, **changes) for clip in batch]
-        # The same parts go on as they were. Those with a clip less than others give one of these.
+        # The same shards go on as they were. Those with a clip less than others give one of these.
         is_equal = changes.get("even_batches", True)
         repeated = -len(every) % workers if number == workers and is_equal else 0
         assert len(set(rest) & set(given)) <= repeated

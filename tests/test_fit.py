@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
+from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings, Shard
 from seqrecord.sampling.memory import Demand, Fit, FrameSizes
 from tests.clip_cases import Case, cases
 
@@ -65,7 +65,7 @@ def test_takes_no_more_than_the_limit_or_says_the_least_that_does(
         demand.fit(least - 1)
     for limit in (least, least + more):
         made = demand.fit(limit)
-        plan = EpochPlan(case.table, case.episodes, made.settings, part=Part(1, 2))
+        plan = EpochPlan(case.table, case.episodes, made.settings, shard=Shard(1, 2))
         assert taken(made, plan, fixed=fixed) <= limit
         # A state with these settings needs no more.
         same = demand.fit_given(made.settings, limit)

@@ -103,7 +103,7 @@ def check_shares(names: list[str], shares: dict[str, Fraction], unit: int = 1) -
 
 
 def check_source_epochs(clips: list[tuple[str, int]], num_clips: int) -> None:
-    """That clips of one source, in one part, are epochs that each have all clips once."""
+    """That clips of one source, in one shard, are epochs that each have all clips once."""
     for begin in range(0, len(clips), num_clips):
         epoch = clips[begin : begin + num_clips]
         assert len(set(epoch)) == len(epoch)
@@ -691,7 +691,7 @@ def test_stateful_loader(root: Path, workers: int, persistent: bool) -> None:
 
 
 def test_workers(root: Path) -> None:
-    """Each worker has shares and parts of its own, and goes on after a state."""
+    """Each worker has shares and shards of its own, and goes on after a state."""
     mix = mixed(root, stopping_strategy=9)
     loader: StatefulDataLoader[Any] = StatefulDataLoader(mix, batch_size=None, num_workers=2)
     with leaves_nothing():

@@ -1,4 +1,4 @@
-"""What is left of an epoch when the number of parts changes, against plans that were run."""
+"""What is left of an epoch when the number of shards changes, against plans that were run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from seqrecord import ClipSpec, StateError
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
+from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings, Shard, resident_bounds
 from seqrecord.sampling.elastic import Session, find_remaining
 from tests import test_plan_groups as groups
 from tests.clip_cases import episode_table
@@ -27,23 +27,23 @@ SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
 def plans_of(
     table: ClipTable, episodes: EpisodeTable, session: Session, *, epoch: int, number: int
 ) -> list[EpochPlan]:
-    """Of all parts of a session."""
+    """Of all shards of a session."""
     given: Any = {"epoch": epoch, "session": number}
     return [
-        EpochPlan(table, episodes, session.settings, part=Part(i, session.num_parts), **given)
-        for i in range(session.num_parts)
+        EpochPlan(table, episodes, session.settings, shard=Shard(i, session.num_shards), **given)
+        for i in range(session.num_shards)
     ]
 
 
 def batches_of(plan: EpochPlan, session: Session) -> int:
-    """How many of its batches a part has given."""
-    return min(session.batches[plan.part.index % len(session.batches)], plan.num_batches)
+    """How many of its batches a shard has given."""
+    return min(session.batches[plan.shard.index % len(session.batches)], plan.num_batches)
 
 
 def given_in(
     plans: list[EpochPlan], session: Session, episodes: EpisodeTable, spec: ClipSpec
 ) -> Clips:
-    """What the parts have given; each plan is checked."""
+    """What the shards have given; each plan is checked."""
     found: Clips = Counter()
     for plan in plans:
         engine = Engine.of(plan, episodes, spec).finish()
@@ -77,7 +77,7 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
     earlier: Clips = Counter()
     over = list[Session]()
     for number, session in enumerate(data.draw(chains(request.settings))):
-        size, most = session.settings.batch_size or 1, table.num_clips // session.num_parts
+        size, most = session.settings.batch_size or 1, table.num_clips // session.num_shards
         if not number and session.settings.drop_last and most < size:
             return  # which is refused
         plans = plans_of(table, episodes, session, epoch=epoch, number=number)
@@ -85,7 +85,7 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
         session = replace(session, batches=tuple(min(count, most) for count in session.batches))
         found = given_in(plans, session, episodes, case.spec)
         repeated = sum(plan.num_repeated for plan in plans)
-        assert found.total() - len(found) <= repeated < max(session.num_parts, 1)
+        assert found.total() - len(found) <= repeated < max(session.num_shards, 1)
         over.append(session)
         table = find_remaining(case.table, episodes, over, epoch=epoch)
         left = clips_of(table)
@@ -141,17 +141,17 @@ def test_clips_that_come_several_times(
 
 @given(groups.cases(), st.integers(0, 9))
 def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
-    parts = [replace(case, part=Part(i, case.part.count)) for i in range(case.part.count)]
-    plans = [groups.plan_of(part) for part in parts]
+    shards = [replace(case, shard=Shard(i, case.shard.count)) for i in range(case.shard.count)]
+    plans = [groups.plan_of(shard) for shard in shards]
     if plans[0] is None:
         return
     given: Clips = Counter()
     session = Session(1, (0,), case.settings)
     most = max(plan.num_batches for plan in plans if plan is not None)
-    session = Session(case.part.count, (min(batches, most),), case.settings)
-    for part, plan in zip(parts, plans, strict=True):
+    session = Session(case.shard.count, (min(batches, most),), case.settings)
+    for shard, plan in zip(shards, plans, strict=True):
         assert plan is not None
-        engine = part.engine(plan).finish()
+        engine = shard.engine(plan).finish()
         given.update(engine.clips[: plan.first_clip(batches_of(plan, session))])
     rest = find_remaining(
         case.table, case.episodes, [session], epoch=case.epoch, windows=case.windows
@@ -170,7 +170,7 @@ def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
 
 @pytest.mark.parametrize("given", [1, 2])
 def test_small_parts_of_one_cursor(given: int) -> None:
-    """A part's clips come in one order, whichever parts are looked at with it."""
+    """A shard's clips come in one order, whichever shards are looked at with it."""
     lengths = (31, 40, 28, 17)
     episodes = episode_table(lengths, [8] * 4)
     table = enumerate_clips(ClipSpec(9), episodes, np.arange(4))
@@ -204,7 +204,7 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
     assert rest.num_clips == table.num_clips - 4 * 1000 * 4
     segments = rest.count > 8
     assert segments.sum() <= 4 * 8 + 8  # one of each cursor, which may have several episodes
-    assert rest.count[~segments].sum() <= 4 * 8 * 16  # at most a round of each part
+    assert rest.count[~segments].sum() <= 4 * 8 * 16  # at most a round of each shard
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from seqrecord.pipes.distributed import say_once, this_worker
 from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
-from seqrecord.sampling import Part, Plan
+from seqrecord.sampling import Plan, Shard
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Order:
     workers: int
 
     @property
-    def parts(self) -> int:
+    def shards(self) -> int:
         return self.ranks * self.workers
 
     def loader(self, clips: SeqRecordMapDataset) -> ClipLoader:
@@ -42,9 +42,9 @@ class Order:
         return ClipLoader(select(clips.dataset, options), options)
 
     def plan(self, loader: ClipLoader, epoch: int, share: int) -> Plan:
-        """That of the batches i with `i % parts == share`."""
+        """That of the batches i with `i % shards == share`."""
         worker, rank = divmod(share, self.ranks)
-        return loader.plan(epoch, Part(rank * self.workers + worker, self.parts))
+        return loader.plan(epoch, Shard(rank * self.workers + worker, self.shards))
 
 
 @dataclass(frozen=True)

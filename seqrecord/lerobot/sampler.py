@@ -29,7 +29,7 @@ class PlannedSampler(Sampler[int]):
 
     The batches of an epoch are shared out as Accelerate and DataLoader do: batch i is for rank
     i mod `num_replicas`, and there for worker (i div `num_replicas`) mod `num_workers`. Each has a
-    part of the epoch of its own. All give equally many batches, and what is left comes last.
+    shard of the epoch of its own. All give equally many batches, and what is left comes last.
     Where batches go elsewhere all items are right, but slow.
 
     Args:
@@ -42,7 +42,7 @@ class PlannedSampler(Sampler[int]):
             them out, as for a `DistributedSampler`. The few items that are left are left out. By
             default all batches, for Accelerate.
         seed: the order is a function of it.
-        shuffle: if false, each part has its frames in stored order.
+        shuffle: if false, each shard has its frames in stored order.
         drop_last_frames: leave out so many last frames of each episode.
         memory_limit: of each process that reads, as for `SeqRecordPipe`.
 
@@ -74,16 +74,16 @@ class PlannedSampler(Sampler[int]):
             check_integer("num_replicas", num_replicas, least=1, most=MOST),
             max(1, check_integer("num_workers", num_workers, least=0, most=MOST)),
         )
-        parts, ranks = self._order.parts, self._order.ranks
-        self._shares = range(parts)
+        shards, ranks = self._order.shards, self._order.ranks
+        self._shares = range(shards)
         if rank is not None:
             rank = check_integer("rank", rank, least=0, most=ranks - 1)
-            self._shares = range(rank, parts, ranks)
+            self._shares = range(rank, shards, ranks)
         self._first = dataset.first_items
         self._loader = self._order.loader(dataset.clips)
         self._num_clips = self._loader.clips(0).num_clips
-        # Of the batches in which all shares take turns: parts differ by one clip at most.
-        self._num_turns = self._num_clips // parts // self._order.batch_size * len(self._shares)
+        # Of the batches in which all shares take turns: shards differ by one clip at most.
+        self._num_turns = self._num_clips // shards // self._order.batch_size * len(self._shares)
         self._is_rest_given = rank is None
         self._epoch, self._start = 0, 0
 

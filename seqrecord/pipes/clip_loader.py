@@ -28,7 +28,7 @@ from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Remainder, Sessions, State, sessions_of
-from seqrecord.sampling import Part, Plan, count_unused_frames
+from seqrecord.sampling import Plan, Shard, count_unused_frames
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
@@ -104,9 +104,9 @@ class ClipLoader:
         """The clips of an epoch."""
         return self.planner.clips(epoch)
 
-    def plan(self, epoch: int, part: Part, rest: Remainder | None = None) -> Plan:
+    def plan(self, epoch: int, shard: Shard, rest: Remainder | None = None) -> Plan:
         """See `BatchSource`."""
-        return self.planner.plan(epoch, part, sessions_of(epoch, rest))
+        return self.planner.plan(epoch, shard, sessions_of(epoch, rest))
 
     def remainder_after(self, state: State) -> Remainder | None:
         """See `BatchSource`."""
@@ -218,12 +218,12 @@ class ClipLoader:
             **self.residency(),
         }
 
-    def residency(self, num_parts: int | None = None) -> dict[str, list[str]]:
+    def residency(self, num_shards: int | None = None) -> dict[str, list[str]]:
         """Features whose frames stay in memory, and those decoded anew in every epoch, in so many
-        parts; by default in those of the last iteration, or in one."""
+        shards; by default in those of the last iteration, or in one."""
         stays = self._iteration.frames_stay
-        if stays is None or num_parts is not None:
-            stays = self.planner.fit(num_parts or 1).in_memory is not None
+        if stays is None or num_shards is not None:
+            stays = self.planner.fit(num_shards or 1).in_memory is not None
         return self.planner.residency.features(stays)
 
     def columns(

@@ -137,13 +137,13 @@ class ClipSet:
             self._last[epoch, seed] = found
         return found
 
-    def clips_before(self, epoch: int, num_parts: int, *, seed: int, shuffle: bool) -> int:
-        """The number of clips in each of `num_parts` equal parts of all epochs before one."""
+    def clips_before(self, epoch: int, num_shards: int, *, seed: int, shuffle: bool) -> int:
+        """The number of clips in each of `num_shards` equal shards of all epochs before one."""
         if self.phases is not None:
-            return self.phases.clips_before(epoch, num_parts, seed=seed, shuffle=shuffle)
+            return self.phases.clips_before(epoch, num_shards, seed=seed, shuffle=shuffle)
         if self.chosen is not None:
-            return clips_before(self.chosen, epoch, num_parts, seed=seed)
-        return epoch * -(-self.clips.num_clips // num_parts)
+            return clips_before(self.chosen, epoch, num_shards, seed=seed)
+        return epoch * -(-self.clips.num_clips // num_shards)
 
     def locate(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """Episode rows and starts, int64[n] each, of clips by their numbers.

@@ -1,4 +1,4 @@
-"""This process's part of an epoch, among ranks and DataLoader workers."""
+"""This process's shard of an epoch, among ranks and DataLoader workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.processes.machine import usable_cores
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 
 _logger = logging.getLogger("seqrecord")
 _said: dict[str, object] = {}  # by the notice, of the thread that says it
 
 
 class Ranks:
-    """This process's rank, given or found, and its parts of an epoch. Picklable.
+    """This process's rank, given or found, and its shards of an epoch. Picklable.
 
     Args:
         rank, world_size: the rank, and how many there are. `world_size=1` gives the whole epoch to
@@ -37,8 +37,8 @@ class Ranks:
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self.given = None if world_size is None else Part(rank or 0, world_size)
-        self._sent: Part | None = None  # found by the process that pickled this
+        self.given = None if world_size is None else Shard(rank or 0, world_size)
+        self._sent: Shard | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
     def __getstate__(self) -> dict[str, Any]:
@@ -50,8 +50,8 @@ class Ranks:
         senders = frozenset() if self._received() is None else self._senders
         return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
 
-    def current(self) -> Part:
-        """This process's rank: the part of an epoch that all of its workers have together.
+    def current(self) -> Shard:
+        """This process's rank: the shard of an epoch that all of its workers have together.
 
         Raises `ClipError` if the environment makes no sense, and where Accelerate has several
         ranks and none was given.
@@ -60,26 +60,26 @@ class Ranks:
             return self.given
         found = self._find()
         _refuse_accelerate(found)
-        return found or Part()
+        return found or Shard()
 
     @property
     def in_process_group(self) -> bool:
         """Whether this process shares epochs with others of a `torch.distributed` process group."""
         return _of_process_group() is not None and self.current().count > 1
 
-    def part(self) -> Part:
-        """The part of this rank and worker: parts are numbered rank by rank, worker by worker."""
+    def shard(self) -> Shard:
+        """The shard of this rank and worker: shards are numbered rank by rank, worker by worker."""
         worker, workers = this_worker()
-        return self.parts_of_workers(workers)[worker]
+        return self.worker_shards(workers)[worker]
 
-    def parts_of_workers(self, num_workers: int) -> list[Part]:
-        """The parts of this rank's workers, in a process that has so many of them."""
+    def worker_shards(self, num_workers: int) -> list[Shard]:
+        """The shards of this rank's workers, in a process that has so many of them."""
         rank = self.current()
         first, count = rank.index * num_workers, rank.count * num_workers
-        return [Part(first + i, count) for i in range(num_workers)]
+        return [Shard(first + i, count) for i in range(num_workers)]
 
-    def part_beside(self, num_instances: int) -> Part:
-        """The part for a pipe before a filter that distributes to so many instances.
+    def shard_beside(self, num_instances: int) -> Shard:
+        """The shard for a pipe before a filter that distributes to so many instances.
 
         A `.sharding_filter()` is told of its instances by a DataLoader: of workers, and of ranks
         where `torch.distributed` is initialized. It may not be told of any.
@@ -88,7 +88,7 @@ class Ranks:
         """
         rank, (_, workers) = self.current(), this_worker()
         if num_instances == 1:
-            return self.part()
+            return self.shard()
         if num_instances == workers:
             return rank
         if self.given is not None and num_instances != self.given.count * workers:
@@ -96,15 +96,15 @@ class Ranks:
                 "a .sharding_filter() distributes to the ranks of torch.distributed, not to those "
                 "that were given",
                 expected=f"{self.given.count} ranks; leave the filter out: without one, ranks and "
-                "workers get parts of their own",
+                "workers get shards of their own",
                 got=f"{num_instances // workers} ranks",
             )
-        return Part()
+        return Shard()
 
-    def _find(self) -> Part | None:
+    def _find(self) -> Shard | None:
         return _of_process_group() or self._received() or _of_environment(os.environ)
 
-    def _received(self) -> Part | None:
+    def _received(self) -> Shard | None:
         """The rank that a process has sent which has started this one."""
         parent = multiprocessing.parent_process()
         return self._sent if parent is not None and parent.pid in self._senders else None
@@ -153,7 +153,7 @@ def say_once(notice: str) -> None:
     Every rank and worker comes to say the same. So the first one says it, as far as a process
     knows by now which it is.
     """
-    rank = Part()
+    rank = Shard()
     with suppress(ClipError):  # raised where the rank is needed
         rank = _of_process_group() or _of_environment(os.environ) or rank
     own = object()
@@ -167,8 +167,8 @@ def this_worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
-def _refuse_accelerate(found: Part | None) -> None:
-    """An error where only a part of a part could arrive. See `Ranks`."""
+def _refuse_accelerate(found: Shard | None) -> None:
+    """An error where only a part of a shard could arrive. See `Ranks`."""
     accelerate = sys.modules.get("accelerate.state")
     if found is None or found.count == 1 or accelerate is None:
         return
@@ -177,20 +177,20 @@ def _refuse_accelerate(found: Part | None) -> None:
     if object.__new__(kind).initialized and kind().num_processes > 1:
         raise ClipError(
             "Accelerate runs, which distributes to its ranks what a prepared loader gives: this "
-            "loader must be told which part to give",
+            "loader must be told which shard to give",
             expected="world_size=1 for a loader that accelerator.prepare gets; for any other "
             "rank=accelerator.process_index and world_size=accelerator.num_processes",
             got=f"neither, and rank {found.index} of {found.count} was found",
         )
 
 
-def _of_process_group() -> Part | None:
+def _of_process_group() -> Shard | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return Part(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return Shard(torch.distributed.get_rank(), torch.distributed.get_world_size())
     return None
 
 
-def _of_environment(environment: Mapping[str, str]) -> Part | None:
+def _of_environment(environment: Mapping[str, str]) -> Shard | None:
     """`RANK` of `WORLD_SIZE`, as torchrun sets them, or what Lightning sets for its processes.
 
     Lightning sets `WORLD_SIZE`, `NODE_RANK` and, on each node, `LOCAL_RANK` (its class
@@ -219,4 +219,4 @@ def _of_environment(environment: Mapping[str, str]) -> Part | None:
             expected="0 <= rank < world size; or give rank= and world_size=",
             got=" ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
         )
-    return Part(rank, world)
+    return Shard(rank, world)

@@ -27,7 +27,7 @@ from seqrecord.pipes.places import (
 from seqrecord.pipes.states import Clip, Remainder, Sharing, State
 from seqrecord.pipes.worker_epochs import Start, Turn, Turns, Worker
 from seqrecord.processes.forks import check_fork
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 from seqrecord.units import MOST, check_integer
 
 
@@ -72,24 +72,24 @@ class Epochs:
         is_open = self._last is not None and self._last.is_open
         return self._start.epoch + (self._is_begun and not is_open)
 
-    def iterate(self, part: Part, holder: str | None = None) -> Iterator[Clip]:
+    def iterate(self, shard: Shard, holder: str | None = None) -> Iterator[Clip]:
         """The batches of one epoch, or those that are left of the one that was loaded; `holder` is
         the class of a pipe behind this one that holds items.
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
-        loaded that is in the middle of an epoch of other parts, and lacks the positions of some; in
+        loaded that is in the middle of an epoch of other shards, and lacks positions of some; in
         a DataLoader's worker with the first `next`, for a worker that continues with another epoch
         would die of it.
         """
         try:
             self._holder = holder
-            self._find_iteration(Sharing.of(part))
+            self._find_iteration(Sharing.of(shard))
         except SeqRecordError as error:
             if get_worker_info() is None:
                 raise
             return map(_failed, [error])
         self._made = iteration = Iteration(self.loader)
-        return iteration.clips(partial(self._begin, part))
+        return iteration.clips(partial(self._begin, shard))
 
     def _find_iteration(self, sharing: Sharing) -> None:
         """Go to the place of a new iteration."""
@@ -107,11 +107,11 @@ class Epochs:
         if loaded is not None and continues(self.loader, loaded, sharing):
             use_settings(self.loader, loaded)
 
-    def _begin(self, part: Part, iteration: Iteration) -> tuple[Planned, Remainder | None, int]:
+    def _begin(self, shard: Shard, iteration: Iteration) -> tuple[Planned, Remainder | None, int]:
         """Begin an iteration: its plan, the rest of its epoch, and its first batch."""
         if self._made is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
-        own = Sharing.of(part)
+        own = Sharing.of(shard)
         # Without a place, `set_epoch` was called since the iteration was made.
         epoch, batch, sharing, rest = place = self._place or self._place_for(own)
         if get_worker_info() is None:
@@ -122,7 +122,7 @@ class Epochs:
         self._start, self._place, self._is_begun = Start(epoch), place, True
         self._publish()
         moved = (sharing.worker or 0) - (own.worker or 0)
-        plan = self.loader.plan(epoch, Part(part.index + moved, part.count), rest)
+        plan = self.loader.plan(epoch, Shard(shard.index + moved, shard.count), rest)
         self._last = iteration
         assert isinstance(batch, int)
         return plan, rest, batch
@@ -145,13 +145,13 @@ class Epochs:
 
     def state(
         self,
-        part: Part,
+        shard: Shard,
         *,
         batches: int | None = None,
         batch_size: int | None = None,
         at_end: bool = False,
     ) -> dict[str, Any]:
-        """The position, as JSON; `part` is that of an iteration to come. With `batches`, the
+        """The position, as JSON; `shard` is that of an iteration to come. With `batches`, the
         position after so many of the epoch that was begun last, on all workers of a rank together.
 
         After an epoch's end that is the start of the next one, unless `at_end` keeps it at the
@@ -163,39 +163,39 @@ class Epochs:
         if self._holder is not None and self._is_begun:
             raise _not_the_chains(self._holder, "the state after set_epoch(), between epochs")
         if batches is not None:
-            return self._state_after(part, _checked(self._start.epoch, batches, batch_size))
+            return self._state_after(shard, _checked(self._start.epoch, batches, batch_size))
         if self._turn is not None:
             raise _in_workers(self._start.epoch)
         place = self._delivered
         if self._loaded is not None and self._start.is_loaded and place is None:
             return self._loaded.to_json()
-        sharing = Sharing.of(part) if place is None else place.sharing
+        sharing = Sharing.of(shard) if place is None else place.sharing
         if self._is_over and not at_end and get_worker_info() is None:
             place = self._place_for(sharing, self._start.following)
         return state_at(self.loader, place or self._place_for(sharing)).to_json()
 
-    def _state_after(self, part: Part, after: Start) -> dict[str, Any]:
+    def _state_after(self, shard: Shard, after: Start) -> dict[str, Any]:
         """See `state`."""
         workers = 1 if self._turn is None else self._turn.num_workers
-        sharing = Sharing(part.count, workers, None if workers > 1 else 0)
+        sharing = Sharing(shard.count, workers, None if workers > 1 else 0)
         place = self._place or self._place_for(sharing, self._start._replace(batches=0))
         given, most = items_given(self.loader, after, place.rest, workers)
         batch = tuple(given) if workers > 1 else given[0]
         found = state_at(self.loader, place._replace(batch=batch, sharing=sharing))
         return (found.next_epoch() if given == most else found).to_json()
 
-    def load(self, state: Mapping[str, Any], part: Part) -> None:
+    def load(self, state: Mapping[str, Any], shard: Shard) -> None:
         """Load a position: the next iteration starts right after the batches delivered.
 
         This epoch and those after it have the settings of the state, where memory and defaults
         would have chosen others; but for the rest of an epoch that other ranks or workers continue,
-        and for the epochs after it, they are chosen anew. `part` is that of an iteration to come.
+        and for the epochs after it, they are chosen anew. `shard` is that of an iteration to come.
 
         Raises `StateError` for a state of another dataset, of other settings, or of no loader, and
         `MemoryLimitError` for one whose settings do not fit; the position is then as it was.
         """
         saved = State.parse(state)
-        settle(self.loader, saved, part.count)
+        settle(self.loader, saved, shard.count)
         self._go_to(Start(saved.epoch, is_loaded=True))
         self._loaded = saved
         self._is_told = get_worker_info() is not None

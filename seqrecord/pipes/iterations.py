@@ -14,11 +14,11 @@ from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Remainder, State
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 
 
 class Planned(Protocol):
-    """One part of one epoch, as integers."""
+    """One shard of one epoch, as integers."""
 
     @property
     def num_batches(self) -> int: ...
@@ -53,8 +53,8 @@ class BatchSource(Protocol):
     def asked(self) -> Mapping[str, Any]:
         """The arguments of the order beside those of the sources, as JSON."""
 
-    def plan(self, epoch: int, part: Part, rest: Remainder | None = None) -> Planned:
-        """The plan of one part of one epoch, or of the rest of it."""
+    def plan(self, epoch: int, shard: Shard, rest: Remainder | None = None) -> Planned:
+        """The plan of one shard of one epoch, or of the rest of it."""
 
     def remainder_after(self, state: State) -> Remainder | None:
         """The clips left when ranks or workers leave an epoch at the position of a state.

@@ -30,7 +30,7 @@ from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 from seqrecord.statistics.by_feature import Statistics
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class WithEpochs:
                 expected=f"DataLoader({type(self).__name__}(…), batch_size=None)",
                 got=f"a DataLoader with a batch_size (default: 1) around batches of {size} clips",
             )
-        return self._epochs.iterate(self._part(), find_holder())
+        return self._epochs.iterate(self._shard(), find_holder())
 
     def __len__(self) -> int:
         """Batches of an epoch that this rank delivers; clips without a `batch_size`.
@@ -61,16 +61,16 @@ class WithEpochs:
         workers.
         """
         loader, instances, batches = find_loader(), find_filter(), self._epochs.loader
-        epoch, parts = self._epochs.current, [self._part()]
+        epoch, shards = self._epochs.current, [self._shard()]
         if loader is not None and instances == 1:
             # The filter has not been told of ranks and workers, or only in the workers.
-            items = items_beside(batches.plan(epoch, Part()).num_batches)
+            items = items_beside(batches.plan(epoch, Shard()).num_batches)
             if items is not None:
                 return items
         in_worker = get_worker_info() is not None
         if loader is not None and loader.num_workers and instances is None and not in_worker:
-            parts = batches.ranks.parts_of_workers(loader.num_workers)
-        return sum(batches.plan(epoch, part).num_batches for part in parts)
+            shards = batches.ranks.worker_shards(loader.num_workers)
+        return sum(batches.plan(epoch, shard).num_batches for shard in shards)
 
     def __getitem__(self, number: object) -> NoReturn:
         """Raise `TypeError`: clips come in the order of the epoch's plan, not by number."""
@@ -118,7 +118,7 @@ class WithEpochs:
         `.map()`, `.collate()`, `.batch()` and `.filter()`: what this one has given is not what the
         end of the chain has. `set_epoch` ends that.
         """
-        return self._epochs.state(self._part(), batches=batches, batch_size=batch_size)
+        return self._epochs.state(self._shard(), batches=batches, batch_size=batch_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next iteration continues there: it re-reads the frames that were held, and no others.
@@ -134,7 +134,7 @@ class WithEpochs:
         `batch_size`, but for a mix: what the former ones have not given is then planned anew (see
         docs/ranks.md). A torchdata `StatefulDataLoader` loads its own state, with as many workers.
         """
-        self._epochs.load(state_dict, self._part())
+        self._epochs.load(state_dict, self._shard())
 
     def stats(self) -> dict[str, Any]:
         """What the last iteration of this process has done.
@@ -158,21 +158,21 @@ class WithEpochs:
         Clips given twice: `duplicate_clips`, which another rank or worker gives too (see
         `even_batches`).
 
-        With `order="sequences"` also `sequences`, of this process's part; `sequences_cut`, of which
-        another row has the begin; and, without windows, `frames_left_out`, frames of the selected
-        episodes that are in no clip.
+        With `order="sequences"` also `sequences`, of this process's shard; `sequences_cut`, of
+        which another row has the begin; and, without windows, `frames_left_out`, frames of the
+        selected episodes that are in no clip.
         """
         return self._epochs.stats()
 
-    def _part(self) -> Part:
+    def _shard(self) -> Shard:
         instances, loader = find_filter() or 1, self._epochs.loader
         if instances > 1 and loader.options.order == "sequences":
             raise ClipError(
                 "a .sharding_filter() leaves out batches, so that rows would not follow an episode",
                 expected='no .sharding_filter() behind order="sequences": ranks and workers get '
-                "parts of their own without one",
+                "shards of their own without one",
             )
-        return loader.ranks.part_beside(instances)
+        return loader.ranks.shard_beside(instances)
 
 
 class Streaming(WithEpochs):
@@ -248,13 +248,14 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
     [batch]. That is the fast path. The memory of a batch is used again when nothing refers to the
     batch any more: a batch that is kept stays as it is.
 
-    The order is a function of the dataset, the arguments, the epoch and the part alone. Epochs
+    The order is a function of the dataset, the arguments, the epoch and the shard alone. Epochs
     advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe
-    with `batch_size=None`, with worker processes or without; ranks and workers get parts of equally
-    many batches (see `even_batches`), unless a `.sharding_filter()` follows, which then picks from
-    the whole epoch: every worker then reads and decodes all of it. A worker's batches are shared
-    memory, on Linux: the process that receives them reads them in place, and the worker fills them
-    again when they are dropped. Workers are not needed for speed: each has an arena of its own.
+    with `batch_size=None`, with worker processes or without; ranks and workers get shards of
+    equally many batches (see `even_batches`), unless a `.sharding_filter()` follows, which then
+    picks from the whole epoch: every worker then reads and decodes all of it. A worker's batches
+    are shared memory, on Linux: the process that receives them reads them in place, and the worker
+    fills them again when they are dropped. Speed needs no workers: each has an arena of its
+    own.
 
     Raises `ClipError` where there is no clip, and when an iteration begins of which `drop_last`
     leaves no batch; `MemoryLimitError` for a limit that is too small.

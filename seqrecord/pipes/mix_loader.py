@@ -34,7 +34,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, Remainder, SourceRemainder, State
 from seqrecord.reading.frames import clip_nbytes
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.mix_memory import share_out
 from seqrecord.sampling.random_order import key_of
@@ -126,20 +126,20 @@ class MixLoader:
     # ---- plans and positions
 
     def plan(
-        self, epoch: int, part: Part, rest: Remainder | None = None, *, workers: int | None = None
+        self, epoch: int, shard: Shard, rest: Remainder | None = None, *, workers: int | None = None
     ) -> MixPlan:
-        """The plan of one part of one epoch: the same on all ranks, for workers of one number.
+        """The plan of one shard of one epoch: the same on all ranks, for workers of one number.
 
-        A rank has so many `workers`; by default as many as there are parts to this rank. `rest` has
-        the remainders of the sources, if ranks or workers have changed in this epoch or before.
+        A rank has so many `workers`; by default as many as there are shards to this rank. `rest`
+        has the remainders of the sources, if ranks or workers have changed in this epoch or before.
         """
         rest = rest if rest is not None and epoch >= rest.epoch else None
-        workers = workers or self._sources[0].planner.workers(part.count)
-        worker, size = part.index % workers, self.batch_size
-        whole = self._count(self.stop, [WHOLE] * len(self._sources), part, workers, least=1)
+        workers = workers or self._sources[0].planner.workers(shard.count)
+        worker, size = shard.index % workers, self.batch_size
+        whole = self._count(self.stop, [WHOLE] * len(self._sources), shard, workers, least=1)
         first, num_batches = epoch * whole, whole
         if rest is not None:
-            left = whole if rest.left is None else self._left(rest, rest.left, part, workers)
+            left = whole if rest.left is None else self._left(rest, rest.left, shard, workers)
             first = left + (epoch - rest.epoch - 1) * whole
             if epoch == rest.epoch:
                 first, num_batches = 0, left
@@ -149,26 +149,26 @@ class MixLoader:
         key = key_of(self.options.seed, _SALT, worker, *change)
         shares = self._places.setdefault(key, Shares(self.counts, key))
         turn = size if self.alternate else 1
-        return MixPlan(part, num_batches, size, shares, turn, first, rest)
+        return MixPlan(shard, num_batches, size, shares, turn, first, rest)
 
-    def _left(self, rest: Remainder, left: int, part: Part, workers: int) -> int:
-        """The batches of a part in the epoch of `rest`, of which all parts together have `left`.
+    def _left(self, rest: Remainder, left: int, shard: Shard, workers: int) -> int:
+        """The batches of a shard in the epoch of `rest`, of which all shards together have `left`.
 
         In the first epoch of the mix, they follow from the clips that each source has left of its
-        first epoch; in later ones the parts share `left`.
+        first epoch; in later ones the shards share `left`.
         """
         stop = self.stop
         if isinstance(stop, int):
-            stop = -(-left // (part.count // workers))
+            stop = -(-left // (shard.count // workers))
         elif rest.epoch:
-            return left // part.count if stop == "first_exhausted" else -(-left // part.count)
-        return self._count(stop, rest.sources, part, workers, least=0)
+            return left // shard.count if stop == "first_exhausted" else -(-left // shard.count)
+        return self._count(stop, rest.sources, shard, workers, least=0)
 
     def _count(
         self,
         stop: StoppingStrategy,
         rests: Sequence[SourceRemainder],
-        part: Part,
+        shard: Shard,
         workers: int,
         *,
         least: int,
@@ -176,10 +176,10 @@ class MixLoader:
         """The batches in which sources give the clips that `rests` have of their first epochs."""
         each = zip(self._sources, rests, self.shares.values(), strict=True)
         slots = [
-            max(least, source.first_clip(1, part.count, rest)) / share
+            max(least, source.first_clip(1, shard.count, rest)) / share
             for source, rest, share in each
         ]
-        return count_batches(stop, slots, self.batch_size, part.index % workers, workers, least)
+        return count_batches(stop, slots, self.batch_size, shard.index % workers, workers, least)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
@@ -209,8 +209,8 @@ class MixLoader:
     def _plans(self, state: State) -> list[MixPlan]:
         """The plans of the workers whose batches a state has."""
         sharing, first = state.sharing, state.sharing.worker or 0
-        parts = [Part(first + i, sharing.num_parts) for i in range(len(state.batches))]
-        return [self.plan(state.epoch, part, state.rest, workers=sharing.workers) for part in parts]
+        shards = [Shard(first + i, sharing.num_shards) for i in range(len(state.batches))]
+        return [self.plan(state.epoch, one, state.rest, workers=sharing.workers) for one in shards]
 
     # ---- execution
 
@@ -221,7 +221,7 @@ class MixLoader:
         device, in_worker = self._sources[0].find_device(), get_worker_info() is not None
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:
-            nbytes = sum(source.planner.most_bytes(plan.part.count) for source in self._sources)
+            nbytes = sum(source.planner.most_bytes(plan.shard.count) for source in self._sources)
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
         stream = self._batches[0].kept.stream(device)
         needs = Needs((), {}, {}, self.batch_size, num_batches, device, in_worker)

@@ -23,7 +23,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Remainder, Sessions, SourceRemainder, SourceState
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 from seqrecord.sampling.elastic import Session
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
@@ -45,7 +45,7 @@ def count_batches(
     workers: int,
     least: int = 1,
 ) -> int:
-    """The batches, of `size` slots, of an epoch of one part; the same on all ranks.
+    """The batches, of `size` slots, of an epoch of one shard; the same on all ranks.
 
     A source with `n` clips and a share `p` gives its last clip within `n / p` slots; `slots` has
     these of each source. "first_exhausted" ends before the batch in which the first source would
@@ -61,14 +61,14 @@ def count_batches(
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The batches of one part of one epoch: the source of each slot of each batch.
+    """The batches of one shard of one epoch: the source of each slot of each batch.
 
-    Batches are numbered over all epochs of the part, from the last change of ranks or workers on;
+    Batches are numbered over all epochs of the shard, from the last change of ranks or workers on;
     `first` is the epoch's first one. The clips of a source are numbered over all of its epochs: an
     epoch of the mix continues where the one before has ended.
     """
 
-    part: Part
+    shard: Shard
     num_batches: int
     batch_size: int
     shares: Shares
@@ -113,7 +113,7 @@ class MixPlan:
 class SourceStats(EngineStats):
     """Counters of one source of a mix; `clips` are those in batches."""
 
-    duplicate_clips: int = 0  # of the epochs begun, that another part gives too
+    duplicate_clips: int = 0  # of the epochs begun, that another shard gives too
     num_interleaved: int = 0  # places at a time, in the last of these epochs
 
 
@@ -133,12 +133,12 @@ class SourceRun:
 
     def fill(self, channel: Channel) -> None:
         """Execute one epoch of the source after the other."""
-        (clip, last), source, part = self.clips, self.source, self.order.part
+        (clip, last), source, shard = self.clips, self.source, self.order.shard
         rest = self.order.rests[self.number]
         while clip < last:
-            epoch, given = source.locate(clip, part.count, rest)
+            epoch, given = source.locate(clip, shard.count, rest)
             sessions = rest.sessions(epoch)
-            plan = source.planner.plan(epoch, part, sessions)
+            plan = source.planner.plan(epoch, shard, sessions)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
             execution = source.execution(plan, sessions, self.stats, self.stream)
@@ -201,22 +201,22 @@ class SourceLoader(ClipLoader):
         """Begin the statistics of an iteration."""
         self._iteration.times_without_frame = 0
 
-    def first_clip(self, epoch: int, num_parts: int, rest: SourceRemainder) -> int:
-        """The number of a part's first clip of an epoch, counted over the epochs of `rest`."""
+    def first_clip(self, epoch: int, num_shards: int, rest: SourceRemainder) -> int:
+        """The number of a shard's first clip of an epoch, counted over the epochs of `rest`."""
         for pending in rest.pending:
             if pending not in self._left:
                 self._left[pending] = self.planner.clips(*pending).num_clips
-        left = sum(-(-self._left[one] // num_parts) for one in rest.pending if one[0] < epoch)
+        left = sum(-(-self._left[one] // num_shards) for one in rest.pending if one[0] < epoch)
         settings, clip_set = self.planner.settings, self.selection.clip_set
         before, following = (
-            clip_set.clips_before(n, num_parts, seed=settings.seed, shuffle=settings.shuffle)
+            clip_set.clips_before(n, num_shards, seed=settings.seed, shuffle=settings.shuffle)
             for n in (max(epoch, rest.following), rest.following)
         )
         return left + before - following
 
-    def locate(self, clip: int, num_parts: int, rest: SourceRemainder) -> tuple[int, int]:
-        """The epoch of a part's clip, and its first clip, counted over the epochs of `rest`."""
-        first_clip = partial(self.first_clip, num_parts=num_parts, rest=rest)
+    def locate(self, clip: int, num_shards: int, rest: SourceRemainder) -> tuple[int, int]:
+        """The epoch of a shard's clip, and its first clip, counted over the epochs of `rest`."""
+        first_clip = partial(self.first_clip, num_shards=num_shards, rest=rest)
         epoch = bisect_right(_EPOCHS, clip, key=first_clip) - 1
         problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
         refuse(epoch == _EPOCHS[-1], problem, "a clip in one of its epochs")
@@ -227,7 +227,7 @@ class SourceLoader(ClipLoader):
     ) -> SourceRemainder:
         """What is left when each worker of a rank has given so many clips since `before`.
 
-        The clips that parts have given of an epoch make one more session of that epoch.
+        The clips that shards have given of an epoch make one more session of that epoch.
         """
         count, old = ranks * len(given), dict(before.pending)
         settings = dict(zip(old, state.left, strict=False))  # they may be of a later rest

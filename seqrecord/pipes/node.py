@@ -24,7 +24,7 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
         super().reset(initial_state)
         self._iterator = None  # ends the threads of an iteration that was left early
         if initial_state is not None:
-            self._epochs.load(initial_state, self._part())
+            self._epochs.load(initial_state, self._shard())
         self._iterator = super().__iter__()
 
     def __iter__(self) -> Iterator[Clip]:
@@ -40,7 +40,9 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
         self, batches: int | None = None, batch_size: int | None = None
     ) -> dict[str, Any]:
         """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
-        return self._epochs.state(self._part(), batches=batches, batch_size=batch_size, at_end=True)
+        return self._epochs.state(
+            self._shard(), batches=batches, batch_size=batch_size, at_end=True
+        )
 
     def get_state(self) -> dict[str, Any]:
         """As `state_dict`."""

@@ -423,8 +423,8 @@ class LoaderOptions(ClipOptions):
             shuffle of them. If false, the clips of ranks and workers change from epoch to epoch, as
             they do where frames do not stay. With `shuffle=False` they never change.
         even_batches: give all ranks and workers equally many clips and batches. If the clips cannot
-            be divided so, some parts repeat one clip of another part, or with `drop_last` leave one
-            out. If false, every clip comes exactly once, and ranks may get one batch more than
+            be divided so, some shards repeat one clip of another shard, or with `drop_last` leave
+            one out. If false, every clip comes exactly once, and ranks may get one batch more than
             others, or none: for evaluation. With `order="sequences"` episodes are cut so that all
             rows are equally long; if false, no episode is, and the last batches have fewer rows.
         memory_limit: bytes, or text such as "2GiB", for each process: for the frames held, for
@@ -451,11 +451,11 @@ class LoaderOptions(ClipOptions):
             stream that is current in `next` waits for that stream, so you need not synchronize. Not
             in a DataLoader's worker processes. By default tensors stay on the host; "cpu" gives the
             same tensors by the steps that a device takes.
-        rank: which part of the epoch this process gets, of `world_size`. By default both are found
+        rank: which shard of the epoch this process gets, of `world_size`. By default both are found
             when an epoch begins: from `torch.distributed` if it is initialized, else from `RANK`
             and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`, `NODE_RANK` and
             `WORLD_SIZE` (Lightning). Workers take them from the process that started them, and
-            always share the part of that process. Accelerate with several processes finds none:
+            always share the shard of that process. Accelerate with several processes finds none:
             see docs/ranks.md.
         world_size: how many ranks share the epoch. 1: every process gets the whole epoch.
         engine: `EngineOptions`: how an epoch is executed, for those who tune it.

@@ -1,4 +1,4 @@
-"""Where an iteration begins: the part of an epoch that it has, and the number of its first batch.
+"""Where an iteration begins: the shard of an epoch that it has, and the number of its first batch.
 Also the state of a loader at such a place, its inverse, and its comparison with other ranks."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _loaders: Counter[str] = Counter()  # of a kind, in this process
 
 
 class Place(NamedTuple):
-    """A batch of an epoch, or of the rest of one, in a part of it."""
+    """A batch of an epoch, or of the rest of one, in a shard of it."""
 
     epoch: int
     batch: int | tuple[int, ...]  # of the worker of `sharing`, or of each of them
@@ -42,10 +42,10 @@ def find_place(
 ) -> Place:
     """The place of an iteration that shares the epoch so; `loaded` is the state loaded last.
 
-    Inside an epoch worker 0 continues the part of the worker that is next, as a DataLoader asks it
+    Inside an epoch worker 0 continues the shard of the worker that is next, as a DataLoader asks it
     first, and so on. One that `is_told` has a state of its own, by a StatefulDataLoader.
 
-    Raises `StateError` where other parts have begun the epoch, of which too little is known.
+    Raises `StateError` where other shards have begun the epoch, of which too little is known.
     """
     rest, given, own = None, list[int](), sharing.worker
     if loaded is not None and (start.is_loaded or loader.goes_on):
@@ -74,8 +74,8 @@ def items_given(
     loader: BatchSource, start: Start, rest: Remainder | None, num_workers: int
 ) -> tuple[list[int], list[int]]:
     """The items that each worker of this rank has given at a start, and all that it has."""
-    parts = loader.ranks.parts_of_workers(num_workers)
-    most = [loader.plan(start.epoch, part, rest).num_batches for part in parts]
+    shards = loader.ranks.worker_shards(num_workers)
+    most = [loader.plan(start.epoch, shard, rest).num_batches for shard in shards]
     size = start.batch_size
     given = batches_of_workers([-(-items // size) for items in most], start.batches)
     return [min(n * size, items) for n, items in zip(given, most, strict=True)], most
@@ -86,15 +86,15 @@ def state_at(loader: BatchSource, place: Place) -> State:
     epoch, batch, sharing, rest = place
     rests = [None] * len(loader.sources) if rest is None else rest.sources
     pairs = zip(loader.sources, rests, strict=True)
-    sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
+    sources = tuple(source.state(sharing.num_shards, own) for source, own in pairs)
     return State(epoch, batch, sharing, loader.asked(), sources, rest)
 
 
-def settle(loader: BatchSource, state: State, num_parts: int) -> None:
-    """Check a state, and use its settings in so many parts.
+def settle(loader: BatchSource, state: State, num_shards: int) -> None:
+    """Check a state, and use its settings in so many shards.
 
     Raises `StateError` for a state of another loader, and `MemoryLimitError` for settings that do
-    not fit. Those of another number of parts need not.
+    not fit. Those of another number of shards need not.
     """
     found = {**state.asked, "sources": len(state.sources)}
     now = {**loader.asked(), "sources": len(loader.sources)}
@@ -103,7 +103,7 @@ def settle(loader: BatchSource, state: State, num_parts: int) -> None:
     any_batch_size = state.is_of_all and not state.asked  # but for a mix
     for source, said, rest in zip(loader.sources, state.sources, state.rests, strict=True):
         source.check_state(said, rest, any_batch_size=any_batch_size)
-    is_same = state.sharing.num_parts == num_parts
+    is_same = state.sharing.num_shards == num_shards
     if state.is_begun or is_same or loader.goes_on:
         loader.check_place(state)
         try:
@@ -120,14 +120,14 @@ def continues(loader: BatchSource, state: State, sharing: Sharing) -> bool:
 
 
 def use_settings(loader: BatchSource, state: State) -> None:
-    """Use the settings of a state for parts of its number; none where one does not fit, nor for
+    """Use the settings of a state for shards of its number; none where one does not fit, nor for
     batches of another size.
 
     Raises `MemoryLimitError`, with the smallest sufficient limit.
     """
     if _has_batches_of(loader, state):
         each = zip(loader.sources, state.sources, state.rests, strict=True)
-        count = state.sharing.num_parts
+        count = state.sharing.num_shards
         found = [(source, source.fits_of(said, count, rest)) for source, said, rest in each]
         for source, fits in found:
             source.planner.keep(fits)

@@ -23,10 +23,10 @@ from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
     ClipFacts,
     EpochPlan,
-    Part,
     Plan,
     PlanSettings,
     SequencePlan,
+    Shard,
     ShuffledPlan,
     Window,
     check_drop_last,
@@ -41,7 +41,7 @@ ASKED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_p
 """The settings of plans that are arguments; the others are chosen."""
 
 Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]
-"""By the number of parts; of the rest of an epoch by its number and sessions, else by 0 and ()."""
+"""By the number of shards; of the rest of an epoch by its number and sessions, else by 0 and ()."""
 
 _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
@@ -133,41 +133,41 @@ class EpochPlanner:
             self._remaining[epoch, sessions] = found
         return found
 
-    def plan(self, epoch: int, part: Part, sessions: Sessions = ()) -> Plan:
-        """The plan of one part of an epoch, without the clips of some sessions.
+    def plan(self, epoch: int, shard: Shard, sessions: Sessions = ()) -> Plan:
+        """The plan of one shard of an epoch, without the clips of some sessions.
 
         Raises `ClipError` if `drop_last` leaves no batch in this epoch, or in one of another phase,
         and `StateError` for sessions that no epoch can have had.
         """
         if (phases := self.selection.clip_set.phases) is not None:  # now, not at that phase
-            check_drop_last(phases.fewest_clips, self.settings, part.count)
-        if part.index == 0 and part.count not in self._logged:
-            self._logged.add(part.count)
-            self._log_mixing(part.count)
-        settings = self.fit(part.count, epoch, sessions).settings
-        return self.plan_with(settings, epoch, part, sessions)
+            check_drop_last(phases.fewest_clips, self.settings, shard.count)
+        if shard.index == 0 and shard.count not in self._logged:
+            self._logged.add(shard.count)
+            self._log_mixing(shard.count)
+        settings = self.fit(shard.count, epoch, sessions).settings
+        return self.plan_with(settings, epoch, shard, sessions)
 
     def plan_with(
-        self, settings: PlanSettings, epoch: int, part: Part, sessions: Sessions = ()
+        self, settings: PlanSettings, epoch: int, shard: Shard, sessions: Sessions = ()
     ) -> Plan:
-        """The plan of one part of an epoch with given settings."""
+        """The plan of one shard of an epoch with given settings."""
         table, episodes = self.clips(epoch, sessions), self.selection.episodes
         kind = SequencePlan if settings.order == "sequences" else EpochPlan
         if settings.resident and epoch and not sessions:
             kind = ShuffledPlan
         make = partial(kind, windows=self.windows)
-        return make(table, episodes, settings, epoch=epoch, part=part, session=len(sessions))
+        return make(table, episodes, settings, epoch=epoch, shard=shard, session=len(sessions))
 
     # ---- memory
 
-    def fit(self, num_parts: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
-        """Settings and memory of epochs in so many parts, or of the rest of one.
+    def fit(self, num_shards: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
+        """Settings and memory of epochs in so many shards, or of the rest of one.
 
         Raises `MemoryLimitError` for a limit that is too small.
         """
-        key = num_parts, epoch if sessions else 0, sessions
+        key = num_shards, epoch if sessions else 0, sessions
         if key not in self._fits:
-            demand, limit = self.demand(num_parts, epoch, sessions), self.limit(num_parts)
+            demand, limit = self.demand(num_shards, epoch, sessions), self.limit(num_shards)
             self._fits[key] = self.residency.fit(demand, limit, sessions)
         return self._fits[key]
 
@@ -179,9 +179,9 @@ class EpochPlanner:
         Also returns its most bytes, and the rows of resident frames.
         """
         selection, made = self.selection, self.selection.made
-        fitted, rows = self.fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
+        fitted, rows = self.fit(plan.shard.count, plan.epoch, sessions), tuple[FrameRows, ...]()
         if fitted.in_memory is not None:
-            rows = self.residency.rows(plan.part, sessions, fitted.settings)
+            rows = self.residency.rows(plan.shard, sessions, fitted.settings)
         own_batches = not on_device and self.limit_in is None  # on the host, and not of a mix
         is_fixed = all(spec.is_fixed for spec in selection.frames.arrays.values())
         frames = [group.max_resident_frames for group in plan.groups]
@@ -200,48 +200,48 @@ class EpochPlanner:
         """Use these settings from here on, in place of the chosen ones."""
         self._fits.update(fits)
 
-    def demand(self, num_parts: int = 1, epoch: int = 0, sessions: Sessions = ()) -> Demand:
-        """The memory demand of epochs in so many parts, or of the rest of one."""
-        clips, workers = "these clips", self.workers(num_parts)
+    def demand(self, num_shards: int = 1, epoch: int = 0, sessions: Sessions = ()) -> Demand:
+        """The memory demand of epochs in so many shards, or of the rest of one."""
+        clips, workers = "these clips", self.workers(num_shards)
         if workers > 1 and self.options.memory_limit is None:
             clips += f" in each of {workers} workers, which by default share what a rank has"
         return Demand(
             self.facts(epoch, sessions),
             self.settings,
             self._sizes,
-            num_parts,
+            num_shards,
             self.options.tuning.num_cursors,
             self.options.tuning.shuffle_buffer,
-            self.residency.frames(num_parts, sessions),
+            self.residency.frames(num_shards, sessions),
             self.selection.dataset.url,
             clips,
         )
 
-    def limit(self, num_parts: int) -> int:
-        """The memory limit of each part, in bytes."""
+    def limit(self, num_shards: int) -> int:
+        """The memory limit of each shard, in bytes."""
         if self.limit_in is not None:
-            return self.limit_in(self.workers(num_parts))
+            return self.limit_in(self.workers(num_shards))
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
-        wanted = max(self.demand(number).wanted_limit for number in {1, num_parts})
-        return usual_limit(wanted, self.workers(num_parts))
+        wanted = max(self.demand(number).wanted_limit for number in {1, num_shards})
+        return usual_limit(wanted, self.workers(num_shards))
 
-    def most_bytes(self, num_parts: int) -> int:
-        """The most bytes that any epoch in so many parts takes."""
-        fitted = self.fit(num_parts)
+    def most_bytes(self, num_shards: int) -> int:
+        """The most bytes that any epoch in so many shards takes."""
+        fitted = self.fit(num_shards)
         held = resident_bounds(self.facts(), fitted.settings)
         return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def decodes_once(self, num_workers: int) -> bool:
         """Whether so many workers decode each frame once, if they persist."""
-        num_parts = self.ranks.current().count * num_workers
+        num_shards = self.ranks.current().count * num_workers
         are_small, _ = self.residency.in_memory
-        return not are_small and self.fit(num_parts).in_memory is not None
+        return not are_small and self.fit(num_shards).in_memory is not None
 
-    def workers(self, num_parts: int) -> int:
-        """The number of workers of a rank, in so many parts."""
-        ranks = 1 if num_parts == 1 else self.ranks.current().count
-        return num_parts // ranks if num_parts % ranks == 0 else 1
+    def workers(self, num_shards: int) -> int:
+        """The number of workers of a rank, in so many shards."""
+        ranks = 1 if num_shards == 1 else self.ranks.current().count
+        return num_shards // ranks if num_shards % ranks == 0 else 1
 
     @cached_property
     def residency(self) -> Residency:
@@ -270,14 +270,14 @@ class EpochPlanner:
         of_mix = self.limit_in is not None
         return frame_sizes(self.selection, 0 if of_mix else self.options.batch_size or 1)
 
-    def _log_mixing(self, num_parts: int) -> None:
-        """Log the reason if batches of so many parts are not mixed well."""
-        fitted, url = self.fit(num_parts), shown_place(self.selection.dataset.url)
+    def _log_mixing(self, num_shards: int) -> None:
+        """Log the reason if batches of so many shards are not mixed well."""
+        fitted, url = self.fit(num_shards), shown_place(self.selection.dataset.url)
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:
-            enough = self.demand(num_parts).limit_to_mix
-            whose = " of each worker" if self.workers(num_parts) > 1 else ""
+            enough = self.demand(num_shards).limit_to_mix
+            whose = " of each worker" if self.workers(num_shards) > 1 else ""
             whose += " for this source" if self.limit_in is not None else ""
             _logger.warning(
                 "%s: %s; a memory_limit%s of %d (%s) would do",

@@ -1,4 +1,4 @@
-"""Residency: which frames stay in memory, and how parts then share the clips."""
+"""Residency: which frames stay in memory, and how shards then share the clips."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seqrecord.pipes.states import Sessions
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.sampling import Intervals, Part, PlanSettings, Window, shard_frames
+from seqrecord.sampling import Intervals, PlanSettings, Shard, Window, shard_frames
 from seqrecord.sampling.memory import Demand, Fit
 from seqrecord.schema import FeatureSpec
 from seqrecord.units import format_size
@@ -70,8 +70,8 @@ def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
 class Residency:
     """Which frames of a selection stay in memory.
 
-    Parts of an epoch with `fixed_shards` keep their clips while frames stay. Unless `keeps_decoded`
-    only small frames stay.
+    Shards of an epoch with `fixed_shards` keep their clips while frames stay. Without
+    `keeps_decoded` only small frames stay.
     """
 
     selection: Selection
@@ -81,27 +81,27 @@ class Residency:
     keeps_decoded: bool
 
     def frames(
-        self, num_parts: int, sessions: Sessions, settings: PlanSettings | None = None
+        self, num_shards: int, sessions: Sessions, settings: PlanSettings | None = None
     ) -> int:
-        """How many frames may stay in a part; a guess for several shards without `settings`.
+        """How many frames may stay in a shard; a guess for several shards without `settings`.
 
-        Several parts whose clips change from epoch to epoch would each decode nearly all frames:
+        Several shards whose clips change from epoch to epoch would each decode nearly all frames:
         only small ones stay.
         """
-        is_sharded = self._is_sharded(num_parts, sessions, settings)
-        found = self.in_memory[self.keeps_decoded and (is_sharded or num_parts == 1)]
-        if num_parts == 1 or not found or not is_sharded:
+        is_fixed = self._has_fixed_shards(num_shards, sessions, settings)
+        found = self.in_memory[self.keeps_decoded and (is_fixed or num_shards == 1)]
+        if num_shards == 1 or not found or not is_fixed:
             return found
-        return -(-found // num_parts) if settings is None else self._most(num_parts, settings)
+        return -(-found // num_shards) if settings is None else self._most(num_shards, settings)
 
     def fit(self, demand: Demand, limit: int, sessions: Sessions) -> Fit:
-        """The best settings within a limit, of an epoch in the parts of the demand."""
-        fitted, num_parts = demand.fit(limit), demand.num_parts
-        if fitted.in_memory is None or not self._is_sharded(num_parts, sessions):
+        """The best settings within a limit, of an epoch in the shards of the demand."""
+        fitted, num_shards = demand.fit(limit), demand.num_shards
+        if fitted.in_memory is None or not self._has_fixed_shards(num_shards, sessions):
             return fitted
         settings = replace(fitted.settings, resident=self.settings.shuffle)
-        if num_parts > 1:  # the number of frames was a guess
-            most = self._most(num_parts, settings)
+        if num_shards > 1:  # the number of frames was a guess
+            most = self._most(num_shards, settings)
             fitted = replace(fitted, sizes=demand.sizes, in_memory=None).with_all(most)
         if fitted.in_memory is None:
             return replace(demand, frames_in_memory=0).fit(limit)
@@ -114,7 +114,7 @@ class Residency:
 
         Raises `MemoryLimitError` if the limit is too small for the frames that must stay.
         """
-        frames = self.frames(demand.num_parts, sessions, settings)
+        frames = self.frames(demand.num_shards, sessions, settings)
         fitted = replace(demand, frames_in_memory=frames).fit_given(settings, limit)
         if settings.resident and fitted.in_memory is None:
             sizes = demand.sizes.of_staying
@@ -128,11 +128,13 @@ class Residency:
             )
         return fitted
 
-    def rows(self, part: Part, sessions: Sessions, settings: PlanSettings) -> tuple[FrameRows, ...]:
-        """The rows of each group's frames that stay in a part."""
+    def rows(
+        self, shard: Shard, sessions: Sessions, settings: PlanSettings
+    ) -> tuple[FrameRows, ...]:
+        """The rows of each group's frames that stay in a shard."""
         selection = self.selection
-        if part.count > 1 and self._is_sharded(part.count, sessions, settings):
-            return tuple(map(FrameRows, self._shards(part.count, settings, part)[0]))
+        if shard.count > 1 and self._has_fixed_shards(shard.count, sessions, settings):
+            return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
         rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.clip_set.selected)
         return (rows,) * len(selection.episodes.groups)
 
@@ -150,30 +152,30 @@ class Residency:
         """See `frames_in_memory`."""
         return frames_in_memory(self.selection)
 
-    def _is_sharded(
-        self, num_parts: int, sessions: Sessions, settings: PlanSettings | None = None
+    def _has_fixed_shards(
+        self, num_shards: int, sessions: Sessions, settings: PlanSettings | None = None
     ) -> bool:
-        """Whether parts have the same clips in every epoch, or may have them without `settings`."""
+        """Whether shards have the same clips in every epoch; without `settings`, may have."""
         if self.settings.order == "sequences" or sessions:
             return False
-        if num_parts > 1 and self.selection.clip_set.differs_by_epoch:
+        if num_shards > 1 and self.selection.clip_set.differs_by_epoch:
             return False
         may_be = self.fixed_shards or not self.settings.shuffle
         return may_be and (settings is None or settings.resident == settings.shuffle)
 
-    def _most(self, num_parts: int, settings: PlanSettings) -> int:
-        """The most frames of a group that a part needs; for very many shares, an upper bound."""
-        if num_parts * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
+    def _most(self, num_shards: int, settings: PlanSettings) -> int:
+        """The most frames of a group that a shard needs; for very many shares, an upper bound."""
+        if num_shards * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
             return self.in_memory[True]
-        return self._shards(num_parts, settings)[1]
+        return self._shard_frames(num_shards, settings)[1]
 
-    def _shards(
-        self, num_parts: int, settings: PlanSettings, part: Part | None = None
+    def _shard_frames(
+        self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
     ) -> tuple[list[Intervals], int]:
         """See `shard_frames`."""
-        parts = None if part is None else np.array([part.index])
+        shards = None if shard is None else np.array([shard.index])
         table, episodes = self.selection.clip_set.clips, self.selection.episodes
-        return shard_frames(table, episodes, self.windows, settings, num_parts, parts)
+        return shard_frames(table, episodes, self.windows, settings, num_shards, shards)
 
 
 def _is_small(dataset: Dataset, feature: str) -> bool:

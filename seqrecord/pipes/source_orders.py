@@ -17,10 +17,10 @@ from seqrecord.pipes.states import (
     sessions_of,
 )
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling import Part, PlanSettings
+from seqrecord.sampling import PlanSettings, Shard
 from seqrecord.sampling.elastic import Session
 
-_MAX_CURSORS = 1 << 24  # of a part, in a saved state
+_MAX_CURSORS = 1 << 24  # of a shard, in a saved state
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,21 +29,21 @@ class SourceOrder:
 
     planner: EpochPlanner
 
-    def state(self, num_parts: int, rest: SourceRemainder | None) -> SourceState:
-        """The settings of the order of epochs in so many parts, and of the epochs in `rest`."""
+    def state(self, num_shards: int, rest: SourceRemainder | None) -> SourceState:
+        """The settings of the order of epochs in so many shards, and of the epochs in `rest`."""
         pending, fit = () if rest is None else rest.pending, self.planner.fit
-        left = tuple(fit(num_parts, *epoch).settings for epoch in pending)
-        return SourceState(fit(num_parts).settings, self.request, self._episodes, left)
+        left = tuple(fit(num_shards, *epoch).settings for epoch in pending)
+        return SourceState(fit(num_shards).settings, self.request, self._episodes, left)
 
-    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRemainder) -> Fits:
-        """Memory for the settings of a state, for epochs in so many parts, and those in `rest`.
+    def fits_of(self, state: SourceState, num_shards: int, rest: SourceRemainder) -> Fits:
+        """Memory for the settings of a state, for epochs in so many shards, and those in `rest`.
 
         Raises `MemoryLimitError`, with the smallest sufficient limit, where they do not fit.
         """
         planner, left = self.planner, zip(rest.pending, state.left, strict=True)
         return {
-            (num_parts, *epoch): planner.residency.fit_given(
-                planner.demand(num_parts, *epoch), planner.limit(num_parts), settings, epoch[1]
+            (num_shards, *epoch): planner.residency.fit_given(
+                planner.demand(num_shards, *epoch), planner.limit(num_shards), settings, epoch[1]
             )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
@@ -126,7 +126,7 @@ class SourceOrder:
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
         url, settings = self.planner.selection.dataset.url, _settings(state)
-        sessions, count = sessions_of(state.epoch, state.rest), state.sharing.num_parts
+        sessions, count = sessions_of(state.epoch, state.rest), state.sharing.num_shards
         if bool(sessions) != (state.rest is not None) or len(state.sources[0].left) > 1:
             raise StateError(
                 "the sessions of the saved state are of other epochs",
@@ -142,8 +142,8 @@ class SourceOrder:
                 expected=f"at most {_MAX_CURSORS}",
                 got=cursors,
             )
-        try:  # no part has more batches than the last one
-            last = Part(count - 1, count)
+        try:  # no shard has more batches than the last one
+            last = Shard(count - 1, count)
             plan = self.planner.plan_with(settings, state.epoch, last, sessions)
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error

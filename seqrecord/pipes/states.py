@@ -15,13 +15,13 @@ from typing import Any, TypeAlias, get_args, get_origin
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.distributed import this_worker
-from seqrecord.sampling import Part, PlanSettings
+from seqrecord.sampling import PlanSettings, Shard
 from seqrecord.sampling.elastic import Session
 from seqrecord.text import repr_of
 from seqrecord.units import SEED_LIMIT
 
 _VERSION = 7
-_MAX_PARTS = 1 << 31  # exclusive
+_MAX_SHARDS = 1 << 31  # exclusive
 _MOST_PENDING = 1 << 10  # epochs of a source
 _SETTINGS = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
 _INTEGERS = range(1 << 63)
@@ -69,7 +69,7 @@ class SourceRemainder:
             and epochs == sorted(set(epochs))
             and epochs[-1:] in ([], [self.following - 1])
             and all(some for _, some in self.pending)
-            and all(_are_parts(one.ranks, len(one.batches)) for one in sessions)
+            and all(_is_valid_sharing(one.ranks, len(one.batches)) for one in sessions)
         )
 
 
@@ -77,7 +77,7 @@ class SourceRemainder:
 class Remainder:
     """Where epochs go on with other ranks or workers: what these have left of each dataset.
 
-    It is the change of this `number`, in this epoch. Of that a mix had `left` batches in all parts
+    It is the change of this `number`, in this epoch. Of that a mix had `left` batches in all shards
     together; `None` where it had not begun.
     """
 
@@ -99,15 +99,15 @@ class Sharing:
     worker: int | None
 
     @classmethod
-    def of(cls, part: Part) -> Sharing:
-        """That of a part which this process has: a DataLoader's worker, or all of its workers."""
+    def of(cls, shard: Shard) -> Sharing:
+        """That of a shard which this process has: a DataLoader's worker, or all of its workers."""
         worker, workers = this_worker()
-        if part.count % workers or part.index % workers != worker:
+        if shard.count % workers or shard.index % workers != worker:
             worker, workers = 0, 1
-        return cls(part.count // workers, workers, worker)
+        return cls(shard.count // workers, workers, worker)
 
     @property
-    def num_parts(self) -> int:
+    def num_shards(self) -> int:
         """Of the epoch, in all."""
         return self.ranks * self.workers
 
@@ -220,8 +220,9 @@ class State:
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         """Names of entries, whether they agree with the others, and how they should."""
         sharing, worker = self.sharing, self.sharing.worker
-        are_parts = _are_parts(sharing.ranks, sharing.workers) and (worker or 0) < sharing.workers
-        yield "sharing", are_parts, f"worker < workers, fewer than {_MAX_PARTS} in all ranks"
+        is_valid = _is_valid_sharing(sharing.ranks, sharing.workers)
+        is_valid = is_valid and (worker or 0) < sharing.workers
+        yield "sharing", is_valid, f"worker < workers, fewer than {_MAX_SHARDS} in all ranks"
         is_right = isinstance(self.batch, tuple) == (worker is None)
         is_right = is_right and len(self.batches) == (sharing.workers if worker is None else 1)
         yield "batch", is_right, "a number of one worker, or a list for all workers"
@@ -267,9 +268,9 @@ def _json_of(kind: Any) -> tuple[Any, str]:
 _hints = lru_cache(partial(get_annotations, eval_str=True))
 
 
-def _are_parts(ranks: int, workers: int) -> bool:
+def _is_valid_sharing(ranks: int, workers: int) -> bool:
     """Whether there may be so many."""
-    return 0 < ranks * workers < _MAX_PARTS
+    return 0 < ranks * workers < _MAX_SHARDS
 
 
 def check_same(

@@ -28,7 +28,7 @@ class PlanOptions(ToolOptions):
 
     Args:
         epochs: number of epochs.
-        ranks: processes that train, each with its part of every epoch.
+        ranks: processes that train, each with its shard of every epoch.
         workers: of the DataLoader of each rank; 0: the loader runs in the rank's process.
         persistent_workers: whether workers live for all epochs; else each epoch starts them anew.
         bandwidth: bytes a second that all ranks together can read, or text such as "1GB".
@@ -136,7 +136,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     from seqrecord.engine.counting import count_loads  # torch takes seconds
     from seqrecord.pipes.clip_loader import ClipLoader
     from seqrecord.pipes.selecting import select
-    from seqrecord.sampling import Part
+    from seqrecord.sampling import Shard
 
     given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
     of_rank = LoaderOptions(**{**given, "rank": 0, "world_size": options.ranks})
@@ -147,8 +147,8 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     loader = ClipLoader(selection, of_rank)
     workers, clips, batches, peak = max(1, options.workers), 0, 0, 0
     first, batch, stays = Amount(), opening, options.persistent_workers or not options.workers
-    for index in range(parts := options.ranks * workers):
-        plan, in_worker = loader.plan(0, Part(index, parts)), options.workers > 0
+    for index in range(shards := options.ranks * workers):
+        plan, in_worker = loader.plan(0, Shard(index, shards)), options.workers > 0
         _, nbytes, rows = loader.planner.settle(plan, on_device=False, in_worker=in_worker)
         in_epoch, in_batch = count_loads(loader.job(plan), rows)
         first, batch = first + in_epoch, batch + in_batch
@@ -156,7 +156,8 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
         peak, stays = max(peak, nbytes * workers), stays and bool(rows)
     later = first
     if not selection.clip_set.differs_by_epoch:
-        is_fixed = parts == 1 or not options.shuffle or loader.planner.fit(parts).settings.resident
+        settings = loader.planner.fit(shards).settings
+        is_fixed = shards == 1 or not options.shuffle or settings.resident
         if stays and is_fixed:
             later = Amount()
         elif _is_cached(dataset, first.bytes):
@@ -177,7 +178,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
         first_batch_seconds=None if rate is None else batch.bytes / rate,
         hours=None if rate is None else total.bytes / rate / 3600,
         price=total.bytes / 1e9 * options.price_per_gb + total.requests * options.price_per_request,
-        **loader.residency(parts),
+        **loader.residency(shards),
     )
 
 

@@ -2,11 +2,11 @@
 
 from seqrecord.sampling.bounds import ClipFacts, PlanSettings, resident_bounds
 from seqrecord.sampling.epoch import EpochPlan, check_drop_last
+from seqrecord.sampling.fixed_shards import Intervals, ShuffledPlan, shard_frames
 from seqrecord.sampling.plan import Clips, Frees, GroupPlan, GroupRound, Loads, Plan, Round
 from seqrecord.sampling.random_order import Phases
-from seqrecord.sampling.runs import Part, Window
+from seqrecord.sampling.runs import Shard, Window
 from seqrecord.sampling.sequences import SequencePlan, count_unused_frames
-from seqrecord.sampling.shards import Intervals, ShuffledPlan, shard_frames
 
 __all__ = [
     "ClipFacts",
@@ -17,12 +17,12 @@ __all__ = [
     "GroupRound",
     "Intervals",
     "Loads",
-    "Part",
     "Phases",
     "Plan",
     "PlanSettings",
     "Round",
     "SequencePlan",
+    "Shard",
     "ShuffledPlan",
     "Window",
     "check_drop_last",

@@ -47,16 +47,16 @@ class PlanSettings:
     In a round each of `num_cursors` cursors advances by a block of about `block_frames` frames (see
     `BlockSizes`). They walk runs of about `run_frames` frames (`None`: as long as can be).
     A cursor's first block has about `first_block_frames` frames, and each of the next ones at most
-    twice as many as the one before. The clips of a part are `num_shares` shares (`None`: one a
+    twice as many as the one before. The clips of a shard are `num_shares` shares (`None`: one a
     cursor) that begin where chunks do; the cursors of a share begin anywhere in it, for what
     several of them need stays in memory. Without `shuffle` there is one cursor, no run is cut and
     clips come in canonical order.
 
-    With `even_batches` all parts have equally many clips; without it every clip is in exactly one.
+    With `even_batches` all shards have equally many clips; without it every clip is in exactly one.
     `rotate_phase` says that the clip tables of other epochs have other phases (see
     `random_order.Phases`).
 
-    With `resident` all frames of a part stay in memory: its clips are the same in every epoch, and
+    With `resident` all frames of a shard stay in memory: its clips are the same in every epoch, and
     those after the first are full shuffles of them; see `shards`.
 
     With the order "sequences" clips of an episode follow each other in a row of the batches, see
@@ -88,12 +88,12 @@ class PlanSettings:
 
     @property
     def shares(self) -> int:
-        """How many shares of the epoch a part has."""
+        """How many shares of the epoch a shard has."""
         return min(self.num_shares or self.cursors, self.cursors)
 
     @property
     def cursors(self) -> int:
-        """How many cursors walk a part: one where nothing is shuffled, but for sequences."""
+        """How many cursors walk a shard: one where nothing is shuffled, but for sequences."""
         return self.num_cursors if self.shuffle or self.order == "sequences" else 1
 
 
@@ -133,8 +133,8 @@ class ClipFacts:
     any_clips: bool = False  # whether an epoch may leave out some of the clips
     repeats: bool = False  # whether any clip is there more than once
     by_frame: bool = False  # whether frames are read without the rest of their chunk
-    in_memory: bool = False  # whether a part keeps all frames that it has loaded
-    uncut: bool = False  # whether runs are cut only where parts begin
+    in_memory: bool = False  # whether a shard keeps all frames that it has loaded
+    uncut: bool = False  # whether runs are cut only where shards begin
 
     @classmethod
     def of(
@@ -207,14 +207,14 @@ class ClipFacts:
         """Frames of the longest episode that has clips."""
         return int(self.longest.max(initial=self.longest_irregular))
 
-    def whole_block(self, num_parts: int = 1) -> int:
+    def whole_block(self, num_shards: int = 1) -> int:
         """The frames of a block that holds a whole epoch, with all that counts between runs.
 
-        Or a part of several, where none has more than twice as many rows of clips as others.
+        Or a shard of several, where none has more than twice as many rows of clips as others.
         """
-        rows = min(self.num_rows, 1 + 2 * self.num_rows // num_parts)
+        rows = min(self.num_rows, 1 + 2 * self.num_rows // num_shards)
         between = rows * (self.window.span + 3 * self.largest_chunk)
-        return max(1, -(-self.num_clips // num_parts) * self.spec.stride + between)
+        return max(1, -(-self.num_clips // num_shards) * self.spec.stride + between)
 
     @property
     def cuts_anywhere(self) -> bool:
@@ -230,28 +230,28 @@ class ClipFacts:
             return shared
         return -(-shared // self.largest_chunk) * self.largest_chunk
 
-    def reread_by_one(self, num_parts: int) -> float:
-        """Share of all frames that each share more of every part reads a second time."""
-        if self.uncut or (self.in_memory and num_parts == 1):
+    def reread_by_one(self, num_shards: int) -> float:
+        """Share of all frames that each share more of every shard reads a second time."""
+        if self.uncut or (self.in_memory and num_shards == 1):
             return 0.0
-        return num_parts * self.cut_frames / max(1, self.num_frames)
+        return num_shards * self.cut_frames / max(1, self.num_frames)
 
-    def reread_by_parts(self, num_parts: int) -> float:
+    def reread_by_shards(self, num_shards: int) -> float:
         """Share of all frames that are decoded a second time whatever cursors there are: one cursor
-        of each part but the first begins anywhere, behind a keyframe or inside a run."""
+        of each shard but the first begins anywhere, behind a keyframe or inside a run."""
         if self.uncut:
-            return (num_parts - 1) / max(1, self.num_episodes)
-        return (num_parts - 1) * (self.keyframes // 2) / max(1, self.num_frames)
+            return (num_shards - 1) / max(1, self.num_episodes)
+        return (num_shards - 1) * (self.keyframes // 2) / max(1, self.num_frames)
 
-    def reread(self, cursors: int, num_parts: int) -> float:
-        """Share of all frames that cursors with so many shares of every part read twice."""
-        if cursors == self.whole_cursors(num_parts):
+    def reread(self, cursors: int, num_shards: int) -> float:
+        """Share of all frames that cursors with so many shares of every shard read twice."""
+        if cursors == self.whole_cursors(num_shards):
             return 0.0
-        return self.reread_by_one(num_parts) * cursors + self.reread_by_parts(num_parts)
+        return self.reread_by_one(num_shards) * cursors + self.reread_by_shards(num_shards)
 
-    def whole_cursors(self, num_parts: int) -> int:
-        """How many cursors of a part walk a whole episode each; 0 where it does not come out."""
-        whole, rest = divmod(self.num_episodes, num_parts)
+    def whole_cursors(self, num_shards: int) -> int:
+        """How many cursors of a shard walk a whole episode each; 0 where it does not come out."""
+        whole, rest = divmod(self.num_episodes, num_shards)
         return whole if self.is_even and not rest else 0
 
 
@@ -364,7 +364,7 @@ def _line(size: int, block: int) -> int:
 def cursor_bounds(
     facts: ClipFacts, settings: PlanSettings, *, longest: int | None = None
 ) -> list[int]:
-    """The most frames of each group that one cursor can hold at once, in any part of any epoch.
+    """The most frames of each group that one cursor can hold at once, in any shard of any epoch.
 
     With `settings.rotate_phase`, whatever the phase of the clips. No cursor counts more than
     `longest` frames, where that is known.
@@ -390,10 +390,10 @@ def cursor_bounds(
 
 
 def resident_bounds(facts: ClipFacts, settings: PlanSettings) -> list[int]:
-    """The most frames of each group held at once in any part of any epoch.
+    """The most frames of each group held at once in any shard of any epoch.
 
     With `rotate_phase`, of the epochs of every phase that has clips of the same episodes. Where a
-    part has less than a block for each cursor, it may be a stride more for each.
+    shard has less than a block for each cursor, it may be a stride more for each.
     """
     return [settings.cursors * bound for bound in cursor_bounds(facts, settings)]
 

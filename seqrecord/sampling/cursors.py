@@ -1,6 +1,6 @@
 """Cursors: each walks its runs, a block a round, and holds frames of each group for its blocks.
 
-All cursors of a part take equally many rounds, so that all end in the same one. What a round's
+All cursors of a shard take equally many rounds, so that all end in the same one. What a round's
 block has of one run, in the middle of the run, for a window of 4 frames that begins at a clip's
 start::
 

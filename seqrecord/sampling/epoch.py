@@ -1,8 +1,8 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free.
 
 The clips of an epoch, episode by episode, are *runs*. These are cut at places drawn from the seed
-and put in another order; the sequence is shared out equally among the *cursors* of all parts. In a
-*round* every cursor of a part advances by a *block*::
+and put in another order; the sequence is shared out equally among the *cursors* of all shards. In a
+*round* every cursor of a shard advances by a *block*::
 
     runs                |----C----|--A--|-------D-------|---B---|----E----|
     shared out          |--- cursor 0 ---|---- cursor 1 ----|-- cursor 2 --|
@@ -52,7 +52,7 @@ from seqrecord.sampling.bounds import BlockSizes, ClipFacts, PlanSettings, curso
 from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
-from seqrecord.sampling.runs import Cuts, PartShares, Runs, Window, shares_of, shuffle_runs
+from seqrecord.sampling.runs import CursorShares, Cuts, Runs, Window, shares_of, shuffle_runs
 
 _RUNS, _CURSORS, _CLIPS = range(3)  # what a number drawn for an epoch is for
 
@@ -63,20 +63,20 @@ _FEW = 512  # clips of a single cursor's block that are put in order one by one
 
 
 class EpochPlan(Plan):
-    """The plan of one part of one epoch.
+    """The plan of one shard of one epoch.
 
     Which clips come when depends on the leading group, and on that whose chunks are cut at (see
     `Cuts`).
 
-    Parts cover the epoch, and all have equally many clips in equally many batches, full ones but
-    for the last: where they do not come out even, a part gives one clip that another gives too,
+    Shards cover the epoch, and all have equally many clips in equally many batches, full ones but
+    for the last: where they do not come out even, a shard gives one clip that another gives too,
     and `num_repeated` is 1. With `drop_last` every batch is full, no clip is given twice, and
-    `num_dropped` clips of the part are left out.
+    `num_dropped` clips of the shard are left out.
 
-    With `settings.even_batches` off every clip is in exactly one part; counts may differ by one
-    clip, and a part may be empty.
+    With `settings.even_batches` off every clip is in exactly one shard; counts may differ by one
+    clip, and a shard may be empty.
 
-    Raises `ClipError` when `drop_last` leaves no batch in any part of a whole epoch. An epoch
+    Raises `ClipError` when `drop_last` leaves no batch in any shard of a whole epoch. An epoch
     without any clip has no batches.
     """
 
@@ -95,15 +95,15 @@ class EpochPlan(Plan):
 
     def _share_out(
         self, table: ClipTable, epoch: int, session: int
-    ) -> tuple[EpochLayout, Runs, PartShares]:
-        """The layout of an epoch, its runs and this part's shares; counts the part's clips."""
-        settings, part = self.settings, self.part
+    ) -> tuple[EpochLayout, Runs, CursorShares]:
+        """The layout of an epoch, its runs and this shard's shares; counts the shard's clips."""
+        settings, shard = self.settings, self.shard
         layout = EpochLayout.of(
-            table, self._episodes, self._windows, settings, part.count, epoch, session
+            table, self._episodes, self._windows, settings, shard.count, epoch, session
         )
         if not session:
-            check_drop_last(table.num_clips, settings, part.count)
-        runs, shares = layout.share_out(table, np.array([part.index]))
+            check_drop_last(table.num_clips, settings, shard.count)
+        runs, shares = layout.share_out(table, np.array([shard.index]))
         self.num_repeated = int(shares.repeated[0])
         self.num_clips = int(layout.num_clips(shares)[0])
         self.num_dropped = int((shares.stop - shares.start).sum()) - self.num_clips
@@ -128,7 +128,7 @@ class EpochPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class EpochLayout:
-    """What all parts of an epoch have in common, or of a session of it: how clips are shared out.
+    """What all shards of an epoch have in common, or of a session of it: how clips are shared out.
 
     `selected` are the episodes that were asked for, `windows` what clips use of each group.
     """
@@ -139,7 +139,7 @@ class EpochLayout:
     windows: Sequence[Window]
     selected: IntArray
     key: int  # of all random numbers
-    num_parts: int
+    num_shards: int
 
     @classmethod
     def of(
@@ -148,7 +148,7 @@ class EpochLayout:
         episodes: EpisodeTable,
         windows: Sequence[Window],
         settings: PlanSettings,
-        num_parts: int,
+        num_shards: int,
         epoch: int = 0,
         session: int = 0,
     ) -> EpochLayout:
@@ -157,47 +157,47 @@ class EpochLayout:
             ClipFacts.of(table, episodes, windows),
             key_of_session(settings, epoch, session),
         )
-        return cls(facts, settings, episodes, windows, table.selected, key, num_parts)
+        return cls(facts, settings, episodes, windows, table.selected, key, num_shards)
 
     @property
     def sizes(self) -> BlockSizes:
         """Of all cursors."""
         return BlockSizes.of(self.facts, self.settings)
 
-    def share_out(self, table: ClipTable, parts: IntArray) -> tuple[Runs, PartShares]:
-        """The runs in the order in which they are shared out, and what each of `parts` has."""
+    def share_out(self, table: ClipTable, shards: IntArray) -> tuple[Runs, CursorShares]:
+        """The runs in the order in which they are shared out, and what each of `shards` has."""
         settings, runs = self.settings, Runs.of(table)
         if settings.shuffle:
-            anywhere = self.num_parts == 1 and settings.num_shares is not None
+            anywhere = self.num_shards == 1 and settings.num_shares is not None
             runs = shuffle_runs(
                 runs,
                 settings.run_frames,
                 Cuts.of(runs.episode, self.episodes, self.windows, anywhere=anywhere),
                 key_of(self.key, _RUNS),
-                num_shares=self.num_parts * settings.shares,
+                num_shares=self.num_shards * settings.shares,
             )
         cuts = Cuts.of(runs.episode, self.episodes, self.windows)
         return runs, shares_of(
             runs,
             cuts,
-            parts,
-            self.num_parts,
+            shards,
+            self.num_shards,
             settings.cursors,
             fill=settings.even_batches and not settings.drop_last,
             num_shares=settings.shares,
         )
 
-    def num_clips(self, shares: PartShares) -> IntArray:
-        """How many clips parts with these shares emit; int64[parts]."""
+    def num_clips(self, shares: CursorShares) -> IntArray:
+        """How many clips shards with these shares emit; int64[shards]."""
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
         if self.settings.drop_last:
             if self.settings.even_batches:
-                clips = np.full_like(clips, self.facts.num_clips // self.num_parts)
+                clips = np.full_like(clips, self.facts.num_clips // self.num_shards)
             clips -= clips % (self.settings.batch_size or 1)
         return clips
 
     def cursors(self, runs: Runs, start: IntArray, stop: IntArray) -> Cursors:
-        """Those of shares that are not empty: clips `[start, stop)`, int64[parts, cursors] each."""
+        """Those of non-empty shares: clips `[start, stop)`, int64[shards, cursors] each."""
         some = stop > start
         mine = runs.slices(start[some], stop[some])
         return Cursors(*mine, self.sizes, self.episodes, self.windows)
@@ -242,7 +242,7 @@ class EpochLayout:
         order = np.lexsort((*_order(name, block, size_of, place, apart), block))
         number = np.empty(len(order), np.int64)  # of each clip among those of its block
         number[order] = place
-        # Whatever other blocks there are: those of several parts must come in the same order.
+        # Whatever other blocks there are: those of several shards must come in the same order.
         if num_cursors == 1 and spread and apart > 1:
             few = np.flatnonzero(size_of <= _FEW)
             number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, size)
@@ -256,17 +256,15 @@ def key_of_session(settings: PlanSettings, epoch: int, session: int) -> int:
     return key_of(settings.seed, epoch, *([session] if session else []))
 
 
-def check_drop_last(total: int, settings: PlanSettings, num_parts: int) -> None:
-    """Raise `ClipError` when `drop_last` leaves no batch of `total` clips in any part."""
+def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None:
+    """Raise `ClipError` when `drop_last` leaves no batch of `total` clips in any shard."""
     size = settings.batch_size or 1
-    least = num_parts * size if settings.even_batches else num_parts * (size - 1) + 1
+    least = num_shards * size if settings.even_batches else num_shards * (size - 1) + 1
     if settings.drop_last and 0 < total < least:
-        parts = (
-            f"each of {num_parts} parts" if settings.even_batches else f"one of {num_parts} parts"
-        )
+        which = "each" if settings.even_batches else "one"
         raise ClipError(
             "drop_last leaves no batch at all",
-            expected=f"at least {least} clips: a batch of {size} in {parts}",
+            expected=f"at least {least} clips: a batch of {size} in {which} of {num_shards} shards",
             got=f"{total} clips; smaller batches, fewer workers, or no drop_last",
         )
 

@@ -42,8 +42,8 @@ CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be l
 REREAD_BY_CURSORS = 0.031  # of all frames: what sharing out the epoch to cursors may read twice
 REREAD = 0.035  # and what further cuts of runs may read twice besides
 MOST_REREAD = 0.10  # by cursors, where a batch needs more of them
-MOST_REREAD_IN_MANY = 0.20  # … in more parts than `MANY_PARTS`
-MANY_PARTS = 64
+MOST_REREAD_IN_MANY = 0.20  # … in more shards than `MANY_SHARDS`
+MANY_SHARDS = 64
 MOST_DECODED = 0.045  # … where what is read twice is video that has to be decoded from a keyframe
 LEAST_RUN_FRAMES = 512
 LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
@@ -174,7 +174,7 @@ def usual_limit(wanted: int, num_workers: int = 1) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """What memory has to hold for the clips of `facts`, in each of so many parts of an epoch.
+    """What memory has to hold for the clips of `facts`, in each of so many shards of an epoch.
 
     The last five of `settings` are chosen, and `num_cursors` and `shuffle_buffer` where they are
     `None`. `frames_in_memory` frames may stay in memory, if they all fit. Errors name `url` and say
@@ -184,7 +184,7 @@ class Demand:
     facts: ClipFacts
     settings: PlanSettings
     sizes: FrameSizes
-    num_parts: int = 1
+    num_shards: int = 1
     num_cursors: int | None = None
     shuffle_buffer: int | None = None
     frames_in_memory: int = 0
@@ -273,18 +273,18 @@ class Demand:
         episodes of one length. A given `num_cursors` is kept. Where frames stay, cursors more that
         begin inside the shares of these cost nothing.
 
-        Where a batch of fewer cursors would have fewer episodes than a full shuffle of the part,
-        the part is one round of a single cursor, if it fits.
+        Where a batch of fewer cursors would have fewer episodes than a full shuffle of the shard,
+        the shard is one round of a single cursor, if it fits.
 
         Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
         `max_held` does, with room in `max_arena` bytes for all that the next round loads. The first
         round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
 
-        A part of at most `FIRST_ROUND` clips is such a round, too, which reads nothing twice.
+        A shard of at most `FIRST_ROUND` clips is such a round, too, which reads nothing twice.
         With `rotate_phase` this applies to the clips of any
         phase. `max_held` is at least `least_held`.
         """
-        facts, settings, num_parts = self.facts, self.settings, self.num_parts
+        facts, settings, num_shards = self.facts, self.settings, self.num_shards
         spec, span, sizes = facts.spec, facts.window.span, _block_sizes(facts)
         if not settings.shuffle:
             enough = bisect_left(sizes, self._clips_in_order * spec.stride)
@@ -293,9 +293,9 @@ class Demand:
             return _one_cursor(settings, next(fits, 1))
         given, whole = self.num_cursors, facts.whole_block()
         buffer = min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
-        share = -(-facts.num_clips // num_parts)
+        share = -(-facts.num_clips // num_shards)
         if given is None and share <= min(FIRST_ROUND, buffer):
-            for block in (whole, facts.whole_block(num_parts)):
+            for block in (whole, facts.whole_block(num_shards)):
                 if self._by_cursor(block) <= max_held:
                     return _one_cursor(settings, block)
 
@@ -314,12 +314,12 @@ class Demand:
                     cursors = shares = max(number, cursors if block == sizes[0] else 0)
                     break
             if facts.in_memory:  # … not closer to each other than two clips
-                shares = 1 if num_parts == 1 else shares
+                shares = 1 if num_shards == 1 else shares
                 most = min(wanted, share * spec.stride // (2 * span))
                 cursors = shares * max(1, most // shares)
 
         usual = -(-share * spec.stride // cursors) + span  # frames that a cursor walks
-        longest = -(-whole // (num_parts * cursors))
+        longest = -(-whole // (num_shards * cursors))
         apart = self._apart(cursors)
         first = max(FIRST_ROUND * spec.stride // cursors, apart)
         if apart > 1 and usual < 2 * first:  # what is left would be too short
@@ -340,7 +340,7 @@ class Demand:
         # The first that does not fit, in steps of which each halves the rest.
         count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
         size = sizes[count - 1] if count else 1
-        left, cut = REREAD - facts.reread(shares, num_parts), facts.reread_by_one(num_parts) > 0
+        left, cut = REREAD - facts.reread(shares, num_shards), facts.reread_by_one(num_shards) > 0
         run = max(LEAST_RUN_FRAMES, round(cut * facts.cut_frames / left)) if left > 0.001 else None
         if usual >= facts.longest_episode:  # cursors are in episodes of their own without cuts
             run = None
@@ -352,9 +352,9 @@ class Demand:
             first_block_frames=min(first, size),
             num_shares=shares if facts.in_memory else None,
         )
-        # A round of a whole part reads nothing twice, and has more episodes than too few cursors.
-        block = facts.whole_block(num_parts)
-        is_better = given is None and cursors < self._episodes_of_part and share <= buffer
+        # A round of a whole shard reads nothing twice, and has more episodes than too few cursors.
+        block = facts.whole_block(num_shards)
+        is_better = given is None and cursors < self._episodes_per_shard and share <= buffer
         if is_better and self._by_cursor(block) <= max_held:
             return _one_cursor(settings, block)
         return chosen
@@ -362,9 +362,9 @@ class Demand:
     def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
         """What keeps settings, all of which are chosen, from mixing a batch well, in words, and
         whether that is memory; `None` if nothing does."""
-        facts, settings, num_parts = self.facts, self.settings, self.num_parts
+        facts, settings, num_shards = self.facts, self.settings, self.num_shards
         cursors, enough = settings.num_cursors, self._enough_cursors
-        in_one_round = settings.first_block_frames >= facts.whole_block(num_parts)
+        in_one_round = settings.first_block_frames >= facts.whole_block(num_shards)
         is_apart = settings.block_frames >= self._apart(cursors)
         if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
             return None, False
@@ -377,9 +377,9 @@ class Demand:
         if (needed := min(self._held_to_mix)) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{found}: {room}, {format_size(needed)} are needed", True
-        reread = facts.reread(enough, num_parts)
-        parts = f"in {num_parts} parts of so short an epoch"
-        return f"{found}: {parts} these would read {reread:.0%} of it twice", False
+        reread = facts.reread(enough, num_shards)
+        shards = f"in {num_shards} shards of so short an epoch"
+        return f"{found}: {shards} these would read {reread:.0%} of it twice", False
 
     def _ways_to_spend(
         self, memory_limit: int, held: int, what: str
@@ -421,16 +421,16 @@ class Demand:
             return [self.least_held]
         every = self._ways_to_mix
         ways = [way for way in every if way[0] <= self._affordable_cursors(way[0])]
-        whole = self.facts.whole_cursors(self.num_parts)
+        whole = self.facts.whole_cursors(self.num_shards)
         if whole >= every[-1][0]:  # these read nothing twice
             ways.append((whole, self._block_to_mix(whole)))
-        ways = ways or [(1, self.facts.whole_block(self.num_parts))]
+        ways = ways or [(1, self.facts.whole_block(self.num_shards))]
         return [n * self._by_cursor(block) for n, block in ways]
 
     @property
-    def _episodes_of_part(self) -> float:
-        """About how many episodes a batch would have if a part's clips came in one round."""
-        episodes = 1 + (self.facts.num_episodes - 1) / self.num_parts
+    def _episodes_per_shard(self) -> float:
+        """About how many episodes a batch would have if a shard's clips came in one round."""
+        episodes = 1 + (self.facts.num_episodes - 1) / self.num_shards
         size = self.settings.batch_size or 1
         return episodes * (1 - (1 - 1 / episodes) ** size)
 
@@ -441,7 +441,7 @@ class Demand:
         size, episodes = self.settings.batch_size or ENOUGH_CURSORS, max(1, self.facts.num_episodes)
         found = ENOUGH_EPISODES * episodes * (1 - (1 - 1 / episodes) ** size)
         enough = max(min(size, ENOUGH_CURSORS), ceil(found))
-        return min(enough, -(-self.facts.num_clips // self.num_parts))
+        return min(enough, -(-self.facts.num_clips // self.num_shards))
 
     @property
     def _ways_to_mix(self) -> list[tuple[int, int]]:
@@ -484,22 +484,22 @@ class Demand:
 
     def _affordable_cursors(self, wanted: int) -> int:
         """How many of the wanted cursors to have: enough to mix a batch if that is not too much."""
-        facts, num_parts = self.facts, self.num_parts
+        facts, num_shards = self.facts, self.num_shards
         enough = self._enough_cursors
-        cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
+        cost, always = facts.reread_by_one(num_shards), facts.reread_by_shards(num_shards)
 
         def within(share: float) -> int:
-            if cost * wanted + always <= share or not cost:  # what parts cost, fewer would cost too
+            if cost * wanted + always <= share or not cost:  # more shards cost no less
                 return wanted
             return max(0, int((share - always) / cost))
 
-        whole = facts.whole_cursors(num_parts)
+        whole = facts.whole_cursors(num_shards)
         whole = whole if whole <= wanted else 0
-        share = MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY
+        share = MOST_REREAD if num_shards <= MANY_SHARDS else MOST_REREAD_IN_MANY
         if facts.keyframes:  # shorter shares than that could not begin at keyframes
             share = MOST_DECODED
             shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
-            wanted = max(1, min(wanted, facts.num_clips // (num_parts * shortest)))
+            wanted = max(1, min(wanted, facts.num_clips // (num_shards * shortest)))
         affordable = max(within(REREAD_BY_CURSORS), min(enough, within(share)), LEAST_CURSORS)
         return max(affordable, whole)
 

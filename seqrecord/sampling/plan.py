@@ -16,9 +16,9 @@ from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Blocks, Walk
-from seqrecord.sampling.runs import Part, Window
+from seqrecord.sampling.runs import Shard, Window
 
-_WHOLE = Part()
+_WHOLE = Shard()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
@@ -66,7 +66,7 @@ class Clips(_Columns):
 
     Clip `i` consists of the frames of each group's window at `start[i]` which cursor `cursor[i]`
     holds for run `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With
-    `batch_size=None` every clip counts as a batch of its own. No two clips of all parts and
+    `batch_size=None` every clip counts as a batch of its own. No two clips of all shards and
     sessions of an epoch have the same `place`.
     """
 
@@ -125,20 +125,20 @@ class GroupPlan:
 
 
 class Plan(ABC):
-    """The plan of one part of one epoch: rounds of cursors, whose clips are one stream of batches.
+    """The plan of one shard of one epoch: rounds of cursors, whose clips are one stream of batches.
 
     `windows` are what clips use of each group of `episodes`; by default whole clips of all. In an
-    epoch whose parts have changed `session` times, `table` has what was left of it (see
+    epoch whose shards have changed `session` times, `table` has what was left of it (see
     `sampling.elastic`). A subclass lays out the clips, and says in which order a round's clips
     come.
     """
 
     settings: PlanSettings
     epoch: int
-    part: Part
-    num_clips: int  # that this part emits
+    shard: Shard
+    num_clips: int  # that this shard emits
     num_dropped: int  # that it would emit without `drop_last`
-    num_repeated: int  # of `num_clips`, that another part emits too
+    num_repeated: int  # of `num_clips`, that another shard emits too
     num_batches: int
     num_rounds: int
     num_cursors: int
@@ -160,11 +160,11 @@ class Plan(ABC):
         settings: PlanSettings,
         *,
         epoch: int = 0,
-        part: Part = _WHOLE,
+        shard: Shard = _WHOLE,
         session: int = 0,
         windows: Sequence[Window] | None = None,
     ) -> None:
-        self.settings, self.epoch, self.part = settings, epoch, part
+        self.settings, self.epoch, self.shard = settings, epoch, shard
         self._spec, self._episodes = table.spec, episodes
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
@@ -178,15 +178,15 @@ class Plan(ABC):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(epoch {self.epoch}, part {self.part.index} of "
-            f"{self.part.count}: {self.num_clips} clips in {self.num_batches} batches, "
+            f"{type(self).__name__}(epoch {self.epoch}, shard {self.shard.index} of "
+            f"{self.shard.count}: {self.num_clips} clips in {self.num_batches} batches, "
             f"{self.num_rounds} rounds of {self.num_cursors} cursors, at most {self._resident} "
             "frames resident)"
         )
 
     @property
     def counts(self) -> dict[str, int]:
-        """What this part's statistics say of its clips."""
+        """What this shard's statistics say of its clips."""
         return {
             "clips_dropped": self.num_dropped,
             "duplicate_clips": self.num_repeated,
@@ -213,7 +213,7 @@ class Plan(ABC):
         return self._first_clip(batch)
 
     def locate_clip(self, clip: int) -> tuple[int, int]:
-        """Where a clip of the part is: its round, and how many of that round's clips come before.
+        """Where a clip of the shard is: its round, and how many of that round's clips come before.
 
         Clips are counted as they are emitted. To resume there, load `resident(round)`, go on with
         `rounds(round)` and skip so many clips.
@@ -265,8 +265,8 @@ class Plan(ABC):
         return Round(start, clips, tuple(groups))
 
     def _places(self, number: IntArray) -> IntArray:
-        """`Clips.place` of clips by their numbers in this part."""
-        place: IntArray = number * self.part.count + self.part.index + (self._session << 48)
+        """`Clips.place` of clips by their numbers in this shard."""
+        place: IntArray = number * self.shard.count + self.shard.index + (self._session << 48)
         return place
 
     def _first_clip(self, batch: int) -> int:

@@ -128,10 +128,10 @@ class Phases:
         i = int(np.searchsorted(before, place, side="right")) - 1
         return int(self.first[i]) + place - int(before[i])
 
-    def clips_before(self, epoch: int, num_parts: int, *, seed: int, shuffle: bool) -> int:
-        """How many clips each of so many equal parts has of all epochs before one."""
+    def clips_before(self, epoch: int, num_shards: int, *, seed: int, shuffle: bool) -> int:
+        """How many clips each of so many equal shards has of all epochs before one."""
         group, place = divmod(epoch, len(self))
-        clips = np.repeat(-(-self.num_clips // num_parts), self.stop - self.first)
+        clips = np.repeat(-(-self.num_clips // num_shards), self.stop - self.first)
         whole = group * int(clips.sum())
         if shuffle:
             clips = clips[permutation(key_of(seed, _PHASES, group), len(self))]
@@ -163,12 +163,12 @@ def times_in_epoch(chosen: ChosenClips, *, seed: int, epoch: int) -> IntArray:
     return times
 
 
-def clips_before(chosen: ChosenClips, epoch: int, num_parts: int, *, seed: int) -> int:
-    """How many clips each of so many equal parts has of all epochs before one."""
+def clips_before(chosen: ChosenClips, epoch: int, num_shards: int, *, seed: int) -> int:
+    """How many clips each of so many equal shards has of all epochs before one."""
     whole, rest = divmod(_sum(_fractions(chosen)), _ONE)
     fewest = int(chosen.least.sum()) + whole
     longer = _longer_before(rest, seed, epoch)
-    return (epoch - longer) * -(-fewest // num_parts) + longer * -(-(fewest + 1) // num_parts)
+    return (epoch - longer) * -(-fewest // num_shards) + longer * -(-(fewest + 1) // num_shards)
 
 
 def _offset(rest: int, seed: int, epoch: int) -> int:

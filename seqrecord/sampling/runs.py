@@ -7,18 +7,18 @@ gives two runs each, and put in another order::
     cut                 |---A---|----A----|---B---|-----C-----|----C----|
     in another order    |----C----|---B---|---A---|-----C-----|----A----|
 
-The sequence is cut into equal shares, one for each cursor of each *part*: that is what of an epoch
-a rank or worker has. They are dealt to the parts in turn, so that the cursors of a part lie far
+The sequence is cut into equal shares, one for each cursor of each *shard*: that is what of an epoch
+a rank or worker has. They are dealt to the shards in turn, so that the cursors of a shard lie far
 apart, in other episodes::
 
     sequence                |-----A-----|--B--|------C------|---D---|-----E-----|
-    2 parts of 4 cursors    |-------|-------|-------|-------|-------|-------|-------|-------|
-    part, cursor             0 0     1 0     0 1     1 1     0 2     1 2     0 3     1 3
+    2 shards of 4 cursors   |-------|-------|-------|-------|-------|-------|-------|-------|
+    shard, cursor            0 0     1 0     0 1     1 1     0 2     1 2     0 3     1 3
 
 Runs and shares begin at the first clip that uses no frame before a chunk, so that little is read
-twice. This moves clips from one part to another; only the share of each part's last cursor begins
-elsewhere, so that each part has its exact number of clips. Where raw frames are read one by one,
-and chunks are longer than clips, they begin anywhere; where frames stay that a part has loaded, a
+twice. This moves clips from one shard to another; only the share of each shard's last cursor begins
+elsewhere, so that each shard has its exact number of clips. Where raw frames are read one by one,
+and chunks are longer than clips, they begin anywhere; where frames stay that a shard has loaded, a
 share may have several cursors, which begin anywhere in it. Chunks of video that are decoded in
 pieces count whole: they begin at keyframes, and what begins behind one has to decode all frames
 from there on::
@@ -318,8 +318,8 @@ def shuffle_runs(
 
 
 @dataclass(frozen=True)
-class Part:
-    """Part `index` of `count` disjoint parts of an epoch, one for each rank and worker."""
+class Shard:
+    """Shard `index` of `count` disjoint shards of an epoch, one for each rank and worker."""
 
     index: int = 0
     count: int = 1
@@ -327,17 +327,17 @@ class Part:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
             raise ClipError(
-                "not a part of an epoch",
+                "not a shard of an epoch",
                 expected="0 <= index < count",
                 got=f"index {self.index} of {self.count}",
             )
 
 
-class PartShares(NamedTuple):
-    """What the cursors of some parts have: clips `[start, stop)`, int64[parts, cursors] each.
+class CursorShares(NamedTuple):
+    """What the cursors of some shards have: clips `[start, stop)`, int64[shards, cursors] each.
 
-    A share may be empty. `repeated`, int64[parts], clips are the last of a part's last share, and
-    another part has them too.
+    A share may be empty. `repeated`, int64[shards], clips are the last of a shard's last share, and
+    another shard has them too.
     """
 
     start: IntArray
@@ -354,19 +354,19 @@ def shares_of(
     *,
     fill: bool,
     num_shares: int | None = None,
-) -> PartShares:
-    """What the cursors of parts `index`, int64[parts], of `count` have.
+) -> CursorShares:
+    """What the cursors of shards `index`, int64[shards], of `count` have.
 
-    All parts together cover the sequence. Shares begin where chunks do, see `Cuts`, unless they are
-    shorter than chunks. Where runs are not to be cut, a part's shares follow each other, and all
-    but the first one begin where runs do. Where a part has fewer shares than cursors, these divide
+    All shards together cover the sequence. Shares begin at chunks, see `Cuts`, unless they are
+    shorter than chunks. Where runs are not to be cut, a shard's shares follow each other, and all
+    but the first one begin where runs do. Where a shard has fewer shares than cursors, these divide
     them anywhere.
-    Parts have equally many clips, or differ by one. With `fill` they all have equally many: a part
-    that would have one clip less has one of the next part too::
+    Shards have equally many clips, or differ by one. With `fill` all have equally many: a shard
+    that would have one clip less has one of the next shard too::
 
-        8 clips, 3 parts of one cursor  0 1 2 | 2 3 4 | 5 6 7
+        8 clips, 3 shards of one cursor 0 1 2 | 2 3 4 | 5 6 7
         without `fill`                  0 1   | 2 3 4 | 5 6 7
-        2 clips, 3 parts                0     | 0     | 1
+        2 clips, 3 shards               0     | 0     | 1
     """
     total, num_shares = sequence.num_clips, num_shares or num_cursors
     start = _equal_bounds(total, count, num_shares, index)
@@ -378,8 +378,8 @@ def shares_of(
         inner = np.clip(sequence.nearest(inner), first, last)
         start, stop = np.hstack((first, inner)), np.hstack((inner, last))
     elif total // count // num_shares > most + 1:
-        # What a part gains in one share it loses in others: the moves of where its shares begin,
-        # and of where they end, come to the same, that of the first part's begins.
+        # What a shard gains in one share it loses in others: the moves of where its shares begin,
+        # and of where they end, come to the same, that of the first shard's begins.
         equal = _equal_bounds(total, count, num_shares, np.zeros(1, np.int64))
         first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
         moved = int((first - equal).sum())
@@ -398,20 +398,20 @@ def shares_of(
     share, inside = numbered(number)
     begin, length, number = start[:, share], (stop - start)[:, share], number[share]
     stop = begin + length * (inside + 1) // number
-    return PartShares(begin + length * inside // number, stop, repeated)
+    return CursorShares(begin + length * inside // number, stop, repeated)
 
 
-def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: IntArray) -> IntArray:
-    """Where the shares of each part of `index` begin, or those of the one before end.
+def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray) -> IntArray:
+    """Where the shares of each shard of `index` begin, or those of the one before end.
 
-    Returns int64[parts, cursors]. Shares are as equal as can be where each part has its number of
+    Returns int64[shards, cursors]. Shares are as equal as can be where each shard has its number of
     the `total` clips.
     """
-    low, larger = divmod(total, num_parts)
-    before = (index * larger // num_parts)[:, None]  # parts before with one clip more
+    low, larger = divmod(total, num_shards)
+    before = (index * larger // num_shards)[:, None]  # shards before with one clip more
     cursor = np.arange(num_cursors + 1)
     short, long = cursor * low // num_cursors, cursor * (low + 1) // num_cursors
-    bounds = short * (num_parts - larger) + long * larger
+    bounds = short * (num_shards - larger) + long * larger
     lengths = np.diff(short) * (index[:, None] - before) + np.diff(long) * before
     found: IntArray = np.add(bounds[:-1], lengths, dtype=np.int64)
     return found
@@ -420,10 +420,10 @@ def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: IntArray)
 def _snapped(
     sequence: Runs, cuts: Cuts, bounds: IntArray, total_move: int, *, exact: bool = False
 ) -> IntArray:
-    """`bounds`, int64[parts, cursors], each moved to where a chunk begins.
+    """`bounds`, int64[shards, cursors], each moved to where a chunk begins.
 
-    All moves of a part come to about `total_move`. With `exact` to exactly that, for which the last
-    one is moved to where no chunk begins.
+    All moves of a shard come to about `total_move`. With `exact` to exactly that, for which the
+    last one is moved to where no chunk begins.
     """
     moved: IntArray = bounds.copy()
     if not len(bounds):

@@ -14,21 +14,22 @@ its sequence ends, the row begins another one::
 Each row is a cursor that advances by one clip a round, and a round is a batch. So a row holds the
 frames of a clip, and what of its last chunk the next clips need.
 
-There are `batch_size` rows in each part. Where all parts must be equal, the clips of all episodes,
-one after the other, are cut into equal shares, one for each row. A cut may lie inside an episode,
+Each shard has `batch_size` rows. If all shards must be equal, the clips of all episodes, one after
+the other, are cut into equal shares, one for each row. A cut may lie inside an episode,
 whose rest is then another row's::
 
-    2 parts of 2 rows       |------A------|---B---|-C-|-----D-----|--E--|----F----|
-    part, row                0 0           1 0           0 1           1 1
+    2 shards of 2 rows      |------A------|---B---|-C-|-----D-----|--E--|----F----|
+    shard, row               0 0           1 0           0 1           1 1
 
 Else no episode is cut: the longest ones are given out first, each to the row that has least::
 
-    part 1, row 0           |-----D-----|--E--|
-    part 0, row 0           |------A------|-C-|
-    part 1, row 1           |----F----|
-    part 0, row 1           |---B---|
+    shard 1, row 0          |-----D-----|--E--|
+    shard 0, row 0          |------A------|-C-|
+    shard 1, row 1          |----F----|
+    shard 0, row 1          |---B---|
 
-In a part, rows have fewer clips from row to row, so that row b stays row b where others have ended.
+In a shard, no row has more clips than the row before it, so row b stays row b when others have
+ended.
 """
 
 from __future__ import annotations
@@ -56,41 +57,41 @@ _EPISODES = 4  # what a number drawn for an epoch is for: see `epoch`, which has
 
 
 class SequencePlan(Plan):
-    """The plan of one part of one epoch, of which each row of a batch follows an episode.
+    """The plan of one shard of one epoch, of which each row of a batch follows an episode.
 
     `settings` are those of `sequence_settings`. With `shuffle` episodes come in an order drawn from
     seed and epoch, else in that of `table`.
 
-    All parts have equally many batches, full ones but for the last, and equally many clips: a part
-    that has one less than others gives one that another gives too. Sequences are cut for that,
-    `num_cut` of them at the begin of a row of this part. With `drop_last` every batch is full, and
-    no clip is given twice.
+    All shards have equally many batches, full ones but for the last, and equally many clips: a
+    shard that has one less than others gives one that another gives too. Sequences are cut for
+    that, `num_cut` of them at the begin of a row of this shard. With `drop_last` every batch is
+    full, and no clip is given twice.
 
-    With `settings.even_batches` off every clip is in exactly one part and no sequence is cut. Rows
+    With `settings.even_batches` off every clip is in exactly one shard and no sequence is cut. Rows
     end at different times, the last ones first: batches then have fewer rows. With `drop_last`
     those batches are left out.
 
-    Raises `ClipError` when `drop_last` leaves no batch in any part.
+    Raises `ClipError` when `drop_last` leaves no batch in any shard.
     """
 
-    num_cut: int  # of this part's rows, that begin inside a sequence
-    num_sequences: int  # of this part; one that is cut counts in each of its rows
+    num_cut: int  # of this shard's rows, that begin inside a sequence
+    num_sequences: int  # of this shard; one that is cut counts in each of its rows
 
     def _lay_out(self, table: ClipTable, session: int) -> None:
-        settings, part, size = self.settings, self.part, self._batch_size
-        parts = np.array([part.index, part.count - 1])
-        runs, starts, stops = _rows_of(table, settings, parts, part.count, self.epoch, session)
+        settings, shard, size = self.settings, self.shard, self._batch_size
+        shards = np.array([shard.index, shard.count - 1])
+        runs, starts, stops = _rows_of(table, settings, shards, shard.count, self.epoch, session)
         start, stop, lengths = starts[0], stops[0], stops - starts
         total, full = int(lengths[0].sum()), int(lengths[0].min())
         self.num_repeated = 0
         if settings.even_batches:
-            full = runs.num_clips // part.count // size
+            full = runs.num_clips // shard.count // size
             if not settings.drop_last:
-                self.num_repeated = -(-runs.num_clips // part.count) - total
+                self.num_repeated = -(-runs.num_clips // shard.count) - total
                 stop[total % size] += self.num_repeated
                 total += self.num_repeated
-        if not session:  # the last part's rows are the longest ones
-            _check_drop_last(runs, settings, part.count, int(lengths[1].min()))
+        if not session:  # the last shard's rows are the longest ones
+            _check_drop_last(runs, settings, shard.count, int(lengths[1].min()))
         if settings.drop_last:
             stop = np.minimum(stop, start + full)
         some = stop > start
@@ -199,10 +200,10 @@ def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
 def remaining_sequences(
     table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, session: int
 ) -> ClipTable:
-    """The clips of `table` that parts have not given, which `batches`, int64[parts], were given of.
+    """The clips of `table` that remain after each shard's first `batches`, int64[shards].
 
-    A clip that a part has given only to equalise counts as given by the part that has it. Nothing
-    is left where every part has given all of its batches, not even what `drop_last` leaves out.
+    A clip that a shard has given only to equalise counts as given by the shard that has it. Nothing
+    is left where every shard has given all of its batches, not even what `drop_last` leaves out.
     What is left of a sequence is a sequence of its own.
 
     Raises `StateError` for more batches than there are.
@@ -215,83 +216,83 @@ def remaining_sequences(
         most[:] = most.min() if settings.drop_last else most.max()
     if batches.max() > most.max(initial=0):
         raise StateError(
-            "a part of an epoch has given more batches than it has",
+            "a shard of an epoch has given more batches than it has",
             expected=f"at most {int(most.max())}",
             got=int(batches.max()),
         )
     begin = np.minimum(start + batches[:, None], stop).ravel()
-    if (batches >= most).all():  # a part may have ended before others
+    if (batches >= most).all():  # a shard may have ended before others
         begin = stop.ravel()
     left = runs.slices(begin, stop.ravel())[0]
     return concatenated_pieces(table, frame_keys(left.episode, left.first_start), left.count)
 
 
 def _rows_of(
-    table: ClipTable, settings: PlanSettings, parts: IntArray, count: int, epoch: int, session: int
+    table: ClipTable, settings: PlanSettings, shards: IntArray, count: int, epoch: int, session: int
 ) -> tuple[Runs, IntArray, IntArray]:
     """The clips of all episodes in the order in which they are shared out, and what rows have.
 
-    Row `b` of part `parts[i]` of `count` has the clips `[start[i, b], stop[i, b])`, and no more of
-    them than the row before it.
+    Row `b` of shard `shards[i]` of `count` has the clips `[start[i, b], stop[i, b])`: no more than
+    the row before it.
     """
     runs, num_rows = Runs.of(table), settings.batch_size or 1
     if settings.shuffle and len(runs):
         key = key_of(key_of_session(settings, epoch, session), _EPISODES)
         runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
     if settings.even_batches:
-        return runs, *_equal_rows(runs.num_clips, parts, count, num_rows)
-    return _whole_rows(runs, parts, count, num_rows)
+        return runs, *_equal_rows(runs.num_clips, shards, count, num_rows)
+    return _whole_rows(runs, shards, count, num_rows)
 
 
 def _equal_rows(
-    total: int, parts: IntArray, num_parts: int, num_rows: int
+    total: int, shards: IntArray, num_shards: int, num_rows: int
 ) -> tuple[IntArray, IntArray]:
     """Shares of equally many clips, which differ by one where it does not come out even."""
-    low, larger = divmod(total, num_parts)
-    smaller = num_parts - larger  # parts, the first ones, with one clip less than the others
+    low, larger = divmod(total, num_shards)
+    smaller = num_shards - larger  # shards, the first ones, with one clip less than the others
     row = np.arange(num_rows)
     short, long = ((clips + num_rows - 1 - row) // num_rows for clips in (low, low + 1))
-    every = short * smaller + long * larger  # of all parts' rows of one number
-    index = parts[:, None]
+    every = short * smaller + long * larger  # of all shards' rows of one number
+    index = shards[:, None]
     before = short * np.minimum(index, smaller) + long * np.maximum(0, index - smaller)
     start: IntArray = np.cumsum(every) - every + before
     return start, start + np.where(index < smaller, short, long)
 
 
 def _whole_rows(
-    runs: Runs, parts: IntArray, num_parts: int, num_rows: int
+    runs: Runs, shards: IntArray, num_shards: int, num_rows: int
 ) -> tuple[Runs, IntArray, IntArray]:
     """Rows of whole episodes, and the runs in the order in which the rows have them."""
     clips = np.zeros(int(runs.run[-1]) + 1 if len(runs) else 0, np.int64)
     np.add.at(clips, runs.run, runs.count)
-    count = min(num_parts * num_rows, len(clips))  # others are empty
+    count = min(num_shards * num_rows, len(clips))  # others are empty
     owner, load = np.zeros_like(clips), np.zeros(count, np.int64)
     longest_first = np.argsort(-clips, kind="stable")
     for first in range(0, len(clips), max(1, count)):
         some = longest_first[first : first + count]
         owner[some] = np.argsort(load, kind="stable")[: len(some)]
         load[owner[some]] += clips[some]
-    by_load = np.argsort(-load, kind="stable")  # dealt to the parts in turn
+    by_load = np.argsort(-load, kind="stable")  # dealt to the shards in turn
     place = np.empty(count, np.int64)
     place[by_load] = np.arange(count)
     number = np.empty_like(clips)
     number[np.argsort(place[owner], kind="stable")] = np.arange(len(clips))
     bounds = np.append(0, np.cumsum(load[by_load]))
-    # The last part has the longest row, as it has most clips where parts cannot be equal.
-    rank = (num_parts - 1 - parts[:, None]) + np.arange(num_rows) * num_parts
+    # The last shard has the longest row, as it has most clips where shards cannot be equal.
+    rank = (num_shards - 1 - shards[:, None]) + np.arange(num_rows) * num_shards
     start, stop = bounds[np.minimum(rank, count)], bounds[np.minimum(rank + 1, count)]
     return runs.ordered(number), start, stop
 
 
-def _check_drop_last(runs: Runs, settings: PlanSettings, num_parts: int, most: int) -> None:
-    """Raise `ClipError` when `drop_last` leaves no batch; `most` are those of the last part."""
+def _check_drop_last(runs: Runs, settings: PlanSettings, num_shards: int, most: int) -> None:
+    """Raise `ClipError` when `drop_last` leaves no batch; `most` are those of the last shard."""
     if settings.even_batches:
-        check_drop_last(runs.num_clips, settings, num_parts)
+        check_drop_last(runs.num_clips, settings, num_shards)
     elif settings.drop_last and len(runs) and not most:
         size = settings.batch_size or 1
         raise ClipError(
             "drop_last leaves no batch at all",
-            expected=f"at least {(size - 1) * num_parts + 1} episodes: one for each row",
+            expected=f"at least {(size - 1) * num_shards + 1} episodes: one for each row",
             got=f"{int(runs.run[-1]) + 1} episodes; smaller batches, fewer workers, no drop_last, "
             "or even_batches=True, which cuts episodes",
         )
