@@ -15,7 +15,7 @@ from seqrecord import ClipSpec
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings, Shard, Window, resident_bounds
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, Window, resident_bounds
 from seqrecord.sampling.random_order import clips_before, times_in_epoch
 from tests.test_plan_groups import Case, cases, plan_of
 
@@ -89,8 +89,8 @@ def test_plans_give_them_and_read_only_chunks_that_hold_one(case: ChosenCase) ->
         plan = plan_of(replace(case, shard=Shard(index, case.shard.count)))
         if plan is None:
             return
-        facts = ClipFacts.of(case.table, case.episodes, case.windows)
-        for group, bound in zip(plan.groups, resident_bounds(facts, case.settings), strict=True):
+        stats = ClipStats.of(case.table, case.episodes, case.windows)
+        for group, bound in zip(plan.groups, resident_bounds(stats, case.settings), strict=True):
             assert group.max_resident_frames <= bound
         engine = case.engine(plan).finish()
         given_clips.update(engine.clips)

@@ -11,7 +11,7 @@ from benchmarks.tartanair.shuffle_quality import default_settings
 from seqrecord import ClipSpec
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Plan, PlanSettings, Shard, Window
+from seqrecord.sampling import ClipStats, EpochPlan, Plan, PlanSettings, Shard, Window
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.runs import Cuts, cut_group
 from tests.clip_cases import grid_of
@@ -76,7 +76,7 @@ def test_frames_are_decoded_once_but_for_few(
     decoded = 0
     for seed in range(4):
         settings = default_settings(
-            ClipFacts.of(clips, table, [window]),
+            ClipStats.of(clips, table, [window]),
             PlanSettings(batch_size=8, seed=seed),
             shuffle_buffer=None,
             max_held=2000,
@@ -94,10 +94,10 @@ def test_frames_are_decoded_once_but_for_few(
 def test_cuts_of_clips_that_are_apart_cost_nothing_whatever_parts_do() -> None:
     """Many shards of a short epoch begin behind keyframes; how many cursors walk them is free."""
     table = table_of([gops(1000, 250)] * 2)
-    facts = ClipFacts.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
-    assert facts.reread_by_one(8) == 0 < facts.reread_by_shards(8)
+    stats = ClipStats.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
+    assert stats.reread_by_one(8) == 0 < stats.reread_by_shards(8)
     settings = default_settings(
-        facts, PlanSettings(batch_size=8), shuffle_buffer=16, max_held=4000, num_shards=2
+        stats, PlanSettings(batch_size=8), shuffle_buffer=16, max_held=4000, num_shards=2
     )
     assert settings.num_cursors >= 2
 
@@ -128,8 +128,8 @@ def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) ->
     grid = ChunkGrid(np.full(len(lengths), 1024), np.arange(len(lengths)), by_frame=True)
     table = EpisodeTable(np.array(lengths), (grid,))
     clips = enumerate_clips(ClipSpec(16), table, np.arange(len(lengths)))
-    facts = ClipFacts.of(clips, table)
-    assert facts.cut_frames == 15
+    stats = ClipStats.of(clips, table)
+    assert stats.cut_frames == 15
     settings = PlanSettings(num_cursors=8, block_frames=64, first_block_frames=16)
     for index in range(3):
         plan = EpochPlan(clips, table, settings, shard=Shard(index, 3))
@@ -137,7 +137,7 @@ def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) ->
         read = sum(int(work.groups[0].loads.count.sum()) for work in rounds)
         runs = len(np.unique(np.concatenate([work.clips.run for work in rounds])))
         assert read == plan.num_clips + 15 * runs
-        assert resident_bounds(facts, settings)[0] >= plan.groups[0].max_resident_frames
+        assert resident_bounds(stats, settings)[0] >= plan.groups[0].max_resident_frames
 
 
 def test_chunks_no_longer_than_clips_are_not_cut() -> None:

@@ -15,13 +15,13 @@ from benchmarks.tartanair.shuffle_quality import (
     ABANDONEDFACTORY,
     batch_quality,
     default_settings,
-    demand,
     measure,
+    memory_request,
 )
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings, Shard, resident_bounds
-from seqrecord.sampling.memory import Demand, FrameSizes
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
+from seqrecord.sampling.memory import FrameSizes, MemoryRequest
 from tests.clip_cases import Case, cases, episode_table
 
 
@@ -42,7 +42,7 @@ def settled(
     **wanted: Any,
 ) -> PlanSettings:
     return default_settings(
-        ClipFacts.of(*data),
+        ClipStats.of(*data),
         PlanSettings(**wanted),
         shuffle_buffer=shuffle_buffer,
         max_held=max_held,
@@ -69,11 +69,13 @@ def test_fits_the_memory(
 ) -> None:
     data = case.table, case.episodes
     wanted: dict[str, Any] = {"shuffle": shuffle, "batch_size": batch_size}
-    facts = ClipFacts.of(*data)
-    least = demand(facts, PlanSettings(seed=5, **wanted), num_cursors=num_cursors).least_held
+    stats = ClipStats.of(*data)
+    least = memory_request(
+        stats, PlanSettings(seed=5, **wanted), num_cursors=num_cursors
+    ).least_held
     for limit in (least, least + max_frames):
         result = settled(data, limit, shuffle_buffer, num_cursors=num_cursors, seed=5, **wanted)
-        assert resident_bounds(facts, result)[0] <= limit
+        assert resident_bounds(stats, result)[0] <= limit
         assert (result.shuffle, result.seed, result.batch_size) == (shuffle, 5, batch_size)
         if shuffle and num_cursors is not None:
             assert result.num_cursors == num_cursors
@@ -128,7 +130,9 @@ def test_says_what_limits_mixing() -> None:
 
     def limit(num_shards: int, room: int) -> str | None:
         chosen = settled(data, room, None, num_shards=num_shards, batch_size=32)
-        return demand(ClipFacts.of(*data), chosen, num_shards=num_shards).mixing_limit(room)[0]
+        return memory_request(ClipStats.of(*data), chosen, num_shards=num_shards).mixing_limit(
+            room
+        )[0]
 
     assert limit(1, 1000) is None
     assert "memory_limit leaves room for 200 B of frames" in str(limit(1, 200))
@@ -169,7 +173,7 @@ def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
     """Reading allows two cursors; with the memory that is named, the shard is one round."""
     data = dataset((100,) * 60, ClipSpec(17), chunk_frames=2)
     asked = PlanSettings(batch_size=32)
-    few = demand(ClipFacts.of(*data), asked, num_shards=8)
+    few = memory_request(ClipStats.of(*data), asked, num_shards=8)
     chosen = few.default_settings(500, 500)
     said, of_memory = replace(few, settings=chosen).mixing_limit(500)
     assert of_memory
@@ -245,7 +249,7 @@ def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
     table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
     wanted = PlanSettings(shuffle=False, batch_size=64)
     frames = FrameSizes((1 << 20,), 0, 0)
-    chosen = Demand(ClipFacts.of(table, episodes), wanted, frames).default_settings(
+    chosen = MemoryRequest(ClipStats.of(table, episodes), wanted, frames).default_settings(
         1000 << 20, 1500 << 20
     )
     assert chosen == replace(
@@ -256,9 +260,9 @@ def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
 def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
     table, episodes = dataset((100,), ClipSpec(16))
     # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
-    facts = ClipFacts.of(table, episodes)
-    assert demand(facts, PlanSettings()).least_held == 23
-    assert demand(facts, PlanSettings(), num_cursors=3).least_held == 69
+    stats = ClipStats.of(table, episodes)
+    assert memory_request(stats, PlanSettings()).least_held == 23
+    assert memory_request(stats, PlanSettings(), num_cursors=3).least_held == 69
 
 
 def test_no_clip_at_all_needs_no_special_care() -> None:
@@ -279,12 +283,12 @@ def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bo
 def test_rounds_in_order_of_small_frames_are_large(frame_bytes: int, wanted: int) -> None:
     """They hold about 16 MiB, or 4,096 clips, if memory allows; and a batch at least."""
     table, episodes = dataset((100,) * 200, ClipSpec(4))
-    facts = ClipFacts.of(table, episodes)
+    stats = ClipStats.of(table, episodes)
     settings = PlanSettings(shuffle=False, batch_size=64)
     for frames in (20_000, 1000, 100):
         held = frames * frame_bytes
         sizes = FrameSizes((frame_bytes,), 0, 0)
-        found = Demand(facts, settings, sizes).default_settings(held, 2 * held)
+        found = MemoryRequest(stats, settings, sizes).default_settings(held, 2 * held)
         most = min(wanted, frames)
         assert most // 2 <= found.block_frames <= most * 5 // 4
-        assert resident_bounds(facts, found)[0] <= frames
+        assert resident_bounds(stats, found)[0] <= frames

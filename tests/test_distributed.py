@@ -49,9 +49,9 @@ def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.Monkey
     be_worker(monkeypatch, 1, 4)
     assert ranks.shard() == Shard(9, 12)
     assert worker_threads() == max(1, usable_cores() // 4)
-    assert ranks.shard_beside(12) == Shard()  # the filter deals out to all of them
-    assert ranks.shard_beside(4) == Shard(2, 3)  # … to the workers only
-    assert ranks.shard_beside(1) == Shard(9, 12)  # … to nobody
+    assert ranks.shard_with_filter(12) == Shard()  # the filter deals out to all of them
+    assert ranks.shard_with_filter(4) == Shard(2, 3)  # … to the workers only
+    assert ranks.shard_with_filter(1) == Shard(9, 12)  # … to nobody
 
 
 def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,11 +61,11 @@ def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert Ranks(0, 1).worker_shards(2) == [Shard(0, 2), Shard(1, 2)]
     be_worker(monkeypatch, 1, 2)
     assert Ranks(1, 5).shard() == Shard(3, 10)
-    assert Ranks(1, 5).shard_beside(2) == Shard(1, 5)
-    assert Ranks(1, 3).shard_beside(6) == Shard()
+    assert Ranks(1, 5).shard_with_filter(2) == Shard(1, 5)
+    assert Ranks(1, 3).shard_with_filter(6) == Shard()
     for given in (Ranks(1, 5), Ranks(world_size=1)):
         with pytest.raises(ClipError, match="leave the filter out"):
-            given.shard_beside(6)
+            given.shard_with_filter(6)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from seqrecord.sampling import (
     Window,
     shard_frames,
 )
-from seqrecord.sampling.elastic import Session, find_remaining
+from seqrecord.sampling.elastic import EpochSegment, find_remaining
 from tests.clip_cases import Case, cases
 
 SETTINGS = st.builds(
@@ -103,8 +103,8 @@ def test_what_is_left_of_a_shuffled_epoch(
 ) -> None:
     plans = [plan_of(case, settings, 2, Shard(i, ranks)) for i in range(ranks)]
     given_batches = data.draw(st.integers(0, max(plan.num_batches for plan in plans)))
-    session = Session(ranks, (given_batches,), settings)
-    rest = find_remaining(case.table, case.episodes, [session], epoch=2)
+    segment = EpochSegment(ranks, (given_batches,), settings)
+    rest = find_remaining(case.table, case.episodes, [segment], epoch=2)
     left = set(case.clips())
     for plan in plans:
         first = plan.first_clip(min(given_batches, plan.num_batches))

@@ -661,7 +661,7 @@ def test_memory_is_divided_by_demand() -> None:
     least = {"a": 100, "b": 300, "c": 10}
     divided = divide_memory(least, {"a": 3, "b": 6, "c": 1}, 2000, 12_000)
     assert divided == {"a": 3000, "b": 6000, "c": 1000}
-    # b gets what it needs, the others have the rest by demand
+    # b gets what it needs, the others have the rest by request
     divided = divide_memory(least, {"a": 8, "b": 1, "c": 2}, 0, 1300)
     assert divided == {"a": 800, "b": 300, "c": 200}
     assert divide_memory(least, {"a": 1, "b": 1, "c": 1}, 5, 415) == least

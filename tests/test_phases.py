@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tartanair.shuffle_quality import default_settings, demand
+from benchmarks.tartanair.shuffle_quality import default_settings, memory_request
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bounds
+from seqrecord.sampling import ClipStats, EpochPlan, Phases, PlanSettings, resident_bounds
 from seqrecord.sampling.random_order import typical_table
 from tests.clip_cases import Case, cases, episode_table
 
@@ -119,18 +119,18 @@ def test_one_choice_of_settings_fits_every_phase(
 ) -> None:
     case = at_phase(case, 0)
     every = replace(case, spec=replace(case.spec, stride=1))
-    facts = ClipFacts.of(typical_table(every.table, case.spec.stride), case.episodes)
+    stats = ClipStats.of(typical_table(every.table, case.spec.stride), case.episodes)
     wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size, rotate_phase=True)
-    if max_frames < demand(facts, wanted).least_held:
+    if max_frames < memory_request(stats, wanted).least_held:
         return
     chosen = default_settings(
-        facts,
+        stats,
         wanted,
         shuffle_buffer=shuffle_buffer,
         max_held=max_frames,
         num_shards=num_shards,
     )
-    bound = resident_bounds(facts, chosen)[0]
+    bound = resident_bounds(stats, chosen)[0]
     assert bound <= max_frames
     for phase in range(case.spec.stride):
         plan = EpochPlan(at_phase(case, phase).table, case.episodes, chosen)

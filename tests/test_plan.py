@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings, Shard, resident_bounds
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
 from tests.clip_cases import Case, episode_table
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
 from tests.plan_cases import Engine, Request, chunks_of, requests, shards
@@ -104,7 +104,7 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
 )
 def test_memory_and_reading_are_bounded(request: Request) -> None:
     case = request.case
-    bound = resident_bounds(ClipFacts.of(case.table, case.episodes), request.settings)[0]
+    bound = resident_bounds(ClipStats.of(case.table, case.episodes), request.settings)[0]
     for plan in shards(request):
         engine = request.run(plan)
         # Cursors that have less than a block may need a stride more, for that ends anywhere.

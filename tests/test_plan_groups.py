@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
 from seqrecord.sampling import (
-    ClipFacts,
+    ClipStats,
     EpochPlan,
     Plan,
     PlanSettings,
@@ -148,7 +148,7 @@ def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
     plan = plan_of(case)
     if plan is None:
         return
-    bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), case.settings)
+    bounds = resident_bounds(ClipStats.of(case.table, case.episodes, case.windows), case.settings)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
     engine = case.engine(plan).finish()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from seqrecord import ClipError, ClipSpec, StateError
 from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import (
-    ClipFacts,
+    ClipStats,
     PlanSettings,
     SequencePlan,
     Shard,
@@ -177,12 +177,12 @@ def test_without_equal_no_sequence_is_cut_or_given_twice(request: Request) -> No
 @given(requests())
 def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
     case, chosen = request.case, settings_of(request)
-    bound = resident_bounds(ClipFacts.of(case.table, case.episodes), chosen)[0]
+    bound = resident_bounds(ClipStats.of(case.table, case.episodes), chosen)[0]
     chunk = max(case.chunk_frames[episode] for episode in case.selected)
     rows = chosen.batch_size or 1
     assert bound <= rows * (case.spec.span + chunk - 1)
     any_phase = replace(chosen, rotate_phase=True)
-    assert bound <= resident_bounds(ClipFacts.of(case.table, case.episodes), any_phase)[0]
+    assert bound <= resident_bounds(ClipStats.of(case.table, case.episodes), any_phase)[0]
     for plan in plans_of(request):
         run(request, plan)
         assert plan.groups[0].max_resident_frames <= bound
@@ -244,7 +244,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         own.update(engine.clips)
     case, chosen = request.case, settings_of(request)
     is_over = all(plan.num_batches == n for plan, n in zip(plans, batches.tolist(), strict=True))
-    left = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, session=0)
+    left = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, segment=0)
     clips = list(zip(*(c.tolist() for c in left.locate(np.arange(len(left)))), strict=True))
     assert clips == sorted(set(clips))
     again = set(clips) & before
@@ -256,7 +256,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         assert set(clips) | before == set(case.clips())
     shards = [Shard(index, request.num_shards + 1) for index in range(request.num_shards + 1)]
     rest = [
-        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, shard=shard, session=1)
+        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, shard=shard, segment=1)
         for shard in shards
     ]
     together = [clip for plan in rest for clip in run(request, plan)[0].clips]
@@ -266,7 +266,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
     assert len(together) == len(clips) + repeated - dropped
     assert set(together) <= set(clips)
     with pytest.raises(StateError, match="more batches than it has"):
-        remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, session=0)
+        remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, segment=0)
 
 
 @given(with_groups.cases())
@@ -278,7 +278,7 @@ def test_every_group_is_loaded_in_time_and_freed(case: with_groups.Case) -> None
     except ClipError:
         assert chosen.drop_last
         return
-    bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), chosen)
+    bounds = resident_bounds(ClipStats.of(case.table, case.episodes, case.windows), chosen)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
     assert len(case.engine(plan).finish().clips) == plan.num_clips

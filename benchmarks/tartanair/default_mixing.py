@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipSpec, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings, Shard
-from seqrecord.sampling.memory import Demand, FrameSizes, usual_limit
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.memory import FrameSizes, MemoryRequest, usual_limit
 
 __all__ = ["CASES", "Case", "Mixing", "measured"]
 
@@ -93,11 +93,13 @@ def measured(
     stored = max(n * size for n, size in zip(sizes_of_chunks, case.frames, strict=True))
     chunk = stored if case.are_raw else stored // 2
     sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
-    facts, asked = ClipFacts.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
+    stats, asked = ClipStats.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
     frames_in_memory = int(lengths.sum()) if max(case.frames) < 1 << 16 else 0
-    demand = Demand(facts, asked, sizes, num_shards, frames_in_memory=frames_in_memory)
-    wanted = max(Demand(facts, asked, sizes, number).wanted_limit for number in (1, num_shards))
-    fitted = demand.fit(memory_limit or usual_limit(wanted))
+    request = MemoryRequest(stats, asked, sizes, num_shards, frames_in_memory=frames_in_memory)
+    wanted = max(
+        MemoryRequest(stats, asked, sizes, number).wanted_limit for number in (1, num_shards)
+    )
+    fitted = request.plan_memory(memory_limit or usual_limit(wanted))
     figures, nbytes, read = [], 0, 0
     rng = np.random.default_rng(0)
     for epoch, index in product(range(epochs), range(num_shards)):

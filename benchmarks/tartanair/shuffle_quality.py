@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings, Shard
-from seqrecord.sampling.memory import AHEAD, Demand, FrameSizes
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.memory import AHEAD, FrameSizes, MemoryRequest
 
 __all__ = [
     "ABANDONEDFACTORY",
@@ -30,9 +30,9 @@ __all__ = [
     "batch_quality",
     "buffered",
     "default_settings",
-    "demand",
     "episode_table",
     "measure",
+    "memory_request",
 ]
 
 IntArray = npt.NDArray[np.int64]
@@ -97,21 +97,21 @@ def episode_table(num_frames: Sequence[int] | IntArray, chunk_frames: int) -> Ep
     return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
 
 
-def demand(
-    facts: ClipFacts,
+def memory_request(
+    stats: ClipStats,
     settings: PlanSettings,
     *,
     shuffle_buffer: int | None = None,
     num_cursors: int | None = None,
     num_shards: int = 1,
-) -> Demand:
+) -> MemoryRequest:
     """That of frames of one byte, so that what is held are frames."""
-    sizes = FrameSizes((1,) * len(facts.groups), 0, 0)
-    return Demand(facts, settings, sizes, num_shards, num_cursors, shuffle_buffer)
+    sizes = FrameSizes((1,) * len(stats.groups), 0, 0)
+    return MemoryRequest(stats, settings, sizes, num_shards, num_cursors, shuffle_buffer)
 
 
 def default_settings(
-    facts: ClipFacts,
+    stats: ClipStats,
     settings: PlanSettings,
     *,
     shuffle_buffer: int | None,
@@ -120,8 +120,8 @@ def default_settings(
     num_shards: int = 1,
 ) -> PlanSettings:
     """What is chosen where so many frames may be held."""
-    asked = demand(
-        facts,
+    asked = memory_request(
+        stats,
         settings,
         shuffle_buffer=shuffle_buffer,
         num_cursors=num_cursors,
@@ -244,7 +244,7 @@ def _print_parts(args: argparse.Namespace) -> None:
         spec = ClipSpec(args.clip_len, args.stride)
         table = enumerate_clips(spec, episodes, np.arange(len(episodes)))
         chosen = default_settings(
-            ClipFacts.of(table, episodes),
+            ClipStats.of(table, episodes),
             base,
             shuffle_buffer=None,
             max_held=max_frames,
@@ -283,7 +283,7 @@ def _print_many(args: argparse.Namespace) -> None:
     for num_shards in (4096, 10_000):
         begin = time.perf_counter()
         chosen = default_settings(
-            ClipFacts.of(table, episodes),
+            ClipStats.of(table, episodes),
             PlanSettings(seed=1, batch_size=args.batch_size),
             shuffle_buffer=None,
             max_held=args.max_frames,
@@ -330,7 +330,7 @@ def _grid(
         yield _described(settings), settings
     for buffer in (64, 256, 1000, None):
         chosen = default_settings(
-            ClipFacts.of(table, episodes), base, shuffle_buffer=buffer, max_held=max_frames
+            ClipStats.of(table, episodes), base, shuffle_buffer=buffer, max_held=max_frames
         )
         asked = "default" if buffer is None else f"default for shuffle_buffer {buffer}"
         name = f"{asked}: {_described(chosen)}"

@@ -18,7 +18,7 @@ from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, runs_of,
 from benchmarks.tartanair.order_training import ORDERS, Setup, main, prepare
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings
 
 SETUP = Setup(scenes=2, frames=16, epochs=2, buffer=4)
 TINY = ["--scenes", "2", "--frames", "16", "--epochs", "1", "--buffer", "4", "--seeds", "2"]
@@ -133,7 +133,7 @@ def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> Non
     episodes = shuffle_quality.episode_table(lengths, 32)
     table = enumerate_clips(ClipSpec(span), episodes, np.arange(len(lengths)))
     settings = shuffle_quality.default_settings(
-        ClipFacts.of(table, episodes),
+        ClipStats.of(table, episodes),
         PlanSettings(batch_size=batch),
         shuffle_buffer=None,
         max_held=10_000,

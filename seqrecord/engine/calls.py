@@ -211,13 +211,13 @@ def _check_texts(what: str, name: str, values: Any, spec: ArraySpec) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class ClipDraws:
     """Of some clips: the windows, if there are crops, and the calls, if there are functions."""
 
     crop: Crop | None = None
     calls: Calls | None = None
 
 
-DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any], IntArray], Drawn]
+DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any], IntArray], ClipDraws]
 """Draws for clips: rows of episodes and first frames, int64[n] each; their frames, `ClipRows`, of
 which it may need the sizes; and their places in the epoch, int64[n]."""

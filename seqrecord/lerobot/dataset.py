@@ -21,7 +21,7 @@ from seqrecord.lazy import required
 from seqrecord.lerobot.form import channels_first, numbers
 from seqrecord.lerobot.planned import PlannedIndex, PlannedReader
 from seqrecord.pipes.collating import collate
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
@@ -240,7 +240,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         if self._redecoded and not all(isinstance(number, PlannedIndex) for number in items):
             windows = self.delta_indices or {}
             pictures = counted(sum(len(windows.get(n, [0])) for n in self._redecoded), "picture")
-            say_once(
+            warn_once(
                 f"{shown_place(self.clips.dataset.url)}: items come in another order than that of "
                 f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
                 "those that lead to them from a keyframe; in that order each picture is decoded "

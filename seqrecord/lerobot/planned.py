@@ -8,7 +8,7 @@ from typing import Any
 
 from seqrecord.engine.stats import EngineStats
 from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.distributed import say_once, this_worker
+from seqrecord.pipes.distributed import this_worker, warn_once
 from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
@@ -127,7 +127,7 @@ class PlannedReader:
         engine = loader.start(plan, batch=batch, stats=self.stats)
         try:
             for number, made in enumerate(engine, batch):
-                [clips] = loader.present(made, plan, number)
+                [clips] = loader.to_clips(made, plan, number)
                 del made
                 yield clips
             engine.close()
@@ -136,4 +136,4 @@ class PlannedReader:
 
     def _say(self, problem: str) -> None:
         url = self._clips.dataset.url
-        say_once(f"{url}: PlannedSampler's {problem}: items are read one by one, which is slow")
+        warn_once(f"{url}: PlannedSampler's {problem}: items are read one by one, which is slow")

@@ -19,7 +19,7 @@ import torch
 from seqrecord.clips.tables import EpisodeTable
 from seqrecord.errors import ClipError, located
 from seqrecord.format.index import GroupIndex
-from seqrecord.pipes.checks import are_names, check, refuse
+from seqrecord.pipes.checks import are_names, check, raise_if
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, mask_name
 from seqrecord.schema import Schema
@@ -95,7 +95,7 @@ def ragged_arrays(
         problem = "a nested tensor can hold frames that differ in their first dimension only"
         with located(ClipError, feature=name):
             can_nest = spec.shape[:1] == (None,) and None not in spec.shape[1:]
-            refuse(form == "nested" and not can_nest, problem, '"list", or sizes to pad to', spec)
+            raise_if(form == "nested" and not can_nest, problem, '"list", or sizes to pad to', spec)
             is_padded = form not in ("list", "nested")
             arrays |= _padded(name, spec, form, stored) if is_padded else {name: spec}
     return arrays, frozenset(name for name, form in forms.items() if form == "nested")
@@ -107,17 +107,17 @@ def _padded(
     """A feature and its mask, which is true for the values of the frame."""
     mask, count, largest = mask_name(name), spec.shape.count(None), spec.largest or 0
     problem = f"{mask} is a feature, and the name of the mask of a padded one"
-    refuse(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
+    raise_if(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
     row = replace(spec, largest=None).nbytes  # of the dimensions that do not vary
     if form == "pad" and count == 1:  # bytes tell the size of the largest frame
         form = max(1, largest // row)
     sizes = (form,) if form == "pad" or is_integer(form) else tuple(map(int, form))
     problem = f"ragged needs the sizes of {count} dimensions that vary"
     example = f"such as ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
-    refuse("pad" in sizes or len(sizes) != count, problem, example, f"{[*sizes]} for {spec}")
+    raise_if("pad" in sizes or len(sizes) != count, problem, example, f"{[*sizes]} for {spec}")
     problem, padded = "a frame is larger than what it is padded to", math.prod(sizes) * row
     got = f"{[*sizes]}, which are {padded}"
-    refuse(padded < largest, problem, f"sizes of at least {largest} bytes", got)
+    raise_if(padded < largest, problem, f"sizes of at least {largest} bytes", got)
     filled = iter(sizes)
     shape = tuple(next(filled) if size is None else size for size in spec.shape)
     of_mask = ArraySpec(np.dtype(np.bool_), sizes, mask_of=name)

@@ -29,7 +29,7 @@ def find_filter() -> int | None:
     return None if found is None else int(found.num_of_instances)
 
 
-def find_holder() -> str | None:
+def find_buffering_pipe() -> str | None:
     """The class of a pipe of torch's further down the chain that may hold items, or skip some.
 
     The consumer has then not been given all that this pipe gave. `.map()`, `.collate()`,

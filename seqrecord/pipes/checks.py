@@ -9,7 +9,7 @@ from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
 
 
-def refuse(is_wrong: bool, problem: str, expected: object = None, got: object = None) -> None:
+def raise_if(is_wrong: bool, problem: str, expected: object = None, got: object = None) -> None:
     """Raise `ClipError` for arguments that are wrong, or have no effect beside each other."""
     if is_wrong:
         raise ClipError(problem, expected=expected, got=got)
@@ -24,7 +24,7 @@ def check(name: str, value: Any, is_right: bool, expected: str) -> Any:
 
 def check_names(name: str, value: Any) -> Any:
     """`None`, or a collection of `str`."""
-    refuse(isinstance(value, str), f"{name} is a list of names", [value], value)
+    raise_if(isinstance(value, str), f"{name} is a list of names", [value], value)
     return check(name, value, value is None or are_names(value), "a list of names")
 
 

@@ -15,7 +15,7 @@ from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import BufferCache
-from seqrecord.engine.calls import DrawClips, Drawn
+from seqrecord.engine.calls import ClipDraws, DrawClips
 from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
@@ -27,7 +27,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, Remainder, Sessions, State, sessions_of
+from seqrecord.pipes.states import Clip, RemainingEpoch, Segments, State, segments_of
 from seqrecord.sampling import Plan, Shard, count_unused_frames
 from seqrecord.storage import local_path
 from seqrecord.text import counted
@@ -35,7 +35,7 @@ from seqrecord.text import counted
 
 @dataclass
 class _Iteration:
-    """Facts of the last iteration."""
+    """State of the last iteration."""
 
     frames_stay: bool | None = None
     times_without_frame: int = 0
@@ -51,7 +51,7 @@ class ClipLoader:
         limit_in: in a mix, the memory limit in each of a number of workers of a rank.
     """
 
-    goes_on = False
+    continues_epochs = False
 
     def __init__(
         self,
@@ -91,24 +91,24 @@ class ClipLoader:
         """See `BatchSource`."""
         return (self._order,)
 
-    def asked(self) -> dict[str, Any]:
+    def shared_arguments(self) -> dict[str, Any]:
         """See `BatchSource`."""
         return {}
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
         self._order = SourceOrder(self.planner.with_shuffle(bool(shuffle)))
-        self.planner.fit(1)
+        self.planner.plan_memory(1)
 
     def clips(self, epoch: int) -> ClipTable:
         """The clips of an epoch."""
         return self.planner.clips(epoch)
 
-    def plan(self, epoch: int, shard: Shard, rest: Remainder | None = None) -> Plan:
+    def plan(self, epoch: int, shard: Shard, rest: RemainingEpoch | None = None) -> Plan:
         """See `BatchSource`."""
-        return self.planner.plan(epoch, shard, sessions_of(epoch, rest))
+        return self.planner.plan(epoch, shard, segments_of(epoch, rest))
 
-    def remainder_after(self, state: State) -> Remainder | None:
+    def remainder_after(self, state: State) -> RemainingEpoch | None:
         """See `BatchSource`."""
         return self._order.remainder_after(state)
 
@@ -119,27 +119,27 @@ class ClipLoader:
     # ---- execution
 
     def start(
-        self, plan: Plan, rest: Remainder | None = None, *, batch: int = 0, stats: EngineStats
+        self, plan: Plan, rest: RemainingEpoch | None = None, *, batch: int = 0, stats: EngineStats
     ) -> Engine:
         """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
         self._iteration.times_without_frame = 0
-        execution = self.execution(plan, sessions_of(plan.epoch, rest), stats)
+        execution = self.execution(plan, segments_of(plan.epoch, rest), stats)
         return run_plan(execution, stats, batch=batch)
 
     def execution(
         self,
         plan: Plan,
-        sessions: Sessions,
+        segments: Segments,
         stats: EngineStats,
         stream: SideStream | None = None,
     ) -> Execution:
-        """Executes a plan of an epoch without the clips of some sessions; for batches of a mix, on
+        """Executes a plan of an epoch without the clips of some segments; for batches of a mix, on
         their `stream`."""
         # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
         device = self.find_device() if stream is None else stream.device
         on_device, in_worker = device is not None, get_worker_info() is not None
-        memory, nbytes, rows = self.planner.settle(
-            plan, sessions, on_device=on_device, in_worker=in_worker
+        memory, nbytes, rows = self.planner.execution_memory(
+            plan, segments, on_device=on_device, in_worker=in_worker
         )
         self._iteration.frames_stay = bool(rows)
         if not on_device and self.planner.limit_in is None:
@@ -180,7 +180,7 @@ class ClipLoader:
         number = None if worker is None else worker.id
         return Trace(trace_path(self._trace, rank=(rank.index, rank.count), worker=number))
 
-    def present(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
+    def to_clips(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
         """See `BatchSource`.
 
         Single clips that an engine has delivered as one batch have memory of their own: to keep
@@ -223,7 +223,7 @@ class ClipLoader:
         shards; by default in those of the last iteration, or in one."""
         stays = self._iteration.frames_stay
         if stays is None or num_shards is not None:
-            stays = self.planner.fit(num_shards or 1).in_memory is not None
+            stays = self.planner.plan_memory(num_shards or 1).in_memory is not None
         return self.planner.residency.features(stays)
 
     def columns(
@@ -231,7 +231,7 @@ class ClipLoader:
     ) -> dict[str, Any]:
         """The columns of clips beside features, each a list or tensor of clips, by their episode
         rows, starts and places in the epoch; int64[clips] each."""
-        selection, drawn = self.selection, Drawn()
+        selection, drawn = self.selection, ClipDraws()
         frames = selection.windows.frames
         if selection.draws.is_any:
             drawn = self._draw_of(epoch)(episode, start, (), place)
@@ -256,7 +256,10 @@ class ClipLoader:
             for frames in self.unused(0).values():
                 more += f", {counted(frames, 'frame')} in no clip"
         elif self.planner.settings.shuffle:
-            settings, whole = self.planner.fit(1).settings, self.planner.facts().whole_block()
+            settings, whole = (
+                self.planner.plan_memory(1).settings,
+                self.planner.clip_stats().whole_block(),
+            )
             if settings.first_block_frames < whole:
                 places = counted(settings.num_cursors, "place")
                 more = f"; mixed from {places} of an epoch"

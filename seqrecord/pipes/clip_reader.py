@@ -29,7 +29,7 @@ from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested, squeeze
 from seqrecord.engine.batches import CallThreads, ClipRows, Copy, repeats
 from seqrecord.engine.buffers import HostBuffers, Needs
-from seqrecord.engine.calls import Drawn, as_arrays
+from seqrecord.engine.calls import ClipDraws, as_arrays
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
@@ -49,7 +49,7 @@ _KEEP = 3  # batches that nobody uses
 
 
 @dataclass(frozen=True, eq=False)
-class _Set:
+class _FeatureSet:
     """Features that are loaded together, and a dataset that has them.
 
     `features` are those of a number of `ClipReader.alike`: of these, clips have the same frames.
@@ -145,13 +145,13 @@ class ClipReader:
 
     def _read(
         self, seed: int, episode: IntArray, start: IntArray, frames: ClipFrames
-    ) -> tuple[dict[str, Any], Drawn]:
+    ) -> tuple[dict[str, Any], ClipDraws]:
         """The features of clips, as a batch has them, and their random parameters."""
         selection, count = self._selection, len(episode)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), CallThreads(self._num_threads.get())
         sources: list[ClipRows[Arena]] = []
-        used: list[tuple[_Set, Arena]] = []
+        used: list[tuple[_FeatureSet, Arena]] = []
         found = [frames.find(names[0], episode, start).frames for names in self._alike]
         keys = [frame_keys(*frames.stored(episode[:, None], some)) for some in found]
         for one in self._sets:
@@ -185,7 +185,7 @@ class ClipReader:
         return builder.finish()[0], drawn
 
     def _staying(
-        self, one: _Set, arena: Arena, keys: Mapping[int, IntArray], buffers: HostBuffers
+        self, one: _FeatureSet, arena: Arena, keys: Mapping[int, IntArray], buffers: HostBuffers
     ) -> list[ClipRows[Arena]]:
         """The rows of frames that stay in memory, after the missing ones were read."""
         rows = {number: self._rows(some) for number, some in keys.items()}
@@ -205,7 +205,7 @@ class ClipReader:
         return found
 
     def _loads(
-        self, one: _Set, keys: IntArray, target: Rows, rows: IntArray, buffers: HostBuffers
+        self, one: _FeatureSet, keys: IntArray, target: Rows, rows: IntArray, buffers: HostBuffers
     ) -> Iterator[Copy]:
         """Loads that bring frames, by their keys in ascending order, to rows of `target`: one for
         each chunk, or one for all of a group."""
@@ -236,7 +236,7 @@ class ClipReader:
         rows: IntArray = self._first_row[episode] + frame
         return rows
 
-    def _fill(self, one: _Set, arena: Arena, keys: IntArray, buffers: HostBuffers) -> None:
+    def _fill(self, one: _FeatureSet, arena: Arena, keys: IntArray, buffers: HostBuffers) -> None:
         """Read frames that stay, and what is near them, but for those that others have read."""
 
         def load(keys: IntArray) -> None:
@@ -256,7 +256,9 @@ class ClipReader:
                 load(keys)
 
 
-def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit: int) -> list[_Set]:
+def _sets_of(
+    selection: Selection, alike: Sequence[Sequence[str]], memory_limit: int
+) -> list[_FeatureSet]:
     """The features of clips, of which those `alike` have the same frames, as they are loaded.
 
     Frames that stay take at most `memory_limit` bytes: those of the smallest features.
@@ -267,13 +269,13 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
         needed = num_rows * (1 + sum(spec.nbytes for spec in arrays.values()))
         stays = frames_in_memory(selection)[1] and needed <= memory_limit
         arena = Arena(arrays, num_rows) if stays else None
-        return [_Set(dataset, dict(enumerate(alike)), arrays, in_memory=arena)]
+        return [_FeatureSet(dataset, dict(enumerate(alike)), arrays, in_memory=arena)]
     small, decoded = features_in_memory(dataset)
     staying = sorted([*small, *decoded], key=lambda name: arrays[name].nbytes)
     sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
     fitting = [name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit]
     in_memory = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
-    found: list[_Set] = []
+    found: list[_FeatureSet] = []
     for number, names in enumerate(alike):
         parts: dict[str | bool, list[str]] = {}
         for name in names:
@@ -285,7 +287,7 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
             specs = {name: arrays[name] for name in some if name not in straight}
             arena = in_memory.get(some[0])
             is_read_alone = kind is not False and some[0] in small
-            found.append(_Set(stored, {number: some}, specs, straight, is_read_alone, arena))
+            found.append(_FeatureSet(stored, {number: some}, specs, straight, is_read_alone, arena))
     return found
 
 

@@ -90,7 +90,7 @@ class ClipSet:
     ) -> ClipSet:
         """The clips of a table of starts that lack no feature."""
         index, spec = windows.dataset.contents.index, options.spec
-        listed = read_clip_list(options.clips, index.keys, index.num_frames, windows.reaches)
+        listed = read_clip_list(options.clips, index.keys, index.num_frames, windows.extents)
         found = ChosenClips.of(*listed)
         found = found.taken(np.isin(found.episode, selected))
         selected = np.unique(found.episode)

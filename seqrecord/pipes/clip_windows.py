@@ -21,8 +21,8 @@ from seqrecord.clips.frames import (
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
 from seqrecord.clips.windows import Seconds, describe_offsets
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import refuse
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.checks import raise_if
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.timed_windows import offsets_and_times, with_clock
@@ -76,7 +76,7 @@ class SelectedWindows:
         excerpts: the frames of clips that are lists of frames.
 
     Attributes:
-        asked: offsets and seconds of the argument `windows`.
+        requested: offsets and seconds of the argument `windows`.
         pads: whether clips may have frames before the first one of their episode, and behind the
             last one.
         span: the fewest frames of an episode with a clip.
@@ -96,13 +96,13 @@ class SelectedWindows:
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
         self._drop_last = options.drop_last_frames
         self.is_transformed = options.frame_transform is not None
-        self.asked, own = options.own_windows, dict[str, ClipWindow]()
+        self.requested, own = options.own_windows, dict[str, ClipWindow]()
         self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
-        if self.asked:
-            self.asked, notice = with_clock(self.asked, dataset, selected)
-            own, self._rate = offsets_and_times(self.asked, dataset, selected)
+        if self.requested:
+            self.requested, notice = with_clock(self.requested, dataset, selected)
+            own, self._rate = offsets_and_times(self.requested, dataset, selected)
             if notice is not None:
-                say_once(notice)
+                warn_once(notice)
         step = 1 if options.has_drawn_steps else options.dilations[0]
         offsets = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
         self._others: OffsetWindow | Excerpts = excerpts or offsets
@@ -129,12 +129,12 @@ class SelectedWindows:
         The value of a mask is the name of its feature, whose window it has.
         """
         names = [name for name, mask_of in features.items() if mask_of is None]
-        _refuse_others(self.asked, names)
+        _check_features(self.requested, names)
         found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
         padded = [
             name
             for name in names
-            if (any(self.pads) and (self._all_have or name in self.asked)) or found[name].pads
+            if (any(self.pads) and (self._all_have or name in self.requested)) or found[name].pads
         ]
         aged = [name for name in names if isinstance(found[name], KnownWindow)]
         alone = [name for name, window in found.items() if window is self._others]
@@ -148,7 +148,7 @@ class SelectedWindows:
                 expected="clip_transform, or no Latest",
                 got=", ".join(self._latest),
             )
-        _refuse_others(self._latest, self.dataset.features)
+        _check_features(self._latest, self.dataset.features)
         found = {}
         for name, asked in self._latest.items():
             missing = self.dataset.contents.missing_frames([name])
@@ -189,16 +189,16 @@ class SelectedWindows:
             ]
             united.append(ClipTable.concatenated(tables))
         found = ClipTable.united(united)
-        return found if self.asked else replace(found, num_outside=0)
+        return found if self.requested else replace(found, num_outside=0)
 
     @property
-    def reaches(self) -> IntArray:
+    def extents(self) -> IntArray:
         """The frames before and behind a clip's start that an episode must have; int64[E, 2].
 
         0 for episodes that are not selected, if their windows are in seconds.
         """
         found: IntArray = self._reach[self._rate]
-        if any(isinstance(window, Seconds) for window in self.asked.values()):
+        if any(isinstance(window, Seconds) for window in self.requested.values()):
             found[np.setdiff1d(np.arange(len(found)), self._selected)] = 0
         return found
 
@@ -216,7 +216,7 @@ class SelectedWindows:
         """The windows as text, by feature, but for those of `clip_len`: offsets of each rate, or
         times, and the greatest age of values."""
         found = {}
-        for name, asked in sorted(self.asked.items()):
+        for name, asked in sorted(self.requested.items()):
             if isinstance(asked, Seconds) and asked.timestamps is not None:
                 found[name] = repr(asked)
             else:
@@ -229,8 +229,8 @@ class SelectedWindows:
         return found
 
 
-def _refuse_others(windows: Iterable[str], features: Collection[str]) -> None:
+def _check_features(windows: Iterable[str], features: Collection[str]) -> None:
     """Raise `ClipError` for windows of features that clips do not have."""
     others = [name for name in windows if name not in features]
     problem = "windows has a feature that clips do not have"
-    refuse(bool(others), problem, ", ".join(features), ", ".join(others)[:200])
+    raise_if(bool(others), problem, ", ".join(features), ", ".join(others)[:200])

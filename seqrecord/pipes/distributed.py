@@ -19,7 +19,7 @@ from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Shard
 
 _logger = logging.getLogger("seqrecord")
-_said: dict[str, object] = {}  # by the notice, of the thread that says it
+_warned: dict[str, object] = {}  # by the notice, of the thread that says it
 
 
 class Ranks:
@@ -78,7 +78,7 @@ class Ranks:
         first, count = rank.index * num_workers, rank.count * num_workers
         return [Shard(first + i, count) for i in range(num_workers)]
 
-    def shard_beside(self, num_instances: int) -> Shard:
+    def shard_with_filter(self, num_instances: int) -> Shard:
         """The shard for a pipe before a filter that distributes to so many instances.
 
         A `.sharding_filter()` is told of its instances by a DataLoader: of workers, and of ranks
@@ -110,7 +110,7 @@ class Ranks:
         return self._sent if parent is not None and parent.pid in self._senders else None
 
 
-def items_beside(num_items: int) -> int | None:
+def items_with_filter(num_items: int) -> int | None:
     """How many of the whole epoch's items a `.sharding_filter()` leaves to this rank's workers.
 
     `None` where it distributes to workers only, for `torch.distributed` is not initialized. A
@@ -147,7 +147,7 @@ def worker_threads() -> int:
     return max(1, usable_cores() // this_worker()[1])
 
 
-def say_once(notice: str) -> None:
+def warn_once(notice: str) -> None:
     """Log a warning to `seqrecord`, once in a process, and not from each rank and worker again.
 
     Every rank and worker comes to say the same. So the first one says it, as far as a process
@@ -157,7 +157,7 @@ def say_once(notice: str) -> None:
     with suppress(ClipError):  # raised where the rank is needed
         rank = _of_process_group() or _of_environment(os.environ) or rank
     own = object()
-    if not rank.index and not this_worker()[0] and _said.setdefault(notice, own) is own:
+    if not rank.index and not this_worker()[0] and _warned.setdefault(notice, own) is own:
         _logger.warning("%s", notice)
 
 

@@ -17,11 +17,11 @@ from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
-from seqrecord.engine.calls import ClipFunctions, Drawn
+from seqrecord.engine.calls import ClipDraws, ClipFunctions
 from seqrecord.engine.crops import ClipCrops, Crop
 from seqrecord.errors import ClipError, located
 from seqrecord.meanings import partner_of
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
@@ -33,7 +33,7 @@ _FRAMES = 0x66726D73  # … and the numbers of lists of frames not those of star
 _COPIES = 0x636F7079
 
 
-class Facts(NamedTuple):
+class EpisodeMetadata(NamedTuple):
     """What batches need to know of an episode."""
 
     key: str
@@ -53,12 +53,12 @@ class ClipEpisodes:
     metadata: Sequence[str]
     excerpts: Excerpts | None
     repeats: bool
-    _known: dict[int, Facts] = field(default_factory=dict, repr=False)
+    _known: dict[int, EpisodeMetadata] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
 
-    def of(self, episode: IntArray) -> list[Facts]:
+    def of(self, episode: IntArray) -> list[EpisodeMetadata]:
         """Of the episodes in these rows, int64[n]."""
         return [self._known.get(row) or self._find(row) for row in self.rows(episode).tolist()]
 
@@ -89,24 +89,24 @@ class ClipEpisodes:
             for number, frame in enumerate(frames.T):
                 drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
                 start = drawn.astype(np.int64)
-        numbers = np.array([facts.number for facts in self.of(episode)], np.int64) + start
+        numbers = np.array([one.number for one in self.of(episode)], np.int64) + start
         if self.repeats and place is not None:
             numbers += (hash64(key_of(_COPIES), place) >> np.uint64(8)).astype(np.int64)
         return numbers
 
-    def _find(self, row: int) -> Facts:
+    def _find(self, row: int) -> EpisodeMetadata:
         index, known = self.dataset.contents.index, self._known
         key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
         digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
         metadata = {name: entries.get(name) for name in self.metadata}
         if len(known) > _MOST_EPISODES:  # another thread may clear what is looked for here
             known.clear()
-        known[row] = facts = Facts(key, int.from_bytes(digest, "little"), metadata)
-        return facts
+        known[row] = found = EpisodeMetadata(key, int.from_bytes(digest, "little"), metadata)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
-class CameraDraws:
+class CropSampler:
     """Crop windows of one camera's features, and the columns about them. Picklable.
 
     `known` are the cameras with intrinsics in the metadata. If frames vary, `sizes` has height and
@@ -114,7 +114,7 @@ class CameraDraws:
     """
 
     crops: ClipCrops
-    facts: ClipEpisodes
+    episodes: ClipEpisodes
     known: Sequence[EpisodeCamera]
     sizes: IntArray | None
     url: str
@@ -128,19 +128,19 @@ class CameraDraws:
         with located(ClipError, **smallest):
             return self.crops.windows(seed, epoch, numbers, sizes)
 
-    def told(
+    def columns(
         self, windows: CropWindows, cameras: Sequence[Any], episode: IntArray
     ) -> dict[str, torch.Tensor]:
         """The columns of clips, by the metadata `camera` and the rows of their episodes."""
         of = "" if self.crops.name is None else f"{self.crops.name}_"
-        told = {f"{of}crop": torch.from_numpy(windows.crops)}
+        columns = {f"{of}crop": torch.from_numpy(windows.crops)}
         if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
-            told[f"{of}flipped"] = torch.from_numpy(windows.flipped)
+            columns[f"{of}flipped"] = torch.from_numpy(windows.flipped)
         sizes = None if self.sizes is None else self.sizes[episode]
         for one in self.known:
             intrinsics = windows.intrinsics(one.intrinsics(cameras, sizes))
-            told[one.column] = torch.from_numpy(intrinsics)
-        return told
+            columns[one.column] = torch.from_numpy(intrinsics)
+        return columns
 
     def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
         """Note the sizes of these episodes' frames if frames vary.
@@ -169,10 +169,10 @@ class CameraDraws:
                         )
 
     def _place(self, row: int, feature: str) -> dict[str, str]:
-        return {"file": self.url, "episode": self.facts.key(row), "feature": feature}
+        return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
 
 
-class ClipDraws:
+class AugmentationSampler:
     """Random parameters of a `clip_transform` for clips. Picklable if its functions are.
 
     Raises `ClipError` for steps that do not fit the features.
@@ -180,7 +180,7 @@ class ClipDraws:
     Args:
         cameras: crops and flips, of each camera.
         arrays: of the features of a frame, after `frame_transform`.
-        facts: of episodes, with the metadata `camera`.
+        episodes: the episodes, with the metadata `camera`.
         episode: the row of one of the episodes, int64[1]; whether it has intrinsics decides for
             all.
 
@@ -197,10 +197,10 @@ class ClipDraws:
         cameras: Sequence[Camera],
         arrays: Mapping[str, ArraySpec],
         dataset: Dataset,
-        facts: ClipEpisodes,
+        episodes: ClipEpisodes,
         episode: IntArray,
     ) -> None:
-        self._facts, self.made = facts, arrays
+        self._episodes, self.made = episodes, arrays
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
         self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
         for crops in self.crops:
@@ -210,24 +210,24 @@ class ClipDraws:
             for name, size in dataset.contents.sizes.items()
             if name in arrays
         }
-        camera = facts.of(episode)[0].metadata["camera"] if cameras or sizes else None
+        camera = episodes.of(episode)[0].metadata["camera"] if cameras or sizes else None
         self._cameras = []
         for crops in self.crops:
             may_share, count = crops.name is None, len(dataset.contents.episode_table)
             known = known_cameras(crops.features, crops.frame, sizes, camera, may_share=may_share)
             frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
-            self._cameras.append(CameraDraws(crops, facts, known, frames, dataset.url))
+            self._cameras.append(CropSampler(crops, episodes, known, frames, dataset.url))
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
         self._resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
         if camera is not None and not any((*(one.known for one in self._cameras), self._resized)):
-            say_once(
+            warn_once(
                 f"{dataset.url}: no intrinsics: the metadata `camera` is not "
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
                 f"by feature: {repr_of(camera, 200)}"
             )
         _warn_of_pairs(self.crops, dataset.url)
 
-    def with_functions(self, functions: ClipFunctions) -> ClipDraws:
+    def with_functions(self, functions: ClipFunctions) -> AugmentationSampler:
         """The same, with functions called for the clips."""
         found = copy(self)
         found.functions = functions
@@ -248,7 +248,7 @@ class ClipDraws:
         place: IntArray | None = None,
         *,
         sequences: ClipTable | None = None,
-    ) -> Drawn:
+    ) -> ClipDraws:
         """For clips by the rows of their episodes and first frames, int64[n] each.
 
         That depends on seed, epoch, the episode's key and the first frame alone: that of the clip,
@@ -258,10 +258,10 @@ class ClipDraws:
         some of them, unless they are known already.
         """
         if not self.is_any:
-            return Drawn()
+            return ClipDraws()
         first = start if sequences is None else sequences.first_starts(episode, start)
-        numbers, calls = self._facts.numbers(episode, first, place), None
-        episode, start = self._facts.rows(episode), self._facts.starts(episode, start)
+        numbers, calls = self._episodes.numbers(episode, first, place), None
+        episode, start = self._episodes.rows(episode), self._episodes.starts(episode, start)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for camera in self._cameras:
             camera.learn(episode, start, sources)
@@ -269,26 +269,31 @@ class ClipDraws:
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         if self.functions is not None:
             calls = self.functions.calls(seed, epoch, numbers, episode, start)
-        return Drawn(Crop(parts) if parts else None, calls)
+        return ClipDraws(Crop(parts) if parts else None, calls)
 
-    def told(self, drawn: Drawn, facts: Sequence[Facts], episode: IntArray) -> dict[str, Any]:
+    def columns(
+        self, drawn: ClipDraws, metadata: Sequence[EpisodeMetadata], episode: IntArray
+    ) -> dict[str, Any]:
         """Columns: `crop`, int64[n, 4]; `flipped`, bool[n], if there are flips; and `intrinsics`,
         float64[n, 4], NaN for episodes without; of a camera with a name `<name>_crop` and so on.
 
         If cameras share a window and the metadata has each, there are `<feature>_intrinsics`, and
         so there are of resized features without steps.
         """
-        told: dict[str, torch.Tensor] = {}
+        columns: dict[str, torch.Tensor] = {}
         if drawn.crop is None and not self._resized:
-            return told
-        cameras, episode = [one.metadata.get("camera") for one in facts], self._facts.rows(episode)
+            return columns
+        cameras, episode = (
+            [one.metadata.get("camera") for one in metadata],
+            self._episodes.rows(episode),
+        )
         for one in self._resized:
-            told[one.column] = torch.from_numpy(one.intrinsics(cameras))
+            columns[one.column] = torch.from_numpy(one.intrinsics(cameras))
         for camera in self._cameras if drawn.crop is not None else ():
             assert drawn.crop is not None
             _, windows = drawn.crop.parts[min(camera.crops.features)]
-            told |= camera.told(windows, cameras, episode)
-        return told
+            columns |= camera.columns(windows, cameras, episode)
+        return columns
 
 
 def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
@@ -301,14 +306,14 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
     }
     for left in sorted(flipped):
         if (right := partner_of(left, flipped)) is not None:
-            say_once(
+            warn_once(
                 f"{url}: HorizontalFlip mirrors {left} and {right}: in flipped clips the left "
                 "camera is the right one, so exchange the two where they are flipped"
             )
 
 
 @dataclass(frozen=True, eq=False)
-class SelectedSteps:
+class StepSampler:
     """The steps of a dataset's clips. Picklable.
 
     Args:
@@ -321,7 +326,7 @@ class SelectedSteps:
     dilations: Sequence[int]
     reverse: float
     whole: Sequence[ClipTable]
-    facts: ClipEpisodes
+    episodes: ClipEpisodes
 
     def draw(
         self,
@@ -336,7 +341,7 @@ class SelectedSteps:
         They depend on seed, epoch, the episode's key and the start alone, and on which dilations
         there are with which the clip lacks nothing: each of these is equally likely.
         """
-        numbers = self.facts.numbers(episode, start, place)
+        numbers = self.episodes.numbers(episode, start, place)
         shares = [
             (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
             for i in range(2)
@@ -349,11 +354,11 @@ class SelectedSteps:
             dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
         return ClipSteps(dilation, shares[1] < self.reverse)
 
-    def told(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
+    def columns(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
         """What batches tell of it: `dilation`, int64[n], and `reversed`, bool[n], where drawn."""
-        told = {}
+        columns = {}
         if len(self.dilations) > 1:
-            told["dilation"] = torch.from_numpy(steps.dilation)
+            columns["dilation"] = torch.from_numpy(steps.dilation)
         if self.reverse:
-            told["reversed"] = torch.from_numpy(steps.is_reversed)
-        return told
+            columns["reversed"] = torch.from_numpy(steps.is_reversed)
+        return columns

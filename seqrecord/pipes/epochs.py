@@ -12,19 +12,19 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.engine.stats import EngineStats
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
-from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.iterations import BatchSource, Iteration, Planned
+from seqrecord.pipes.distributed import warn_once
+from seqrecord.pipes.iterations import AnyPlan, BatchSource, Iteration
 from seqrecord.pipes.places import (
     Place,
     check_agreement,
     continues,
     find_place,
     items_given,
-    settle,
+    restore_settings,
     state_at,
     use_settings,
 )
-from seqrecord.pipes.states import Clip, Remainder, Sharing, State
+from seqrecord.pipes.states import Clip, RemainingEpoch, Sharing, State
 from seqrecord.pipes.worker_epochs import Start, Turn, Turns, Worker
 from seqrecord.processes.forks import check_fork
 from seqrecord.sampling import Shard
@@ -48,9 +48,9 @@ class Epochs:
         self._turn: Turn | None = None  # the workers' turn that has begun it
         self._is_compared = True  # this turn with those of other ranks
         self._place: Place | None = None  # in this epoch, of the iteration that was made last
-        self._holder: str | None = None  # the pipe behind this iteration that holds items
+        self._buffering_pipe: str | None = None  # the pipe behind this iteration that holds items
         self._loaded: State | None = None  # the state that was loaded last
-        self._is_told = False  # this worker which epoch comes next
+        self._is_assigned = False  # this worker which epoch comes next
         self._made: Iteration | None = None  # the iteration that was made last
         self._last: Iteration | None = None  # the one that was begun last
         self._turns = Turns()
@@ -72,9 +72,10 @@ class Epochs:
         is_open = self._last is not None and self._last.is_open
         return self._start.epoch + (self._is_begun and not is_open)
 
-    def iterate(self, shard: Shard, holder: str | None = None) -> Iterator[Clip]:
-        """The batches of one epoch, or those that are left of the one that was loaded; `holder` is
-        the class of a pipe behind this one that holds items.
+    def iterate(self, shard: Shard, buffering_pipe: str | None = None) -> Iterator[Clip]:
+        """The batches of one epoch, or the rest of the loaded one.
+
+        `buffering_pipe` is the class of a pipe behind this one that buffers items.
 
         The epoch counts as begun with the first `next`. Raises `StateError` when a state was
         loaded that is in the middle of an epoch of other shards, and lacks positions of some; in
@@ -82,7 +83,7 @@ class Epochs:
         would die of it.
         """
         try:
-            self._holder = holder
+            self._buffering_pipe = buffering_pipe
             self._find_iteration(Sharing.of(shard))
         except SeqRecordError as error:
             if get_worker_info() is None:
@@ -100,14 +101,16 @@ class Epochs:
             self._take_turn()
         elif self._is_begun:
             self._go_to(self._start.following)
-        if self._holder is not None and self._start.batches:
-            raise _not_the_chains(self._holder, "set_epoch() without batches")
+        if self._buffering_pipe is not None and self._start.batches:
+            raise _not_the_chains(self._buffering_pipe, "set_epoch() without batches")
         self._place = self._place_for(sharing)
         loaded = self._loaded if self._start.is_loaded else None
         if loaded is not None and continues(self.loader, loaded, sharing):
             use_settings(self.loader, loaded)
 
-    def _begin(self, shard: Shard, iteration: Iteration) -> tuple[Planned, Remainder | None, int]:
+    def _begin(
+        self, shard: Shard, iteration: Iteration
+    ) -> tuple[AnyPlan, RemainingEpoch | None, int]:
         """Begin an iteration: its plan, the rest of its epoch, and its first batch."""
         if self._made is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
@@ -118,7 +121,7 @@ class Epochs:
             self._turns.iterations += 1
             name = f"iteration {self._turns.iterations}"
             check_agreement(self, self.loader, place, name)
-        self._last, self._is_told = None, False
+        self._last, self._is_assigned = None, False
         self._start, self._place, self._is_begun = Start(epoch), place, True
         self._publish()
         moved = (sharing.worker or 0) - (own.worker or 0)
@@ -140,7 +143,9 @@ class Epochs:
             made = None if self._is_begun else self._made
             self._go_to(start)
             self._made = made
-        self._is_told = get_worker_info() is not None  # it holds for this worker's next iteration
+        self._is_assigned = (
+            get_worker_info() is not None
+        )  # it holds for this worker's next iteration
         self._publish()
 
     def state(
@@ -160,8 +165,10 @@ class Epochs:
         Raises `StateError` where worker processes have the position, and `batches` are not given.
         """
         self._catch_up()
-        if self._holder is not None and self._is_begun:
-            raise _not_the_chains(self._holder, "the state after set_epoch(), between epochs")
+        if self._buffering_pipe is not None and self._is_begun:
+            raise _not_the_chains(
+                self._buffering_pipe, "the state after set_epoch(), between epochs"
+            )
         if batches is not None:
             return self._state_after(shard, _checked(self._start.epoch, batches, batch_size))
         if self._turn is not None:
@@ -195,10 +202,10 @@ class Epochs:
         `MemoryLimitError` for one whose settings do not fit; the position is then as it was.
         """
         saved = State.parse(state)
-        settle(self.loader, saved, shard.count)
+        restore_settings(self.loader, saved, shard.count)
         self._go_to(Start(saved.epoch, is_loaded=True))
         self._loaded = saved
-        self._is_told = get_worker_info() is not None
+        self._is_assigned = get_worker_info() is not None
         self._publish()
 
     def stats(self) -> dict[str, Any]:
@@ -222,12 +229,12 @@ class Epochs:
         """To a start of an epoch."""
         check_integer("epoch", start.epoch, most=MOST)
         self._start, self._is_begun, self._turn, self._place = start, False, None, None
-        self._made, self._is_told = None, False
+        self._made, self._is_assigned = None, False
 
     def _place_for(self, sharing: Sharing, start: Start | None = None) -> Place:
         """The place of an iteration that shares the epoch so. See `find_place`."""
         start = start or self._start
-        return find_place(self.loader, self._loaded, start, sharing, is_told=self._is_told)
+        return find_place(self.loader, self._loaded, start, sharing, is_assigned=self._is_assigned)
 
     # ---- with worker processes
 
@@ -260,12 +267,12 @@ class Epochs:
     def _take_turn(self) -> None:
         """In a worker process: to the epoch that all workers of its iterator begin."""
         check_fork()
-        told = self._start if self._is_told else None
+        assigned = self._start if self._is_assigned else None
         own = None if self._loaded is None else self._loaded.to_json()
         self._turns.iterations += 1
         worker = Worker.current(self._turns.iterations)
-        turn = self._turns.take(worker, self._next, told, own)
-        if told is None:
+        turn = self._turns.take(worker, self._next, assigned, own)
+        if assigned is None:
             self._use(turn.loaded)
             self._go_to(turn.start)
         if (turn.number, worker.iteration, worker.number) == (2, 1, 0):
@@ -301,10 +308,10 @@ def _in_workers(epoch: int) -> StateError:
     )
 
 
-def _not_the_chains(holder: str, remedy: str) -> StateError:
+def _not_the_chains(buffering_pipe: str, remedy: str) -> StateError:
     return StateError(
-        f"the {holder} behind this pipe holds items, or skips some, so the position of this pipe "
-        "is not that of the chain",
+        f"{buffering_pipe} behind this pipe buffers or skips items, so the positions of pipe and "
+        "chain differ",
         expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() behind it, "
         f"for it shuffles and shares out by itself; or {remedy}",
     )
@@ -318,7 +325,7 @@ def _failed(error: SeqRecordError) -> Clip:
 def _warn_of_new_workers(loader: BatchSource, num_workers: int) -> None:
     """Log a warning where workers are started anew that would else have all frames."""
     if any(source.planner.decodes_once(num_workers) for source in loader.sources):
-        say_once(
+        warn_once(
             "new worker processes decode all frames again in every epoch, and the frames fit into "
             "memory_limit: DataLoader(…, persistent_workers=True) keeps them"
         )

@@ -13,7 +13,7 @@ from seqrecord.clips.depth import DepthToMeters, bound
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.calls import text_spec
 from seqrecord.pipes.arrays import ragged_arrays
-from seqrecord.pipes.checks import refuse
+from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
@@ -59,7 +59,7 @@ class FrameArrays:
             arrays, nested = ragged_arrays(options.ragged, stored)
             return cls(stored, arrays, nested)
         problem = "ragged does not go with frame_transform, which gives frames of one shape"
-        refuse(options.ragged != "list", problem, 'ragged="list"', repr_of(options.ragged, 100))
+        raise_if(options.ragged != "list", problem, 'ragged="list"', repr_of(options.ragged, 100))
         transform, windows = bound(options.frame_transform, dataset.features), found.windows.stored
         episode, start = clips.locate(np.zeros(1, np.int64))
         place = windows.find(next(iter(windows.windows)), episode, start).frames[:, 0]

@@ -13,11 +13,11 @@ from seqrecord.engine.trace import Trace
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, Remainder, State
+from seqrecord.pipes.states import Clip, RemainingEpoch, State
 from seqrecord.sampling import Shard
 
 
-class Planned(Protocol):
+class AnyPlan(Protocol):
     """One shard of one epoch, as integers."""
 
     @property
@@ -30,7 +30,7 @@ class Planned(Protocol):
 class BatchSource(Protocol):
     """Plans epochs and runs them. Picklable."""
 
-    goes_on: bool
+    continues_epochs: bool
     """Whether an epoch continues where the one before has ended: then the clips that ranks or
     workers had left when their number changed come in later epochs, else in the same one."""
 
@@ -50,13 +50,13 @@ class BatchSource(Protocol):
     def sources(self) -> Sequence[SourceOrder]:
         """The orders of one dataset, or of several."""
 
-    def asked(self) -> Mapping[str, Any]:
+    def shared_arguments(self) -> Mapping[str, Any]:
         """The arguments of the order beside those of the sources, as JSON."""
 
-    def plan(self, epoch: int, shard: Shard, rest: Remainder | None = None) -> Planned:
+    def plan(self, epoch: int, shard: Shard, rest: RemainingEpoch | None = None) -> AnyPlan:
         """The plan of one shard of one epoch, or of the rest of it."""
 
-    def remainder_after(self, state: State) -> Remainder | None:
+    def remainder_after(self, state: State) -> RemainingEpoch | None:
         """The clips left when ranks or workers leave an epoch at the position of a state.
 
         Raises `StateError` for a state without the positions of all workers.
@@ -65,10 +65,12 @@ class BatchSource(Protocol):
     def check_place(self, state: State) -> None:
         """Raise `StateError` for a state of no epoch, or beyond the end of its epoch."""
 
-    def start(self, plan: Any, rest: Remainder | None, *, batch: int, stats: EngineStats) -> Engine:
+    def start(
+        self, plan: Any, rest: RemainingEpoch | None, *, batch: int, stats: EngineStats
+    ) -> Engine:
         """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
 
-    def present(self, batch: Batch, plan: Any, number: int) -> list[Clip]:
+    def to_clips(self, batch: Batch, plan: Any, number: int) -> list[Clip]:
         """A batch for users, the plan's `number`; of several clips the last comes first."""
 
     def trace(self) -> Trace:
@@ -99,7 +101,7 @@ class Iteration:
         return self._engine is not None
 
     def clips(
-        self, begin: Callable[[Iteration], tuple[Planned, Remainder | None, int]]
+        self, begin: Callable[[Iteration], tuple[AnyPlan, RemainingEpoch | None, int]]
     ) -> Iterator[Clip]:
         """The batches, or single clips; once. `begin` is called by the first `next`, for the plan,
         the rest of its epoch, and its first batch."""
@@ -112,7 +114,7 @@ class Iteration:
         engine = self._engine = source.start(plan, rest, batch=self._made, stats=self._stats)
         try:
             for arrays in engine:
-                clips = self._waiting = source.present(arrays, plan, self._made)
+                clips = self._waiting = source.to_clips(arrays, plan, self._made)
                 del arrays  # the consumer's alone to keep
                 self._made += len(clips)
                 while clips:

@@ -16,15 +16,15 @@ from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.callers import (
+    find_buffering_pipe,
     find_filter,
-    find_holder,
     find_loader,
     is_batched_again,
     is_stateful,
 )
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.distributed import items_beside
+from seqrecord.pipes.distributed import items_with_filter
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class WithEpochs:
+class EpochStream:
     """What streams epochs: their length, which one is next, and the position in them."""
 
     _epochs: Epochs
@@ -52,7 +52,7 @@ class WithEpochs:
                 expected=f"DataLoader({type(self).__name__}(…), batch_size=None)",
                 got=f"a DataLoader with a batch_size (default: 1) around batches of {size} clips",
             )
-        return self._epochs.iterate(self._shard(), find_holder())
+        return self._epochs.iterate(self._shard(), find_buffering_pipe())
 
     def __len__(self) -> int:
         """Batches of an epoch that this rank delivers; clips without a `batch_size`.
@@ -64,7 +64,7 @@ class WithEpochs:
         epoch, shards = self._epochs.current, [self._shard()]
         if loader is not None and instances == 1:
             # The filter has not been told of ranks and workers, or only in the workers.
-            items = items_beside(batches.plan(epoch, Shard()).num_batches)
+            items = items_with_filter(batches.plan(epoch, Shard()).num_batches)
             if items is not None:
                 return items
         in_worker = get_worker_info() is not None
@@ -172,10 +172,10 @@ class WithEpochs:
                 expected='no .sharding_filter() behind order="sequences": ranks and workers get '
                 "shards of their own without one",
             )
-        return loader.ranks.shard_beside(instances)
+        return loader.ranks.shard_with_filter(instances)
 
 
-class Streaming(WithEpochs):
+class StreamingLoader(EpochStream):
     """What the streaming loaders have in common: arguments, and a dataset's clips in epochs."""
 
     @init_takes_arguments(LoaderOptions)
@@ -238,7 +238,7 @@ class Streaming(WithEpochs):
     __str__ = __repr__  # IterDataPipe's is the bare name
 
 
-class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
+class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
     """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
 
     A clip is a dict: feature name to tensor [T, …] (or a list of tensors for a feature with a
@@ -283,7 +283,7 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
 
 # Not the class of pipes, although both could be one: a StatefulDataLoader looks for a state in its
 # dataset, and wraps a DataPipe in a class of its own that has none, so it would resume by skipping.
-class SeqRecordIterableDataset(Streaming, IterableDataset[Clip]):
+class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
     """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
     Each epoch has another order, with worker processes or without, and whether they persist or not.
@@ -378,6 +378,6 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return np.array(asked, np.int64) % count
 
 
-def loader_of(streaming: Streaming) -> ClipLoader:
+def loader_of(streaming: StreamingLoader) -> ClipLoader:
     """What plans and runs its epochs."""
     return streaming._loader

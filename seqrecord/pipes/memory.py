@@ -6,7 +6,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.arrays import bytes_by_group, groups_of
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.machine import local_ranks, usable_memory
 from seqrecord.reading.chunk_sizes import (
@@ -43,7 +43,7 @@ def check_machine(nbytes: int, url: str) -> None:
             f"({format_size(most)}), fewer workers or smaller batches",
             got=each,
         )
-    say_once(
+    warn_once(
         f"{url}: frames, batches and reads take {share:.0%} of this machine's memory: {each}; "
         "a smaller memory_limit or fewer workers take less"
     )

@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check, refuse
+from seqrecord.pipes.checks import check, raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.loaders import Streaming, WithEpochs, loader_of
+from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import StoppingStrategy
@@ -28,7 +28,7 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.units import MOST, check_integer
 
 _MOST_BATCHES = 1 << 40  # of an epoch
-_OF_THE_MIX = (
+_MIX_OPTIONS = (
     *(
         "batch_size",
         "drop_last",
@@ -44,7 +44,7 @@ _OF_THE_MIX = (
 """The options that no source may set."""
 
 
-class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
+class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     """Streams batches of clips from several datasets, each with its share of the clips.
 
     ::
@@ -119,7 +119,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
 
     def __init__(
         self,
-        sources: Mapping[str, Streaming | SeqRecordMix],
+        sources: Mapping[str, StreamingLoader | SeqRecordMix],
         *,
         weights: Mapping[str, float | Fraction] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
@@ -146,7 +146,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
         )
         for name in ("num_cursors", "shuffle_buffer"):
             value = getattr(options.tuning, name)
-            refuse(value is not None, f"engine.{name} is that of a source", f"no {name}", value)
+            raise_if(value is not None, f"engine.{name} is that of a source", f"no {name}", value)
         stop, alternate = stopping_strategy, single_source_batches
         if isinstance(stop, str):
             one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)
@@ -209,10 +209,10 @@ def _weighted(sources: Any, weights: Any) -> _Datasets:
     for source, datasets in found.items():
         weight = _weight(source, weights[source])
         for name, (loader, share) in datasets.items():
-            refuse(name in drawn, "two datasets of a mix have one name", "other names", name)
+            raise_if(name in drawn, "two datasets of a mix have one name", "other names", name)
             drawn[name] = loader, weight * share
     drawn = {name: (loader, weight) for name, (loader, weight) in drawn.items() if weight}
-    refuse(not drawn, "a mix draws from no source", "a weight above 0", "none")
+    raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
     return drawn
 
 
@@ -234,7 +234,7 @@ def _datasets(name: Any, source: Any) -> _Datasets:
         what, stop = f"stopping_strategy of source {name!r}", mix.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
         return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}
-    if not isinstance(source, Streaming):
+    if not isinstance(source, StreamingLoader):
         raise ClipError(
             f"source {name!r} of a mix is no loader",
             expected="a SeqRecordIterableDataset",
@@ -246,17 +246,17 @@ def _datasets(name: Any, source: Any) -> _Datasets:
 
 def _check_source(name: str, options: LoaderOptions) -> None:
     """Raise `ClipError` for a source that sets what belongs to the mix."""
-    refuse(
+    raise_if(
         options.order == "sequences",
         f"source {name!r} of a mix gives sequences; rows of a mix have clips of all sources",
         "a source without order; for sequences a loader for each dataset",
         "order='sequences'",
     )
-    values = {n: attrgetter(n)(options) for n in _OF_THE_MIX}
+    values = {n: attrgetter(n)(options) for n in _MIX_OPTIONS}
     usual = LoaderOptions(clip_len=1)
     changed = {n: value for n, value in values.items() if value != attrgetter(n)(usual)}
     given = {n.replace("tuning", "engine"): value for n, value in changed.items()}
-    refuse(
+    raise_if(
         bool(given),
         f"source {name!r} of a mix sets what belongs to the mix",
         f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",

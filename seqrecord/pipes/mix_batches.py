@@ -22,8 +22,8 @@ from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.errors import ClipError
 from seqrecord.meanings import differences
-from seqrecord.pipes.checks import refuse
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.checks import raise_if
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.mix_sources import SourceLoader
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Clip
@@ -123,7 +123,7 @@ class MixedBatches:
                 builder.clear(name, np.flatnonzero(np.isin(source, without)))
         return builder
 
-    def present(self, batch: Batch) -> Clip:
+    def to_clips(self, batch: Batch) -> Clip:
         """A batch as users get it: features, and columns of all of these sources."""
         size, found = len(batch), for_users(batch.features, self.nested, self.squeezed)
         found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
@@ -175,7 +175,7 @@ def agreed_features(
     found = [n for n in names if join == "union" or all(n in one.made for one in sources.values())]
     problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
     each = {name: ", ".join(one.made) for name, one in sources.items()}
-    refuse(not found, problem, expected, _listed(each))
+    raise_if(not found, problem, expected, _listed(each))
     _check_meanings(found, sources)
     for name in found if alternate is not True else ():
         having = {source: one for source, one in sources.items() if name in one.made}
@@ -223,7 +223,7 @@ def _check_meanings(features: Iterable[str], sources: Mapping[str, Selection]) -
             command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{what} {given}`"
             if not is_known:
                 problem = f"a mix has feature {name} of a {what} that is unknown in a source: {got}"
-                say_once(f"{problem}; if it is {told[sure]}: {command}")
+                warn_once(f"{problem}; if it is {told[sure]}: {command}")
                 continue
             raise ClipError(
                 f"the sources of a mix disagree on the {what} of a feature",

@@ -32,7 +32,7 @@ from seqrecord.pipes.mix_sources import (
 )
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, Remainder, SourceRemainder, State
+from seqrecord.pipes.states import Clip, RemainingEpoch, RemainingSource, State
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import Shard
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
@@ -55,7 +55,7 @@ class MixLoader:
     Raises `ClipError` for sources that do not go together, and `MemoryLimitError`.
     """
 
-    goes_on = True
+    continues_epochs = True
 
     def __init__(
         self,
@@ -89,7 +89,9 @@ class MixLoader:
         alike = [{i: one} for i, one in numbered.items()] if self.alternate else [numbered]
         self._batches = [MixedBatches.of(some, features) for some in alike]
         self._batch_bytes = sum(size * batches.clip_bytes for batches in self._batches)
-        self._demands = {name: loader.planner.demand() for name, loader in self.loaders.items()}
+        self._requests = {
+            name: loader.planner.memory_request() for name, loader in self.loaders.items()
+        }
         # The memory that batches leave is divided in this ratio.
         self._weights = {}
         for name, source in self.loaders.items():
@@ -99,7 +101,7 @@ class MixLoader:
         self._done = {name: SourceStats() for name in sources}  # in the last iteration
         self.prefetch, _ = self._share_out(1)
         for source in self._sources:
-            source.planner.fit(1)  # a limit that is too small is an error here and now
+            source.planner.plan_memory(1)  # a limit that is too small is an error here and now
 
     @property
     def ranks(self) -> Ranks:
@@ -111,7 +113,7 @@ class MixLoader:
         """See `BatchSource`."""
         return tuple(source for loader in self._sources for source in loader.sources)
 
-    def asked(self) -> dict[str, Any]:
+    def shared_arguments(self) -> dict[str, Any]:
         """See `BatchSource`."""
         each = zip(self.loaders, self.counts, strict=True)
         return {
@@ -126,7 +128,12 @@ class MixLoader:
     # ---- plans and positions
 
     def plan(
-        self, epoch: int, shard: Shard, rest: Remainder | None = None, *, workers: int | None = None
+        self,
+        epoch: int,
+        shard: Shard,
+        rest: RemainingEpoch | None = None,
+        *,
+        workers: int | None = None,
     ) -> MixPlan:
         """The plan of one shard of one epoch: the same on all ranks, for workers of one number.
 
@@ -151,7 +158,7 @@ class MixLoader:
         turn = size if self.alternate else 1
         return MixPlan(shard, num_batches, size, shares, turn, first, rest)
 
-    def _left(self, rest: Remainder, left: int, shard: Shard, workers: int) -> int:
+    def _left(self, rest: RemainingEpoch, left: int, shard: Shard, workers: int) -> int:
         """The batches of a shard in the epoch of `rest`, of which all shards together have `left`.
 
         In the first epoch of the mix, they follow from the clips that each source has left of its
@@ -167,7 +174,7 @@ class MixLoader:
     def _count(
         self,
         stop: StoppingStrategy,
-        rests: Sequence[SourceRemainder],
+        rests: Sequence[RemainingSource],
         shard: Shard,
         workers: int,
         *,
@@ -189,7 +196,7 @@ class MixLoader:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         state.check_batches(plan.num_batches for plan in plans)
 
-    def remainder_after(self, state: State) -> Remainder:
+    def remainder_after(self, state: State) -> RemainingEpoch:
         """See `BatchSource`."""
         state = state.of_rank()
         ranks, plans = state.sharing.ranks, self._plans(state)
@@ -204,7 +211,7 @@ class MixLoader:
             for i, (loader, old, said) in enumerate(each)
         )
         number = 0 if state.rest is None else state.rest.number
-        return Remainder(state.epoch, left, number + 1, sources)
+        return RemainingEpoch(state.epoch, left, number + 1, sources)
 
     def _plans(self, state: State) -> list[MixPlan]:
         """The plans of the workers whose batches a state has."""
@@ -215,7 +222,7 @@ class MixLoader:
     # ---- execution
 
     def start(
-        self, plan: MixPlan, _rest: Remainder | None, *, batch: int, stats: EngineStats
+        self, plan: MixPlan, _rest: RemainingEpoch | None, *, batch: int, stats: EngineStats
     ) -> Engine:
         """An engine that runs a plan from `batch` on; the rest is the plan's."""
         device, in_worker = self._sources[0].find_device(), get_worker_info() is not None
@@ -249,9 +256,9 @@ class MixLoader:
         """See `BatchSource`."""
         return self._sources[0].trace()
 
-    def present(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
+    def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
         """See `BatchSource`."""
-        return [self._batches[int(batch.source[0]) if self.alternate else 0].present(batch)]
+        return [self._batches[int(batch.source[0]) if self.alternate else 0].to_clips(batch)]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `BatchSource`: of the mix, and of each source."""
@@ -272,9 +279,9 @@ class MixLoader:
         """See `share_out`, for each of so many workers of a rank."""
         limit, batch = self.options.memory_limit, self._batch_bytes
         if limit is None:
-            wanted = sum(demand.wanted_limit for demand in self._demands.values())
+            wanted = sum(one.wanted_limit for one in self._requests.values())
             limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
-        return share_out(limit, batch, self._demands, self._weights)
+        return share_out(limit, batch, self._requests, self._weights)
 
 
 def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

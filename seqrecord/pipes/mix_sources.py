@@ -17,20 +17,20 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
-from seqrecord.pipes.checks import refuse
+from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import Remainder, Sessions, SourceRemainder, SourceState
+from seqrecord.pipes.states import RemainingEpoch, RemainingSource, Segments, SourceState
 from seqrecord.sampling import Shard
-from seqrecord.sampling.elastic import Session
+from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
 
 _EPOCHS = range(1 << 62)  # of a source
 
-WHOLE = SourceRemainder((), 0)
+WHOLE = RemainingSource((), 0)
 """All epochs of a source."""
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
@@ -74,11 +74,11 @@ class MixPlan:
     shares: Shares
     turn: int  # clips that a source gives in its turn: one, or a batch
     first: int
-    rest: Remainder | None = None
+    rest: RemainingEpoch | None = None
     counts: ClassVar[dict[str, int]] = {}  # statistics count the clips of each source
 
     @property
-    def rests(self) -> Sequence[SourceRemainder]:
+    def rests(self) -> Sequence[RemainingSource]:
         """What is left of each source."""
         return [WHOLE] * len(self.shares.counts) if self.rest is None else self.rest.sources
 
@@ -137,11 +137,11 @@ class SourceRun:
         rest = self.order.rests[self.number]
         while clip < last:
             epoch, given = source.locate(clip, shard.count, rest)
-            sessions = rest.sessions(epoch)
-            plan = source.planner.plan(epoch, shard, sessions)
+            segments = rest.segments(epoch)
+            plan = source.planner.plan(epoch, shard, segments)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
-            execution = source.execution(plan, sessions, self.stats, self.stream)
+            execution = source.execution(plan, segments, self.stats, self.stream)
             some = clip - given, min(last - given, plan.num_clips)
             slots = partial(self.order.places, self.number, given)
             try:
@@ -195,13 +195,13 @@ class SourceLoader(ClipLoader):
         )
         super().__init__(selection, options, limit_in)
         self.name = name
-        self._left: dict[tuple[int, Sessions], int] = {}  # clips of epochs that have sessions
+        self._left: dict[tuple[int, Segments], int] = {}  # clips of epochs that have segments
 
     def reset_counts(self) -> None:
         """Begin the statistics of an iteration."""
         self._iteration.times_without_frame = 0
 
-    def first_clip(self, epoch: int, num_shards: int, rest: SourceRemainder) -> int:
+    def first_clip(self, epoch: int, num_shards: int, rest: RemainingSource) -> int:
         """The number of a shard's first clip of an epoch, counted over the epochs of `rest`."""
         for pending in rest.pending:
             if pending not in self._left:
@@ -214,35 +214,35 @@ class SourceLoader(ClipLoader):
         )
         return left + before - following
 
-    def locate(self, clip: int, num_shards: int, rest: SourceRemainder) -> tuple[int, int]:
+    def locate(self, clip: int, num_shards: int, rest: RemainingSource) -> tuple[int, int]:
         """The epoch of a shard's clip, and its first clip, counted over the epochs of `rest`."""
         first_clip = partial(self.first_clip, num_shards=num_shards, rest=rest)
         epoch = bisect_right(_EPOCHS, clip, key=first_clip) - 1
         problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
-        refuse(epoch == _EPOCHS[-1], problem, "a clip in one of its epochs")
+        raise_if(epoch == _EPOCHS[-1], problem, "a clip in one of its epochs")
         return epoch, first_clip(epoch)
 
     def remainder_of(
-        self, given: Sequence[int], ranks: int, before: SourceRemainder, state: SourceState
-    ) -> SourceRemainder:
+        self, given: Sequence[int], ranks: int, before: RemainingSource, state: SourceState
+    ) -> RemainingSource:
         """What is left when each worker of a rank has given so many clips since `before`.
 
-        The clips that shards have given of an epoch make one more session of that epoch.
+        The clips that shards have given of an epoch make one more segment of that epoch.
         """
         count, old = ranks * len(given), dict(before.pending)
         settings = dict(zip(old, state.left, strict=False))  # they may be of a later rest
         first, last = (self.locate(clips, count, before)[0] for clips in (min(given), max(given)))
-        pending: dict[int, Sessions] = {}
+        pending: dict[int, Segments] = {}
         for epoch in chain(range(first, last + 1), (one for one in old if one > last)):
             begin, end = (self.first_clip(n, count, before) for n in (epoch, epoch + 1))
             clips = tuple(min(max(begin, total), end) - begin for total in given)
-            sessions = old.get(epoch, ())
+            segments = old.get(epoch, ())
             if any(clips):
                 chosen = settings.get(epoch, state.settings)
-                sessions = (*sessions, Session(ranks, clips, chosen, by_clip=True))
-            if sessions:
-                pending[epoch] = sessions
-        return SourceRemainder(tuple(pending.items()), max(pending, default=first - 1) + 1)
+                segments = (*segments, EpochSegment(ranks, clips, chosen, by_clip=True))
+            if segments:
+                pending[epoch] = segments
+        return RemainingSource(tuple(pending.items()), max(pending, default=first - 1) + 1)
 
 
 def _of_features(options: LoaderOptions, names: list[str], selection: Selection) -> LoaderOptions:

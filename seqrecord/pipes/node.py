@@ -7,11 +7,11 @@ from typing import Any
 
 from torchdata.nodes import BaseNode
 
-from seqrecord.pipes.loaders import Streaming
+from seqrecord.pipes.loaders import StreamingLoader
 from seqrecord.pipes.states import Clip
 
 
-class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
+class SeqRecordNode(StreamingLoader, BaseNode[Clip]):  # type: ignore[misc]
     """`SeqRecordPipe` as a node of `torchdata.nodes`."""
 
     _iterator: Iterator[Clip] | None = None

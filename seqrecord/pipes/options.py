@@ -44,7 +44,7 @@ def _checked(default: Any, check: _Check, **more: Any) -> Any:
     return field(default=default, metadata={"check": check}, **more)
 
 
-def _such(is_right: Callable[[Any], bool], expected: str) -> _Check:
+def _satisfies(is_right: Callable[[Any], bool], expected: str) -> _Check:
     """Checks that an argument is right."""
     return lambda name, value: check(name, value, is_right(value), expected)
 
@@ -52,7 +52,7 @@ def _such(is_right: Callable[[Any], bool], expected: str) -> _Check:
 def one_of(*texts: str) -> _Check:
     """Checks that an argument is one of these."""
     expected = " or ".join(map(repr, texts))
-    return _such(lambda value: isinstance(value, str) and value in texts, expected)
+    return _satisfies(lambda value: isinstance(value, str) and value in texts, expected)
 
 
 def _integer_from(least: int, most: int = MOST) -> _Check:
@@ -60,7 +60,7 @@ def _integer_from(least: int, most: int = MOST) -> _Check:
     return lambda name, value: check_integer(name, value, least=least, most=most)
 
 
-def _only(function: Callable[[Any], object]) -> _Check:
+def _passes(function: Callable[[Any], object]) -> _Check:
     """Checks an argument by a function that raises, and keeps it as it is."""
     return lambda _, value: (function(value), value)[1]
 
@@ -241,14 +241,16 @@ class ClipOptions:
     features: Sequence[str] | None = _checked(None, check_names)
     rename: Mapping[str, str] | None = _checked(None, _check_rename)
     episodes: EpisodeFilter = _checked(None, _check_episodes)
-    split: str | None = _checked(None, _such(lambda name: isinstance(name, str), "a split's name"))
+    split: str | None = _checked(
+        None, _satisfies(lambda name: isinstance(name, str), "a split's name")
+    )
     clips: ClipList | None = field(default=None, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
-    frame_transform: FrameTransform | None = _checked(None, _such(callable, "a function"))
+    frame_transform: FrameTransform | None = _checked(None, _satisfies(callable, "a function"))
     deterministic_transform: bool = _checked(False, _check_flag)
-    clip_transform: ClipTransform | None = _checked(None, _only(chain_of))
-    ragged: Ragged = _checked("list", _only(check_ragged))
+    clip_transform: ClipTransform | None = _checked(None, _passes(chain_of))
+    ragged: Ragged = _checked("list", _passes(check_ragged))
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
@@ -470,11 +472,11 @@ class LoaderOptions(ClipOptions):
     fixed_shards: bool = _checked(True, _check_flag)
     even_batches: bool = _checked(True, _check_flag)
     memory_limit: int | str | None = _checked(None, check_size)
-    device: str | torch.device | None = _checked(None, _only(_check_device))
+    device: str | torch.device | None = _checked(None, _passes(_check_device))
     rank: int | None = _checked(None, _integer_from(0))
     world_size: int | None = _checked(None, _integer_from(1, _MOST_RANKS))
     engine: EngineOptions | None = _checked(
-        None, _such(lambda one: isinstance(one, EngineOptions), "seqrecord.EngineOptions(…)")
+        None, _satisfies(lambda one: isinstance(one, EngineOptions), "seqrecord.EngineOptions(…)")
     )
 
     def __post_init__(self) -> None:

@@ -17,11 +17,11 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.residency import Residency
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import Sessions
+from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
-    ClipFacts,
+    ClipStats,
     EpochPlan,
     Plan,
     PlanSettings,
@@ -33,15 +33,15 @@ from seqrecord.sampling import (
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.elastic import find_remaining
-from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_limit
+from seqrecord.sampling.memory import FrameSizes, Memory, MemoryPlan, MemoryRequest, usual_limit
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
-ASKED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_phase", "order")
+REQUESTED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_phase", "order")
 """The settings of plans that are arguments; the others are chosen."""
 
-Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]
-"""By the number of shards; of the rest of an epoch by its number and sessions, else by 0 and ()."""
+MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan]
+"""By the number of shards; of the rest of an epoch by its number and segments, else by 0 and ()."""
 
 _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
@@ -53,7 +53,7 @@ _logger = logging.getLogger("seqrecord")
 class EpochPlanner:
     """Plans the epochs of a selection, and settles their memory. Picklable.
 
-    An epoch that goes on with other ranks or workers has sessions: see `sampling.elastic`.
+    An epoch that goes on with other ranks or workers has segments: see `sampling.elastic`.
 
     Attributes:
         selection: the clips.
@@ -69,8 +69,8 @@ class EpochPlanner:
     settings: PlanSettings
     ranks: Ranks
     limit_in: Callable[[int], int] | None = None
-    _fits: Fits = field(default_factory=dict, repr=False)
-    _remaining: dict[tuple[int, Sessions], ClipTable] = field(default_factory=dict, repr=False)
+    _memory_plans: MemoryPlans = field(default_factory=dict, repr=False)
+    _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
 
     @classmethod
@@ -85,12 +85,12 @@ class EpochPlanner:
         Raises `MemoryLimitError` for a limit that is too small, with the smallest sufficient one.
         Of a mix only the first use does.
         """
-        settings = PlanSettings(**{name: getattr(options, name) for name in ASKED})
+        settings = PlanSettings(**{name: getattr(options, name) for name in REQUESTED})
         ranks = Ranks(options.rank, options.world_size)
         planner = cls(selection, options, settings, ranks, limit_in)
         try:
             if limit_in is None:
-                planner.fit(1)
+                planner.plan_memory(1)
             return planner
         except MemoryLimitError:
             if selection.clip_set.excerpts is None:
@@ -98,7 +98,7 @@ class EpochPlanner:
         again = replace(options, rename=None, resize=None)
         selection = select(selection.dataset, again, smallest_excerpts=True)
         planner = cls(selection, options, settings, ranks)
-        planner.fit(1)
+        planner.plan_memory(1)
         return planner
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,71 +117,77 @@ class EpochPlanner:
         """The window of clips in each group of features."""
         return self.selection.windows.of_groups(self.selection.clip_set.spec.stride)
 
-    def clips(self, epoch: int, sessions: Sessions = ()) -> ClipTable:
-        """The clips of an epoch, without those of some sessions.
+    def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
+        """The clips of an epoch, without those of some segments.
 
-        Raises `StateError` for sessions that no epoch can have had.
+        Raises `StateError` for segments that no epoch can have had.
         """
         settings, clip_set = self.settings, self.selection.clip_set
         table = clip_set.in_epoch(epoch, seed=settings.seed, shuffle=settings.shuffle)
-        if not sessions:
+        if not segments:
             return table
-        if (found := self._remaining.get((epoch, sessions))) is None:
+        if (found := self._remaining.get((epoch, segments))) is None:
             episodes = self.selection.episodes
-            found = find_remaining(table, episodes, sessions, epoch=epoch, windows=self.windows)
+            found = find_remaining(table, episodes, segments, epoch=epoch, windows=self.windows)
             self._remaining.clear()
-            self._remaining[epoch, sessions] = found
+            self._remaining[epoch, segments] = found
         return found
 
-    def plan(self, epoch: int, shard: Shard, sessions: Sessions = ()) -> Plan:
-        """The plan of one shard of an epoch, without the clips of some sessions.
+    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> Plan:
+        """The plan of one shard of an epoch, without the clips of some segments.
 
         Raises `ClipError` if `drop_last` leaves no batch in this epoch, or in one of another phase,
-        and `StateError` for sessions that no epoch can have had.
+        and `StateError` for segments that no epoch can have had.
         """
         if (phases := self.selection.clip_set.phases) is not None:  # now, not at that phase
             check_drop_last(phases.fewest_clips, self.settings, shard.count)
         if shard.index == 0 and shard.count not in self._logged:
             self._logged.add(shard.count)
             self._log_mixing(shard.count)
-        settings = self.fit(shard.count, epoch, sessions).settings
-        return self.plan_with(settings, epoch, shard, sessions)
+        settings = self.plan_memory(shard.count, epoch, segments).settings
+        return self.plan_with(settings, epoch, shard, segments)
 
     def plan_with(
-        self, settings: PlanSettings, epoch: int, shard: Shard, sessions: Sessions = ()
+        self, settings: PlanSettings, epoch: int, shard: Shard, segments: Segments = ()
     ) -> Plan:
         """The plan of one shard of an epoch with given settings."""
-        table, episodes = self.clips(epoch, sessions), self.selection.episodes
+        table, episodes = self.clips(epoch, segments), self.selection.episodes
         kind = SequencePlan if settings.order == "sequences" else EpochPlan
-        if settings.resident and epoch and not sessions:
+        if settings.resident and epoch and not segments:
             kind = ShuffledPlan
         make = partial(kind, windows=self.windows)
-        return make(table, episodes, settings, epoch=epoch, shard=shard, session=len(sessions))
+        return make(table, episodes, settings, epoch=epoch, shard=shard, segment=len(segments))
 
     # ---- memory
 
-    def fit(self, num_shards: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
+    def plan_memory(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> MemoryPlan:
         """Settings and memory of epochs in so many shards, or of the rest of one.
 
         Raises `MemoryLimitError` for a limit that is too small.
         """
-        key = num_shards, epoch if sessions else 0, sessions
-        if key not in self._fits:
-            demand, limit = self.demand(num_shards, epoch, sessions), self.limit(num_shards)
-            self._fits[key] = self.residency.fit(demand, limit, sessions)
-        return self._fits[key]
+        key = num_shards, epoch if segments else 0, segments
+        if key not in self._memory_plans:
+            request, limit = (
+                self.memory_request(num_shards, epoch, segments),
+                self.limit(num_shards),
+            )
+            self._memory_plans[key] = self.residency.plan_memory(request, limit, segments)
+        return self._memory_plans[key]
 
-    def settle(
-        self, plan: Plan, sessions: Sessions = (), *, on_device: bool, in_worker: bool
+    def execution_memory(
+        self, plan: Plan, segments: Segments = (), *, on_device: bool, in_worker: bool
     ) -> tuple[Memory, int, tuple[FrameRows, ...]]:
         """The memory of a plan's execution: rows of stores, batches in flight and loads.
 
         Also returns its most bytes, and the rows of resident frames.
         """
         selection, made = self.selection, self.selection.made
-        fitted, rows = self.fit(plan.shard.count, plan.epoch, sessions), tuple[FrameRows, ...]()
+        fitted, rows = (
+            self.plan_memory(plan.shard.count, plan.epoch, segments),
+            tuple[FrameRows, ...](),
+        )
         if fitted.in_memory is not None:
-            rows = self.residency.rows(plan.shard, sessions, fitted.settings)
+            rows = self.residency.rows(plan.shard, segments, fitted.settings)
         own_batches = not on_device and self.limit_in is None  # on the host, and not of a mix
         is_fixed = all(spec.is_fixed for spec in selection.frames.arrays.values())
         frames = [group.max_resident_frames for group in plan.groups]
@@ -196,23 +202,25 @@ class EpochPlanner:
             memory = replace(memory, together=fitted.clips_at_once(memory, most))
         return memory, fitted.nbytes(memory), rows
 
-    def keep(self, fits: Fits) -> None:
+    def keep(self, plans: MemoryPlans) -> None:
         """Use these settings from here on, in place of the chosen ones."""
-        self._fits.update(fits)
+        self._memory_plans.update(plans)
 
-    def demand(self, num_shards: int = 1, epoch: int = 0, sessions: Sessions = ()) -> Demand:
-        """The memory demand of epochs in so many shards, or of the rest of one."""
+    def memory_request(
+        self, num_shards: int = 1, epoch: int = 0, segments: Segments = ()
+    ) -> MemoryRequest:
+        """The memory request of epochs in so many shards, or of the rest of one."""
         clips, workers = "these clips", self.workers(num_shards)
         if workers > 1 and self.options.memory_limit is None:
             clips += f" in each of {workers} workers, which by default share what a rank has"
-        return Demand(
-            self.facts(epoch, sessions),
+        return MemoryRequest(
+            self.clip_stats(epoch, segments),
             self.settings,
             self._sizes,
             num_shards,
             self.options.tuning.num_cursors,
             self.options.tuning.shuffle_buffer,
-            self.residency.frames(num_shards, sessions),
+            self.residency.frames(num_shards, segments),
             self.selection.dataset.url,
             clips,
         )
@@ -223,20 +231,20 @@ class EpochPlanner:
             return self.limit_in(self.workers(num_shards))
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
-        wanted = max(self.demand(number).wanted_limit for number in {1, num_shards})
+        wanted = max(self.memory_request(number).wanted_limit for number in {1, num_shards})
         return usual_limit(wanted, self.workers(num_shards))
 
     def most_bytes(self, num_shards: int) -> int:
         """The most bytes that any epoch in so many shards takes."""
-        fitted = self.fit(num_shards)
-        held = resident_bounds(self.facts(), fitted.settings)
+        fitted = self.plan_memory(num_shards)
+        held = resident_bounds(self.clip_stats(), fitted.settings)
         return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def decodes_once(self, num_workers: int) -> bool:
         """Whether so many workers decode each frame once, if they persist."""
         num_shards = self.ranks.current().count * num_workers
         are_small, _ = self.residency.in_memory
-        return not are_small and self.fit(num_shards).in_memory is not None
+        return not are_small and self.plan_memory(num_shards).in_memory is not None
 
     def workers(self, num_shards: int) -> int:
         """The number of workers of a rank, in so many shards."""
@@ -252,18 +260,18 @@ class EpochPlanner:
             self.selection, self.settings, self.windows, options.fixed_shards, is_asked
         )
 
-    def facts(self, epoch: int = 0, sessions: Sessions = ()) -> ClipFacts:
+    def clip_stats(self, epoch: int = 0, segments: Segments = ()) -> ClipStats:
         """The clips for which settings are chosen: of all epochs, or of the rest of one."""
-        if not sessions:
-            return self._facts_of_all
-        table = self.clips(epoch, sessions)
-        return ClipFacts.of(table, self.selection.episodes, self.windows)
+        if not segments:
+            return self._all_clip_stats
+        table = self.clips(epoch, segments)
+        return ClipStats.of(table, self.selection.episodes, self.windows)
 
     @cached_property
-    def _facts_of_all(self) -> ClipFacts:
+    def _all_clip_stats(self) -> ClipStats:
         clip_set, episodes = self.selection.clip_set, self.selection.episodes
         any_clips = clip_set.differs_by_epoch
-        return ClipFacts.of(clip_set.typical, episodes, self.windows, any_clips=any_clips)
+        return ClipStats.of(clip_set.typical, episodes, self.windows, any_clips=any_clips)
 
     @cached_property
     def _sizes(self) -> FrameSizes:
@@ -272,11 +280,11 @@ class EpochPlanner:
 
     def _log_mixing(self, num_shards: int) -> None:
         """Log the reason if batches of so many shards are not mixed well."""
-        fitted, url = self.fit(num_shards), shown_place(self.selection.dataset.url)
+        fitted, url = self.plan_memory(num_shards), shown_place(self.selection.dataset.url)
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:
-            enough = self.demand(num_shards).limit_to_mix
+            enough = self.memory_request(num_shards).limit_to_mix
             whose = " of each worker" if self.workers(num_shards) > 1 else ""
             whose += " for this source" if self.limit_in is not None else ""
             _logger.warning(

@@ -10,12 +10,12 @@ import numpy as np
 from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import Sessions
+from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling import Intervals, PlanSettings, Shard, Window, shard_frames
-from seqrecord.sampling.memory import Demand, Fit
+from seqrecord.sampling.memory import MemoryPlan, MemoryRequest
 from seqrecord.schema import FeatureSpec
 from seqrecord.units import format_size
 
@@ -81,59 +81,59 @@ class Residency:
     keeps_decoded: bool
 
     def frames(
-        self, num_shards: int, sessions: Sessions, settings: PlanSettings | None = None
+        self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> int:
         """How many frames may stay in a shard; a guess for several shards without `settings`.
 
         Several shards whose clips change from epoch to epoch would each decode nearly all frames:
         only small ones stay.
         """
-        is_fixed = self._has_fixed_shards(num_shards, sessions, settings)
+        is_fixed = self._has_fixed_shards(num_shards, segments, settings)
         found = self.in_memory[self.keeps_decoded and (is_fixed or num_shards == 1)]
         if num_shards == 1 or not found or not is_fixed:
             return found
         return -(-found // num_shards) if settings is None else self._most(num_shards, settings)
 
-    def fit(self, demand: Demand, limit: int, sessions: Sessions) -> Fit:
-        """The best settings within a limit, of an epoch in the shards of the demand."""
-        fitted, num_shards = demand.fit(limit), demand.num_shards
-        if fitted.in_memory is None or not self._has_fixed_shards(num_shards, sessions):
+    def plan_memory(self, request: MemoryRequest, limit: int, segments: Segments) -> MemoryPlan:
+        """The best settings within a limit, of an epoch in the shards of the request."""
+        fitted, num_shards = request.plan_memory(limit), request.num_shards
+        if fitted.in_memory is None or not self._has_fixed_shards(num_shards, segments):
             return fitted
         settings = replace(fitted.settings, resident=self.settings.shuffle)
         if num_shards > 1:  # the number of frames was a guess
             most = self._most(num_shards, settings)
-            fitted = replace(fitted, sizes=demand.sizes, in_memory=None).with_all(most)
+            fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
         if fitted.in_memory is None:
-            return replace(demand, frames_in_memory=0).fit(limit)
+            return replace(request, frames_in_memory=0).plan_memory(limit)
         return replace(fitted, settings=settings)
 
-    def fit_given(
-        self, demand: Demand, limit: int, settings: PlanSettings, sessions: Sessions
-    ) -> Fit:
+    def plan_given(
+        self, request: MemoryRequest, limit: int, settings: PlanSettings, segments: Segments
+    ) -> MemoryPlan:
         """Memory for the settings of a saved state.
 
         Raises `MemoryLimitError` if the limit is too small for the frames that must stay.
         """
-        frames = self.frames(demand.num_shards, sessions, settings)
-        fitted = replace(demand, frames_in_memory=frames).fit_given(settings, limit)
+        frames = self.frames(request.num_shards, segments, settings)
+        fitted = replace(request, frames_in_memory=frames).plan_given(settings, limit)
         if settings.resident and fitted.in_memory is None:
-            sizes = demand.sizes.of_staying
+            sizes = request.sizes.of_staying
             least = sizes.held((frames,) * len(sizes.frames)) + sizes.beside_arena(1, 1)
             raise MemoryLimitError(
                 "memory_limit is too small for the order of the saved state, in which all frames "
                 "stay in memory",
-                file=demand.url,
+                file=request.url,
                 expected=f"about {format_size(least)} or more",
                 got=format_size(limit),
             )
         return fitted
 
     def rows(
-        self, shard: Shard, sessions: Sessions, settings: PlanSettings
+        self, shard: Shard, segments: Segments, settings: PlanSettings
     ) -> tuple[FrameRows, ...]:
         """The rows of each group's frames that stay in a shard."""
         selection = self.selection
-        if shard.count > 1 and self._has_fixed_shards(shard.count, sessions, settings):
+        if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
             return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
         rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.clip_set.selected)
         return (rows,) * len(selection.episodes.groups)
@@ -153,10 +153,10 @@ class Residency:
         return frames_in_memory(self.selection)
 
     def _has_fixed_shards(
-        self, num_shards: int, sessions: Sessions, settings: PlanSettings | None = None
+        self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> bool:
         """Whether shards have the same clips in every epoch; without `settings`, may have."""
-        if self.settings.order == "sequences" or sessions:
+        if self.settings.order == "sequences" or segments:
             return False
         if num_shards > 1 and self.selection.clip_set.differs_by_epoch:
             return False

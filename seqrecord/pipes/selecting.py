@@ -16,8 +16,8 @@ from seqrecord.indexing.opening import dataset_of
 from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.clip_sets import ClipSet
-from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
+from seqrecord.pipes.distributed import warn_once
+from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
@@ -58,7 +58,7 @@ def select(
     selection.memory.get()  # as long as this lives
     if left_out:
         clips = f"{found.clips.num_clips:,} clips"
-        say_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
+        warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
     return selection
 
 
@@ -68,20 +68,20 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     cameras, functions = ((), ()) if transform is None else chain_of(transform)
     has_cameras = bool(cameras or dataset.contents.sizes)
     wanted = (*metadata, "camera") if has_cameras else metadata
-    facts = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
+    clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
     steps = None
     if options.has_drawn_steps:
-        steps = SelectedSteps(options.dilations, options.reverse, found.of_dilations(), facts)
+        steps = StepSampler(options.dilations, options.reverse, found.of_dilations(), clip_episodes)
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)
     first = found.clips.locate(np.zeros(1, np.int64))
-    draws = ClipDraws(cameras, frames.arrays, dataset, facts, first[0])
+    draws = AugmentationSampler(cameras, frames.arrays, dataset, clip_episodes, first[0])
     selection = Selection(
         found,
         windows,
         frames,
         _episode_table(found, frames),
-        facts,
+        clip_episodes,
         draws,
         steps,
         draws.made,
@@ -107,8 +107,8 @@ def _with_functions(
     selection: Selection, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
 ) -> Selection:
     """The same with functions of clips, which are called with the given clip, int64[1] each."""
-    clip, facts = ClipReader(selection, 0).example(episode, start), selection.facts
-    place = int(facts.rows(episode)[0]), int(facts.starts(episode, start)[0])
+    clip, clip_episodes = ClipReader(selection, 0).example(episode, start), selection.clip_episodes
+    place = int(clip_episodes.rows(episode)[0]), int(clip_episodes.starts(episode, start)[0])
     found = ClipFunctions.of(functions, selection.dataset, clip, *place, selection.made)
     made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
     check_tensors(made)
@@ -144,7 +144,7 @@ def _divided(
     divided = ClipSet.of_lists(options, dataset, found.selected, most)
     assert divided.excerpts is not None
     more = len(divided.excerpts.frames) / len(excerpts.frames) - 1
-    say_once(
+    warn_once(
         f"{shown_place(dataset.url)}: the frames that clips use of an episode are too many to hold "
         f"at once, so an epoch decodes {more:.0%} more frames than there are; with a memory_limit "
         f"of {needed} ({format_size(needed)}) it decodes each once"

@@ -16,7 +16,7 @@ from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
 from seqrecord.pipes.columns import BatchColumns
-from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
+from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.processes.forks import PerProcess, cached_property
@@ -38,7 +38,7 @@ class Selection:
         frames: the arrays of a frame: as stored, and after `frame_transform` or padding.
         episodes: tables of the requested groups. The group with most bytes a frame leads: plans cut
             episodes at its chunks.
-        facts: keys and metadata of episodes.
+        clip_episodes: keys and metadata of episodes.
         draws: random parameters of `clip_transform`.
         steps: random dilations and directions.
         made: dtype and shape of the features of a frame in batches.
@@ -53,9 +53,9 @@ class Selection:
     windows: FeatureWindows
     frames: FrameArrays
     episodes: EpisodeTable
-    facts: ClipEpisodes
-    draws: ClipDraws
-    steps: SelectedSteps | None
+    clip_episodes: ClipEpisodes
+    draws: AugmentationSampler
+    steps: StepSampler | None
     made: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
     metadata: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Selection:
     @cached_property
     def columns(self) -> BatchColumns:
         """The columns of batches beside features."""
-        return BatchColumns(self.facts, self.windows, self.draws, self.steps, self.metadata)
+        return BatchColumns(self.clip_episodes, self.windows, self.draws, self.steps, self.metadata)
 
     @cached_property
     def column_kinds(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, get_args, get_origin
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.distributed import this_worker
 from seqrecord.sampling import PlanSettings, Shard
-from seqrecord.sampling.elastic import Session
+from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.text import repr_of
 from seqrecord.units import SEED_LIMIT
 
@@ -41,40 +41,40 @@ A batch of clips is the same with one axis more: tensors [clips, frames, …] or
 
 Json: TypeAlias = Mapping[str, Any]
 
-Sessions: TypeAlias = tuple[Session, ...]
+Segments: TypeAlias = tuple[EpochSegment, ...]
 """Those of an epoch that are over, because the number of ranks or workers has changed."""
 
 
 @dataclass(frozen=True)
-class SourceRemainder:
+class RemainingSource:
     """What a dataset goes on with: the rests of epochs that follow each other, then whole epochs.
 
-    `pending` has these epochs with their sessions, ascending, but for epochs without any clip;
+    `pending` has these epochs with their segments, ascending, but for epochs without any clip;
     `following` is the first whole epoch.
     """
 
-    pending: tuple[tuple[int, Sessions], ...]
+    pending: tuple[tuple[int, Segments], ...]
     following: int
 
-    def sessions(self, epoch: int) -> Sessions:
+    def segments(self, epoch: int) -> Segments:
         """Those of an epoch, none of a whole one."""
         return dict(self.pending).get(epoch, ())
 
     def is_of(self, num_settings: int) -> bool:
         """Whether it is of epochs that follow each other, with settings of so many."""
         epochs = [epoch for epoch, _ in self.pending]
-        sessions = [session for _, some in self.pending for session in some]
+        segments = [segment for _, some in self.pending for segment in some]
         return (
             len(epochs) == num_settings <= _MOST_PENDING
             and epochs == sorted(set(epochs))
             and epochs[-1:] in ([], [self.following - 1])
             and all(some for _, some in self.pending)
-            and all(_is_valid_sharing(one.ranks, len(one.batches)) for one in sessions)
+            and all(_is_valid_sharing(one.ranks, len(one.batches)) for one in segments)
         )
 
 
 @dataclass(frozen=True)
-class Remainder:
+class RemainingEpoch:
     """Where epochs go on with other ranks or workers: what these have left of each dataset.
 
     It is the change of this `number`, in this epoch. Of that a mix had `left` batches in all shards
@@ -84,7 +84,7 @@ class Remainder:
     epoch: int
     left: int | None
     number: int
-    sources: tuple[SourceRemainder, ...]
+    sources: tuple[RemainingSource, ...]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class SourceState:
     """What was asked for beside the settings: clips and features, by the name of the argument."""
     episodes: Episodes
     left: tuple[PlanSettings, ...] = ()
-    """The settings of what is left of each epoch that is pending; see `SourceRemainder`."""
+    """The settings of what is left of each epoch that is pending; see `RemainingSource`."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,10 @@ class State:
     """Delivered in this epoch, or in what was left of it, by the worker of `sharing`, or by each of
     them."""
     sharing: Sharing
-    asked: Json
+    shared_arguments: Json
     """What was asked for beside what each source was."""
     sources: tuple[SourceState, ...]
-    rest: Remainder | None = None
+    rest: RemainingEpoch | None = None
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -159,9 +159,9 @@ class State:
         return self.batch if isinstance(self.batch, tuple) else (self.batch,)
 
     @property
-    def rests(self) -> tuple[SourceRemainder, ...]:
+    def rests(self) -> tuple[RemainingSource, ...]:
         """What is left of each source."""
-        none = SourceRemainder((), 0)
+        none = RemainingSource((), 0)
         return (none,) * len(self.sources) if self.rest is None else self.rest.sources
 
     @property
@@ -190,7 +190,7 @@ class State:
         """The start of the epoch after this one: a whole one, but for a mix, which goes on."""
         start = 0 if isinstance(self.batch, int) else (0,) * len(self.batch)
         found = replace(self, epoch=self.epoch + 1, batch=start)
-        if self.asked:
+        if self.shared_arguments:
             return found
         return replace(found, sources=(replace(self.sources[0], left=()),), rest=None)
 
@@ -228,8 +228,8 @@ class State:
         yield "batch", is_right, "a number of one worker, or a list for all workers"
         lefts = [len(source.left) for source in self.sources]
         yield "sources", 0 < len(lefts) == len(self.rests), "at least one, and as many in rest"
-        is_right = all(map(SourceRemainder.is_of, self.rests, lefts))
-        yield "rest", is_right, "epochs that follow each other, each with its sessions"
+        is_right = all(map(RemainingSource.is_of, self.rests, lefts))
+        yield "rest", is_right, "epochs that follow each other, each with its segments"
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
@@ -291,6 +291,6 @@ def _check(is_right: bool, problem: str, expected: object = None, got: object = 
         raise StateError(f"the saved state: {problem}", expected=expected, got=repr_of(got))
 
 
-def sessions_of(epoch: int, rest: Remainder | None) -> Sessions:
-    """The sessions of an epoch that are over, of the only source."""
-    return () if rest is None else rest.sources[0].sessions(epoch)
+def segments_of(epoch: int, rest: RemainingEpoch | None) -> Segments:
+    """The segments of an epoch that are over, of the only source."""
+    return () if rest is None else rest.sources[0].segments(epoch)

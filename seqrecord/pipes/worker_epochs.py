@@ -92,7 +92,7 @@ class Turn(NamedTuple):
     iterator: int = 0
     iteration: int = 0
     num_workers: int = 0
-    is_told: int = 0  # whether workers were given the epoch
+    is_assigned: int = 0  # whether workers were given the epoch
     state: int = 0  # bytes of the state that was loaded last; 0 for none
     epoch: int = 0
     batches: int = 0
@@ -162,35 +162,37 @@ class Turns:
             return self._with_state(rows, row) if row is not None and row.iterator else None
 
     def take(
-        self, worker: Worker, start: Start, told: Start | None = None, loaded: Any = None
+        self, worker: Worker, start: Start, assigned: Start | None = None, loaded: Any = None
     ) -> Turn:
         """The turn of a worker, which is new for the first one.
 
         A new turn begins where its parent's newest row says, or without one at `start`; or where
-        the worker was `told`, which then has `loaded` this state.
+        the worker was `assigned`, which then has `loaded` this state.
 
-        Raises `ClipError` where not all workers of a turn were told the same epoch.
+        Raises `ClipError` where not all workers of a turn were assigned the same epoch.
         """
         parent, iterator, iteration, number, num_workers = worker
-        is_told, bit = told is not None, 1 << number
+        is_assigned, bit = assigned is not None, 1 << number
         with self._locked() as rows:
             turns = [r for r in rows if (r.parent, r.iterator, r.iteration) == worker[:3]]
             row = max(turns, default=None)
             if row is None or row.begun & bit:
                 newest = _newest(rows, parent)
-                if told is not None:
-                    start = told
+                if assigned is not None:
+                    start = assigned
                 elif newest is not None:
                     start = newest.start.following if newest.iterator else newest.start
                     loaded = self._with_state(rows, newest).loaded
-                row = Turn(0, parent, 0, iterator, iteration, num_workers, is_told, 0, *start)
+                row = Turn(0, parent, 0, iterator, iteration, num_workers, is_assigned, 0, *start)
                 row = self._append(rows, row, loaded)
-            if row.is_told != is_told or (told is not None and told.epoch != row.epoch):
+            if row.is_assigned != is_assigned or (
+                assigned is not None and assigned.epoch != row.epoch
+            ):
                 raise ClipError(
                     "the workers of a DataLoader were given different epochs",
                     expected="set_epoch, or load_state_dict, with the same epoch in all of them, "
                     "or in none",
-                    got=f"epoch {row.epoch}, and {'none' if told is None else told.epoch}",
+                    got=f"epoch {row.epoch}, and {'none' if assigned is None else assigned.epoch}",
                 )
             self._write(rows.index(row), row._replace(begun=row.begun | bit))
             return self._with_state(rows, row)

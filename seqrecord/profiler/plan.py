@@ -149,14 +149,16 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     first, batch, stays = Amount(), opening, options.persistent_workers or not options.workers
     for index in range(shards := options.ranks * workers):
         plan, in_worker = loader.plan(0, Shard(index, shards)), options.workers > 0
-        _, nbytes, rows = loader.planner.settle(plan, on_device=False, in_worker=in_worker)
+        _, nbytes, rows = loader.planner.execution_memory(
+            plan, on_device=False, in_worker=in_worker
+        )
         in_epoch, in_batch = count_loads(loader.job(plan), rows)
         first, batch = first + in_epoch, batch + in_batch
         clips, batches = clips + plan.num_clips, batches + plan.num_batches
         peak, stays = max(peak, nbytes * workers), stays and bool(rows)
     later = first
     if not selection.clip_set.differs_by_epoch:
-        settings = loader.planner.fit(shards).settings
+        settings = loader.planner.plan_memory(shards).settings
         is_fixed = shards == 1 or not options.shuffle or settings.resident
         if stays and is_fixed:
             later = Amount()

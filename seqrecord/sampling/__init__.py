@@ -1,6 +1,6 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
-from seqrecord.sampling.bounds import ClipFacts, PlanSettings, resident_bounds
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.sampling.epoch import EpochPlan, check_drop_last
 from seqrecord.sampling.fixed_shards import Intervals, ShuffledPlan, shard_frames
 from seqrecord.sampling.plan import Clips, Frees, GroupPlan, GroupRound, Loads, Plan, Round
@@ -9,7 +9,7 @@ from seqrecord.sampling.runs import Shard, Window
 from seqrecord.sampling.sequences import SequencePlan, count_unused_frames
 
 __all__ = [
-    "ClipFacts",
+    "ClipStats",
     "Clips",
     "EpochPlan",
     "Frees",

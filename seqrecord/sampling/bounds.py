@@ -1,6 +1,6 @@
 """Bounds: the most frames that are held at once, known before an epoch is planned. Pure integers.
 
-They follow from the settings of an epoch and from a few facts about its clips. A cursor advances by
+They follow from the settings of an epoch and from a few stats about its clips. A cursor advances by
 a *block* in a round. A block is measured in frames that have to be held: a clip counts as `stride`
 frames, and between two runs `gap` frames are counted for what the second one needs besides. So none
 needs more memory than another. Blocks end where chunks do, or on lines that divide a chunk evenly::
@@ -42,7 +42,7 @@ ORDERS = ("clips", "sequences")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """How an epoch is walked; `memory.Demand` chooses the last six.
+    """How an epoch is walked; `memory.MemoryRequest` chooses the last six.
 
     In a round each of `num_cursors` cursors advances by a block of about `block_frames` frames (see
     `BlockSizes`). They walk runs of about `run_frames` frames (`None`: as long as can be).
@@ -98,7 +98,7 @@ class PlanSettings:
 
 
 @dataclass(frozen=True)
-class GroupFacts:
+class GroupStats:
     """Of one group: what a clip uses, and the largest chunk of the episodes that have clips."""
 
     window: Window
@@ -106,7 +106,7 @@ class GroupFacts:
 
 
 @dataclass(frozen=True, eq=False)
-class ClipFacts:
+class ClipStats:
     """The few numbers of a clip table that decide how many frames are held, and read twice.
 
     The regular ones of the selected episodes have chunks of `chunks` frames in the leading group;
@@ -120,7 +120,7 @@ class ClipFacts:
     longest: IntArray
     irregular: int
     longest_irregular: int  # episode that has clips
-    groups: tuple[GroupFacts, ...]
+    groups: tuple[GroupStats, ...]
     leading: int  # of `groups`
     num_clips: int
     num_rows: int  # of the clip table
@@ -144,7 +144,7 @@ class ClipFacts:
         windows: Sequence[Window] | None = None,
         *,
         any_clips: bool = False,
-    ) -> ClipFacts:
+    ) -> ClipStats:
         """`windows`, one for each group of `episodes`; by default whole clips of all.
 
         With `any_clips` they hold for all epochs, of which each may leave out some clips: then
@@ -173,7 +173,7 @@ class ClipFacts:
             irregular,
             int(lengths[sizes[used] == 0].max(initial=0)),
             tuple(
-                GroupFacts(window, int(grid.largest[used].max(initial=1)))
+                GroupStats(window, int(grid.largest[used].max(initial=1)))
                 for window, grid in zip(windows, episodes.groups, strict=True)
             ),
             episodes.leading,
@@ -279,20 +279,20 @@ class BlockSizes:
         object.__setattr__(self, "before", np.cumsum(np.array((0, *self.first), np.int64)))
 
     @classmethod
-    def of(cls, facts: ClipFacts, settings: PlanSettings) -> BlockSizes:
+    def of(cls, stats: ClipStats, settings: PlanSettings) -> BlockSizes:
         """Full blocks have about `settings.block_frames`, the first `first_block_frames`."""
-        spec, sizes, span = facts.spec, facts.chunks, facts.window.span
-        chunk = int(sizes.max(initial=max(1, facts.irregular)))
+        spec, sizes, span = stats.spec, stats.chunks, stats.window.span
+        chunk = int(sizes.max(initial=max(1, stats.irregular)))
         # What lies between clips that are far apart is not loaded, but for the rest of a chunk.
         clip = min(spec.stride, span + 2 * chunk)
         full = max(settings.block_frames, clip)
         fits = sizes[sizes <= full]
         full = int((full // fits * fits).min(initial=full))
         lines = np.array([_line(size, full) for size in sizes.tolist()], np.int64)
-        irregular = max(1, min(facts.irregular, full))
+        irregular = max(1, min(stats.irregular, full))
         full = max(full, clip)
         # Clips have frames of their own, wherever they lie, or frames are read one by one, or stay.
-        if spec.stride > span or facts.cuts_anywhere or settings.num_shares is not None:
+        if spec.stride > span or stats.cuts_anywhere or settings.num_shares is not None:
             lines, irregular = np.ones_like(lines), 1
         line = int(lines.max(initial=irregular))
         first, size = [], max(settings.first_block_frames, clip)
@@ -362,69 +362,69 @@ def _line(size: int, block: int) -> int:
 
 
 def cursor_bounds(
-    facts: ClipFacts, settings: PlanSettings, *, longest: int | None = None
+    stats: ClipStats, settings: PlanSettings, *, longest: int | None = None
 ) -> list[int]:
     """The most frames of each group that one cursor can hold at once, in any shard of any epoch.
 
     With `settings.rotate_phase`, whatever the phase of the clips. No cursor counts more than
     `longest` frames, where that is known.
     """
-    if not facts.num_clips:
-        return [0] * len(facts.groups)
-    regular = not facts.irregular and facts.window == Window.of(facts.spec) and not facts.repeats
-    exact = facts.leading if regular else None
+    if not stats.num_clips:
+        return [0] * len(stats.groups)
+    regular = not stats.irregular and stats.window == Window.of(stats.spec) and not stats.repeats
+    exact = stats.leading if regular else None
     if settings.order == "sequences":
         return [
-            _of_one_regular_clip(facts, settings) if i == exact else _of_one_clip(facts, group)
-            for i, group in enumerate(facts.groups)
+            _of_one_regular_clip(stats, settings) if i == exact else _of_one_clip(stats, group)
+            for i, group in enumerate(stats.groups)
         ]
-    blocks = BlockSizes.of(facts, settings)
+    blocks = BlockSizes.of(stats, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
     return [
-        _of_regular_chunks(facts, blocks, settings, longest)
+        _of_regular_chunks(stats, blocks, settings, longest)
         if i == exact
-        else _of_any_chunks(facts, blocks, group)
-        for i, group in enumerate(facts.groups)
+        else _of_any_chunks(stats, blocks, group)
+        for i, group in enumerate(stats.groups)
     ]
 
 
-def resident_bounds(facts: ClipFacts, settings: PlanSettings) -> list[int]:
+def resident_bounds(stats: ClipStats, settings: PlanSettings) -> list[int]:
     """The most frames of each group held at once in any shard of any epoch.
 
     With `rotate_phase`, of the epochs of every phase that has clips of the same episodes. Where a
     shard has less than a block for each cursor, it may be a stride more for each.
     """
-    return [settings.cursors * bound for bound in cursor_bounds(facts, settings)]
+    return [settings.cursors * bound for bound in cursor_bounds(stats, settings)]
 
 
-def _of_one_clip(facts: ClipFacts, group: GroupFacts) -> int:
+def _of_one_clip(stats: ClipStats, group: GroupStats) -> int:
     """The most frames of a group that a cursor needs for one clip, to the end of a chunk."""
     window, tail = group.window, group.largest_chunk - 1
-    longest = -(-facts.longest_episode // window.frame_step)
+    longest = -(-stats.longest_episode // window.frame_step)
     return min(-(-(window.span + tail) // window.frame_step), longest)
 
 
-def _of_one_regular_clip(facts: ClipFacts, settings: PlanSettings) -> int:
+def _of_one_regular_clip(stats: ClipStats, settings: PlanSettings) -> int:
     """As `_of_one_clip`, where it is known where in a chunk clips begin."""
-    phase = None if settings.rotate_phase else facts.spec.phase
-    each = zip(facts.chunks.tolist(), facts.longest.tolist(), strict=True)
+    phase = None if settings.rotate_phase else stats.spec.phase
+    each = zip(stats.chunks.tolist(), stats.longest.tolist(), strict=True)
     return max(
-        _in_one_run(0, size, size, length, spec=facts.spec, phase=phase) for size, length in each
+        _in_one_run(0, size, size, length, spec=stats.spec, phase=phase) for size, length in each
     )
 
 
-def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> int:
+def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> int:
     """The most frames that a block needs of a group whose chunks lie anywhere.
 
     A block's clips have their counted places within `place` frames, for its begin and its end move
     by less than a line. They are in some stretches, in each of which a clip begins every stride:
     runs, or parts of one between which a gap counts.
     """
-    stride, clip, gap = facts.spec.stride, blocks.clip, blocks.gap
+    stride, clip, gap = stats.spec.stride, blocks.clip, blocks.gap
     span, step, tail = group.window.span, group.window.frame_step, group.largest_chunk - 1
     place = blocks.full + blocks.line - 1
-    if facts.repeats:  # of the clip at which the next block begins, this one may have some copies
+    if stats.repeats:  # of the clip at which the next block begins, this one may have some copies
         place += clip
     clips = -(-place // clip)
     # Each clip holds, at most, what it uses and the rest of a chunk …
@@ -433,10 +433,10 @@ def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> i
     # run's end that rest is not loaded; between two parts of one run it may be.
     counted = -(-(place + clip - 1) * stride // clip)
     most = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
-    whole = -(-facts.longest_episode // step)  # more than that is in no stretch
+    whole = -(-stats.longest_episode // step)  # more than that is in no stretch
 
     def held(number: int) -> int:
-        tails = number if facts.parted else 1
+        tails = number if stats.parted else 1
         frames = counted - (number - 1) * gap * stride // clip + number * (span - stride)
         return -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
 
@@ -448,18 +448,18 @@ def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> i
 
 
 def _of_regular_chunks(
-    facts: ClipFacts, blocks: BlockSizes, settings: PlanSettings, longest: int | None
+    stats: ClipStats, blocks: BlockSizes, settings: PlanSettings, longest: int | None
 ) -> int:
     """The most frames that a cursor can hold of regular episodes, of which clips are loaded whole.
 
     `blocks.full` is at most `longest` already.
     """
-    spec, full = facts.spec, blocks.full
-    chunk, line, step = int(facts.chunks.max()), blocks.line, spec.frame_step
+    spec, full = stats.spec, blocks.full
+    chunk, line, step = int(stats.chunks.max()), blocks.line, spec.frame_step
     single = spec.stride > spec.span
     phase = None if settings.rotate_phase else spec.phase
     most = 0
-    for size, apart, length in zip(facts.chunks, blocks.lines, facts.longest, strict=True):
+    for size, apart, length in zip(stats.chunks, blocks.lines, stats.longest, strict=True):
         if length:
             block = 1 if single else -(-full // int(apart)) * int(apart)
             held = _in_one_run(block, int(size), int(apart), int(length), spec=spec, phase=phase)
@@ -472,7 +472,7 @@ def _of_regular_chunks(
         size = blocks.first[blocks.unaligned - 1]
         size = size if longest is None else min(size, longest)
         size += line + spec.span + chunk - 3
-        most = max(most, -(-min(size, int(facts.longest.max())) // step))
+        most = max(most, -(-min(size, int(stats.longest.max())) // step))
     runs = (full + blocks.gap) // (blocks.clip + blocks.gap)
     if runs > 1:
         rest = max(0, spec.span - spec.stride)

@@ -74,7 +74,7 @@ class _Rows(NamedTuple):
     end: IntArray
 
 
-class Walk(ABC):
+class CursorSchedule(ABC):
     """Cursors that walk `runs`; `cursor`, int64[rows], says which one walks each row.
 
     `cursor` ascends and leaves no number out. `windows` are what clips use of each group. A
@@ -210,8 +210,8 @@ class Walk(ABC):
         self._run_stops = [self._used_until(i, *ends) for i in range(len(self._grids))]
 
 
-class Cursors(Walk):
-    """Cursors that advance by blocks of such `sizes`; see `Walk`."""
+class Cursors(CursorSchedule):
+    """Cursors that advance by blocks of such `sizes`; see `CursorSchedule`."""
 
     def __init__(
         self,
@@ -259,7 +259,7 @@ class Cursors(Walk):
         return self._blocks(self._leading, self._rows(clips, 0, apart=apart))
 
     def first_clips(self, rounds: IntArray) -> IntArray:
-        """See `Walk`."""
+        """See `CursorSchedule`."""
         clips = self._find(rounds, snap=False)
         late = (rounds >= self._sizes.unaligned) & (not self._apart[self._leading])
         if late.any():

@@ -1,11 +1,11 @@
 """Elastic epochs: the clips that shards have not given yet, for other shards to give.
 
-An epoch whose number of shards changes has *sessions*. In each, shards of one number give some
-batches of a plan of their own; the next session plans what is left as if it were an epoch::
+An epoch whose number of shards changes has *segments*. In each, shards of one number give some
+batches of a plan of their own; the next segment plans what is left as if it were an epoch::
 
-    session 0, 4 shards   |#######    |########   |#######    |########   |     # given
-    session 1, 2 shards          |#####-------------|######--------------|
-    session 2, 3 shards                |-------|-------|-------|
+    segment 0, 4 shards   |#######    |########   |#######    |########   |     # given
+    segment 1, 2 shards          |#####-------------|######--------------|
+    segment 2, 3 shards                |-------|-------|-------|
 
 All of it follows from the plans. A shard in round `r` has given, of each of its cursors, all clips
 before block `r`, some of that block, and none behind it. So what is left is one piece of each
@@ -32,11 +32,11 @@ from seqrecord.sampling.runs import CursorShares, Shard, Window, concatenated_pi
 from seqrecord.sampling.sequences import remaining_sequences
 
 _AT_ONCE = 1 << 18
-_MAX_CURSORS = 1 << 24  # of all shards of a session
+_MAX_CURSORS = 1 << 24  # of all shards of a segment
 
 
 @dataclass(frozen=True)
-class Session:
+class EpochSegment:
     """What shards of one number have given of an epoch: `batches[w]` by worker `w` of each rank.
 
     A rank without worker processes counts as one worker. `settings` are those of the plan. With
@@ -62,75 +62,77 @@ class Session:
 def find_remaining(
     table: ClipTable,
     episodes: EpisodeTable,
-    sessions: Sequence[Session],
+    segments: Sequence[EpochSegment],
     *,
     epoch: int,
     windows: Sequence[Window] | None = None,
     at_once: int = _AT_ONCE,
 ) -> ClipTable:
-    """The clips of `table` that are left when all `sessions` of an epoch are over.
+    """The clips of `table` that are left when all `segments` of an epoch are over.
 
     Clips that a shard has given only to equalise batches count as given by the shard that has them.
     Where every shard has given all of its batches nothing is left, nor what `drop_last` leaves out.
 
-    Shards are looked at in groups of about `at_once` clips. Raises `StateError` for a session that
+    Shards are looked at in groups of about `at_once` clips. Raises `StateError` for a segment that
     has more batches than its plan.
     """
-    for number, session in enumerate(sessions):
-        _check_size(session)
-        if session.settings.order == "sequences":
+    for number, segment in enumerate(segments):
+        _check_size(segment)
+        if segment.settings.order == "sequences":
             table = remaining_sequences(
-                table, session.settings, session.given, epoch=epoch, session=number
+                table, segment.settings, segment.given, epoch=epoch, segment=number
             )
         else:
-            table = _Remainder(table, episodes, session, epoch, number, windows, at_once).table()
+            table = _RemainingClips(
+                table, episodes, segment, epoch, number, windows, at_once
+            ).table()
     return table
 
 
-def _check_size(session: Session) -> None:
-    settings, shards = session.settings, session.num_shards
+def _check_size(segment: EpochSegment) -> None:
+    settings, shards = segment.settings, segment.num_shards
     follows = settings.order == "sequences"
     each = settings.batch_size or 1 if follows else settings.cursors
     if shards * each > _MAX_CURSORS:
         raise StateError(
-            f"a session has more {'rows' if follows else 'cursors'} than can be planned",
+            f"a segment has more {'rows' if follows else 'cursors'} than can be planned",
             expected=f"at most {_MAX_CURSORS}, of all shards",
             got=f"{shards} shards of {each}",
         )
 
 
-class _Remainder:
-    """What is left of a table after one session."""
+class _RemainingClips:
+    """What is left of a table after one segment."""
 
     def __init__(
         self,
         table: ClipTable,
         episodes: EpisodeTable,
-        session: Session,
+        segment: EpochSegment,
         epoch: int,
         number: int,
         windows: Sequence[Window] | None,
         at_once: int,
     ) -> None:
-        self._table, self._at_once, count = table, at_once, session.num_shards
+        self._table, self._at_once, count = table, at_once, segment.num_shards
         windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
-        settings, self._epoch = session.settings, epoch
+        settings, self._epoch = segment.settings, epoch
         self._is_shuffled = settings.resident and epoch > 0 and not number  # see `ShuffledPlan`
         of_shares = 0 if self._is_shuffled else epoch
         layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
         self._layout = layout
         self._sequence, self._shares = layout.share_out(table, np.arange(count))
         clips = layout.num_clips(self._shares)
-        unit = 1 if session.by_clip else settings.batch_size or 1
+        unit = 1 if segment.by_clip else settings.batch_size or 1
         most = -(-int(clips.max(initial=0)) // unit)
-        if int(session.given.max()) > most:
+        if int(segment.given.max()) > most:
             raise StateError(
-                "a session of an epoch is beyond the epoch's end",
+                "a segment of an epoch is beyond the epoch's end",
                 expected=f"at most {most} batches of each of {count} shards",
-                got=f"{int(session.given.max())} batches",
+                got=f"{int(segment.given.max())} batches",
             )
         # Products stay small: no shard has given more batches than it has.
-        self._given = np.minimum(session.given * unit, clips)
+        self._given = np.minimum(segment.given * unit, clips)
         self._is_over = bool((self._given == clips).all())
 
     def table(self) -> ClipTable:

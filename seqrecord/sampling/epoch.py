@@ -48,7 +48,7 @@ import numpy.typing as npt
 from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.sampling.bounds import BlockSizes, ClipFacts, PlanSettings, cursor_bounds
+from seqrecord.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
@@ -80,9 +80,9 @@ class EpochPlan(Plan):
     without any clip has no batches.
     """
 
-    def _lay_out(self, table: ClipTable, session: int) -> None:
-        layout, runs, shares = self._share_out(table, self.epoch, session)
-        facts, settings = layout.facts, self.settings
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        layout, runs, shares = self._share_out(table, self.epoch, segment)
+        stats, settings = layout.stats, self.settings
         cursors = layout.cursors(runs, shares.start, shares.stop)
         self._layout, self._cursors = layout, cursors
         self._before = np.minimum(cursors.clips_before_rounds(), self.num_clips)
@@ -90,18 +90,18 @@ class EpochPlan(Plan):
         self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
         if self.num_rounds < cursors.num_rounds:
             cursors.end_before(self.num_rounds)
-        bounds = cursor_bounds(facts, settings, longest=cursors.longest)
+        bounds = cursor_bounds(stats, settings, longest=cursors.longest)
         self._resident = [self.num_cursors * bound for bound in bounds]
 
     def _share_out(
-        self, table: ClipTable, epoch: int, session: int
+        self, table: ClipTable, epoch: int, segment: int
     ) -> tuple[EpochLayout, Runs, CursorShares]:
         """The layout of an epoch, its runs and this shard's shares; counts the shard's clips."""
         settings, shard = self.settings, self.shard
         layout = EpochLayout.of(
-            table, self._episodes, self._windows, settings, shard.count, epoch, session
+            table, self._episodes, self._windows, settings, shard.count, epoch, segment
         )
-        if not session:
+        if not segment:
             check_drop_last(table.num_clips, settings, shard.count)
         runs, shares = layout.share_out(table, np.array([shard.index]))
         self.num_repeated = int(shares.repeated[0])
@@ -128,12 +128,12 @@ class EpochPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class EpochLayout:
-    """What all shards of an epoch have in common, or of a session of it: how clips are shared out.
+    """What all shards of an epoch have in common, or of a segment of it: how clips are shared out.
 
     `selected` are the episodes that were asked for, `windows` what clips use of each group.
     """
 
-    facts: ClipFacts
+    stats: ClipStats
     settings: PlanSettings
     episodes: EpisodeTable
     windows: Sequence[Window]
@@ -150,19 +150,19 @@ class EpochLayout:
         settings: PlanSettings,
         num_shards: int,
         epoch: int = 0,
-        session: int = 0,
+        segment: int = 0,
     ) -> EpochLayout:
-        """That of the clips of a table, in this session of an epoch."""
-        facts, key = (
-            ClipFacts.of(table, episodes, windows),
-            key_of_session(settings, epoch, session),
+        """That of the clips of a table, in this segment of an epoch."""
+        stats, key = (
+            ClipStats.of(table, episodes, windows),
+            key_of_segment(settings, epoch, segment),
         )
-        return cls(facts, settings, episodes, windows, table.selected, key, num_shards)
+        return cls(stats, settings, episodes, windows, table.selected, key, num_shards)
 
     @property
     def sizes(self) -> BlockSizes:
         """Of all cursors."""
-        return BlockSizes.of(self.facts, self.settings)
+        return BlockSizes.of(self.stats, self.settings)
 
     def share_out(self, table: ClipTable, shards: IntArray) -> tuple[Runs, CursorShares]:
         """The runs in the order in which they are shared out, and what each of `shards` has."""
@@ -192,7 +192,7 @@ class EpochLayout:
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
         if self.settings.drop_last:
             if self.settings.even_batches:
-                clips = np.full_like(clips, self.facts.num_clips // self.num_shards)
+                clips = np.full_like(clips, self.stats.num_clips // self.num_shards)
             clips -= clips % (self.settings.batch_size or 1)
         return clips
 
@@ -223,7 +223,7 @@ class EpochLayout:
         and by place in the block. Where batches have more clips than there are cursors, those of a
         cursor in a row are far apart.
         """
-        stride, size = self.facts.spec.stride, self.settings.batch_size or 1
+        stride, size = self.stats.spec.stride, self.settings.batch_size or 1
         row, inside = numbered(blocks.count)
         start = blocks.first[row] + inside * stride
         if not self.settings.shuffle or not len(row):
@@ -238,7 +238,7 @@ class EpochLayout:
         episode = np.searchsorted(self.selected, blocks.episode[first])
         name = hash64(key_of(self.key, _CLIPS), episode).view(np.int64) + blocks.first[first]
         spread = num_cursors < size
-        apart = -(-self.facts.window.span // stride) if spread else len(row) + 1
+        apart = -(-self.stats.window.span // stride) if spread else len(row) + 1
         order = np.lexsort((*_order(name, block, size_of, place, apart), block))
         number = np.empty(len(order), np.int64)  # of each clip among those of its block
         number[order] = place
@@ -251,9 +251,9 @@ class EpochLayout:
         return row[order], start[order]
 
 
-def key_of_session(settings: PlanSettings, epoch: int, session: int) -> int:
-    """The key of all random numbers of a session of an epoch."""
-    return key_of(settings.seed, epoch, *([session] if session else []))
+def key_of_segment(settings: PlanSettings, epoch: int, segment: int) -> int:
+    """The key of all random numbers of a segment of an epoch."""
+    return key_of(settings.seed, epoch, *([segment] if segment else []))
 
 
 def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None:

@@ -21,7 +21,7 @@ from seqrecord.clips.grids import ChunkGrid, frame_keys, numbered, split_keys
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.epoch import EpochLayout, EpochPlan, key_of_session
+from seqrecord.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
 from seqrecord.sampling.plan import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.runs import Runs, Shard, Window
@@ -45,7 +45,7 @@ class Intervals(NamedTuple):
 
 def shuffled(settings: PlanSettings, epoch: int, shard: Shard, num_clips: int) -> IntArray:
     """The order in which a shard gives its clips in a later epoch; int64[num_clips]."""
-    key = key_of(key_of_session(settings, epoch, 0), _SHUFFLE, shard.index, shard.count)
+    key = key_of(key_of_segment(settings, epoch, 0), _SHUFFLE, shard.index, shard.count)
     return permutation(key, num_clips)
 
 
@@ -115,8 +115,8 @@ class ShuffledPlan(EpochPlan):
     a store that has a row for each frame. Nothing is freed.
     """
 
-    def _lay_out(self, table: ClipTable, session: int) -> None:
-        assert not session, "the rest of an epoch is planned as a first one"
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        assert not segment, "the rest of an epoch is planned as a first one"
         _, runs, shares = self._share_out(table, 0, 0)
         some = shares.stop > shares.start
         self._mine, _ = runs.slices(shares.start[some], shares.stop[some])

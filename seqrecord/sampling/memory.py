@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds, resident_bounds
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds, resident_bounds
 from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.text import counted
 from seqrecord.units import format_size
@@ -28,7 +28,7 @@ MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more tha
 LOADS_SHARE = 8  # one part in eight of the limit
 AHEAD = 1.5  # times the frames held, so that loads of the next round have room too
 MOST_AHEAD = 2.0  # … where memory is left: then all of the next round's loads may begin, which
-# `Demand.default_settings` leaves room for where it chooses larger blocks than the smallest
+# `MemoryRequest.default_settings` leaves room for where it chooses larger blocks than the smallest
 STAYING = 24  # bytes beside a frame that stays: whether it is there, and the order of clips
 USUAL_LIMIT = 2 << 30  # bytes of a process, where `memory_limit` is not given, or more to mix well
 MOST_OF_RANK = 8 << 30  # … but no more for a rank, all of its workers together
@@ -92,7 +92,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryPlan:
     """Settings within a memory limit."""
 
     settings: PlanSettings
@@ -136,7 +136,7 @@ class Fit:
         rows, ahead = self._divide(held, nbytes, more)
         return Memory(rows, self.prefetch + more, self.max_loads, ahead)
 
-    def with_all(self, num_frames: int) -> Fit:
+    def with_all(self, num_frames: int) -> MemoryPlan:
         """The same with rows for so many frames of each group, which then stay once they were
         loaded, if need be with fewer loads at a time; without, where they do not all fit."""
         sizes = self.sizes.of_staying
@@ -173,15 +173,15 @@ def usual_limit(wanted: int, num_workers: int = 1) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Demand:
-    """What memory has to hold for the clips of `facts`, in each of so many shards of an epoch.
+class MemoryRequest:
+    """What memory has to hold for the clips of `stats`, in each of so many shards of an epoch.
 
     The last five of `settings` are chosen, and `num_cursors` and `shuffle_buffer` where they are
     `None`. `frames_in_memory` frames may stay in memory, if they all fit. Errors name `url` and say
     `what` needs the memory.
     """
 
-    facts: ClipFacts
+    stats: ClipStats
     settings: PlanSettings
     sizes: FrameSizes
     num_shards: int = 1
@@ -191,28 +191,28 @@ class Demand:
     url: str = ""
     what: str = "these clips"
 
-    def fit(self, memory_limit: int) -> Fit:
+    def plan_memory(self, memory_limit: int) -> MemoryPlan:
         """The best settings whose arenas, batches and chunks in flight take at most these bytes.
 
         Raises `MemoryLimitError`, which says the least that would do, where nothing fits.
         """
         if self.settings.order == "sequences":  # these follow from the batches alone
-            given = sequence_settings(self.settings, self.facts.spec.stride)
-            return self.fit_given(given, memory_limit, self.what.replace("clips", "sequences"))
-        best: Fit | None = None
+            given = sequence_settings(self.settings, self.stats.spec.stride)
+            return self.plan_given(given, memory_limit, self.what.replace("clips", "sequences"))
+        best: MemoryPlan | None = None
         ways = self._ways_to_spend(memory_limit, self.least_held, self.what)
         for prefetch, loads, arena, max_held in ways:
-            found = Fit(self.settings, self.sizes, arena, prefetch, loads).with_all(
+            found = MemoryPlan(self.settings, self.sizes, arena, prefetch, loads).with_all(
                 self.frames_in_memory
             )
-            facts = replace(self.facts, in_memory=found.in_memory is not None)
-            demand = replace(self, facts=facts)
-            fitted = demand.default_settings(max_held, arena)
+            stats = replace(self.stats, in_memory=found.in_memory is not None)
+            request = replace(self, stats=stats)
+            fitted = request.default_settings(max_held, arena)
             limited, of_memory = None, False
             if self.num_cursors is None:
-                limited, of_memory = replace(demand, settings=fitted).mixing_limit(max_held)
+                limited, of_memory = replace(request, settings=fitted).mixing_limit(max_held)
             if best is None or fitted.num_cursors > best.settings.num_cursors or not of_memory:
-                resident = tuple(resident_bounds(facts, fitted)) if facts.any_clips else None
+                resident = tuple(resident_bounds(stats, fitted)) if stats.any_clips else None
                 best = replace(
                     found, settings=fitted, resident=resident, limited=limited, of_memory=of_memory
                 )
@@ -221,24 +221,24 @@ class Demand:
         assert best is not None
         return best
 
-    def fit_given(
+    def plan_given(
         self, settings: PlanSettings, memory_limit: int, what: str = "the order of the saved state"
-    ) -> Fit:
+    ) -> MemoryPlan:
         """Memory for settings that are given, those of a saved state: they are the order's.
 
         Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
         """
-        resident = tuple(resident_bounds(self.facts, settings))
+        resident = tuple(resident_bounds(self.stats, settings))
         ways = self._ways_to_spend(memory_limit, self.sizes.held(resident), what)
         prefetch, loads, arena, _ = ways[0]
-        most = resident if self.facts.any_clips else None
-        return Fit(settings, self.sizes, arena, prefetch, loads, most).with_all(
+        most = resident if self.stats.any_clips else None
+        return MemoryPlan(settings, self.sizes, arena, prefetch, loads, most).with_all(
             self.frames_in_memory
         )
 
     @property
     def least_limit(self) -> int:
-        """The least memory limit with which `fit` finds settings, in bytes."""
+        """The least memory limit with which `plan_memory` finds settings, in bytes."""
         return self.least_held + self.sizes.beside_arena(1, 1)
 
     @property
@@ -284,18 +284,18 @@ class Demand:
         With `rotate_phase` this applies to the clips of any
         phase. `max_held` is at least `least_held`.
         """
-        facts, settings, num_shards = self.facts, self.settings, self.num_shards
-        spec, span, sizes = facts.spec, facts.window.span, _block_sizes(facts)
+        stats, settings, num_shards = self.stats, self.settings, self.num_shards
+        spec, span, sizes = stats.spec, stats.window.span, _block_sizes(stats)
         if not settings.shuffle:
             enough = bisect_left(sizes, self._clips_in_order * spec.stride)
             tried = sizes[: enough + 1][::-1]  # the one that is enough, then smaller ones
             fits = (n for n in tried if self._by_cursor(n) <= max_held)
             return _one_cursor(settings, next(fits, 1))
-        given, whole = self.num_cursors, facts.whole_block()
+        given, whole = self.num_cursors, stats.whole_block()
         buffer = min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
-        share = -(-facts.num_clips // num_shards)
+        share = -(-stats.num_clips // num_shards)
         if given is None and share <= min(FIRST_ROUND, buffer):
-            for block in (whole, facts.whole_block(num_shards)):
+            for block in (whole, stats.whole_block(num_shards)):
                 if self._by_cursor(block) <= max_held:
                     return _one_cursor(settings, block)
 
@@ -313,7 +313,7 @@ class Demand:
                 if number * self._by_cursor(block) <= max_held:
                     cursors = shares = max(number, cursors if block == sizes[0] else 0)
                     break
-            if facts.in_memory:  # … not closer to each other than two clips
+            if stats.in_memory:  # … not closer to each other than two clips
                 shares = 1 if num_shards == 1 else shares
                 most = min(wanted, share * spec.stride // (2 * span))
                 cursors = shares * max(1, most // shares)
@@ -327,7 +327,7 @@ class Demand:
 
         def has_room(tried: int) -> bool:
             held = self._by_cursor(tried)
-            ahead = self.sizes.held(_brought(facts, _most_readahead(first, tried, usual)))
+            ahead = self.sizes.held(_brought(stats, _most_readahead(first, tried, usual)))
             return cursors * held <= max_held and (
                 tried <= self._block_to_mix(cursors)
                 or (
@@ -340,9 +340,9 @@ class Demand:
         # The first that does not fit, in steps of which each halves the rest.
         count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
         size = sizes[count - 1] if count else 1
-        left, cut = REREAD - facts.reread(shares, num_shards), facts.reread_by_one(num_shards) > 0
-        run = max(LEAST_RUN_FRAMES, round(cut * facts.cut_frames / left)) if left > 0.001 else None
-        if usual >= facts.longest_episode:  # cursors are in episodes of their own without cuts
+        left, cut = REREAD - stats.reread(shares, num_shards), stats.reread_by_one(num_shards) > 0
+        run = max(LEAST_RUN_FRAMES, round(cut * stats.cut_frames / left)) if left > 0.001 else None
+        if usual >= stats.longest_episode:  # cursors are in episodes of their own without cuts
             run = None
         chosen = replace(
             settings,
@@ -350,10 +350,10 @@ class Demand:
             block_frames=size,
             run_frames=run,
             first_block_frames=min(first, size),
-            num_shares=shares if facts.in_memory else None,
+            num_shares=shares if stats.in_memory else None,
         )
         # A round of a whole shard reads nothing twice, and has more episodes than too few cursors.
-        block = facts.whole_block(num_shards)
+        block = stats.whole_block(num_shards)
         is_better = given is None and cursors < self._episodes_per_shard and share <= buffer
         if is_better and self._by_cursor(block) <= max_held:
             return _one_cursor(settings, block)
@@ -362,9 +362,9 @@ class Demand:
     def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
         """What keeps settings, all of which are chosen, from mixing a batch well, in words, and
         whether that is memory; `None` if nothing does."""
-        facts, settings, num_shards = self.facts, self.settings, self.num_shards
+        stats, settings, num_shards = self.stats, self.settings, self.num_shards
         cursors, enough = settings.num_cursors, self._enough_cursors
-        in_one_round = settings.first_block_frames >= facts.whole_block(num_shards)
+        in_one_round = settings.first_block_frames >= stats.whole_block(num_shards)
         is_apart = settings.block_frames >= self._apart(cursors)
         if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
             return None, False
@@ -377,7 +377,7 @@ class Demand:
         if (needed := min(self._held_to_mix)) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{found}: {room}, {format_size(needed)} are needed", True
-        reread = facts.reread(enough, num_shards)
+        reread = stats.reread(enough, num_shards)
         shards = f"in {num_shards} shards of so short an epoch"
         return f"{found}: {shards} these would read {reread:.0%} of it twice", False
 
@@ -421,16 +421,16 @@ class Demand:
             return [self.least_held]
         every = self._ways_to_mix
         ways = [way for way in every if way[0] <= self._affordable_cursors(way[0])]
-        whole = self.facts.whole_cursors(self.num_shards)
+        whole = self.stats.whole_cursors(self.num_shards)
         if whole >= every[-1][0]:  # these read nothing twice
             ways.append((whole, self._block_to_mix(whole)))
-        ways = ways or [(1, self.facts.whole_block(self.num_shards))]
+        ways = ways or [(1, self.stats.whole_block(self.num_shards))]
         return [n * self._by_cursor(block) for n, block in ways]
 
     @property
     def _episodes_per_shard(self) -> float:
         """About how many episodes a batch would have if a shard's clips came in one round."""
-        episodes = 1 + (self.facts.num_episodes - 1) / self.num_shards
+        episodes = 1 + (self.stats.num_episodes - 1) / self.num_shards
         size = self.settings.batch_size or 1
         return episodes * (1 - (1 - 1 / episodes) ** size)
 
@@ -438,10 +438,10 @@ class Demand:
     def _enough_cursors(self) -> int:
         """How many cursors mix a batch well: about as many as it would have episodes, if all clips
         were shuffled."""
-        size, episodes = self.settings.batch_size or ENOUGH_CURSORS, max(1, self.facts.num_episodes)
+        size, episodes = self.settings.batch_size or ENOUGH_CURSORS, max(1, self.stats.num_episodes)
         found = ENOUGH_EPISODES * episodes * (1 - (1 - 1 / episodes) ** size)
         enough = max(min(size, ENOUGH_CURSORS), ceil(found))
-        return min(enough, -(-self.facts.num_clips // self.num_shards))
+        return min(enough, -(-self.stats.num_clips // self.num_shards))
 
     @property
     def _ways_to_mix(self) -> list[tuple[int, int]]:
@@ -458,7 +458,7 @@ class Demand:
 
     def _block_to_mix(self, cursors: int) -> int:
         """The frames of a block with which so many cursors mix a batch well."""
-        return max(_block_sizes(self.facts)[0], self._apart(cursors))
+        return max(_block_sizes(self.stats)[0], self._apart(cursors))
 
     def _apart(self, cursors: int) -> int:
         """The frames that a block must have so that the clips that a batch has of it do not
@@ -466,7 +466,7 @@ class Demand:
         size = self.settings.batch_size or 1
         if size <= CLOSE * cursors:
             return 1
-        return min(-(-size // cursors), MOST_OF_A_BLOCK) * self.facts.window.span
+        return min(-(-size // cursors), MOST_OF_A_BLOCK) * self.stats.window.span
 
     @property
     def _clips_in_order(self) -> int:
@@ -477,36 +477,36 @@ class Demand:
         few.
         """
         least, frame = max(self.settings.batch_size or 1, LEAST_BLOCK), sum(self.sizes.frames)
-        if self.facts.keyframes:
+        if self.stats.keyframes:
             return least
-        most = IN_ORDER_BYTES // max(1, frame * self.facts.spec.stride)
+        most = IN_ORDER_BYTES // max(1, frame * self.stats.spec.stride)
         return max(least, min(most, MOST_IN_ORDER))
 
     def _affordable_cursors(self, wanted: int) -> int:
         """How many of the wanted cursors to have: enough to mix a batch if that is not too much."""
-        facts, num_shards = self.facts, self.num_shards
+        stats, num_shards = self.stats, self.num_shards
         enough = self._enough_cursors
-        cost, always = facts.reread_by_one(num_shards), facts.reread_by_shards(num_shards)
+        cost, always = stats.reread_by_one(num_shards), stats.reread_by_shards(num_shards)
 
         def within(share: float) -> int:
             if cost * wanted + always <= share or not cost:  # more shards cost no less
                 return wanted
             return max(0, int((share - always) / cost))
 
-        whole = facts.whole_cursors(num_shards)
+        whole = stats.whole_cursors(num_shards)
         whole = whole if whole <= wanted else 0
         share = MOST_REREAD if num_shards <= MANY_SHARDS else MOST_REREAD_IN_MANY
-        if facts.keyframes:  # shorter shares than that could not begin at keyframes
+        if stats.keyframes:  # shorter shares than that could not begin at keyframes
             share = MOST_DECODED
-            shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
-            wanted = max(1, min(wanted, facts.num_clips // (num_shards * shortest)))
+            shortest = 2 * -(-stats.most_keyframes // stats.spec.stride) + 1
+            wanted = max(1, min(wanted, stats.num_clips // (num_shards * shortest)))
         affordable = max(within(REREAD_BY_CURSORS), min(enough, within(share)), LEAST_CURSORS)
         return max(affordable, whole)
 
     def _by_cursor(self, block_frames: int) -> int:
         """The most bytes of frames that a cursor holds with blocks of this size; at least 1."""
         tried = replace(self.settings, block_frames=block_frames, first_block_frames=block_frames)
-        return max(1, self.sizes.held(cursor_bounds(self.facts, tried)))
+        return max(1, self.sizes.held(cursor_bounds(self.stats, tried)))
 
 
 def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
@@ -530,19 +530,19 @@ def _most_readahead(first: int, size: int, usual: int) -> int:
     return -(-(usual - before) // -(-(usual - before) // size))
 
 
-def _brought(facts: ClipFacts, block_frames: int) -> list[int]:
+def _brought(stats: ClipStats, block_frames: int) -> list[int]:
     """How many frames of each group a block of so many frames brings.
 
     The leading group's chunks end where blocks do; of the others the last one may reach further.
     """
     return [
-        (block_frames + (0 if i == facts.leading else group.largest_chunk))
+        (block_frames + (0 if i == stats.leading else group.largest_chunk))
         // group.window.frame_step
-        for i, group in enumerate(facts.groups)
+        for i, group in enumerate(stats.groups)
     ]
 
 
-def _block_sizes(facts: ClipFacts) -> list[int]:
+def _block_sizes(stats: ClipStats) -> list[int]:
     """Sizes of block to try, in frames, in ascending order.
 
     They are multiples of half a clip: smaller ones save little memory, since a clip must be held
@@ -550,9 +550,9 @@ def _block_sizes(facts: ClipFacts) -> list[int]:
     benchmarks/tartanair/shuffle_quality.py). Where clips do not overlap, of a chunk, so that all of
     its frames are used in one round.
     """
-    half = max(1, facts.window.span // 2)
-    if facts.spec.stride >= facts.window.span:
-        half = max(half, facts.largest_chunk)
-    most = max(half, facts.whole_block())
+    half = max(1, stats.window.span // 2)
+    if stats.spec.stride >= stats.window.span:
+        half = max(half, stats.largest_chunk)
+    most = max(half, stats.whole_block())
     factors = sorted({factor << i for factor in (4, 5, 6, 7) for i in range(40)})
     return [half * n for n in [1, 2, 3, *factors] if half * n < 2 * most]

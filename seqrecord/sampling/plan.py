@@ -15,7 +15,7 @@ from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.cursors import Blocks, Walk
+from seqrecord.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.sampling.runs import Shard, Window
 
 _WHOLE = Shard()
@@ -67,7 +67,7 @@ class Clips(_Columns):
     Clip `i` consists of the frames of each group's window at `start[i]` which cursor `cursor[i]`
     holds for run `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With
     `batch_size=None` every clip counts as a batch of its own. No two clips of all shards and
-    sessions of an epoch have the same `place`.
+    segments of an epoch have the same `place`.
     """
 
     run: IntArray
@@ -128,7 +128,7 @@ class Plan(ABC):
     """The plan of one shard of one epoch: rounds of cursors, whose clips are one stream of batches.
 
     `windows` are what clips use of each group of `episodes`; by default whole clips of all. In an
-    epoch whose shards have changed `session` times, `table` has what was left of it (see
+    epoch whose shards have changed `segment` times, `table` has what was left of it (see
     `sampling.elastic`). A subclass lays out the clips, and says in which order a round's clips
     come.
     """
@@ -148,8 +148,8 @@ class Plan(ABC):
     _episodes: EpisodeTable
     _windows: tuple[Window, ...]  # of each group
     _batch_size: int
-    _session: int
-    _cursors: Walk
+    _segment: int
+    _cursors: CursorSchedule
     _before: IntArray  # clips before each round, and before the end
     _resident: list[int]  # the most frames held, of each group
 
@@ -161,7 +161,7 @@ class Plan(ABC):
         *,
         epoch: int = 0,
         shard: Shard = _WHOLE,
-        session: int = 0,
+        segment: int = 0,
         windows: Sequence[Window] | None = None,
     ) -> None:
         self.settings, self.epoch, self.shard = settings, epoch, shard
@@ -169,11 +169,11 @@ class Plan(ABC):
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
         self._batch_size = settings.batch_size or 1
-        self._session = session
-        self._lay_out(table, session)
+        self._segment = segment
+        self._lay_out(table, segment)
 
     @abstractmethod
-    def _lay_out(self, table: ClipTable, session: int) -> None:
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
         """Set what follows from the clips: all attributes above that are not arguments."""
 
     def __repr__(self) -> str:
@@ -235,7 +235,7 @@ class Plan(ABC):
         return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(held))
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
-        """What clips use of a group, by its place: see `Walk.used`."""
+        """What clips use of a group, by its place: see `CursorSchedule.used`."""
         return self._cursors.used(group)
 
     def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
@@ -266,7 +266,7 @@ class Plan(ABC):
 
     def _places(self, number: IntArray) -> IntArray:
         """`Clips.place` of clips by their numbers in this shard."""
-        place: IntArray = number * self.shard.count + self.shard.index + (self._session << 48)
+        place: IntArray = number * self.shard.count + self.shard.index + (self._segment << 48)
         return place
 
     def _first_clip(self, batch: int) -> int:

@@ -43,9 +43,9 @@ import numpy.typing as npt
 from seqrecord.clips.grids import frame_keys
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
-from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds
-from seqrecord.sampling.cursors import Blocks, Walk
-from seqrecord.sampling.epoch import check_drop_last, key_of_session
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds
+from seqrecord.sampling.cursors import Blocks, CursorSchedule
+from seqrecord.sampling.epoch import check_drop_last, key_of_segment
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.runs import Runs, Window, concatenated_pieces
@@ -77,10 +77,10 @@ class SequencePlan(Plan):
     num_cut: int  # of this shard's rows, that begin inside a sequence
     num_sequences: int  # of this shard; one that is cut counts in each of its rows
 
-    def _lay_out(self, table: ClipTable, session: int) -> None:
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
         settings, shard, size = self.settings, self.shard, self._batch_size
         shards = np.array([shard.index, shard.count - 1])
-        runs, starts, stops = _rows_of(table, settings, shards, shard.count, self.epoch, session)
+        runs, starts, stops = _rows_of(table, settings, shards, shard.count, self.epoch, segment)
         start, stop, lengths = starts[0], stops[0], stops - starts
         total, full = int(lengths[0].sum()), int(lengths[0].min())
         self.num_repeated = 0
@@ -90,7 +90,7 @@ class SequencePlan(Plan):
                 self.num_repeated = -(-runs.num_clips // shard.count) - total
                 stop[total % size] += self.num_repeated
                 total += self.num_repeated
-        if not session:  # the last shard's rows are the longest ones
+        if not segment:  # the last shard's rows are the longest ones
             _check_drop_last(runs, settings, shard.count, int(lengths[1].min()))
         if settings.drop_last:
             stop = np.minimum(stop, start + full)
@@ -111,7 +111,7 @@ class SequencePlan(Plan):
         self._before = np.append(0, np.cumsum(going_on))
         self.num_clips = int(self._before[-1])
         self.num_dropped = total - self.num_clips
-        bounds = cursor_bounds(ClipFacts.of(table, self._episodes, self._windows), settings)
+        bounds = cursor_bounds(ClipStats.of(table, self._episodes, self._windows), settings)
         self._resident = [self.num_cursors * bound for bound in bounds]
 
     @property
@@ -151,7 +151,7 @@ class SequencePlan(Plan):
         )
 
 
-class _Rows(Walk):
+class _Rows(CursorSchedule):
     """Rows of a batch: cursors that advance by one clip a round."""
 
     def __init__(
@@ -165,7 +165,7 @@ class _Rows(Walk):
         self.num_rounds = int((self._stop - self.begin).max(initial=0))
 
     def first_clips(self, rounds: IntArray) -> IntArray:
-        """See `Walk`."""
+        """See `CursorSchedule`."""
         clips: IntArray = np.minimum(self.begin + rounds, self._stop)
         return clips
 
@@ -198,7 +198,7 @@ def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
 
 
 def remaining_sequences(
-    table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, session: int
+    table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, segment: int
 ) -> ClipTable:
     """The clips of `table` that remain after each shard's first `batches`, int64[shards].
 
@@ -209,7 +209,7 @@ def remaining_sequences(
     Raises `StateError` for more batches than there are.
     """
     count = len(batches)
-    runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, session)
+    runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, segment)
     lengths = stop - start
     most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
     if settings.even_batches:
@@ -228,7 +228,7 @@ def remaining_sequences(
 
 
 def _rows_of(
-    table: ClipTable, settings: PlanSettings, shards: IntArray, count: int, epoch: int, session: int
+    table: ClipTable, settings: PlanSettings, shards: IntArray, count: int, epoch: int, segment: int
 ) -> tuple[Runs, IntArray, IntArray]:
     """The clips of all episodes in the order in which they are shared out, and what rows have.
 
@@ -237,7 +237,7 @@ def _rows_of(
     """
     runs, num_rows = Runs.of(table), settings.batch_size or 1
     if settings.shuffle and len(runs):
-        key = key_of(key_of_session(settings, epoch, session), _EPISODES)
+        key = key_of(key_of_segment(settings, epoch, segment), _EPISODES)
         runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
     if settings.even_batches:
         return runs, *_equal_rows(runs.num_clips, shards, count, num_rows)
