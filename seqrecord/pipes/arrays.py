@@ -1,9 +1,8 @@
-"""Arrays of variable shapes, padded or nested, and long chunks of video in pieces.
+"""Arrays of variable shapes, padded or nested; long chunks of video in pieces.
 
-Long chunks of video are loaded in pieces: each is read once, and decoded as far as clips need. A
-chunk of video is one group of pictures at least, of up to 256 frames. Decoded at once it would take
-memory for all of them. So plans see pieces of it as chunks, and the engine keeps the page and its
-decoder open between two pieces of a cursor's chunk.
+A video chunk is at least one group of pictures, of up to 256 frames. Decoded at once, it would need
+memory for all of them. So plans treat pieces of it as chunks: each piece is decoded as far as clips
+need it, and the engine keeps the page and its decoder open between two pieces of a cursor's chunk.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from seqrecord.units import is_integer
 
 
 def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:
-    """Bytes of a frame's features of each group, by the groups' numbers."""
+    """Bytes of one frame in each group, ordered by group number."""
     sizes = dict.fromkeys(sorted({spec.group for spec in features.values()}), 0)
     for name, spec in arrays.items():
         sizes[features[spec.mask_of or name].group] += spec.nbytes
@@ -35,13 +34,13 @@ def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[in
 
 
 def groups_of(dataset: Dataset) -> list[GroupIndex]:
-    """The groups of the features that a dataset was opened with, by their numbers."""
+    """The groups of the dataset's open features, ordered by number."""
     numbers = {spec.group for spec in dataset.features.values()}
     return [dataset.contents.index.groups[number] for number in sorted(numbers)]
 
 
 def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
-    """Raise `ClipError` for a feature of a dtype that no tensor can have."""
+    """Raise `ClipError` for a feature with a dtype that torch lacks."""
     for name, spec in arrays.items():
         try:
             torch.from_numpy(np.empty(0, spec.dtype))
@@ -63,7 +62,7 @@ _FORMS = ("list", "pad", "nested")
 
 
 def check_ragged(value: Any) -> None:
-    """Raise `ClipError` for a value that is no `ragged`."""
+    """Raise `ClipError` for an invalid `ragged`."""
     forms = value if isinstance(value, Mapping) else {"": value}
     are_known = all(
         form in _FORMS if isinstance(form, str) else forms is value and _are_sizes(form)
@@ -76,10 +75,10 @@ def check_ragged(value: Any) -> None:
 def ragged_arrays(
     ragged: Ragged, stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
-    """The arrays of a frame, and the features that come as nested tensors.
+    """The arrays of a frame, and the names of nested features.
 
-    A padded feature has its sizes, and its mask follows it. Raises `ClipError` for a feature that
-    cannot come as `ragged` says.
+    A padded feature has the padded sizes, and its mask follows it. Raises `ClipError` for a feature
+    that `ragged` cannot convert.
     """
     variable = {n: s for n, s in stored.items() if not s.is_fixed and s.value == "array"}
     forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
@@ -104,7 +103,7 @@ def ragged_arrays(
 def _padded(
     name: str, spec: ArraySpec, form: Any, stored: Mapping[str, ArraySpec]
 ) -> dict[str, ArraySpec]:
-    """A feature and its mask, which is true for the values of the frame."""
+    """A padded feature, and its mask: true for values of the frame."""
     mask, count, largest = mask_name(name), spec.shape.count(None), spec.largest or 0
     problem = f"{mask} is a feature, and the name of the mask of a padded one"
     raise_if(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")

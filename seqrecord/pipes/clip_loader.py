@@ -42,13 +42,14 @@ class _Iteration:
 
 
 class ClipLoader:
-    """Makes the batches of a selection's epochs: a `BatchSource`. Picklable.
+    """Makes the batches of a selection's epochs. Picklable. Implements `BatchSource`.
 
-    Raises `ClipError` for arguments that do not fit together, and `MemoryLimitError` for a memory
-    limit that is too small, with the smallest sufficient one.
+    Raises `ClipError` for conflicting arguments, and `MemoryLimitError` with the smallest
+    sufficient limit.
 
     Args:
-        limit_in: in a mix, the memory limit in each of a number of workers of a rank.
+        limit_in: in a mix, a function from a rank's number of workers to the memory limit of each,
+            in bytes.
     """
 
     continues_epochs = False
@@ -121,7 +122,7 @@ class ClipLoader:
     def start(
         self, plan: Plan, rest: RemainingEpoch | None = None, *, batch: int = 0, stats: EngineStats
     ) -> Engine:
-        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
+        """Start an engine for a plan, of an epoch with this `rest`, at `batch`."""
         self._iteration.times_without_frame = 0
         execution = self.execution(plan, segments_of(plan.epoch, rest), stats)
         return run_plan(execution, stats, batch=batch)
@@ -133,8 +134,9 @@ class ClipLoader:
         stats: EngineStats,
         stream: SideStream | None = None,
     ) -> Execution:
-        """Executes a plan of an epoch without the clips of some segments; for batches of a mix, on
-        their `stream`."""
+        """Prepare the execution of a plan without the clips of `segments`; in a mix, on its
+        `stream`.
+        """
         # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
         device = self.find_device() if stream is None else stream.device
         on_device, in_worker = device is not None, get_worker_info() is not None
@@ -183,9 +185,9 @@ class ClipLoader:
     def to_clips(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
         """See `BatchSource`.
 
-        Single clips that an engine has delivered as one batch have memory of their own: to keep
-        one, or to pickle it, is not to keep all. In a worker process they are rows of shared
-        memory, which is sent without a copy, and of which each piece takes file descriptors.
+        Single clips of one engine batch are copied, so that keeping or pickling one does not keep
+        all. In a worker process they stay rows of shared memory, which is sent without a copy; each
+        tensor of its own would take file descriptors.
         """
         columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place)
         nested, squeezed = self.selection.nested, self.selection.squeezed
@@ -219,8 +221,11 @@ class ClipLoader:
         }
 
     def residency(self, num_shards: int | None = None) -> dict[str, list[str]]:
-        """Features whose frames stay in memory, and those decoded anew in every epoch, in so many
-        shards; by default in those of the last iteration, or in one."""
+        """Names of features whose frames stay in memory, and of features decoded anew in every
+        epoch.
+
+        `num_shards` is the number of shards; by default that of the last iteration, or 1.
+        """
         stays = self._iteration.frames_stay
         if stays is None or num_shards is not None:
             stays = self.planner.plan_memory(num_shards or 1).in_memory is not None
@@ -229,8 +234,14 @@ class ClipLoader:
     def columns(
         self, episode: IntArray, start: IntArray, epoch: int, place: IntArray
     ) -> dict[str, Any]:
-        """The columns of clips beside features, each a list or tensor of clips, by their episode
-        rows, starts and places in the epoch; int64[clips] each."""
+        """The columns of n clips beside features, each a list or a tensor.
+
+        Args:
+            episode: episode rows, int64[n].
+            start: starts, int64[n].
+            epoch: number of the epoch.
+            place: places in the epoch, int64[n].
+        """
         selection, drawn = self.selection, ClipDraws()
         frames = selection.windows.frames
         if selection.draws.is_any:
@@ -242,14 +253,14 @@ class ClipLoader:
         return columns
 
     def unused(self, epoch: int) -> dict[str, int]:
-        """Frames of the selected episodes that are in no clip, where clips follow each other."""
+        """The number of frames of the selected episodes in no clip, for sequences without windows."""
         if not self._has_sequences or self.options.has_windows:
             return {}
         frames = count_unused_frames(self.clips(epoch), self.selection.episodes.num_frames)
         return {"frames_left_out": frames}
 
     def describe(self) -> str:
-        """A line for people, and one for each feature with its dtype and shape in a clip."""
+        """A summary line, and a line for each feature with dtype and shape in a clip."""
         more = ""
         if self._has_sequences:
             more = f"; {counted(len(self.clips(0).count), 'sequence')}"
@@ -266,14 +277,14 @@ class ClipLoader:
         return self.selection.describe(more)
 
     def _draw_of(self, epoch: int) -> DrawClips:
-        """Draws random parameters for clips of an epoch, the same for all clips of a sequence."""
+        """The sampler of random parameters of an epoch; all clips of a sequence get the same."""
         sequences = self.clips(epoch) if self._has_sequences else None
         return partial(
             self.selection.draws.draw, self.planner.settings.seed, epoch, sequences=sequences
         )
 
     def find_device(self) -> torch.device | None:
-        """The device with its number, or `None`; for the thread that begins an iteration."""
+        """The device with its number, or `None`; call it in the thread that begins an iteration."""
         if self.options.device is None:
             return None
         device = torch.device(self.options.device)

@@ -1,10 +1,10 @@
-"""Clips by their number: all clips of a call at once, in memory that is used again.
+"""Random access: reads all clips of a call at once, into reused memory.
 
-A call brings each frame that its clips have to a row, once, and copies clips from there::
+Each frame of the call is read once, into a row, and copied from there to its clips::
 
-    staying     a row for each frame of the selected episodes: small raw features that all fit
+    resident    a row for each frame of the selected episodes: small raw features that fit
     others      a row for each frame of the call
-    large       frames to where the first clip of the batch has them; copied to the others
+    large       directly into the first clip of the batch; copied to the others
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ _KEEP = 3  # batches that nobody uses
 
 @dataclass(frozen=True, eq=False)
 class _FeatureSet:
-    """Features that are loaded together, and a dataset that has them.
+    """Features that are loaded together, and a dataset with only them.
 
-    `features` are those of a number of `ClipReader.alike`: of these, clips have the same frames.
+    `features` maps numbers of `ClipReader._alike` to names: in a clip, features of one number have
+    the same frames.
     """
 
     dataset: Dataset
@@ -64,25 +65,24 @@ class _FeatureSet:
     _idle: deque[Arena] = field(default_factory=partial(deque[Arena], maxlen=1))
 
     def acquire(self, num_rows: int) -> Arena:
-        """At least so many rows, for one call."""
+        """Memory of at least `num_rows` rows for one call."""
         with suppress(IndexError):
             if (arena := self._idle.pop()).num_rows >= num_rows:
                 return arena
         return Arena(self.specs, num_rows)
 
     def release(self, arena: Arena) -> None:
-        """Keep rows for the next call."""
+        """Keep an arena for the next call."""
         self._idle.append(arena)
 
 
 class ClipReader:
-    """Reads clips of a selection. Picklable; a copy in another process begins without memory.
+    """Reads clips of a selection by number. Thread-safe. Picklable; copies start without memory.
 
-    The clips of a call lie side by side, so that `collate` makes a batch of them without copying. A
-    frame is read and decoded once in a call, however many of its clips have it. Features that are
-    small and raw, or encoded, and whose frames all fit into `memory_limit` bytes stay in memory
-    once they were read, and so do results of a deterministic `frame_transform`. Safe to use from
-    many threads.
+    The clips of a call are adjacent in memory, so `collate` returns them as a batch without
+    copying. Each frame is read and decoded once per call. Small raw features, encoded features and
+    the results of a deterministic `frame_transform` stay in memory once read if all their frames
+    fit into `memory_limit` bytes.
     """
 
     def __init__(self, selection: Selection, memory_limit: int | str) -> None:
@@ -108,7 +108,7 @@ class ClipReader:
         ]
 
     def read(self, numbers: IntArray) -> ClipSequence:
-        """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
+        """Return clips by number, int64[clips], as in `SeqRecordPipe`."""
         selection, seed = self._selection, 0
         if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
@@ -129,15 +129,15 @@ class ClipReader:
         return ClipSequence(len(numbers), batch, single)
 
     def example(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
-        """The features of one clip as functions of clips get them: arrays [frames, …], or lists.
+        """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists.
 
-        The clip is given by the row of its episode and its start, int64[1] each.
+        `episode` and `start` are the clip's episode row and start, int64[1] each.
         """
         features, _ = self._read(0, episode, start, self._selection.drawn_frames(0, 0))
         return {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
-        """The clips of a feature of a batch."""
+        """Split a feature of a batch into clips."""
         if isinstance(values, torch.Tensor):
             return divide(values) if len(values) > 1 else [values[0]]
         clips = values if isinstance(values, list) else values.lists()
@@ -146,7 +146,7 @@ class ClipReader:
     def _read(
         self, seed: int, episode: IntArray, start: IntArray, frames: ClipFrames
     ) -> tuple[dict[str, Any], ClipDraws]:
-        """The features of clips, as a batch has them, and their random parameters."""
+        """Return the features of n clips as a batch, and their random parameters."""
         selection, count = self._selection, len(episode)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), CallThreads(self._num_threads.get())
@@ -187,7 +187,7 @@ class ClipReader:
     def _staying(
         self, one: _FeatureSet, arena: Arena, keys: Mapping[int, IntArray], buffers: HostBuffers
     ) -> list[ClipRows[Arena]]:
-        """The rows of frames that stay in memory, after the missing ones were read."""
+        """The rows of resident frames, after reading the missing ones."""
         rows = {number: self._rows(some) for number, some in keys.items()}
         missing = [some[~arena.is_read[rows[number]]] for number, some in keys.items()]
         if any(map(len, missing)):
@@ -195,7 +195,7 @@ class ClipReader:
         return [ClipRows(arena, rows[number], names) for number, names in one.features.items()]
 
     def _buffers_for(self, count: int) -> HostBuffers:
-        """Memory for so many clips: one has its own, for who keeps it would keep a whole batch."""
+        """Memory for `count` clips. A single clip has its own: keeping it would keep a whole batch."""
         kept, is_single, selection = self._buffers.get(), count == 1, self._selection
         found = kept.get(is_single)
         if found is None or found.needs.batch_size < count:
@@ -207,8 +207,9 @@ class ClipReader:
     def _loads(
         self, one: _FeatureSet, keys: IntArray, target: Rows, rows: IntArray, buffers: HostBuffers
     ) -> Iterator[Copy]:
-        """Loads that bring frames, by their keys in ascending order, to rows of `target`: one for
-        each chunk, or one for all of a group."""
+        """Loads of frames, by ascending keys, into rows of `target`: one per chunk, or one per
+        group.
+        """
         selection, grids = self._selection, one.dataset.contents.episode_table.groups
         transform = selection.frames.transform
         loader = ChunkLoader(
@@ -231,13 +232,13 @@ class ClipReader:
                 yield Copy(nbytes // len(grids) * (b - a), partial(loader.load_frames, *part))
 
     def _rows(self, keys: IntArray) -> IntArray:
-        """Where frames stay, by their keys."""
+        """Rows of resident frames, by keys."""
         episode, frame = split_keys(keys)
         rows: IntArray = self._first_row[episode] + frame
         return rows
 
     def _fill(self, one: _FeatureSet, arena: Arena, keys: IntArray, buffers: HostBuffers) -> None:
-        """Read frames that stay, and what is near them, but for those that others have read."""
+        """Read missing resident frames and their neighbours."""
 
         def load(keys: IntArray) -> None:
             keys = keys[~arena.is_read[self._rows(keys)]]  # others may be copying what was read
@@ -259,9 +260,11 @@ class ClipReader:
 def _sets_of(
     selection: Selection, alike: Sequence[Sequence[str]], memory_limit: int
 ) -> list[_FeatureSet]:
-    """The features of clips, of which those `alike` have the same frames, as they are loaded.
+    """Divide the features of clips into sets by how they are loaded.
 
-    Frames that stay take at most `memory_limit` bytes: those of the smallest features.
+    Args:
+        alike: lists of features with the same frames in a clip.
+        memory_limit: greatest number of bytes of resident frames; smallest features come first.
     """
     arrays, dataset = selection.frames.arrays, selection.dataset
     num_rows = int(dataset.contents.episode_table.num_frames[selection.clip_set.selected].sum())
@@ -292,7 +295,7 @@ def _sets_of(
 
 
 def _with_neighbours(dataset: Dataset, keys: IntArray) -> IntArray:
-    """Keys of the dataset's only feature, with those of all frames in the same blocks of slices."""
+    """Extend keys of the dataset's only feature to whole blocks of frames."""
     [grid], [spec] = dataset.contents.episode_table.groups, dataset.features.values()
     length = slice_frames(spec)
     block = max(1, _BLOCK_BYTES // (length * spec.nbytes)) * length

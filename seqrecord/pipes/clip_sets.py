@@ -1,4 +1,4 @@
-"""Clip sets: the clips of a dataset that a loader was asked for, and those of each epoch."""
+"""The clips of a dataset that a loader selects, and the clips of each epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frames that clips have of each feature, from `windows`, frames a second and timestamps."""
+"""The frames of each feature in clips, from `windows`, frames per second and timestamps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FeatureWindows:
     alone: Sequence[str]
 
     def of_groups(self, stride: int) -> list[Window]:
-        """The window of each group of features; of one group, where frames are transformed."""
+        """The window of each group of features; with a frame transform, of a single group."""
         selected, groups = self.selected, dict[int, list[ClipWindow]]()
         features, is_transformed = selected.dataset.features, selected.is_transformed
         for name, window in self.frames.windows.items():
@@ -66,7 +66,7 @@ class FeatureWindows:
 
 
 class SelectedWindows:
-    """The windows of a dataset's features, including those of `clip_len` frames. Picklable.
+    """The windows of a dataset's features, with default windows of `clip_len` frames. Picklable.
 
     Raises `ClipError` for windows of unknown features, and for seconds if a selected episode has
     neither an fps nor timestamps.
@@ -77,7 +77,7 @@ class SelectedWindows:
 
     Attributes:
         requested: offsets and seconds of the argument `windows`.
-        pads: whether clips may have frames before the first one of their episode, and behind the
+        pads: whether clips may have frames before the first frame of their episode, and behind the
             last one.
         span: the fewest frames of an episode with a clip.
         stored: the frames of each stored feature.
@@ -124,9 +124,10 @@ class SelectedWindows:
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
     def of_features(self, features: Mapping[str, str | None]) -> FeatureWindows:
-        """The windows of these features: other ones than the dataset's, if frames are transformed.
+        """The windows of features: names to `None`, or of a mask to its feature, which has the same
+        window.
 
-        The value of a mask is the name of its feature, whose window it has.
+        With a frame transform, features may differ from the dataset's.
         """
         names = [name for name, mask_of in features.items() if mask_of is None]
         _check_features(self.requested, names)
@@ -141,7 +142,7 @@ class SelectedWindows:
         return FeatureWindows(self, self._frames(found), padded, aged, alone)
 
     def _known(self, own: Mapping[str, Any]) -> dict[str, KnownWindow]:
-        """The windows of features with the newest values."""
+        """The windows of features with `Latest`."""
         if self._latest and self.is_transformed:
             raise ClipError(
                 "Latest does not go with frame_transform, which needs whole frames",
@@ -168,9 +169,9 @@ class SelectedWindows:
         selected: IntArray | None = None,
         dilations: Sequence[int] | None = None,
     ) -> ClipTable:
-        """The clips that lack no feature with one of the dilations.
+        """The clips that are complete with at least one dilation.
 
-        They are clips of the `selected` episodes, by default of all that were selected.
+        `selected` are episode rows; by default all selected ones.
         """
         stored, rows = self.stored, self._selected if selected is None else selected
         uses = [(stored.windows[n[0]], self.missing(n)) for n in stored.alike(stored.windows)]
@@ -195,7 +196,7 @@ class SelectedWindows:
     def extents(self) -> IntArray:
         """The frames before and behind a clip's start that an episode must have; int64[E, 2].
 
-        0 for episodes that are not selected, if their windows are in seconds.
+        0 for unselected episodes if windows are in seconds.
         """
         found: IntArray = self._reach[self._rate]
         if any(isinstance(window, Seconds) for window in self.requested.values()):
@@ -203,9 +204,9 @@ class SelectedWindows:
         return found
 
     def missing(self, features: Sequence[str]) -> MissingFrames:
-        """The frames that lack one of the stored features, of which clips have the same frames.
+        """The frames that lack one of these stored features, which share a window.
 
-        Of last known values, those for which there is none.
+        With `Latest`: frames without any value so far.
         """
         window = self.stored.windows[features[0]]
         if isinstance(window, KnownWindow):
@@ -213,8 +214,9 @@ class SelectedWindows:
         return self.dataset.contents.missing_frames(features)
 
     def describe(self) -> dict[str, str]:
-        """The windows as text, by feature, but for those of `clip_len`: offsets of each rate, or
-        times, and the greatest age of values."""
+        """Windows as text by feature, without default windows: offsets of each rate, or times, and
+        the greatest age.
+        """
         found = {}
         for name, asked in sorted(self.requested.items()):
             if isinstance(asked, Seconds) and asked.timestamps is not None:
@@ -230,7 +232,7 @@ class SelectedWindows:
 
 
 def _check_features(windows: Iterable[str], features: Collection[str]) -> None:
-    """Raise `ClipError` for windows of features that clips do not have."""
+    """Raise `ClipError` for windows of unknown features."""
     others = [name for name in windows if name not in features]
     problem = "windows has a feature that clips do not have"
     raise_if(bool(others), problem, ", ".join(features), ", ".join(others)[:200])

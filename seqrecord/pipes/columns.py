@@ -31,12 +31,18 @@ class BatchColumns:
     def of(
         self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: ClipDraws
     ) -> tuple[dict[str, Any], int]:
-        """The columns of n clips, each a list or a tensor, and the number of timestamps in windows
-        without a frame near enough.
+        """The columns of n clips, each a list or a tensor, and the number of window times without a
+        frame nearby.
 
-        Clips are given by the rows of their episodes and their starts, int64[n] each. Columns are
-        `episode`, a list of keys; `start`; random parameters; `<feature>_is_pad`, bool[n, T], and
-        `<feature>_age`, int64[n, T]; and lists of metadata, `None` where an episode has none.
+        Columns: `episode`, a list of keys; `start`, int64[n]; random parameters;
+        `<feature>_is_pad`, bool[n, T]; `<feature>_age`, int64[n, T]; and lists of metadata, `None`
+        if an episode lacks an entry.
+
+        Args:
+            episode: episode rows, int64[n].
+            start: starts, int64[n].
+            frames: the frames of each feature.
+            drawn: the random parameters.
         """
         metadata, windows, num_far = self.episodes.of(episode), self.windows, 0
         columns: dict[str, Any] = {"episode": [one.key for one in metadata]}

@@ -23,17 +23,17 @@ _warned: dict[str, object] = {}  # by the notice, of the thread that says it
 
 
 class Ranks:
-    """This process's rank, given or found, and its shards of an epoch. Picklable.
+    """This process's rank, explicit or detected, and its shards of an epoch. Picklable.
 
     Args:
-        rank, world_size: the rank, and how many there are. `world_size=1` gives the whole epoch to
-            every process. Without both the rank is found anew each time: `torch.distributed`
-            tells it where it is initialized, else the environment. Where Accelerate runs on several
-            ranks they must be given: it may distribute to the ranks what each is given, and whether
-            it does, a process cannot tell.
+        rank, world_size: the rank, and the number of ranks. `world_size=1` gives the whole epoch to
+            every process. By default the rank is detected at each use, from `torch.distributed` if
+            initialized, else from the environment. With several ranks of Accelerate they are
+            required: a process cannot detect whether Accelerate distributes the loader's batches
+            among ranks.
 
-    A process started by this one, such as a DataLoader's worker, may have no process group, nor
-    this process's environment: the rank found here goes with the pickled object, and holds there.
+    A process started by this one, such as a DataLoader worker, may lack the process group and the
+    environment: the pickled object carries the rank of the sender.
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
@@ -51,10 +51,10 @@ class Ranks:
         return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
 
     def current(self) -> Shard:
-        """This process's rank: the shard of an epoch that all of its workers have together.
+        """This process's rank, as the shard that its workers share.
 
-        Raises `ClipError` if the environment makes no sense, and where Accelerate has several
-        ranks and none was given.
+        Raises `ClipError` for inconsistent environment variables, and if Accelerate has several
+        ranks and no rank was passed.
         """
         if self.given is not None:
             return self.given
@@ -64,27 +64,27 @@ class Ranks:
 
     @property
     def in_process_group(self) -> bool:
-        """Whether this process shares epochs with others of a `torch.distributed` process group."""
+        """Whether this process shares epochs with a `torch.distributed` process group."""
         return _of_process_group() is not None and self.current().count > 1
 
     def shard(self) -> Shard:
-        """The shard of this rank and worker: shards are numbered rank by rank, worker by worker."""
+        """The shard of this rank and worker. Shards are numbered rank by rank, worker by worker."""
         worker, workers = this_worker()
         return self.worker_shards(workers)[worker]
 
     def worker_shards(self, num_workers: int) -> list[Shard]:
-        """The shards of this rank's workers, in a process that has so many of them."""
+        """The shards of this rank's workers."""
         rank = self.current()
         first, count = rank.index * num_workers, rank.count * num_workers
         return [Shard(first + i, count) for i in range(num_workers)]
 
     def shard_with_filter(self, num_instances: int) -> Shard:
-        """The shard for a pipe before a filter that distributes to so many instances.
+        """The shard of a pipe before a `.sharding_filter()` with `num_instances` instances.
 
-        A `.sharding_filter()` is told of its instances by a DataLoader: of workers, and of ranks
-        where `torch.distributed` is initialized. It may not be told of any.
+        A DataLoader sets the filter's instances: its workers, times the ranks if
+        `torch.distributed` is initialized; or does not set them.
 
-        Raises `ClipError` where the filter distributes to other ranks than the given ones.
+        Raises `ClipError` if the filter distributes to other ranks than the explicit ones.
         """
         rank, (_, workers) = self.current(), this_worker()
         if num_instances == 1:
@@ -105,28 +105,28 @@ class Ranks:
         return _of_process_group() or self._received() or _of_environment(os.environ)
 
     def _received(self) -> Shard | None:
-        """The rank that a process has sent which has started this one."""
+        """The rank received from the process that started this one."""
         parent = multiprocessing.parent_process()
         return self._sent if parent is not None and parent.pid in self._senders else None
 
 
 def items_with_filter(num_items: int) -> int | None:
-    """How many of the whole epoch's items a `.sharding_filter()` leaves to this rank's workers.
+    """The number of an epoch's items that a `.sharding_filter()` leaves for this rank's workers.
 
-    `None` where it distributes to workers only, for `torch.distributed` is not initialized. A
-    DataLoader numbers the workers of all ranks so: the first one of each rank, then the second …
-    So the workers of rank r of n have together every n-th item from r on.
+    `None` without `torch.distributed`: the filter then distributes to workers only. A DataLoader
+    numbers the first worker of each rank, then the second worker of each rank, and so on: together,
+    the workers of rank r of n get every n-th item from r on.
     """
     rank = _of_process_group()
     return None if rank is None else len(range(rank.index, num_items, rank.count))
 
 
 def batches_of_workers(most: Sequence[int], batches: int) -> list[int]:
-    """How many batches each of a DataLoader's workers has given, of so many together.
+    """The number of batches that each DataLoader worker has returned, of `batches` together.
 
-    Worker i has at most `most[i]`. They take turns, but for those that have no more.
+    Worker i has at most `most[i]` batches. Workers take turns, without exhausted ones.
 
-    Raises `StateError` for more batches than there are.
+    Raises `StateError` if `batches` exceeds the sum.
     """
     if batches > sum(most):
         raise StateError(
@@ -148,10 +148,9 @@ def worker_threads() -> int:
 
 
 def warn_once(notice: str) -> None:
-    """Log a warning to `seqrecord`, once in a process, and not from each rank and worker again.
+    """Log a warning to `seqrecord` once per process, and only in the first rank and worker.
 
-    Every rank and worker comes to say the same. So the first one says it, as far as a process
-    knows by now which it is.
+    All ranks and workers reach the same warning. The rank is the one detected so far.
     """
     rank = Shard()
     with suppress(ClipError):  # raised where the rank is needed
@@ -162,13 +161,13 @@ def warn_once(notice: str) -> None:
 
 
 def this_worker() -> tuple[int, int]:
-    """This DataLoader's worker, and how many there are; the only one outside of workers."""
+    """Number of this DataLoader worker, and of workers; (0, 1) outside of workers."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
 def _refuse_accelerate(found: Shard | None) -> None:
-    """An error where only a part of a shard could arrive. See `Ranks`."""
+    """Raise `ClipError` if Accelerate may divide this rank's shard again. See `Ranks`."""
     accelerate = sys.modules.get("accelerate.state")
     if found is None or found.count == 1 or accelerate is None:
         return
@@ -191,11 +190,11 @@ def _of_process_group() -> Shard | None:
 
 
 def _of_environment(environment: Mapping[str, str]) -> Shard | None:
-    """`RANK` of `WORLD_SIZE`, as torchrun sets them, or what Lightning sets for its processes.
+    """The rank in `RANK` and `WORLD_SIZE`, as set by torchrun, or in Lightning's variables.
 
     Lightning sets `WORLD_SIZE`, `NODE_RANK` and, on each node, `LOCAL_RANK` (its class
-    `LightningEnvironment`); the rank is then NODE_RANK x processes of a node + LOCAL_RANK. How many
-    a node has is in `LOCAL_WORLD_SIZE` if anywhere.
+    `LightningEnvironment`). The rank is NODE_RANK x processes per node + LOCAL_RANK, with the
+    number of processes in `LOCAL_WORLD_SIZE`.
     """
     if "RANK" not in environment and environment.get("WORLD_SIZE") in (None, "1"):
         return None

@@ -1,4 +1,4 @@
-"""Random parameters of clips, and facts of episodes for the columns of batches."""
+"""Random augmentation parameters of clips, and metadata of episodes for the columns of batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COPIES = 0x636F7079
 
 
 class EpisodeMetadata(NamedTuple):
-    """What batches need to know of an episode."""
+    """Key, number and metadata of an episode."""
 
     key: str
     number: int  # of its key; what is drawn depends on it, not on what else the dataset holds
@@ -43,10 +43,10 @@ class EpisodeMetadata(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClipEpisodes:
-    """The facts of episodes, with these entries of their metadata. Picklable.
+    """Looks up keys, numbers and metadata of episodes. Picklable.
 
-    With `excerpts`, episodes are given by the numbers of these. If an epoch `repeats` clips, their
-    copies have numbers of their own.
+    `metadata` has the names of entries. With `excerpts`, episode rows are rows of excerpts. If an
+    epoch `repeats` clips, copies of a clip have different numbers.
     """
 
     dataset: Dataset
@@ -59,7 +59,7 @@ class ClipEpisodes:
         return {**self.__dict__, "_known": {}}
 
     def of(self, episode: IntArray) -> list[EpisodeMetadata]:
-        """Of the episodes in these rows, int64[n]."""
+        """The metadata of episodes by row, int64[n]."""
         return [self._known.get(row) or self._find(row) for row in self.rows(episode).tolist()]
 
     def rows(self, episode: IntArray) -> IntArray:
@@ -67,15 +67,15 @@ class ClipEpisodes:
         return episode if self.excerpts is None else self.excerpts.episode[episode]
 
     def key(self, row: int) -> str:
-        """That of the episode in this row of the index."""
+        """The key of the episode in this row of the index."""
         return self.dataset.contents.index.key(row)
 
     def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
-        """The frames of clips that are lists of these, int64[n, T]; of others `None`."""
+        """The frames of clips from frame lists, int64[n, T]; `None` for other clips."""
         return None if self.excerpts is None else self.excerpts.frames_of(episode, start)
 
     def starts(self, episode: IntArray, start: IntArray) -> IntArray:
-        """The first frames of clips as users know them, int64[n]."""
+        """The first frames of clips in their stored episodes, int64[n]."""
         frames = self.frames(episode, start)
         return start if frames is None else frames.min(axis=1)
 
@@ -107,10 +107,10 @@ class ClipEpisodes:
 
 @dataclass(frozen=True, eq=False)
 class CropSampler:
-    """Crop windows of one camera's features, and the columns about them. Picklable.
+    """Draws crop windows for one camera's features, and makes their columns. Picklable.
 
-    `known` are the cameras with intrinsics in the metadata. If frames vary, `sizes` has height and
-    width of each episode's frames, int64[E, 2], 0 until they are known.
+    `known` are the cameras with intrinsics in the metadata. If frame sizes vary, `sizes` has height
+    and width of each episode's frames, int64[E, 2], 0 until first seen.
     """
 
     crops: ClipCrops
@@ -120,7 +120,7 @@ class CropSampler:
     url: str
 
     def windows(self, seed: int, epoch: int, numbers: IntArray, episode: IntArray) -> CropWindows:
-        """The windows of clips, by their numbers and the rows of their episodes; int64[n] each."""
+        """The windows of n clips, by clip numbers and episode rows, int64[n] each."""
         sizes, smallest = None if self.sizes is None else self.sizes[episode], dict[str, str]()
         if sizes is not None and len(sizes):
             row = int(episode[np.argmin((sizes - self.crops.size).min(axis=1))])
@@ -131,7 +131,7 @@ class CropSampler:
     def columns(
         self, windows: CropWindows, cameras: Sequence[Any], episode: IntArray
     ) -> dict[str, torch.Tensor]:
-        """The columns of clips, by the metadata `camera` and the rows of their episodes."""
+        """The columns of n clips, by the metadata `camera` and the episode rows, int64[n]."""
         of = "" if self.crops.name is None else f"{self.crops.name}_"
         columns = {f"{of}crop": torch.from_numpy(windows.crops)}
         if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
@@ -143,7 +143,7 @@ class CropSampler:
         return columns
 
     def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
-        """Note the sizes of these episodes' frames if frames vary.
+        """Record the frame sizes of episodes, if sizes vary.
 
         Raises `ClipError` if frames of one episode differ.
         """
@@ -173,21 +173,20 @@ class CropSampler:
 
 
 class AugmentationSampler:
-    """Random parameters of a `clip_transform` for clips. Picklable if its functions are.
+    """Draws the random parameters of a `clip_transform`. Picklable if its functions are.
 
     Raises `ClipError` for steps that do not fit the features.
 
     Args:
-        cameras: crops and flips, of each camera.
-        arrays: of the features of a frame, after `frame_transform`.
+        cameras: crops and flips of each camera.
+        arrays: arrays of a frame, after `frame_transform`.
         episodes: the episodes, with the metadata `camera`.
-        episode: the row of one of the episodes, int64[1]; whether it has intrinsics decides for
-            all.
+        episode: row of one episode, int64[1]; whether it has intrinsics decides for all.
 
     Attributes:
-        crops: of each camera.
+        crops: the crops of each camera.
         made: `arrays` after the crops.
-        functions: called with the clips after these.
+        functions: functions called after the crops.
     """
 
     functions: ClipFunctions | None = None
@@ -228,7 +227,7 @@ class AugmentationSampler:
         _warn_of_pairs(self.crops, dataset.url)
 
     def with_functions(self, functions: ClipFunctions) -> AugmentationSampler:
-        """The same, with functions called for the clips."""
+        """A copy with functions of clips."""
         found = copy(self)
         found.functions = functions
         return found
@@ -249,13 +248,13 @@ class AugmentationSampler:
         *,
         sequences: ClipTable | None = None,
     ) -> ClipDraws:
-        """For clips by the rows of their episodes and first frames, int64[n] each.
+        """Draw parameters for n clips by episode row and start, int64[n] each.
 
-        That depends on seed, epoch, the episode's key and the first frame alone: that of the clip,
-        or of the first clip of its row in `sequences`, so that all clips of a row get the same. If
-        an epoch repeats clips, it depends on their `place` in it too.
-        If frames vary in size, windows depend on the sizes of the episodes' frames: `sources` have
-        some of them, unless they are known already.
+        The draw depends only on seed, epoch, the episode's key and a frame: the clip's first frame,
+        or the first frame of the clip's row in `sequences`, so that all clips of a row get the
+        same. If an epoch repeats clips, it also depends on their `place` in the epoch, int64[n]. If
+        frame sizes vary, windows depend on the sizes of the episodes' frames, measured in `sources`
+        at first.
         """
         if not self.is_any:
             return ClipDraws()
@@ -274,11 +273,11 @@ class AugmentationSampler:
     def columns(
         self, drawn: ClipDraws, metadata: Sequence[EpisodeMetadata], episode: IntArray
     ) -> dict[str, Any]:
-        """Columns: `crop`, int64[n, 4]; `flipped`, bool[n], if there are flips; and `intrinsics`,
-        float64[n, 4], NaN for episodes without; of a camera with a name `<name>_crop` and so on.
+        """Columns: `crop`, int64[n, 4]; with flips `flipped`, bool[n]; and `intrinsics`, float64[n,
+        4], NaN for episodes without. A named camera has `<name>_crop` and so on.
 
-        If cameras share a window and the metadata has each, there are `<feature>_intrinsics`, and
-        so there are of resized features without steps.
+        Cameras that share a window have `<feature>_intrinsics` if the metadata has each, and so
+        have resized features without steps.
         """
         columns: dict[str, torch.Tensor] = {}
         if drawn.crop is None and not self._resized:
@@ -314,13 +313,12 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class StepSampler:
-    """The steps of a dataset's clips. Picklable.
+    """Draws dilation and direction of clips. Picklable.
 
     Args:
-        dilations: of which one is drawn for each clip.
-        reverse: the probability that a clip's frames come in reverse.
-        whole: for each of the dilations the clips, with stride 1, that lack nothing with it. They
-            are not needed of a single one.
+        dilations: dilations to draw from.
+        reverse: probability of a reversed clip.
+        whole: for each of several dilations, the complete clips of stride 1.
     """
 
     dilations: Sequence[int]
@@ -336,10 +334,10 @@ class StepSampler:
         start: IntArray,
         place: IntArray | None = None,
     ) -> ClipSteps:
-        """For clips by the rows of their episodes, starts and places in the epoch, int64[n] each.
+        """Draw for n clips by episode row, start and place in the epoch, int64[n] each.
 
-        They depend on seed, epoch, the episode's key and the start alone, and on which dilations
-        there are with which the clip lacks nothing: each of these is equally likely.
+        The draw depends only on seed, epoch, the episode's key and the start. All dilations with
+        which the clip is complete are equally likely.
         """
         numbers = self.episodes.numbers(episode, start, place)
         shares = [
@@ -355,7 +353,7 @@ class StepSampler:
         return ClipSteps(dilation, shares[1] < self.reverse)
 
     def columns(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
-        """What batches tell of it: `dilation`, int64[n], and `reversed`, bool[n], where drawn."""
+        """Columns of drawn parameters: `dilation`, int64[n], and `reversed`, bool[n]."""
         columns = {}
         if len(self.dilations) > 1:
             columns["dilation"] = torch.from_numpy(steps.dilation)

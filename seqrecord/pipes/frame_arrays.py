@@ -1,4 +1,4 @@
-"""Frame arrays: each feature of a frame as it is stored, and after `frame_transform` or padding."""
+"""Frame arrays: dtype and shape of each feature, as stored and after `frame_transform` or padding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FrameArrays:
 
     @classmethod
     def of(cls, options: ClipOptions, found: ClipSet) -> FrameArrays:
-        """The arrays of a request. Raises `ClipError` for features that cannot come so."""
+        """The arrays of a request. Raises `ClipError` for unsupported features."""
         dataset, clips, excerpts = found.dataset, found.clips, found.excerpts
         rows = clips.episode if excerpts is None else excerpts.episode[clips.episode]
         stored = _stored_arrays(dataset, np.unique(rows))
@@ -75,9 +75,9 @@ class FrameArrays:
 
 
 def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
-    """Each feature of a frame as it is decoded.
+    """Each feature of a frame as decoded.
 
-    A variable shape has the size of the largest frame of these episodes, given by their rows.
+    A variable shape has the size of its largest frame in these episodes, given by row.
     """
     found = {}
     for name, spec in dataset.features.items():
@@ -89,8 +89,10 @@ def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]
 def _transformed(
     transform: FrameTransform, frame: Mapping[str, Any], stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
-    """The arrays that `frame_transform` makes of a frame, and the features it leaves unchanged; the
-    same for every frame. Raises `ClipError` for a text under another name than a stored one."""
+    """The arrays that `frame_transform` returns, and the features that it leaves unchanged.
+
+    Raises `ClipError` for a text under a name that is no stored text feature.
+    """
     first_frame(transform, frame)
     given, copies = dict(frame), deepcopy(dict(frame))
     made = apply_transform(transform, dict(frame))

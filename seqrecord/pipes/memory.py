@@ -25,8 +25,10 @@ _MUCH, _TOO_MUCH = 0.5, 0.8  # of the machine's memory
 
 
 def check_machine(nbytes: int, url: str) -> None:
-    """Where all ranks of this machine and their workers take so many bytes each: log a warning if
-    that is over half of its memory, and raise `MemoryLimitError` if it is over 80 %."""
+    """Check the memory of all ranks and workers on this machine, `nbytes` each.
+
+    Logs a warning above half of the machine's memory. Raises `MemoryLimitError` above 80 %.
+    """
     info = get_worker_info()
     processes = local_ranks() * (1 if info is None else info.num_workers)
     memory = usable_memory()
@@ -50,13 +52,12 @@ def check_machine(nbytes: int, url: str) -> None:
 
 
 def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
-    """The sizes of a selection's frames, loads and batches in plans.
+    """The sizes of a selection's frames, loads and batches, for plans.
 
-    A variable shape counts as its largest frame of the selected episodes, decoded.
+    A variable shape counts as its largest decoded frame in the selected episodes.
 
-    With `frame_transform` the plan has one group, whose arena contains transformed frames, and each
-    load reads chunks of all groups. If that group is in pieces, a cursor keeps chunks open that it
-    still needs.
+    With `frame_transform` the plan has one group: its arena contains transformed frames, and each
+    load reads chunks of all groups. If this group is in pieces, a cursor keeps its open chunks.
     """
     dataset, episodes, frames = selection.dataset, selection.episodes, selection.frames
     features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
