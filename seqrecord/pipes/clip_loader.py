@@ -277,7 +277,7 @@ class ClipLoader:
         return self.selection.describe(more)
 
     def _draw_of(self, epoch: int) -> DrawClips:
-        """The sampler of random parameters of an epoch; all clips of a sequence get the same."""
+        """The sampler of random parameters of an epoch; clips of a sequence share them."""
         sequences = self.clips(epoch) if self._has_sequences else None
         return partial(
             self.selection.draws.draw, self.planner.settings.seed, epoch, sequences=sequences

@@ -195,7 +195,7 @@ class ClipReader:
         return [ClipRows(arena, rows[number], names) for number, names in one.features.items()]
 
     def _buffers_for(self, count: int) -> HostBuffers:
-        """Memory for `count` clips. A single clip has its own: keeping it would keep a whole batch."""
+        """Memory for `count` clips; a single clip has its own, so that it keeps no batch."""
         kept, is_single, selection = self._buffers.get(), count == 1, self._selection
         found = kept.get(is_single)
         if found is None or found.needs.batch_size < count:

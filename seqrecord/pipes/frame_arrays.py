@@ -1,4 +1,4 @@
-"""Frame arrays: dtype and shape of each feature, as stored and after `frame_transform` or padding."""
+"""Frame arrays: each feature's dtype and shape, as stored and after `frame_transform` or padding."""
 
 from __future__ import annotations
 

@@ -46,13 +46,13 @@ _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
 class MixLoader:
-    """Plans epochs of a mix and runs them: a `BatchSource`. Picklable.
+    """Plans epochs of a mix and runs them. Picklable. Implements `BatchSource`.
 
     Args:
-        sources: the loader and the weight of each source, by name.
-        options: of the mix: batches, memory, seed, rank, device, threads, trace.
+        sources: loader and weight of each source, by name.
+        options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
 
-    Raises `ClipError` for sources that do not go together, and `MemoryLimitError`.
+    Raises `ClipError` for incompatible sources, and `MemoryLimitError`.
     """
 
     continues_epochs = True
@@ -135,10 +135,11 @@ class MixLoader:
         *,
         workers: int | None = None,
     ) -> MixPlan:
-        """The plan of one shard of one epoch: the same on all ranks, for workers of one number.
+        """The plan of one shard of one epoch, the same on all ranks.
 
-        A rank has so many `workers`; by default as many as there are shards to this rank. `rest`
-        has the remainders of the sources, if ranks or workers have changed in this epoch or before.
+        A rank has `workers` workers; by default the number that follows from the shards. `rest` has
+        the remaining epochs of the sources, if ranks or workers have changed in this epoch or
+        before.
         """
         rest = rest if rest is not None and epoch >= rest.epoch else None
         workers = workers or self._sources[0].planner.workers(shard.count)
@@ -159,10 +160,10 @@ class MixLoader:
         return MixPlan(shard, num_batches, size, shares, turn, first, rest)
 
     def _left(self, rest: RemainingEpoch, left: int, shard: Shard, workers: int) -> int:
-        """The batches of a shard in the epoch of `rest`, of which all shards together have `left`.
+        """The number of batches of a shard in the epoch of `rest`, of `left` in all shards.
 
-        In the first epoch of the mix, they follow from the clips that each source has left of its
-        first epoch; in later ones the shards share `left`.
+        In the first epoch of the mix it follows from the remaining clips of the sources' first
+        epochs; in later ones, shards divide `left`.
         """
         stop = self.stop
         if isinstance(stop, int):
@@ -180,7 +181,7 @@ class MixLoader:
         *,
         least: int,
     ) -> int:
-        """The batches in which sources give the clips that `rests` have of their first epochs."""
+        """The number of batches until sources have returned the first-epoch clips in `rests`."""
         each = zip(self._sources, rests, self.shares.values(), strict=True)
         slots = [
             max(least, source.first_clip(1, shard.count, rest)) / share
@@ -214,7 +215,7 @@ class MixLoader:
         return RemainingEpoch(state.epoch, left, number + 1, sources)
 
     def _plans(self, state: State) -> list[MixPlan]:
-        """The plans of the workers whose batches a state has."""
+        """The plans of the workers with batches in a state."""
         sharing, first = state.sharing, state.sharing.worker or 0
         shards = [Shard(first + i, sharing.num_shards) for i in range(len(state.batches))]
         return [self.plan(state.epoch, one, state.rest, workers=sharing.workers) for one in shards]
@@ -224,7 +225,7 @@ class MixLoader:
     def start(
         self, plan: MixPlan, _rest: RemainingEpoch | None, *, batch: int, stats: EngineStats
     ) -> Engine:
-        """An engine that runs a plan from `batch` on; the rest is the plan's."""
+        """Start an engine for a plan at `batch`; the plan has its rest."""
         device, in_worker = self._sources[0].find_device(), get_worker_info() is not None
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:
@@ -272,11 +273,11 @@ class MixLoader:
     # ---- memory
 
     def _limit_of(self, name: str, num_workers: int) -> int:
-        """The memory limit of a source, in each of so many workers of a rank."""
+        """The memory limit of a source in each worker, for this number of workers, in bytes."""
         return self._share_out(num_workers)[1][name]
 
     def _share_out(self, num_workers: int) -> tuple[int, dict[str, int]]:
-        """See `share_out`, for each of so many workers of a rank."""
+        """See `share_out`, for each of `num_workers` workers of a rank."""
         limit, batch = self.options.memory_limit, self._batch_bytes
         if limit is None:
             wanted = sum(one.wanted_limit for one in self._requests.values())
@@ -285,7 +286,7 @@ class MixLoader:
 
 
 def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The statistics of the mix, with the sums of its sources'."""
+    """The statistics of the mix, with sums over its sources."""
     total = dict(own)
     for report in sources.values():
         for name, value in report.items():

@@ -1,4 +1,4 @@
-"""SeqRecordNode, apart from other loaders: torchdata is imported for it only."""
+"""`SeqRecordNode` in a module of its own, because it imports torchdata."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SeqRecordNode(StreamingLoader, BaseNode[Clip]):  # type: ignore[misc]
     def state_dict(
         self, batches: int | None = None, batch_size: int | None = None
     ) -> dict[str, Any]:
-        """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
+        """Return the position; at an epoch's end the end, from which `reset` yields nothing."""
         return self._epochs.state(
             self._shard(), batches=batches, batch_size=batch_size, at_end=True
         )

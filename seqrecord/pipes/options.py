@@ -118,7 +118,7 @@ def _check_episodes(name: str, value: Any) -> Any:
 
 
 def _check_fields(options: Any, of: str = "") -> None:
-    """Check a dataclass's fields, and store each as a Python value. `of` prefixes names in errors."""
+    """Check a dataclass's fields, and store each as a Python value; `of` prefixes names."""
     for item in fields(options):
         value = getattr(options, item.name)
         if "check" in item.metadata and not value is item.default is None:

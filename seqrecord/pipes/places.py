@@ -1,5 +1,7 @@
-"""Where an iteration begins: the shard of an epoch that it has, and the number of its first batch.
-Also the state of a loader at such a place, its inverse, and its comparison with other ranks."""
+"""Positions: the shard and the first batch of an iteration.
+
+Also the state of a loader at a position, the inverse, and a comparison with other ranks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _loaders: Counter[str] = Counter()  # of a kind, in this process
 
 
 class Place(NamedTuple):
-    """A batch of an epoch, or of the rest of one, in a shard of it."""
+    """A batch of an epoch, or of its rest, in one shard."""
 
     epoch: int
     batch: int | tuple[int, ...]  # of the worker of `sharing`, or of each of them
@@ -40,12 +42,14 @@ def find_place(
     *,
     is_assigned: bool = False,
 ) -> Place:
-    """The place of an iteration that shares the epoch so; `loaded` is the state loaded last.
+    """The place of an iteration with this sharing.
 
-    Inside an epoch worker 0 continues the shard of the worker that is next, as a DataLoader asks it
-    first, and so on. One that `is_assigned` has a state of its own, by a StatefulDataLoader.
+    Inside an epoch, worker 0 continues the shard whose turn is next, because a DataLoader requests
+    its batch first, and so on. A worker that `is_assigned` has its own state from a
+    StatefulDataLoader. `loaded` is the last loaded state.
 
-    Raises `StateError` where other shards have begun the epoch, of which too little is known.
+    Raises `StateError` if other shards have begun the epoch, and the state lacks some of their
+    positions.
     """
     rest, given, own = None, list[int](), sharing.worker
     if loaded is not None and (start.is_loaded or loader.continues_epochs):
@@ -73,7 +77,7 @@ def find_place(
 def items_given(
     loader: BatchSource, start: Start, rest: RemainingEpoch | None, num_workers: int
 ) -> tuple[list[int], list[int]]:
-    """The items that each worker of this rank has given at a start, and all that it has."""
+    """The numbers of items that each worker of this rank has returned at a start, and has."""
     shards = loader.ranks.worker_shards(num_workers)
     most = [loader.plan(start.epoch, shard, rest).num_batches for shard in shards]
     size = start.batch_size
@@ -91,10 +95,10 @@ def state_at(loader: BatchSource, place: Place) -> State:
 
 
 def restore_settings(loader: BatchSource, state: State, num_shards: int) -> None:
-    """Check a state, and use its settings in so many shards.
+    """Check a state, and use its settings for this number of shards.
 
-    Raises `StateError` for a state of another loader, and `MemoryLimitError` for settings that do
-    not fit. Those of another number of shards need not.
+    Raises `StateError` for a state of another loader, and `MemoryLimitError` if its settings need
+    more memory; only if the state has the same number of shards.
     """
     found = {**state.shared_arguments, "sources": len(state.sources)}
     now = {**loader.shared_arguments(), "sources": len(loader.sources)}
@@ -120,10 +124,9 @@ def continues(loader: BatchSource, state: State, sharing: Sharing) -> bool:
 
 
 def use_settings(loader: BatchSource, state: State) -> None:
-    """Use the settings of a state for shards of its number; none where one does not fit, nor for
-    batches of another size.
+    """Use the settings of a state for its number of shards, unless its batch size differs.
 
-    Raises `MemoryLimitError`, with the smallest sufficient limit.
+    Raises `MemoryLimitError` with the smallest sufficient limit; all settings then stay unchanged.
     """
     if _has_batches_of(loader, state):
         each = zip(loader.sources, state.sources, state.rests, strict=True)

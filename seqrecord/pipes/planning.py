@@ -1,4 +1,4 @@
-"""EpochPlanner: the plans of a selection's epochs, and the memory that each of them gets."""
+"""Plans of a selection's epochs, and the memory of each."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
 REQUESTED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_phase", "order")
-"""The settings of plans that are arguments; the others are chosen."""
+"""Settings of plans that are arguments; memory determines the others."""
 
 MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan]
-"""By the number of shards; of the rest of an epoch by its number and segments, else by 0 and ()."""
+"""By number of shards, epoch and segments; epoch 0 and no segments stand for all whole epochs."""
 
 _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
@@ -51,17 +51,17 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True, eq=False)
 class EpochPlanner:
-    """Plans the epochs of a selection, and settles their memory. Picklable.
+    """Plans the epochs of a selection and their memory. Picklable.
 
-    An epoch that goes on with other ranks or workers has segments: see `sampling.elastic`.
+    An epoch in which the number of ranks or workers changes has segments: see `sampling.elastic`.
 
     Attributes:
         selection: the clips.
         options: the arguments of the loader.
         settings: the requested settings of plans.
         ranks: the ranks that share an epoch.
-        limit_in: in a mix, the memory limit in each of a number of workers of a rank. Batches are
-            then those of the mix.
+        limit_in: in a mix, a function from a rank's number of workers to the memory limit of each,
+            in bytes. Batches then belong to the mix.
     """
 
     selection: Selection
@@ -80,10 +80,10 @@ class EpochPlanner:
         options: LoaderOptions,
         limit_in: Callable[[int], int] | None = None,
     ) -> EpochPlanner:
-        """The planner of a request.
+        """Create the planner of a request.
 
-        Raises `MemoryLimitError` for a limit that is too small, with the smallest sufficient one.
-        Of a mix only the first use does.
+        Raises `MemoryLimitError` with the smallest sufficient limit; in a mix, only the first use
+        does.
         """
         settings = PlanSettings(**{name: getattr(options, name) for name in REQUESTED})
         ranks = Ranks(options.rank, options.world_size)
@@ -106,7 +106,7 @@ class EpochPlanner:
         return {**self.__dict__, "options": options, "_remaining": {}}
 
     def with_shuffle(self, shuffle: bool) -> EpochPlanner:
-        """The same with a shuffled order, or without."""
+        """A copy with or without a shuffled order."""
         settings = replace(self.settings, shuffle=shuffle)
         return EpochPlanner(self.selection, self.options, settings, self.ranks, self.limit_in)
 
@@ -118,9 +118,9 @@ class EpochPlanner:
         return self.selection.windows.of_groups(self.selection.clip_set.spec.stride)
 
     def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
-        """The clips of an epoch, without those of some segments.
+        """The clips of an epoch that remain after its segments.
 
-        Raises `StateError` for segments that no epoch can have had.
+        Raises `StateError` for impossible segments.
         """
         settings, clip_set = self.settings, self.selection.clip_set
         table = clip_set.in_epoch(epoch, seed=settings.seed, shuffle=settings.shuffle)
@@ -134,10 +134,10 @@ class EpochPlanner:
         return found
 
     def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> Plan:
-        """The plan of one shard of an epoch, without the clips of some segments.
+        """The plan of one shard of an epoch that remains after its segments.
 
-        Raises `ClipError` if `drop_last` leaves no batch in this epoch, or in one of another phase,
-        and `StateError` for segments that no epoch can have had.
+        Raises `ClipError` if `drop_last` leaves no batch in this epoch or in another phase, and
+        `StateError` for impossible segments.
         """
         if (phases := self.selection.clip_set.phases) is not None:  # now, not at that phase
             check_drop_last(phases.fewest_clips, self.settings, shard.count)
@@ -150,7 +150,7 @@ class EpochPlanner:
     def plan_with(
         self, settings: PlanSettings, epoch: int, shard: Shard, segments: Segments = ()
     ) -> Plan:
-        """The plan of one shard of an epoch with given settings."""
+        """The plan of one shard of an epoch with these settings."""
         table, episodes = self.clips(epoch, segments), self.selection.episodes
         kind = SequencePlan if settings.order == "sequences" else EpochPlan
         if settings.resident and epoch and not segments:
@@ -161,9 +161,9 @@ class EpochPlanner:
     # ---- memory
 
     def plan_memory(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> MemoryPlan:
-        """Settings and memory of epochs in so many shards, or of the rest of one.
+        """Settings and memory of epochs with `num_shards` shards, or of the rest of one.
 
-        Raises `MemoryLimitError` for a limit that is too small.
+        Raises `MemoryLimitError` if the limit is too small.
         """
         key = num_shards, epoch if segments else 0, segments
         if key not in self._memory_plans:
@@ -177,9 +177,9 @@ class EpochPlanner:
     def execution_memory(
         self, plan: Plan, segments: Segments = (), *, on_device: bool, in_worker: bool
     ) -> tuple[Memory, int, tuple[FrameRows, ...]]:
-        """The memory of a plan's execution: rows of stores, batches in flight and loads.
+        """The memory of a plan's execution: arena rows, batches in flight and loads.
 
-        Also returns its most bytes, and the rows of resident frames.
+        Also returns its greatest size in bytes, and the rows of resident frames by group.
         """
         selection, made = self.selection, self.selection.made
         fitted, rows = (
@@ -203,13 +203,13 @@ class EpochPlanner:
         return memory, fitted.nbytes(memory), rows
 
     def keep(self, plans: MemoryPlans) -> None:
-        """Use these settings from here on, in place of the chosen ones."""
+        """Use these settings and memory from now on."""
         self._memory_plans.update(plans)
 
     def memory_request(
         self, num_shards: int = 1, epoch: int = 0, segments: Segments = ()
     ) -> MemoryRequest:
-        """The memory request of epochs in so many shards, or of the rest of one."""
+        """The memory request of epochs with `num_shards` shards, or of the rest of one."""
         clips, workers = "these clips", self.workers(num_shards)
         if workers > 1 and self.options.memory_limit is None:
             clips += f" in each of {workers} workers, which by default share what a rank has"
@@ -235,19 +235,19 @@ class EpochPlanner:
         return usual_limit(wanted, self.workers(num_shards))
 
     def most_bytes(self, num_shards: int) -> int:
-        """The most bytes that any epoch in so many shards takes."""
+        """The greatest memory of any epoch with `num_shards` shards, in bytes."""
         fitted = self.plan_memory(num_shards)
         held = resident_bounds(self.clip_stats(), fitted.settings)
         return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def decodes_once(self, num_workers: int) -> bool:
-        """Whether so many workers decode each frame once, if they persist."""
+        """Whether persistent workers would decode each frame once for all epochs."""
         num_shards = self.ranks.current().count * num_workers
         are_small, _ = self.residency.in_memory
         return not are_small and self.plan_memory(num_shards).in_memory is not None
 
     def workers(self, num_shards: int) -> int:
-        """The number of workers of a rank, in so many shards."""
+        """The number of workers of a rank, from the number of shards."""
         ranks = 1 if num_shards == 1 else self.ranks.current().count
         return num_shards // ranks if num_shards % ranks == 0 else 1
 
@@ -261,7 +261,7 @@ class EpochPlanner:
         )
 
     def clip_stats(self, epoch: int = 0, segments: Segments = ()) -> ClipStats:
-        """The clips for which settings are chosen: of all epochs, or of the rest of one."""
+        """The clip numbers that determine settings: of all epochs, or of the rest of one."""
         if not segments:
             return self._all_clip_stats
         table = self.clips(epoch, segments)
@@ -279,7 +279,7 @@ class EpochPlanner:
         return frame_sizes(self.selection, 0 if of_mix else self.options.batch_size or 1)
 
     def _log_mixing(self, num_shards: int) -> None:
-        """Log the reason if batches of so many shards are not mixed well."""
+        """Log the reason if batches are not mixed well."""
         fitted, url = self.plan_memory(num_shards), shown_place(self.selection.dataset.url)
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)

@@ -1,4 +1,4 @@
-"""Residency: which frames stay in memory, and how shards then share the clips."""
+"""Residency: frames that stay in memory, and fixed shards."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to r
 
 
 def frames_in_memory(selection: Selection) -> tuple[int, int]:
-    """How many frames may stay in memory: as small frames, and as small or decoded frames.
+    """The numbers of frames that may stay in memory: if only small frames may, and if decoded ones
+    may too.
 
-    Each number counts all frames of the selected episodes, or is 0. Decoded frames may stay if
-    their shapes are fixed and they cost more to decode or transform than to copy. Large raw frames
-    do not stay: reading them again is a copy. Texts stay if the other features do.
+    Each number is the frame count of the selected episodes, or 0. Decoded frames may stay if their
+    shapes are fixed and decoding or transforming costs more than copying. Large raw frames do not
+    stay: reading them again is a copy. Texts stay if the other features do.
     """
     if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
         return 0, 0
@@ -46,9 +47,9 @@ def frames_in_memory(selection: Selection) -> tuple[int, int]:
 
 
 def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
-    """The features whose frames may stay in memory, each on its own: small ones, and others.
+    """The features whose frames may stay in memory individually: small ones, and others.
 
-    Small features are raw, complete and on a local disk. The others are encoded, complete, and of a
+    Small features are raw, complete and on a local disk. The others are encoded, complete, and of
     fixed shape or texts.
     """
     reader, features, index = dataset.contents.chunks, dataset.features, dataset.contents.index
@@ -68,10 +69,10 @@ def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class Residency:
-    """Which frames of a selection stay in memory.
+    """Decides whether the frames of a selection stay in memory.
 
-    Shards of an epoch with `fixed_shards` keep their clips while frames stay. Without
-    `keeps_decoded` only small frames stay.
+    Shards with `fixed_shards` keep their clips while frames stay. Without `keeps_decoded` only
+    small frames stay.
     """
 
     selection: Selection
@@ -83,10 +84,11 @@ class Residency:
     def frames(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> int:
-        """How many frames may stay in a shard; a guess for several shards without `settings`.
+        """The number of frames of a shard that may stay; an estimate for several shards without
+        `settings`.
 
-        Several shards whose clips change from epoch to epoch would each decode nearly all frames:
-        only small ones stay.
+        If shards get other clips in every epoch, each would decode nearly all frames: then only
+        small ones stay.
         """
         is_fixed = self._has_fixed_shards(num_shards, segments, settings)
         found = self.in_memory[self.keeps_decoded and (is_fixed or num_shards == 1)]
@@ -95,7 +97,7 @@ class Residency:
         return -(-found // num_shards) if settings is None else self._most(num_shards, settings)
 
     def plan_memory(self, request: MemoryRequest, limit: int, segments: Segments) -> MemoryPlan:
-        """The best settings within a limit, of an epoch in the shards of the request."""
+        """The best settings within a limit, in bytes, for the shards of a request."""
         fitted, num_shards = request.plan_memory(limit), request.num_shards
         if fitted.in_memory is None or not self._has_fixed_shards(num_shards, segments):
             return fitted
@@ -110,9 +112,9 @@ class Residency:
     def plan_given(
         self, request: MemoryRequest, limit: int, settings: PlanSettings, segments: Segments
     ) -> MemoryPlan:
-        """Memory for the settings of a saved state.
+        """The memory for the settings of a saved state.
 
-        Raises `MemoryLimitError` if the limit is too small for the frames that must stay.
+        Raises `MemoryLimitError` if the limit is too small for frames that must stay.
         """
         frames = self.frames(request.num_shards, segments, settings)
         fitted = replace(request, frames_in_memory=frames).plan_given(settings, limit)
@@ -131,7 +133,7 @@ class Residency:
     def rows(
         self, shard: Shard, segments: Segments, settings: PlanSettings
     ) -> tuple[FrameRows, ...]:
-        """The rows of each group's frames that stay in a shard."""
+        """The rows of each group's resident frames of a shard."""
         selection = self.selection
         if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
             return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
@@ -139,7 +141,7 @@ class Residency:
         return (rows,) * len(selection.episodes.groups)
 
     def features(self, stays: bool) -> dict[str, list[str]]:
-        """Features whose frames stay in memory, if they do, and those decoded in every epoch."""
+        """Names of features whose frames stay in memory, and of features decoded in every epoch."""
         features, transform = self.selection.dataset.features, self.selection.frames.transform
         decoded = [n for n, spec in features.items() if transform is not None or not spec.is_raw]
         return {
@@ -155,7 +157,7 @@ class Residency:
     def _has_fixed_shards(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> bool:
-        """Whether shards have the same clips in every epoch; without `settings`, may have."""
+        """Whether shards have the same clips in every epoch; without `settings`, whether they may."""
         if self.settings.order == "sequences" or segments:
             return False
         if num_shards > 1 and self.selection.clip_set.differs_by_epoch:
@@ -164,7 +166,7 @@ class Residency:
         return may_be and (settings is None or settings.resident == settings.shuffle)
 
     def _most(self, num_shards: int, settings: PlanSettings) -> int:
-        """The most frames of a group that a shard needs; for very many shares, an upper bound."""
+        """The most frames of a group in any shard; an upper bound for very many shares."""
         if num_shards * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
             return self.in_memory[True]
         return self._shard_frames(num_shards, settings)[1]
@@ -185,5 +187,5 @@ def _is_small(dataset: Dataset, feature: str) -> bool:
 
 
 def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
-    """Whether rows for all epochs can have such frames: of a fixed shape, or texts."""
+    """Whether such frames fit into preallocated rows: fixed shapes and texts do."""
     return spec.is_fixed or spec.value != "array"

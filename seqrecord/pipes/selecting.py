@@ -1,4 +1,4 @@
-"""`select`: from a location and options to a selection."""
+"""`select`: creates a selection from a location and options."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need par
 def select(
     location: DatasetLike, options: ClipOptions, *, smallest_excerpts: bool = False
 ) -> Selection:
-    """The clips of a request.
+    """Select the clips of a request.
 
-    A warning names the numbers of episodes and clips left out, once. With `smallest_excerpts`
-    lists of frames take the least memory.
+    One warning has the numbers of skipped episodes and clips. With `smallest_excerpts` frame lists
+    use the least memory.
 
-    Raises `ClipError` where there is no clip, and for a feature that no tensor can represent.
+    Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
     dataset = dataset_of(location, features=options.features)
     with located(ClipError, file=dataset.url):
@@ -106,7 +106,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
 def _with_functions(
     selection: Selection, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
 ) -> Selection:
-    """The same with functions of clips, which are called with the given clip, int64[1] each."""
+    """A copy with functions, called here with the clip at this episode row and start, int64[1]."""
     clip, clip_episodes = ClipReader(selection, 0).example(episode, start), selection.clip_episodes
     place = int(clip_episodes.rows(episode)[0]), int(clip_episodes.starts(episode, start)[0])
     found = ClipFunctions.of(functions, selection.dataset, clip, *place, selection.made)
@@ -118,8 +118,10 @@ def _with_functions(
 
 
 def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
-    """The tables of the requested groups; of one, where frames are transformed: its loads read the
-    chunks of all groups."""
+    """The tables of the requested groups.
+
+    With a frame transform, a single table: its loads read the chunks of all groups.
+    """
     contents, features = found.dataset.contents, found.dataset.features
     nbytes = bytes_by_group(frames.stored, features)
     table = in_pieces(contents.episode_table, features)
@@ -132,7 +134,7 @@ def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
 def _divided(
     options: LoaderOptions, found: ClipSet, frames: FrameArrays, *, smallest: bool
 ) -> ClipSet:
-    """Divide excerpts that are too large for memory. A warning names the frames decoded twice."""
+    """Divide excerpts that are too large for memory; a warning has the number of repeated decodes."""
     excerpts, dataset = found.excerpts, found.dataset
     assert excerpts is not None
     nbytes = max(1, sum(spec.nbytes for spec in frames.arrays.values()))

@@ -25,12 +25,14 @@ _MAX_CURSORS = 1 << 24  # of a shard, in a saved state
 
 @dataclass(frozen=True, eq=False)
 class SourceOrder:
-    """The order of a source's epochs, as states save it. Picklable."""
+    """The order of a source's epochs, and its saved form. Picklable."""
 
     planner: EpochPlanner
 
     def state(self, num_shards: int, rest: RemainingSource | None) -> SourceState:
-        """The settings of the order of epochs in so many shards, and of the epochs in `rest`."""
+        """The settings of the order of epochs with `num_shards` shards, and of the epochs in
+        `rest`.
+        """
         pending, fit = () if rest is None else rest.pending, self.planner.plan_memory
         left = tuple(fit(num_shards, *epoch).settings for epoch in pending)
         return SourceState(fit(num_shards).settings, self.request, self._episodes, left)
@@ -38,9 +40,9 @@ class SourceOrder:
     def memory_plans_of(
         self, state: SourceState, num_shards: int, rest: RemainingSource
     ) -> MemoryPlans:
-        """Memory for the settings of a state, for epochs in so many shards, and those in `rest`.
+        """The memory for the settings of a state, for whole epochs and for the epochs in `rest`.
 
-        Raises `MemoryLimitError`, with the smallest sufficient limit, where they do not fit.
+        Raises `MemoryLimitError` with the smallest sufficient limit if they do not fit.
         """
         planner, left = self.planner, zip(rest.pending, state.left, strict=True)
         return {
@@ -58,8 +60,8 @@ class SourceOrder:
     ) -> None:
         """Raise `StateError` for a state of other clips or another order, with the differences.
 
-        Settings chosen by memory and defaults may differ, and so may the dataset's location, and
-        speed, threads and memory of reading. Arguments of the order may not.
+        Allowed differences: settings derived from memory and defaults, the dataset's location, and
+        speed, threads and memory of reading.
         """
         planner, selection = self.planner, self.planner.selection
         url, episodes = selection.dataset.url, self._episodes
@@ -95,8 +97,10 @@ class SourceOrder:
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """The arguments of the order beside the settings of plans, as JSON. Features have their
-        stored names, as new names change no order."""
+        """The arguments that determine the order, beside the settings of plans, as JSON.
+
+        Features have their stored names, because `rename` does not change the order.
+        """
         options, selection = self.planner.options, self.planner.selection
         dilations, frames = options.dilations, selection.frames
         # The padding of features may change, and does so with the dataset.
@@ -119,7 +123,7 @@ class SourceOrder:
         }
 
     def remainder_after(self, state: State) -> RemainingEpoch | None:
-        """See `BatchSource`: one more segment of the epoch is over."""
+        """See `BatchSource`: adds a segment to the epoch."""
         if not any(state.batches):
             return state.rest
         state = state.of_rank()

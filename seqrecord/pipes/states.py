@@ -1,6 +1,5 @@
-"""What a saved state says, read from JSON that anyone may have written; and what saves states.
-
-A state has a position and, of each dataset that clips come from, what the order depends on.
+"""Saved states: the position and, for each dataset, the inputs of the order. Parsed from untrusted
+JSON.
 """
 
 from __future__ import annotations
@@ -30,38 +29,38 @@ _BOUNDS = {
     "seed": range(1 - SEED_LIMIT, SEED_LIMIT),
     "number": range(1, 1 << 63),
 }
-"""What integers may be, by the name of their field; others are of `_INTEGERS`."""
+"""Valid ranges of integers by field name; `_INTEGERS` for other fields."""
 
 Clip: TypeAlias = dict[str, Any]
-"""Feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
+"""A clip: feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
 
-A batch of clips is the same with one axis more: tensors [clips, frames, …] or lists of lists,
-`episode` a list of keys, `start` int64 [clips]. Texts are lists too.
+A batch has one axis more: tensors [clips, frames, …] or lists of lists, `episode` a list of keys,
+`start` int64 [clips]. Texts are lists too.
 """
 
 Json: TypeAlias = Mapping[str, Any]
 
 Segments: TypeAlias = tuple[EpochSegment, ...]
-"""Those of an epoch that are over, because the number of ranks or workers has changed."""
+"""The finished segments of an epoch in which the number of ranks or workers changed."""
 
 
 @dataclass(frozen=True)
 class RemainingSource:
-    """What a dataset goes on with: the rests of epochs that follow each other, then whole epochs.
+    """The remaining epochs of a dataset: consecutive partial epochs, then whole ones.
 
-    `pending` has these epochs with their segments, ascending, but for epochs without any clip;
-    `following` is the first whole epoch.
+    `pending` has the partial epochs with their segments, ascending, without epochs that have no
+    clip left; `following` is the first whole epoch.
     """
 
     pending: tuple[tuple[int, Segments], ...]
     following: int
 
     def segments(self, epoch: int) -> Segments:
-        """Those of an epoch, none of a whole one."""
+        """The segments of an epoch; none for a whole one."""
         return dict(self.pending).get(epoch, ())
 
     def is_of(self, num_settings: int) -> bool:
-        """Whether it is of epochs that follow each other, with settings of so many."""
+        """Whether the epochs are consecutive, and match this number of settings."""
         epochs = [epoch for epoch, _ in self.pending]
         segments = [segment for _, some in self.pending for segment in some]
         return (
@@ -75,10 +74,10 @@ class RemainingSource:
 
 @dataclass(frozen=True)
 class RemainingEpoch:
-    """Where epochs go on with other ranks or workers: what these have left of each dataset.
+    """The remaining clips of each dataset after a change of ranks or workers.
 
-    It is the change of this `number`, in this epoch. Of that a mix had `left` batches in all shards
-    together; `None` where it had not begun.
+    It is change number `number`, in epoch `epoch`. In a mix, `left` batches of that epoch remained
+    in all shards together; `None` if it had not begun.
     """
 
     epoch: int
@@ -89,9 +88,9 @@ class RemainingEpoch:
 
 @dataclass(frozen=True)
 class Sharing:
-    """Worker `worker` of `workers`, of any of `ranks` ranks: their positions are the same.
+    """The share of an epoch at a position: worker `worker` of `workers` on each of `ranks` ranks.
 
-    Without a `worker`, all workers of a rank.
+    All ranks have the same position. `worker=None` stands for all workers of a rank.
     """
 
     ranks: int
@@ -100,7 +99,7 @@ class Sharing:
 
     @classmethod
     def of(cls, shard: Shard) -> Sharing:
-        """That of a shard which this process has: a DataLoader's worker, or all of its workers."""
+        """The sharing of this process's shard: of a DataLoader worker, or of all workers."""
         worker, workers = this_worker()
         if shard.count % workers or shard.index % workers != worker:
             worker, workers = 0, 1
@@ -108,13 +107,13 @@ class Sharing:
 
     @property
     def num_shards(self) -> int:
-        """Of the epoch, in all."""
+        """The number of shards of the epoch."""
         return self.ranks * self.workers
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Which episodes a source has selected."""
+    """The selected episodes of a source: numbers and digests."""
 
     count: int
     frames: int
@@ -128,66 +127,67 @@ class Episodes:
 
 @dataclass(frozen=True)
 class SourceState:
-    """What the order of a dataset's clips depends on."""
+    """The inputs of the order of a dataset's clips."""
 
     settings: PlanSettings
-    """Of whole epochs."""
+    """Settings of whole epochs."""
     request: Json
-    """What was asked for beside the settings: clips and features, by the name of the argument."""
+    """Arguments beside the settings, by name: clips and features."""
     episodes: Episodes
     left: tuple[PlanSettings, ...] = ()
-    """The settings of what is left of each epoch that is pending; see `RemainingSource`."""
+    """Settings of each pending epoch; see `RemainingSource`."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A position, and what an epoch's order depends on."""
+    """A position, and the inputs of an epoch's order."""
 
     epoch: int
     batch: int | tuple[int, ...]
-    """Delivered in this epoch, or in what was left of it, by the worker of `sharing`, or by each of
-    them."""
+    """Delivered batches of this epoch, or of its rest: of the worker of `sharing`, or of each
+    worker.
+    """
     sharing: Sharing
     shared_arguments: Json
-    """What was asked for beside what each source was."""
+    """Arguments of a mix; empty for other loaders."""
     sources: tuple[SourceState, ...]
     rest: RemainingEpoch | None = None
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """`batch` of the worker, or of each of them."""
+        """`batch` as a tuple."""
         return self.batch if isinstance(self.batch, tuple) else (self.batch,)
 
     @property
     def rests(self) -> tuple[RemainingSource, ...]:
-        """What is left of each source."""
+        """The remaining epochs of each source."""
         none = RemainingSource((), 0)
         return (none,) * len(self.sources) if self.rest is None else self.rest.sources
 
     @property
     def is_of_all(self) -> bool:
-        """Whether it says where all workers of a rank are."""
+        """Whether the state has the positions of all workers of a rank."""
         return self.sharing.worker is None or self.sharing.workers == 1
 
     @property
     def is_begun(self) -> bool:
-        """Whether it is inside an epoch."""
+        """Whether the position is inside an epoch."""
         return any(self.batches) or self.rest is not None
 
     def check_batches(self, most: Iterable[int]) -> None:
-        """Raise `StateError` for more batches than there are: `most` for each of `batches`."""
+        """Raise `StateError` if `batches` exceed `most`, one number for each of them."""
         for given, number in zip(self.batches, most, strict=True):
             _check(given <= number, "it is beyond the end of its epoch", f"at most {number}", given)
 
     def of_rank(self) -> State:
-        """The same, of all workers of a rank; `StateError` for one worker of several."""
+        """The state of all workers of a rank; `StateError` for one worker of several."""
         problem = "that of one worker does not say how far the others are"
         expected = "state_dict(batches=…) of the loader, in the process that has the workers"
         _check(self.is_of_all, problem, expected, self.sharing)
         return replace(self, sharing=replace(self.sharing, worker=None), batch=self.batches)
 
     def next_epoch(self) -> State:
-        """The start of the epoch after this one: a whole one, but for a mix, which goes on."""
+        """The start of the next epoch: a whole one, except in a mix, which continues."""
         start = 0 if isinstance(self.batch, int) else (0,) * len(self.batch)
         found = replace(self, epoch=self.epoch + 1, batch=start)
         if self.shared_arguments:
@@ -200,7 +200,7 @@ class State:
 
     @classmethod
     def parse(cls, saved: Any) -> State:
-        """Inverse of `to_json`; `StateError` for what no loader has saved."""
+        """Inverse of `to_json`. Raises `StateError` for invalid JSON."""
         _check(
             isinstance(saved, Mapping) and "version" in saved,
             "no loader has saved it",
@@ -218,7 +218,7 @@ class State:
         return state
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Names of entries, whether they agree with the others, and how they should."""
+        """Yield entries that must be consistent: name, whether it is, and the expected form."""
         sharing, worker = self.sharing, self.sharing.worker
         is_valid = _is_valid_sharing(sharing.ranks, sharing.workers)
         is_valid = is_valid and (worker or 0) < sharing.workers
@@ -233,7 +233,7 @@ class State:
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
-    """What the JSON `value` of a field is, by the annotation of this; `StateError` for others."""
+    """Convert JSON to the type of a field's annotation; `StateError` for invalid JSON."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     kind = next((one for one in kinds if isinstance(value, _json_of(one)[0])), kinds[0])
     types, called = _json_of(kind)
@@ -258,7 +258,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 
 
 def _json_of(kind: Any) -> tuple[Any, str]:
-    """The types that JSON has for a kind, and what they are called."""
+    """The JSON types of an annotation, and their name in errors."""
     if get_origin(kind) is tuple:
         return (list, tuple), "a list"
     is_dict = get_origin(kind) is Mapping or is_dataclass(kind)
@@ -269,14 +269,14 @@ _hints = lru_cache(partial(get_annotations, eval_str=True))
 
 
 def _is_valid_sharing(ranks: int, workers: int) -> bool:
-    """Whether there may be so many."""
+    """Whether the number of shards is in range."""
     return 0 < ranks * workers < _MAX_SHARDS
 
 
 def check_same(
     problem: str, saved: Json, now: Json, names: Iterable[str], url: str | None = None
 ) -> None:
-    """Raise `StateError` where a loader has other entries of these names than a saved state."""
+    """Raise `StateError` if some of these entries differ between a saved state and a loader."""
     differ = [name for name in names if now.get(name, ...) != saved.get(name, ...)]
     if differ:
         expected, got = (
@@ -286,11 +286,11 @@ def check_same(
 
 
 def _check(is_right: bool, problem: str, expected: object = None, got: object = None) -> None:
-    """Raise `StateError` for a state that is not right."""
+    """Raise `StateError` for an invalid state."""
     if not is_right:
         raise StateError(f"the saved state: {problem}", expected=expected, got=repr_of(got))
 
 
 def segments_of(epoch: int, rest: RemainingEpoch | None) -> Segments:
-    """The segments of an epoch that are over, of the only source."""
+    """The finished segments of an epoch, of the only source."""
     return () if rest is None else rest.sources[0].segments(epoch)
