@@ -305,7 +305,7 @@ def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
     of_worker = saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
     stream = resumed(make(path, 0, 1), of_worker)
     assert len(stream) == 34  # until it is begun
-    with pytest.raises(StateError, match="one worker does not say how far the others are"):
+    with pytest.raises(StateError, match="position of one worker of several"):
         iter(stream)
     with pytest.raises(StateError, match="of other settings: batch_size; "):
         make(path, 0, 1, batch_size=5).load_state_dict(of_worker)

@@ -115,7 +115,7 @@ def test_columns_of_clips(table: dict[str, Any], message: str, path: Path) -> No
 
 def test_states_of_something_else(path: Path) -> None:
     pipe: Any = seqrecord.SeqRecordPipe(path, clip_len=3, batch_size=2)
-    with pytest.raises(seqrecord.StateError, match=r"what state_dict\(\) of a loader has returned"):
+    with pytest.raises(seqrecord.StateError, match=r"result of a loader's state_dict\(\)"):
         pipe.load_state_dict({"model": 1})
     states: list[dict[str, Any]] = [
         {"fetcher_state": {}, "dataset_state": None},

@@ -314,8 +314,8 @@ def of_where(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("of_a", "of_b", "message"),
     [
-        (of_where("dataset"), {}, r"a name stands for two.*feature: dataset"),
-        ({"metadata": ["task"]}, of_where("task"), r"a name stands for two.*feature: task.*'b'"),
+        (of_where("dataset"), {}, r"two entries of a mix.*feature: dataset"),
+        ({"metadata": ["task"]}, of_where("task"), r"two entries of a mix.*feature: task.*'b'"),
         ({"clip_transform": CenterCrop((4, 4))}, of_where("crop"), "two entries.*feature: crop"),
     ],
 )
@@ -587,7 +587,7 @@ def test_a_mix_of_mixes_is_one_of_all_datasets(root: Path) -> None:
     rows = SeqRecordIterableDataset(root / "a", clip_len=2, order="sequences", batch_size=2)
     with pytest.raises(ClipError, match="source 'x' of a mix gives sequences"):
         SeqRecordMix({"x": rows}, batch_size=2)
-    with pytest.raises(ClipError, match="source 'x' of a mix sets what belongs to the mix"):
+    with pytest.raises(ClipError, match="source 'x' of a mix sets options of the mix"):
         SeqRecordMix({"x": wrong}, batch_size=2)
     until = SeqRecordMix(streams(root, "a"), batch_size=1, stopping_strategy=3)
     with pytest.raises(ClipError, match="stopping_strategy of source 'x'"):

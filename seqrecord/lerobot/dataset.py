@@ -169,13 +169,13 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     ) -> SeqRecordMapDataset:
         """Select the items of the episodes as clips."""
         lengths = dataset.contents.index.num_frames.astype(np.int64)
-        count, total, said = len(lengths), int(lengths.sum()), self.meta
-        is_whole = (count, total) == (said.total_episodes, said.total_frames)
+        count, total, meta = len(lengths), int(lengths.sum()), self.meta
+        is_whole = (count, total) == (meta.total_episodes, meta.total_frames)
         if not is_whole or f"episode_{count - 1:06d}" not in dataset.episodes:
             raise SourceError(
-                "another dataset than its meta says; `seqrecord doctor` tells what is wrong",
+                "the dataset contradicts its meta; `seqrecord doctor` finds the reason",
                 file=str(self.meta.root),
-                expected=f"{said.total_frames} frames in {said.total_episodes} episodes, numbered "
+                expected=f"{meta.total_frames} frames in {meta.total_episodes} episodes, numbered "
                 "from 0",
                 got=f"{total} frames in {count} episodes",
             )
@@ -250,10 +250,10 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             windows = self.delta_indices or {}
             pictures = counted(sum(len(windows.get(n, [0])) for n in self._redecoded), "picture")
             warn_once(
-                f"{shown_place(self.clips.dataset.url)}: items come in another order than that of "
-                f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
-                "those that lead to them from a keyframe; in that order each picture is decoded "
-                "about once an epoch, and a larger cache_limit keeps decoded pictures in memory"
+                f"{shown_place(self.clips.dataset.url)}: items without "
+                f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, from a "
+                "keyframe on; with the sampler each picture is decoded about once per epoch, and a "
+                "larger cache_limit keeps decoded pictures in memory"
             )
         return self._taken(items)
 

@@ -50,7 +50,7 @@ def channels_first(images: Any, *, return_uint8: bool) -> Any:
     """
     if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8:
         return images
-    # Not by torch: its threads wait for each other, and one of them takes twice as long.
+    # NumPy, because torch's threads wait for each other, and one thread takes twice as long.
     found = np.ascontiguousarray(np.moveaxis(images.numpy(), -1, -3))
     return torch.from_numpy(found if return_uint8 else found / np.float32(255))
 

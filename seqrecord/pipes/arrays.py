@@ -46,7 +46,7 @@ def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
             torch.from_numpy(np.empty(0, spec.dtype))
         except (TypeError, ValueError) as error:
             raise ClipError(
-                "no tensor can hold this feature; a transform can convert it",
+                "torch has no such dtype; convert the feature by a transform",
                 feature=name,
                 expected="a dtype that torch.from_numpy takes",
                 got=str(spec.dtype),
@@ -56,7 +56,7 @@ def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
 _Form: TypeAlias = "Literal['list', 'pad', 'nested']"
 
 Ragged: TypeAlias = "_Form | Mapping[str, _Form | int | Sequence[int]]"
-# How features of variable shapes come: all of them, or by name, there also by sizes.
+# Form of features of variable shapes: for all, or by name, then also sizes to pad to.
 
 _FORMS = ("list", "pad", "nested")
 
@@ -91,7 +91,7 @@ def ragged_arrays(
     arrays: dict[str, ArraySpec] = {}
     for name, spec in stored.items():
         form = forms.get(name, "list")
-        problem = "a nested tensor can hold frames that differ in their first dimension only"
+        problem = "nested tensors support one varying dimension, the first"
         with located(ClipError, feature=name):
             can_nest = spec.shape[:1] == (None,) and None not in spec.shape[1:]
             raise_if(form == "nested" and not can_nest, problem, '"list", or sizes to pad to', spec)
@@ -108,13 +108,13 @@ def _padded(
     problem = f"{mask} is a feature, and the name of the mask of a padded one"
     raise_if(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
     row = replace(spec, largest=None).nbytes  # of the dimensions that do not vary
-    if form == "pad" and count == 1:  # bytes tell the size of the largest frame
+    if form == "pad" and count == 1:  # the largest frame's size follows from its bytes
         form = max(1, largest // row)
     sizes = (form,) if form == "pad" or is_integer(form) else tuple(map(int, form))
     problem = f"ragged needs the sizes of {count} dimensions that vary"
     example = f"such as ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
     raise_if("pad" in sizes or len(sizes) != count, problem, example, f"{[*sizes]} for {spec}")
-    problem, padded = "a frame is larger than what it is padded to", math.prod(sizes) * row
+    problem, padded = "a frame is larger than its padded size", math.prod(sizes) * row
     got = f"{[*sizes]}, which are {padded}"
     raise_if(padded < largest, problem, f"sizes of at least {largest} bytes", got)
     filled = iter(sizes)

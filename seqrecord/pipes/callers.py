@@ -38,7 +38,7 @@ def find_buffering_pipe() -> str | None:
     passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
     for frame, _ in walk_stack(sys._getframe()):
         if _of(frame, "torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
-            pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
+            pipe = frame.f_locals.get("self")  # it has just begun and buffers nothing
             if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
                 return type(pipe).__name__
     return None

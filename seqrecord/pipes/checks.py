@@ -30,6 +30,6 @@ def check_names(name: str, value: Any) -> Any:
 
 def are_names(value: object) -> bool:
     """Whether a value is a collection of `str`."""
-    # An array without dimensions says that it is one, too.
+    # An array without dimensions is a Collection too.
     is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) > 0
     return is_list and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]

@@ -253,7 +253,7 @@ class ClipLoader:
         return columns
 
     def unused(self, epoch: int) -> dict[str, int]:
-        """The number of frames of the selected episodes in no clip, for sequences without windows."""
+        """Frames of the selected episodes in no clip, for sequences without windows."""
         if not self._has_sequences or self.options.has_windows:
             return {}
         frames = count_unused_frames(self.clips(epoch), self.selection.episodes.num_frames)
@@ -277,7 +277,7 @@ class ClipLoader:
         return self.selection.describe(more)
 
     def _draw_of(self, epoch: int) -> DrawClips:
-        """The sampler of random parameters of an epoch; clips of a sequence share them."""
+        """Sampler of an epoch's random parameters; clips of a sequence share them."""
         sequences = self.clips(epoch) if self._has_sequences else None
         return partial(
             self.selection.draws.draw, self.planner.settings.seed, epoch, sequences=sequences
@@ -290,7 +290,7 @@ class ClipLoader:
         device = torch.device(self.options.device)
         if device.type != "cpu" and get_worker_info() is not None:
             raise ClipError(
-                "a DataLoader's worker process cannot deliver what is on a device",
+                "a DataLoader worker cannot deliver tensors on a device",
                 expected="num_workers=0, for this loader has threads of its own, or "
                 "seqrecord.prefetch_to_device around the DataLoader",
                 got=device,

@@ -93,7 +93,7 @@ class ClipReader:
         self._alike = selection.windows.frames.alike(selection.frames.arrays)
         self._sets = _sets_of(selection, self._alike, parse_size(memory_limit))
         self._buffers = PerProcess(dict[bool, HostBuffers])  # for one clip, and for several
-        self._filling = PerProcess(threading.Lock)  # who reads what stays
+        self._filling = PerProcess(threading.Lock)  # while resident frames are read
         self._num_threads = PerProcess(worker_threads)
         self.stats = PerProcess(EngineStats)
 
@@ -175,7 +175,7 @@ class ClipReader:
                 kept = [name for name in names if name in one.specs]
                 sources.append(ClipRows(arena, some.reshape(keys[number].shape), kept))
         if not selection.draws.is_any:
-            threads = CallThreads(1)  # what is only copied takes less time than to start others
+            threads = CallThreads(1)  # copying takes less time than starting threads
         drawn = selection.draws.draw(seed, 0, episode, start, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
@@ -241,7 +241,9 @@ class ClipReader:
         """Read missing resident frames and their neighbours."""
 
         def load(keys: IntArray) -> None:
-            keys = keys[~arena.is_read[self._rows(keys)]]  # others may be copying what was read
+            keys = keys[
+                ~arena.is_read[self._rows(keys)]
+            ]  # other threads may copy frames already read
             rows = self._rows(keys)
             items = self._loads(one, keys, arena, rows, buffers)
             CallThreads(1 if one.is_small else self._num_threads.get()).copy(items)

@@ -65,7 +65,7 @@ class ClipSet:
                 found = cls(spec, windows, selected, windows.enumerate(spec))
         if not found.clips.num_clips:
             raise ClipError(
-                f"no clip has all of its frames and features; left out: {found.left_out}",
+                f"every clip lacks a frame or a feature; skipped: {found.left_out}",
                 expected=f"{found.windows.span} frames with {', '.join(dataset.features)}",
             )
         return found

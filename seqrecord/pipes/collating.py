@@ -183,12 +183,12 @@ def _unlike(name: str, expected: object, got: object) -> ClipError:
     return ClipError(problem, feature=name, expected=expected, got=got)
 
 
-# ---- memory for clips that do not lie side by side
+# ---- memory for clips that are not adjacent
 
 
 _MakePool: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any], bool], BufferPool]
 
-# By process: what a fork has is the other process's.
+# By process id: a fork inherits the parent's entry.
 _memory: weakref.WeakValueDictionary[int, _MakePool] = weakref.WeakValueDictionary()
 _of_worker: list[_MakePool] = []  # which keeps it to its end
 

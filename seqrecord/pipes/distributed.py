@@ -19,7 +19,7 @@ from seqrecord.processes.machine import usable_cores
 from seqrecord.sampling import Shard
 
 _logger = logging.getLogger("seqrecord")
-_warned: dict[str, object] = {}  # by the notice, of the thread that says it
+_warned: dict[str, object] = {}  # by notice; the value identifies the thread that logs it
 
 
 class Ranks:
@@ -175,8 +175,8 @@ def _refuse_accelerate(found: Shard | None) -> None:
     # To call it sets Accelerate up, if nothing has yet.
     if object.__new__(kind).initialized and kind().num_processes > 1:
         raise ClipError(
-            "Accelerate runs, which distributes to its ranks what a prepared loader gives: this "
-            "loader must be told which shard to give",
+            "rank and world_size are required with Accelerate, which may divide the batches of a "
+            "prepared loader among ranks",
             expected="world_size=1 for a loader that accelerator.prepare gets; for any other "
             "rank=accelerator.process_index and world_size=accelerator.num_processes",
             got=f"neither, and rank {found.index} of {found.count} was found",

@@ -27,9 +27,9 @@ from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-_MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
-_SALT = 0x73746570  # the draws are not those of crops
-_FRAMES = 0x66726D73  # … and the numbers of lists of frames not those of starts
+_MOST_EPISODES = 1 << 14  # with metadata in memory
+_SALT = 0x73746570  # separates these draws from crops
+_FRAMES = 0x66726D73  # … numbers of frame lists from numbers of starts
 _COPIES = 0x636F7079
 
 
@@ -37,7 +37,7 @@ class EpisodeMetadata(NamedTuple):
     """Key, number and metadata of an episode."""
 
     key: str
-    number: int  # of its key; what is drawn depends on it, not on what else the dataset holds
+    number: int  # a hash of the key: draws do not depend on other episodes
     metadata: dict[str, Any]  # `None` where there is none
 
 
@@ -99,7 +99,7 @@ class ClipEpisodes:
         key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
         digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
         metadata = {name: entries.get(name) for name in self.metadata}
-        if len(known) > _MOST_EPISODES:  # another thread may clear what is looked for here
+        if len(known) > _MOST_EPISODES:  # another thread may clear it meanwhile
             known.clear()
         known[row] = found = EpisodeMetadata(key, int.from_bytes(digest, "little"), metadata)
         return found

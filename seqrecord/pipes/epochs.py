@@ -45,13 +45,13 @@ class Epochs:
         self._start = Start()  # of the position's epoch; a plain one once the epoch was begun
         self._is_begun = False  # this epoch, by an iteration of this process or by workers
         self._turn: Turn | None = None  # the workers' turn that has begun it
-        self._is_compared = True  # this turn with those of other ranks
+        self._is_compared = True  # with the turns of other ranks
         self._place: Place | None = None  # in this epoch, of the iteration that was made last
-        self._buffering_pipe: str | None = None  # the pipe behind this iteration that holds items
+        self._buffering_pipe: str | None = None  # behind this iteration
         self._loaded: State | None = None  # the state that was loaded last
         self._is_assigned = False  # this worker which epoch comes next
         self._made: Iteration | None = None  # the iteration that was made last
-        self._last: Iteration | None = None  # the one that was begun last
+        self._last: Iteration | None = None  # the last one begun
         self._turns = Turns()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,9 +141,7 @@ class Epochs:
             made = None if self._is_begun else self._made
             self._go_to(start)
             self._made = made
-        self._is_assigned = (
-            get_worker_info() is not None
-        )  # it holds for this worker's next iteration
+        self._is_assigned = get_worker_info() is not None  # for this worker's next iteration
         self._publish()
 
     def state(

@@ -1,4 +1,4 @@
-"""Frame arrays: each feature's dtype and shape, as stored and after `frame_transform` or padding."""
+"""Frame arrays: each feature's dtype and shape, as stored and after a transform or padding."""
 
 from __future__ import annotations
 

@@ -87,9 +87,9 @@ class Iteration:
 
     def __init__(self, source: BatchSource) -> None:
         self.delivered = 0  # batches of the plan, with those before the first one
-        self.is_complete = False  # … and all of them are delivered
+        self.is_complete = False  # … and complete
         self._source = source
-        self._made = 0  # batches of the plan, with those that wait
+        self._made = 0  # batches of the plan, including waiting ones
         self._waiting: list[Clip] = []  # the last one comes first
         self._counts: dict[str, int] = {}
         self._stats = EngineStats()

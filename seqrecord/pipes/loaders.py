@@ -43,7 +43,7 @@ class EpochStream:
     _epochs: Epochs
 
     # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
-    # all that is done for a small one.
+    # a small clip takes otherwise.
     def __iter__(self) -> Iterator[Clip]:
         size = self._epochs.loader.batch_size
         if size is not None and is_batched_again(self):
@@ -63,7 +63,7 @@ class EpochStream:
         loader, instances, batches = find_loader(), find_filter(), self._epochs.loader
         epoch, shards = self._epochs.current, [self._shard()]
         if loader is not None and instances == 1:
-            # The filter has not been told of ranks and workers, or only in the workers.
+            # The filter does not have ranks and workers yet, or only in the workers.
             items = items_with_filter(batches.plan(epoch, Shard()).num_batches)
             if items is not None:
                 return items

@@ -84,7 +84,7 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
             )
         beside = sum(spec.nbytes for spec in frames.stored.values()) + frame
     beside += resized_bytes(dataset, selection.clip_set.selected)
-    # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
+    # If all frames stay, no chunk is left open, but a load decodes a whole chunk.
     whole = max(chunk, whole) + beside + decoder_bytes(features.values())
     clip = 0
     for name, spec in selection.made.items():

@@ -262,7 +262,7 @@ def _check_source(name: str, options: LoaderOptions) -> None:
     given = {n.replace("tuning", "engine"): value for n, value in changed.items()}
     raise_if(
         bool(given),
-        f"source {name!r} of a mix sets what belongs to the mix",
-        f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
+        f"source {name!r} of a mix sets options of the mix",
+        f"a loader without {', '.join(given)}; pass them to SeqRecordMix if it has them",
         ", ".join(f"{n}={value!r}" for n, value in given.items()),
     )

@@ -81,9 +81,9 @@ class MixedBatches:
             for name, kind in one.items():
                 if taken.setdefault(name, kind) != kind:
                     raise ClipError(
-                        "a name stands for two entries of the batches of a mix",
+                        "two entries of a mix's batches have one name",
                         feature=name,
-                        expected=f"another name for one of them: it is {taken[name]}",
+                        expected=f"a new name for {taken[name]} or the other entry",
                         got=f"{kind} of source {sources[number].name!r}",
                     )
         return cls(
@@ -187,8 +187,8 @@ def agreed_features(
         raise ClipError(
             "the sources of a mix disagree in a shape, so they cannot be in one batch",
             feature=name,
-            expected="the same dtype and fixed shape in all of them; or "
-            "single_source_batches=True, for batches of one source each",
+            expected="the same dtype and fixed shape in every source; or "
+            "single_source_batches=True, for batches of a single source",
             got=_listed(shapes),
         )
     return found, bool(alternate)
@@ -209,26 +209,26 @@ def _check_meanings(features: Iterable[str], sources: Mapping[str, Selection]) -
     Logs a warning if only some sources declare them. Features made or changed by user functions are
     exempt, and so are texts.
     """
-    for name, what in product(features, ("kind", "unit")):
+    for name, attribute in product(features, ("kind", "unit")):
         found = {s: _meaning(one, name) for s, one in sources.items() if name in one.made}
         specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
-        told = {source: getattr(spec, what) for source, spec in specs.items()}
-        sure, *_ = [*(source for source, text in told.items() if text is not None), ""]
+        declared = {source: getattr(spec, attribute) for source, spec in specs.items()}
+        sure, *_ = [*(source for source, text in declared.items() if text is not None), ""]
         for source in specs if sure else ():
-            is_known = differences(specs[sure], specs[source]).get(what)
+            is_known = differences(specs[sure], specs[source]).get(attribute)
             if is_known is None:
                 continue
-            dataset, got = sources[source].dataset, _listed(told)
-            given = f"{dataset.contents.stored_name(name)}={told[sure]}"
-            command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{what} {given}`"
+            dataset, got = sources[source].dataset, _listed(declared)
+            given = f"{dataset.contents.stored_name(name)}={declared[sure]}"
+            command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{attribute} {given}`"
             if not is_known:
-                problem = f"a mix has feature {name} of a {what} that is unknown in a source: {got}"
-                warn_once(f"{problem}; if it is {told[sure]}: {command}")
+                problem = f"{attribute} of feature {name} is unknown in a source of a mix: {got}"
+                warn_once(f"{problem}; if it is {declared[sure]}: {command}")
                 continue
             raise ClipError(
-                f"the sources of a mix disagree on the {what} of a feature",
+                f"the sources of a mix disagree on the {attribute} of a feature",
                 feature=name,
-                expected=f"one {what}: rename the feature of a source (rename=), or convert it, "
+                expected=f"one {attribute}: rename the feature of a source (rename=), convert it, "
                 f"depth by DepthToMeters({name!r}); or correct a wrong one: {command}",
                 got=got,
             )

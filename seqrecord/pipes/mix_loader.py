@@ -299,7 +299,7 @@ def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> di
                 total[name] = total.get(name, 0) + value
     if not own["clips"]:
         return total
-    # Each waits for the others or for the consumer; the one that does so least limits the mix.
+    # Each source waits for others or for the consumer; the shortest wait limits the mix.
     waits = {name: report["waiting_for_consumer_seconds"] for name, report in sources.items()}
     slowest = min(waits, key=waits.__getitem__)
     total["waiting_for_consumer_seconds"] = waits[slowest]

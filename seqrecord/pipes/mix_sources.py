@@ -222,7 +222,7 @@ class SourceLoader(ClipLoader):
         first_clip = partial(self.first_clip, num_shards=num_shards, rest=rest)
         epoch = bisect_right(_EPOCHS, clip, key=first_clip) - 1
         problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
-        raise_if(epoch == _EPOCHS[-1], problem, "a clip in one of its epochs")
+        raise_if(epoch == _EPOCHS[-1], problem, "a clip in some epoch")
         return epoch, first_clip(epoch)
 
     def remainder_of(
@@ -279,6 +279,6 @@ def _steps_of(selection: Selection, names: list[str]) -> list[Any] | dict[str, A
         kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
         if kept and crops.name is not None:
             by_name[crops.name] = [step.of_features(None) for step in crops.steps]
-        elif kept:  # not those of the largest feature that is left
+        elif kept:  # not chosen by the largest remaining feature
             found += [step.of_features(kept) for step in crops.steps]
     return by_name or found or None

@@ -212,7 +212,7 @@ class EpochPlanner:
         """The memory request of epochs with `num_shards` shards, or of the rest of one."""
         clips, workers = "these clips", self.workers(num_shards)
         if workers > 1 and self.options.memory_limit is None:
-            clips += f" in each of {workers} workers, which by default share what a rank has"
+            clips += f" in each of {workers} workers, which share a rank's default limit"
         return MemoryRequest(
             self.clip_stats(epoch, segments),
             self.settings,

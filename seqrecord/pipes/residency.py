@@ -157,7 +157,7 @@ class Residency:
     def _has_fixed_shards(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> bool:
-        """Whether shards have the same clips in every epoch; without `settings`, whether they may."""
+        """Whether shards have the same clips in every epoch, or may have without `settings`."""
         if self.settings.order == "sequences" or segments:
             return False
         if num_shards > 1 and self.selection.clip_set.differs_by_epoch:
@@ -166,7 +166,7 @@ class Residency:
         return may_be and (settings is None or settings.resident == settings.shuffle)
 
     def _most(self, num_shards: int, settings: PlanSettings) -> int:
-        """The most frames of a group in any shard; an upper bound for very many shares."""
+        """Greatest frame count of a group in any shard; for very many shares, an upper bound."""
         if num_shards * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
             return self.in_memory[True]
         return self._shard_frames(num_shards, settings)[1]

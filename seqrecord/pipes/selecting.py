@@ -106,7 +106,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
 def _with_functions(
     selection: Selection, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
 ) -> Selection:
-    """A copy with functions, called here with the clip at this episode row and start, int64[1]."""
+    """Add functions, called here with the clip at this episode row and start, int64[1]."""
     clip, clip_episodes = ClipReader(selection, 0).example(episode, start), selection.clip_episodes
     place = int(clip_episodes.rows(episode)[0]), int(clip_episodes.starts(episode, start)[0])
     found = ClipFunctions.of(functions, selection.dataset, clip, *place, selection.made)
@@ -134,7 +134,7 @@ def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
 def _divided(
     options: LoaderOptions, found: ClipSet, frames: FrameArrays, *, smallest: bool
 ) -> ClipSet:
-    """Divide excerpts that are too large for memory; a warning has the number of repeated decodes."""
+    """Divide excerpts that are too large for memory; a warning counts repeated decodes."""
     excerpts, dataset = found.excerpts, found.dataset
     assert excerpts is not None
     nbytes = max(1, sum(spec.nbytes for spec in frames.arrays.values()))
@@ -147,9 +147,9 @@ def _divided(
     assert divided.excerpts is not None
     more = len(divided.excerpts.frames) / len(excerpts.frames) - 1
     warn_once(
-        f"{shown_place(dataset.url)}: the frames that clips use of an episode are too many to hold "
-        f"at once, so an epoch decodes {more:.0%} more frames than there are; with a memory_limit "
-        f"of {needed} ({format_size(needed)}) it decodes each once"
+        f"{shown_place(dataset.url)}: the frames of an episode's clips exceed memory_limit, so an "
+        f"epoch decodes {more:.0%} of the frames a second time; memory_limit={needed} "
+        f"({format_size(needed)}) avoids this"
     )
     return divided
 

@@ -181,7 +181,7 @@ class State:
 
     def of_rank(self) -> State:
         """The state of all workers of a rank; `StateError` for one worker of several."""
-        problem = "that of one worker does not say how far the others are"
+        problem = "it has the position of one worker of several"
         expected = "state_dict(batches=…) of the loader, in the process that has the workers"
         _check(self.is_of_all, problem, expected, self.sharing)
         return replace(self, sharing=replace(self.sharing, worker=None), batch=self.batches)
@@ -204,7 +204,7 @@ class State:
         _check(
             isinstance(saved, Mapping) and "version" in saved,
             "no loader has saved it",
-            "what state_dict() of a loader has returned: a dict of version, epoch, …. Give the "
+            "the result of a loader's state_dict(): a dict of version, epoch, …. Load the "
             "state of a StatefulDataLoader to that, with as many workers; for other numbers save "
             "state_dict(batches=…) of the loader in it",
             saved,

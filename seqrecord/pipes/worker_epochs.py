@@ -31,7 +31,7 @@ from seqrecord.units import MOST
 _NUM_ROWS = 256
 _ROW = Struct("<12q160s")  # 256 bytes, so that no row is in two pages
 _MOST_WORKERS = 160 * 8  # a bit for each
-_STATES_AT, _STATE_BYTES = 1 << 20, 1 << 30  # one for each row; memory is taken by what is written
+_STATES_AT, _STATE_BYTES = 1 << 20, 1 << 30  # one per row; only written pages take memory
 _lock = PerProcess(threading.Lock)  # `lockf` is for processes: a process's threads share it
 
 
@@ -191,7 +191,7 @@ class Turns:
             ):
                 raise ClipError(
                     "the workers of a DataLoader were given different epochs",
-                    expected="set_epoch, or load_state_dict, with the same epoch in all of them, "
+                    expected="set_epoch, or load_state_dict, with the same epoch in every worker, "
                     "or in none",
                     got=f"epoch {row.epoch}, and {'none' if assigned is None else assigned.epoch}",
                 )

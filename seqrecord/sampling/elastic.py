@@ -1,16 +1,16 @@
-"""Elastic epochs: the clips that shards have not given yet, for other shards to give.
+"""Elastic epochs: the remaining clips after a change of ranks or workers.
 
-An epoch whose number of shards changes has *segments*. In each, shards of one number give some
-batches of a plan of their own; the next segment plans what is left as if it were an epoch::
+An epoch in which the number of shards changes has *segments*. In each segment, a fixed number of
+shards returns batches of its own plan; the next segment plans the remaining clips like an epoch::
 
-    segment 0, 4 shards   |#######    |########   |#######    |########   |     # given
+    segment 0, 4 shards   |#######    |########   |#######    |########   |     # returned
     segment 1, 2 shards          |#####-------------|######--------------|
     segment 2, 3 shards                |-------|-------|-------|
 
-All of it follows from the plans. A shard in round `r` has given, of each of its cursors, all clips
-before block `r`, some of that block, and none behind it. So what is left is one piece of each
-cursor's runs, and of the blocks of one round those clips that had not been dealt. It is found for
-all shards at once, in columns.
+The remaining clips follow from the plans. A shard in round `r` has returned, of each cursor, all
+clips before block `r`, some clips of that block, and none behind it. So one piece of each cursor's
+runs remains, and the clips of round `r` that were not dealt yet. They are computed for all shards
+at once, in columns.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MAX_CURSORS = 1 << 24  # of all shards of a segment
 
 @dataclass(frozen=True)
 class EpochSegment:
-    """What shards of one number have given of an epoch: `batches[w]` by worker `w` of each rank.
+    """A finished segment: worker `w` of each rank has returned `batches[w]` batches.
 
-    A rank without worker processes counts as one worker. `settings` are those of the plan. With
-    `by_clip` it is clips that are counted, as those of a source of a mix are.
+    A rank without workers counts as one worker. `settings` are the settings of the plan. With
+    `by_clip`, `batches` are numbers of clips, for a source of a mix.
     """
 
     ranks: int
@@ -50,12 +50,12 @@ class EpochSegment:
 
     @property
     def num_shards(self) -> int:
-        """They are numbered rank by rank, and worker by worker."""
+        """The number of shards, which are numbered rank by rank, worker by worker."""
         return self.ranks * len(self.batches)
 
     @property
     def given(self) -> IntArray:
-        """The batches that each shard has given; int64[shards]."""
+        """The number of batches that each shard has returned; int64[shards]."""
         return np.tile(np.array(self.batches, np.int64), self.ranks)
 
 
@@ -68,13 +68,13 @@ def find_remaining(
     windows: Sequence[Window] | None = None,
     at_once: int = _AT_ONCE,
 ) -> ClipTable:
-    """The clips of `table` that are left when all `segments` of an epoch are over.
+    """The clips of `table` that remain after all `segments` of an epoch.
 
-    Clips that a shard has given only to equalise batches count as given by the shard that has them.
-    Where every shard has given all of its batches nothing is left, nor what `drop_last` leaves out.
+    A duplicate that only evens out batches counts as returned by the clip's own shard. If every
+    shard has returned all of its batches, nothing remains, not even clips dropped by `drop_last`.
 
-    Shards are looked at in groups of about `at_once` clips. Raises `StateError` for a segment that
-    has more batches than its plan.
+    Shards are processed in groups of about `at_once` clips. Raises `StateError` for a segment with
+    more batches than its plan.
     """
     for number, segment in enumerate(segments):
         _check_size(segment)
@@ -102,7 +102,7 @@ def _check_size(segment: EpochSegment) -> None:
 
 
 class _RemainingClips:
-    """What is left of a table after one segment."""
+    """The remaining clips of a table after one segment."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class _RemainingClips:
         self._is_over = bool((self._given == clips).all())
 
     def table(self) -> ClipTable:
-        """The clips that are left, in canonical order."""
+        """The remaining clips in canonical order."""
         if self._is_shuffled:
             return self._in_order(*_intervals(np.flatnonzero(self._left())))
         found = [] if self._is_over else list(map(self._remaining, self._groups()))
@@ -146,7 +146,7 @@ class _RemainingClips:
         return self._in_order(*_without(start, stop, twice))
 
     def _left(self) -> npt.NDArray[np.bool_]:
-        """Which clips of the sequence no shard has given of its full shuffle."""
+        """Mask of the sequence's clips that remain of full shuffles."""
         left = np.full(self._sequence.num_clips, not self._is_over)
         for shard, given in enumerate(self._given.tolist() if not self._is_over else ()):
             shares = zip(self._shares.start[shard], self._shares.stop[shard], strict=True)
@@ -156,7 +156,7 @@ class _RemainingClips:
         return left
 
     def _groups(self) -> Iterator[IntArray]:
-        """The shards that have clips, in groups; shards of one group have equally many cursors."""
+        """Groups of shards that have clips, with the same number of cursors in a group."""
         sizes = self._shares.stop - self._shares.start
         cursors = (sizes > 0).sum(axis=1)
         for count in np.unique(cursors[cursors > 0]).tolist():
@@ -166,7 +166,7 @@ class _RemainingClips:
                 yield shards[first : first + width]
 
     def _remaining(self, shards: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Intervals of the sequence that shards have left, and clips given for others."""
+        """Remaining intervals of the sequence in these shards, and clips returned for others."""
         cursors = self._cursors(shards)
         longest = cursors.lengths.reshape(len(shards), -1).max(axis=1)
         lengths, kind = np.unique(longest, return_inverse=True)
@@ -182,21 +182,21 @@ class _RemainingClips:
         return start, stop, twice
 
     def _cursors(self, shards: IntArray) -> Cursors:
-        """Those of some shards, one shard after the other."""
+        """The cursors of some shards, one shard after the other."""
         start, stop = (bounds[shards] for bounds in self._shares[:2])
         return self._layout.cursors(self._sequence, start, stop)
 
     def _remaining_in_rounds(
         self, shards: IntArray, cursors: Cursors
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """As `_remaining`, of shards that have equally many cursors and rounds."""
+        """Like `_remaining`, for shards with the same numbers of cursors and rounds."""
         shape = (len(shards), -1)
         number = cursors.count // len(shards)
         given = self._given[shards]
         shares = CursorShares(*(column[shards] for column in self._shares))
         start, stop = shares.start, shares.stop
         some = stop > start
-        # From clips as the cursors count them to those of the sequence.
+        # From clip numbers of the cursors to clip numbers of the sequence.
         shift = start[some] - cursors.begin
         end = stop[some] - shift
         last = np.arange(number - 1, cursors.count, number)
@@ -223,7 +223,9 @@ class _RemainingClips:
         )
 
     def _rounds(self, cursors: Cursors, given: IntArray) -> IntArray:
-        """The round in which each shard is, int64[shards]: the last that begins at or before it."""
+        """The current round of each shard, int64[shards]: the last that begins at or before its
+        position.
+        """
         number = cursors.count // len(given)
         low, high = np.zeros_like(given), np.full_like(given, cursors.num_rounds)
         while (low < high).any():
@@ -241,10 +243,11 @@ class _RemainingClips:
         behind: IntArray,
         dealt: IntArray,
     ) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """The clips of one round of each shard: number, cursor, and whether it is left; [n] each.
+        """The clips of each shard's current round: number, cursor, and whether it remains; [n]
+        each.
 
-        Shard `i` is in round `index[i]`, of whose clips it has given the first `dealt[i]`. The
-        blocks are clips `[first, behind)`, int64[cursors].
+        Shard `i` is in round `index[i]`, and has returned its first `dealt[i]` clips. The blocks
+        are clips `[first, behind)`, int64[cursors].
         """
         number = cursors.count // len(index)
         blocks = cursors.lead_blocks(first, behind)
@@ -281,7 +284,7 @@ def _intervals(clips: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _without(start: IntArray, stop: IntArray, clips: IntArray) -> tuple[IntArray, IntArray]:
-    """Disjoint intervals in any order, in ascending order and without some of their numbers."""
+    """Sort disjoint intervals, and remove some numbers from them."""
     some = stop > start
     start, stop = np.sort(start[some]), np.sort(stop[some])
     clips = np.unique(clips)

@@ -1,13 +1,13 @@
 """Fixed shards: the same clips in every epoch, and their full shuffle.
 
-While the frames of a shard stay in memory, it yields the same clips in every epoch: the clips of
-its plan of epoch 0. Epoch 0 streams. Each later epoch is a random permutation of these clips::
+While the frames of a shard stay in memory, it yields the clips of its plan of epoch 0 in every
+epoch. Epoch 0 streams. Each later epoch is a random permutation of these clips::
 
     clips of all shards     |-----A-----|--B--|------C------|---D---|
     shard 0, epoch 0        A B C D A B C D         streamed by cursors
     shard 0, epoch 1        D A A C B D C B         a permutation, any clip may come first
 
-A process without these frames, for it resumes there, loads each chunk when a clip first needs it.
+A process that resumes without these frames loads each chunk when a clip first needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seqrecord.sampling.plan import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.runs import Runs, Shard, Window
 
-_SHUFFLE = 5  # what a number drawn for an epoch is for
+_SHUFFLE = 5  # purpose of random numbers
 _ROUND = 256  # clips
 
 
@@ -39,12 +39,12 @@ class Intervals(NamedTuple):
 
     @property
     def num_frames(self) -> int:
-        """In all of them."""
+        """The number of frames in all intervals."""
         return int((self.stop - self.begin).sum())
 
 
 def shuffled(settings: PlanSettings, epoch: int, shard: Shard, num_clips: int) -> IntArray:
-    """The order in which a shard gives its clips in a later epoch; int64[num_clips]."""
+    """The order of a shard's clips in a later epoch; int64[num_clips]."""
     key = key_of(key_of_segment(settings, epoch, 0), _SHUFFLE, shard.index, shard.count)
     return permutation(key, num_clips)
 
@@ -57,10 +57,10 @@ def shard_frames(
     num_shards: int,
     shards: IntArray | None = None,
 ) -> tuple[list[Intervals], int]:
-    """The frames of each group that clips of some `shards` use in epoch 0, by default of all, and
-    the most that any of them needs of a group.
+    """The frames of each group used in epoch 0 by the first of `shards`, and the greatest number of
+    frames of a group in any of them.
 
-    The intervals are those of the first of these shards.
+    `shards` are shard numbers, int64; by default all.
     """
     layout = EpochLayout.of(table, episodes, windows, settings, num_shards)
     shards = np.arange(num_shards) if shards is None else shards
@@ -77,7 +77,9 @@ def shard_frames(
 
 
 def used_frames(runs: Runs, episodes: EpisodeTable, window: Window) -> tuple[IntArray, IntArray]:
-    """The frames `[begin, stop)`, from the first to the last that the clips of each row use."""
+    """The frames `[begin, stop)` of each row, from the first to the last used one; int64[rows]
+    each.
+    """
     last = episodes.num_frames[runs.episode] - 1
     stop = np.clip(runs.last_start + (window.offset + window.span), 1, last + 1)
     return window.begin(runs.first_start, last), stop
@@ -90,8 +92,10 @@ def _united(
     stop: IntArray,
     chunks: ChunkGrid | None,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """The same frames of each shard, without overlaps; of each of `chunks` in one interval, for one
-    decoder goes from its first frame to the last that is used."""
+    """Merge overlapping frames of each shard; frames in one of `chunks` become one interval.
+
+    A decoder decodes a chunk from the first to the last used frame.
+    """
     order = np.lexsort((begin, episode, shard))
     shard, episode, begin, stop = (column[order] for column in (shard, episode, begin, stop))
     owner = np.cumsum((np.diff(shard, prepend=-1) != 0) | (np.diff(episode, prepend=-1) != 0)) - 1
@@ -109,10 +113,10 @@ def _united(
 
 
 class ShuffledPlan(EpochPlan):
-    """The plan of one shard of a later epoch: a full shuffle of the clips that it has in epoch 0.
+    """The plan of one shard of a later epoch: a full shuffle of its clips of epoch 0.
 
-    Its rounds are parts of the shuffle. They load whatever chunks their clips need, so they are for
-    a store that has a row for each frame. Nothing is freed.
+    Rounds are slices of the shuffle. They load every chunk that their clips need, into a store with
+    a row for each frame. Nothing is freed.
     """
 
     def _lay_out(self, table: ClipTable, segment: int) -> None:
@@ -126,7 +130,7 @@ class ShuffledPlan(EpochPlan):
 
     @property
     def counts(self) -> dict[str, int]:
-        """See `Plan`: each clip is a place from which batches are mixed."""
+        """See `Plan`: batches are mixed from all clips."""
         return {**super().counts, "num_interleaved": self.num_clips}
 
     def locate_clip(self, clip: int) -> tuple[int, int]:
@@ -135,7 +139,7 @@ class ShuffledPlan(EpochPlan):
         return index, clip - min(index * _ROUND, self.num_clips)
 
     def resident(self, round_index: int) -> tuple[Loads, ...]:  # noqa: ARG002
-        """See `Plan`: nothing, for each round loads what it lacks."""
+        """See `Plan`: nothing, because each round loads all that it lacks."""
         return tuple(Loads(*[np.zeros(0, np.int64)] * 6) for _ in self._windows)
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -158,7 +162,7 @@ class ShuffledPlan(EpochPlan):
         return (self.merged(index, index + 1) for index in range(start, stop))
 
     def _needed(self, group: int, episode: IntArray, start: IntArray) -> GroupRound:
-        """Loads of the chunks of a group that clips need, each once, in the order of their use.
+        """Loads of a group's chunks for clips, each chunk once, in the order of use.
 
         An episode counts as one run.
         """

@@ -1,4 +1,4 @@
-"""The shares of a memory limit for the batches and the sources of a mix: pure integers."""
+"""Division of a memory limit among the batches and the sources of a mix. Pure integers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def share_out(
     requests: Mapping[str, MemoryRequest],
     weights: Mapping[str, float],
 ) -> tuple[int, dict[str, int]]:
-    """How many batches of a mix may be filled or wait, and the bytes of each source.
+    """The number of batches of a mix that may be filled or wait, and the bytes of each source.
 
-    `batch` are those of one batch; what batches leave is divided by weight. Raises
-    `MemoryLimitError` where not all that sources need fits.
+    `batch` is the size of a batch in bytes; the rest is divided by weight. Raises
+    `MemoryLimitError` if the minima of all sources do not fit.
     """
     least = {name: request.least_limit for name, request in requests.items()}
     limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(least.values())
@@ -39,9 +39,9 @@ def share_out(
 def divide_memory(
     least: Mapping[str, int], weights: Mapping[str, float], batches: int, limit: int
 ) -> dict[str, int]:
-    """The bytes of each source: by weight, and at least what it needs.
+    """Divide a limit by weight, with at least `least` bytes for each source.
 
-    `batches` are bytes that belong to none. Raises `MemoryLimitError` where not all of them fit.
+    `batches` bytes are reserved. Raises `MemoryLimitError` if the minima do not fit.
     """
     room = limit - batches
     if room < sum(least.values()):

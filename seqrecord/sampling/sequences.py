@@ -1,8 +1,7 @@
 """Sequences: an epoch in which each row of a batch follows an episode, clip by clip.
 
-A *sequence* is consecutive clips of an episode: a clip that is left out, because a frame lacks a
-feature, ends one and begins another. Row b of every batch continues row b of the batch before; when
-its sequence ends, the row begins another one::
+A *sequence* is a series of consecutive clips of an episode; an incomplete clip ends it. Row b of
+every batch continues row b of the batch before, and begins a new sequence when its last one ends::
 
     batch               0     1     2     3     4     5
     row 0               A0    A1    A2    C0    C1    F0
@@ -11,17 +10,16 @@ its sequence ends, the row begins another one::
     is_first of row 0   yes               yes         yes
     is_last of row 0                yes         yes   yes
 
-Each row is a cursor that advances by one clip a round, and a round is a batch. So a row holds the
-frames of a clip, and what of its last chunk the next clips need.
+Each row is a cursor that advances by one clip per round, and a round is a batch. So a row keeps the
+frames of one clip, and the frames of its last chunk that the next clips need.
 
-Each shard has `batch_size` rows. If all shards must be equal, the clips of all episodes, one after
-the other, are cut into equal shares, one for each row. A cut may lie inside an episode,
-whose rest is then another row's::
+Each shard has `batch_size` rows. For even batches, the clips of all episodes are divided into equal
+shares, one for each row. A cut may be inside an episode, which another row continues::
 
     2 shards of 2 rows      |------A------|---B---|-C-|-----D-----|--E--|----F----|
     shard, row               0 0           1 0           0 1           1 1
 
-Else no episode is cut: the longest ones are given out first, each to the row that has least::
+Otherwise no episode is cut: the longest episodes are assigned first, each to the shortest row::
 
     shard 1, row 0          |-----D-----|--E--|
     shard 0, row 0          |------A------|-C-|
@@ -51,31 +49,31 @@ from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.runs import Runs, Window, concatenated_pieces
 
 COLUMNS = ("is_first", "is_last")
-"""What batches tell of their clips."""
+"""Extra columns of batches."""
 
-_EPISODES = 4  # what a number drawn for an epoch is for: see `epoch`, which has others
+_EPISODES = 4  # purpose of random numbers; `epoch` has others
 
 
 class SequencePlan(Plan):
-    """The plan of one shard of one epoch, of which each row of a batch follows an episode.
+    """The plan of one shard of one epoch, in which each row of a batch follows an episode.
 
-    `settings` are those of `sequence_settings`. With `shuffle` episodes come in an order drawn from
-    seed and epoch, else in that of `table`.
+    `settings` come from `sequence_settings`. With `shuffle`, seed and epoch determine the order of
+    episodes; otherwise it is that of `table`.
 
-    All shards have equally many batches, full ones but for the last, and equally many clips: a
-    shard that has one less than others gives one that another gives too. Sequences are cut for
-    that, `num_cut` of them at the begin of a row of this shard. With `drop_last` every batch is
-    full, and no clip is given twice.
+    All shards have the same numbers of batches and clips, and only the last batch may be smaller: a
+    shard with one clip less repeats a clip of another one. For this, sequences are cut, `num_cut`
+    of them at the start of a row of this shard. With `drop_last` every batch is full, and no clip
+    is repeated.
 
-    With `settings.even_batches` off every clip is in exactly one shard and no sequence is cut. Rows
-    end at different times, the last ones first: batches then have fewer rows. With `drop_last`
-    those batches are left out.
+    Without `settings.even_batches` every clip is in exactly one shard, and no sequence is cut. Rows
+    end at different times, the last row first, so batches get smaller; `drop_last` drops those
+    batches.
 
-    Raises `ClipError` when `drop_last` leaves no batch in any shard.
+    Raises `ClipError` if `drop_last` leaves no batch in any shard.
     """
 
     num_cut: int  # of this shard's rows, that begin inside a sequence
-    num_sequences: int  # of this shard; one that is cut counts in each of its rows
+    num_sequences: int  # of this shard; a cut one counts in each of its rows
 
     def _lay_out(self, table: ClipTable, segment: int) -> None:
         settings, shard, size = self.settings, self.shard, self._batch_size
@@ -116,7 +114,7 @@ class SequencePlan(Plan):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of the clips and of the sequences."""
+        """Counts of clips and sequences."""
         return {
             **super().counts,
             "sequences": self.num_sequences,
@@ -124,9 +122,10 @@ class SequencePlan(Plan):
         }
 
     def columns(self, batch: int) -> Mapping[str, npt.NDArray[np.bool_]]:
-        """`is_first` and `is_last`, bool[rows]: whether a row's clip begins, and ends, a sequence.
+        """`is_first` and `is_last`, bool[rows]: whether a clip begins or ends a sequence in its
+        row.
 
-        That is as the row gives it: the first and the last clips of a row are such in any case.
+        The first and the last clip of a row always do.
         """
         count = self.first_clip(batch + 1) - self.first_clip(batch)
         clip = self._cursors.begin[:count] + batch
@@ -152,7 +151,7 @@ class SequencePlan(Plan):
 
 
 class _Rows(CursorSchedule):
-    """Rows of a batch: cursors that advance by one clip a round."""
+    """Rows of a batch: cursors that advance by one clip per round."""
 
     def __init__(
         self,
@@ -182,10 +181,10 @@ def sequence_settings(settings: PlanSettings, stride: int) -> PlanSettings:
 
 
 def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
-    """How many frames of the selected episodes are in no clip.
+    """The number of frames of the selected episodes that are in no clip.
 
-    `num_frames`, int64, is that of all episodes. Where a frame is in several clips, these are of
-    one row of `table`; so it is but with a `dilation` above 1 and clips that overlap.
+    `num_frames`, int64, has the length of every episode. Assumes that clips with common frames are
+    in one row of `table`; this is wrong only for overlapping clips with a `dilation` above 1.
     """
     spec = table.spec
     # Frames are `i * stride + j * dilation`. Two pairs are the same frame where their i differ by
@@ -202,11 +201,11 @@ def remaining_sequences(
 ) -> ClipTable:
     """The clips of `table` that remain after each shard's first `batches`, int64[shards].
 
-    A clip that a shard has given only to equalise counts as given by the shard that has it. Nothing
-    is left where every shard has given all of its batches, not even what `drop_last` leaves out.
-    What is left of a sequence is a sequence of its own.
+    A duplicate that only evens out batches counts as returned by the clip's own shard. If every
+    shard has returned all of its batches, nothing remains, not even clips dropped by `drop_last`.
+    The rest of a sequence is a sequence.
 
-    Raises `StateError` for more batches than there are.
+    Raises `StateError` if `batches` exceeds the epoch.
     """
     count = len(batches)
     runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, segment)
@@ -230,7 +229,7 @@ def remaining_sequences(
 def _rows_of(
     table: ClipTable, settings: PlanSettings, shards: IntArray, count: int, epoch: int, segment: int
 ) -> tuple[Runs, IntArray, IntArray]:
-    """The clips of all episodes in the order in which they are shared out, and what rows have.
+    """The ordered clips of all episodes, and the bounds of rows.
 
     Row `b` of shard `shards[i]` of `count` has the clips `[start[i, b], stop[i, b])`: no more than
     the row before it.
@@ -247,7 +246,7 @@ def _rows_of(
 def _equal_rows(
     total: int, shards: IntArray, num_shards: int, num_rows: int
 ) -> tuple[IntArray, IntArray]:
-    """Shares of equally many clips, which differ by one where it does not come out even."""
+    """Bounds of rows with the same number of clips, or one less."""
     low, larger = divmod(total, num_shards)
     smaller = num_shards - larger  # shards, the first ones, with one clip less than the others
     row = np.arange(num_rows)
@@ -262,7 +261,7 @@ def _equal_rows(
 def _whole_rows(
     runs: Runs, shards: IntArray, num_shards: int, num_rows: int
 ) -> tuple[Runs, IntArray, IntArray]:
-    """Rows of whole episodes, and the runs in the order in which the rows have them."""
+    """Bounds of rows of whole episodes, and the runs in the order of rows."""
     clips = np.zeros(int(runs.run[-1]) + 1 if len(runs) else 0, np.int64)
     np.add.at(clips, runs.run, runs.count)
     count = min(num_shards * num_rows, len(clips))  # others are empty
@@ -285,7 +284,9 @@ def _whole_rows(
 
 
 def _check_drop_last(runs: Runs, settings: PlanSettings, num_shards: int, most: int) -> None:
-    """Raise `ClipError` when `drop_last` leaves no batch; `most` are those of the last shard."""
+    """Raise `ClipError` if `drop_last` leaves no batch; `most` is the batch count of the last
+    shard.
+    """
     if settings.even_batches:
         check_drop_last(runs.num_clips, settings, num_shards)
     elif settings.drop_last and len(runs) and not most:
