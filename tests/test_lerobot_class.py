@@ -204,7 +204,7 @@ def test_depth(tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFi
         got = torch.stack([item[name] for item in ours[:]]).numpy()
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
         np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6)
-    assert "each decodes its own 1 picture, and" in caplog.text
+    assert "each decodes its own 1 picture, from" in caplog.text
 
 
 @pytest.mark.parametrize("is_given", [False, True])

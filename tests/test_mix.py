@@ -534,7 +534,7 @@ def test_sources_that_make_no_sense(root: Path) -> None:
     given |= {"engine": EngineOptions(num_threads=2), "drop_last": True}
     options: dict[str, Any]
     for options in (*({name: one} for name, one in given.items()), {"rank": 0, "world_size": 2}):
-        with pytest.raises(ClipError, match=f"belongs to the mix.*{next(iter(options))}"):
+        with pytest.raises(ClipError, match=f"sets options of the mix.*{next(iter(options))}"):
             SeqRecordMix(streams(root, "ab", **options), batch_size=2)
     other: Any
     lone = SeqRecordIterableDataset(root / "a", clip_len=3)
