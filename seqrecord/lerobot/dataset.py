@@ -56,7 +56,8 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     `tolerance_s` or more away from its time; and `MissingPackageError` without LeRobot. All checks
     run at once, not when an item is read.
 
-    Example:
+    Usage::
+
         from seqrecord.lerobot import LeRobotDataset
 
         dataset = LeRobotDataset("user/name", root="lerobot/")

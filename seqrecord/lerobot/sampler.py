@@ -48,7 +48,8 @@ class PlannedSampler(Sampler[int]):
 
     Raises `ClipError` for invalid arguments, and if no frame is left.
 
-    Example:
+    Usage::
+
         dataset = seqrecord.lerobot.LeRobotDataset("user/name", root="lerobot/")
         sampler = seqrecord.lerobot.PlannedSampler(dataset, batch_size=2)
         loader = torch.utils.data.DataLoader(dataset, batch_size=2, sampler=sampler)
@@ -123,19 +124,13 @@ class PlannedSampler(Sampler[int]):
         return self._numbers(epoch, start)
 
     def _numbers(self, epoch: int, start: int) -> Iterator[int]:
-        order, turn, size, count = (
-            self._order,
-            next(_turns),
-            self._order.batch_size,
-            self._num_turns,
-        )
+        order, turn, count = self._order, next(_turns), self._num_turns
+        size = order.batch_size
         begun = min(start // size, count)
-        rests = [
-            self._share(
-                Share(order, epoch, share, turn), -(-(begun - i) // len(self._shares)) * size
-            )
-            for i, share in enumerate(self._shares)
-        ]
+        rests = []
+        for i, number in enumerate(self._shares):
+            first = -(-(begun - i) // len(self._shares)) * size
+            rests.append(self._share(Share(order, epoch, number, turn), first))
         batches = (islice(rests[i % len(rests)], size) for i in range(begun, count))
         last = rests if self._is_rest_given else []
         every = chain(chain.from_iterable(batches), *last)

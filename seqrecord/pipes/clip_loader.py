@@ -267,11 +267,8 @@ class ClipLoader:
             for frames in self.unused(0).values():
                 more += f", {counted(frames, 'frame')} in no clip"
         elif self.planner.settings.shuffle:
-            settings, whole = (
-                self.planner.plan_memory(1).settings,
-                self.planner.clip_stats().whole_block(),
-            )
-            if settings.first_block_frames < whole:
+            settings = self.planner.plan_memory(1).settings
+            if settings.first_block_frames < self.planner.clip_stats().whole_block():
                 places = counted(settings.num_cursors, "place")
                 more = f"; mixed from {places} of an epoch"
         return self.selection.describe(more)

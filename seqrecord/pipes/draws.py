@@ -282,15 +282,13 @@ class AugmentationSampler:
         columns: dict[str, torch.Tensor] = {}
         if drawn.crop is None and not self._resized:
             return columns
-        cameras, episode = (
-            [one.metadata.get("camera") for one in metadata],
-            self._episodes.rows(episode),
-        )
+        cameras = [one.metadata.get("camera") for one in metadata]
+        episode = self._episodes.rows(episode)
         for one in self._resized:
             columns[one.column] = torch.from_numpy(one.intrinsics(cameras))
-        for camera in self._cameras if drawn.crop is not None else ():
-            assert drawn.crop is not None
-            _, windows = drawn.crop.parts[min(camera.crops.features)]
+        parts = {} if drawn.crop is None else drawn.crop.parts
+        for camera in self._cameras if parts else ():
+            _, windows = parts[min(camera.crops.features)]
             columns |= camera.columns(windows, cameras, episode)
         return columns
 

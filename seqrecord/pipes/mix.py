@@ -29,16 +29,8 @@ from seqrecord.units import MOST, check_integer
 
 _MOST_BATCHES = 1 << 40  # of an epoch
 _MIX_OPTIONS = (
-    *(
-        "batch_size",
-        "drop_last",
-        "even_batches",
-        "seed",
-        "memory_limit",
-        "rank",
-        "world_size",
-        "device",
-    ),
+    *("batch_size", "drop_last", "even_batches", "seed"),
+    *("memory_limit", "rank", "world_size", "device"),
     *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
 )
 """Options of the mix; sources must not set them."""

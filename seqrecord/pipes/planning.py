@@ -167,11 +167,9 @@ class EpochPlanner:
         """
         key = num_shards, epoch if segments else 0, segments
         if key not in self._memory_plans:
-            request, limit = (
-                self.memory_request(num_shards, epoch, segments),
-                self.limit(num_shards),
-            )
-            self._memory_plans[key] = self.residency.plan_memory(request, limit, segments)
+            request = self.memory_request(num_shards, epoch, segments)
+            plan = self.residency.plan_memory(request, self.limit(num_shards), segments)
+            self._memory_plans[key] = plan
         return self._memory_plans[key]
 
     def execution_memory(
@@ -182,10 +180,8 @@ class EpochPlanner:
         Also returns its greatest size in bytes, and the rows of resident frames by group.
         """
         selection, made = self.selection, self.selection.made
-        fitted, rows = (
-            self.plan_memory(plan.shard.count, plan.epoch, segments),
-            tuple[FrameRows, ...](),
-        )
+        fitted = self.plan_memory(plan.shard.count, plan.epoch, segments)
+        rows: tuple[FrameRows, ...] = ()
         if fitted.in_memory is not None:
             rows = self.residency.rows(plan.shard, segments, fitted.settings)
         own_batches = not on_device and self.limit_in is None  # on the host, and not of a mix

@@ -68,12 +68,9 @@ class SourceOrder:
         saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
         free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
         segments = (segment.settings for _, segments in rest.pending for segment in segments)
+        problem = "segments of the saved state have different settings"
         for other in (*state.left, *segments):
-            problem, names = (
-                "segments of the saved state are of several settings",
-                set(REQUESTED) - free,
-            )
-            check_same(problem, vars(saved), vars(other), names, url)
+            check_same(problem, vars(saved), vars(other), set(REQUESTED) - free, url)
         now = {**self.request, **{name: getattr(planner.settings, name) for name in REQUESTED}}
         now["num_cursors"] = planner.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")

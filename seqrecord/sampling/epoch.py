@@ -151,10 +151,8 @@ class EpochLayout:
         segment: int = 0,
     ) -> EpochLayout:
         """Create the layout of a table's clips in this segment of an epoch."""
-        stats, key = (
-            ClipStats.of(table, episodes, windows),
-            key_of_segment(settings, epoch, segment),
-        )
+        stats = ClipStats.of(table, episodes, windows)
+        key = key_of_segment(settings, epoch, segment)
         return cls(stats, settings, episodes, windows, table.selected, key, num_shards)
 
     @property
