@@ -204,7 +204,7 @@ class SelectedWindows:
         return found
 
     def missing(self, features: Sequence[str]) -> MissingFrames:
-        """The frames that lack one of these stored features, which share a window.
+        """The frames that lack any of these stored features, which share a window.
 
         With `Latest`: frames without any value so far.
         """

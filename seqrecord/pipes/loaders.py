@@ -263,7 +263,7 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
     iteration is the next epoch, and one iteration runs at a time. Use a `DataLoader` with
     `batch_size=None`, with or without workers. Ranks and workers get shards with the same number of
     batches (see `even_batches`). A `.sharding_filter()` behind the pipe selects from the whole
-    epoch instead: every worker then reads and decodes all of it. Batches of workers are shared
+    epoch instead: every worker then reads and decodes it. Batches of workers are shared
     memory on Linux, read in place by the receiving process. Speed needs no workers: each has an
     arena of its own.
 

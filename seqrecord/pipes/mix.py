@@ -89,7 +89,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             65,536; `shares` has the result.
         stopping_strategy: end of an epoch. "first_exhausted" (default): before the first source
             would begin again, but after at least one batch. "all_exhausted": when every source has
-            returned all of its clips. An integer: number of batches of each rank. The clips of the
+            returned its last clip. An integer: number of batches of each rank. The clips of the
             first epoch of each source determine the length.
         batch_size: clips of a batch, at least 1.
         features: "union" (default) or "intersection" of the sources' features. In a union, a
@@ -105,7 +105,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         world_size: as in `SeqRecordIterableDataset`.
         device: as in `SeqRecordIterableDataset`.
         engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
-            slow source can use all of them; `thread_niceness`, `trace` and `video_decoder` to the
+            slow source can use every thread; `thread_niceness`, `trace` and `video_decoder` to the
             mix, except for video of sources with a `frame_transform`, which the host decodes.
             `num_cursors` and `shuffle_buffer` belong to the sources.
     """

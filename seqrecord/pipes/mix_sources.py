@@ -64,7 +64,7 @@ class MixPlan:
     """The batches of one shard of one epoch: the source of each slot.
 
     Batches are numbered over all epochs of the shard, since the last change of ranks or workers;
-    `first` is the epoch's first batch. The clips of a source are numbered over all of its epochs:
+    `first` is the epoch's first batch. The clips of a source are numbered over all epochs:
     each epoch of the mix continues at the end of the last one.
     """
 

@@ -50,7 +50,7 @@ def _satisfies(is_right: Callable[[Any], bool], expected: str) -> _Check:
 
 
 def one_of(*texts: str) -> _Check:
-    """Make a check for one of these texts."""
+    """Make a check for a choice of texts."""
     expected = " or ".join(map(repr, texts))
     return _satisfies(lambda value: isinstance(value, str) and value in texts, expected)
 

@@ -417,7 +417,7 @@ def _of_one_clip(stats: ClipStats, group: GroupStats) -> int:
 
 
 def _of_one_regular_clip(stats: ClipStats, settings: PlanSettings) -> int:
-    """Like `_of_one_clip`, for clips at known positions in chunks."""
+    """Like `_of_one_clip`, for clips at fixed positions in chunks."""
     phase = None if settings.rotate_phase else stats.spec.phase
     each = zip(stats.chunks.tolist(), stats.longest.tolist(), strict=True)
     return max(

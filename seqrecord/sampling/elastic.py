@@ -71,7 +71,7 @@ def find_remaining(
     """The clips of `table` that remain after all `segments` of an epoch.
 
     A duplicate that only evens out batches counts as returned by the clip's own shard. If every
-    shard has returned all of its batches, nothing remains, not even clips dropped by `drop_last`.
+    shard has returned its last batch, nothing remains, not even clips dropped by `drop_last`.
 
     Shards are processed in groups of about `at_once` clips. Raises `StateError` for a segment with
     more batches than its plan.

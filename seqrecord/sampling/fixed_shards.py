@@ -139,7 +139,7 @@ class ShuffledPlan(EpochPlan):
         return index, clip - min(index * _ROUND, self.num_clips)
 
     def resident(self, round_index: int) -> tuple[Loads, ...]:  # noqa: ARG002
-        """See `Plan`: nothing, because each round loads all that it lacks."""
+        """See `Plan`: nothing, because each round loads its missing frames."""
         return tuple(Loads(*[np.zeros(0, np.int64)] * 6) for _ in self._windows)
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:

@@ -202,7 +202,7 @@ def remaining_sequences(
     """The clips of `table` that remain after each shard's first `batches`, int64[shards].
 
     A duplicate that only evens out batches counts as returned by the clip's own shard. If every
-    shard has returned all of its batches, nothing remains, not even clips dropped by `drop_last`.
+    shard has returned its last batch, nothing remains, not even clips dropped by `drop_last`.
     The rest of a sequence is a sequence.
 
     Raises `StateError` if `batches` exceeds the epoch.

@@ -69,7 +69,7 @@ class Shares:
         return found
 
     def slots(self, source: int, start: int, stop: int) -> IntArray:
-        """The slots with numbers `[start, stop)` among those of a source; int64[stop - start]."""
+        """The slots with numbers `[start, stop)` of a source; int64[stop - start]."""
         each = self.counts[source] * self._repeats
         first, last = start // each, -(-stop // each)
         found = [
