@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 
 from seqrecord.lerobot.dataset import LeRobotDataset
 from seqrecord.lerobot.planned import Order, PlannedIndex, Share
-from seqrecord.units import MOST, check_integer, check_seed
+from seqrecord.units import MAX_INT, check_integer, check_seed
 
 _turns = count()
 
@@ -74,11 +74,11 @@ class PlannedSampler(Sampler[int]):
         self._order = Order(
             check_seed(seed),
             shuffle,
-            check_integer("batch_size", batch_size, least=1, most=MOST),
+            check_integer("batch_size", batch_size, least=1, most=MAX_INT),
             drop_last_frames,
             memory_limit,
-            check_integer("num_replicas", num_replicas, least=1, most=MOST),
-            max(1, check_integer("num_workers", num_workers, least=0, most=MOST)),
+            check_integer("num_replicas", num_replicas, least=1, most=MAX_INT),
+            max(1, check_integer("num_workers", num_workers, least=0, most=MAX_INT)),
         )
         shards, ranks = self._order.shards, self._order.ranks
         self._shares = range(shards)
@@ -101,7 +101,7 @@ class PlannedSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
-        self._epoch = check_integer("epoch", epoch, least=0, most=MOST)
+        self._epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
 
     def state_dict(self) -> dict[str, int]:
         """Return the start of the next iteration: `epoch`, and `start_index`, the number of items
@@ -111,7 +111,7 @@ class PlannedSampler(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the start of the next iteration; arguments and dataset must be the same."""
-        start = check_integer("start_index", state["start_index"], least=0, most=MOST)
+        start = check_integer("start_index", state["start_index"], least=0, most=MAX_INT)
         self.set_epoch(state["epoch"])
         self._start = start
 
