@@ -29,7 +29,8 @@ def to_lerobot(
         cameras: names of image features. Default: all names with the prefix `observation.image`.
         return_uint8: keep images as uint8.
 
-    Example:
+    Usage::
+
         pipe = seqrecord.SeqRecordPipe("lerobot/", clip_len=1, squeeze_time=True, batch_size=2)
         batch = seqrecord.lerobot.to_lerobot(next(iter(pipe)))
     """

@@ -25,7 +25,8 @@ def mark_dataset(root: str | PathLike[str], original: str | PathLike[str] | None
 
     Raises `SourceError` without a `meta/info.json` of v3.0.
 
-    Example:
+    Usage::
+
         seqrecord.lerobot.mark_dataset("lerobot/")
     """
     path = Path(root) / INFO
