@@ -457,8 +457,8 @@ _EPISODES = [
     ),
     Case("episode is no object", _head(episodes=[1]), "right keys"),
     Case("episode has another key", _part(extra=1), "right keys"),
-    Case("lags of no timestamp", _part(lags={"x": ""}), "no timestamps"),
-    Case("lags are a list", _part(lags=[]), "no timestamps"),
+    Case("lags of no timestamp", _part(lags={"x": ""}), "not timestamps"),
+    Case("lags are a list", _part(lags=[]), "not timestamps"),
     *(
         Case(f"episode key {key!r:.20}", _part(key=key), "episode key")
         for key in (
@@ -505,7 +505,7 @@ _CHUNKS = [
     Case("chunk twice", _chunk(1, "first_frame", 0), "does not follow"),
     Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), "beyond the end"),
     Case("first chunk is missing", _record(_without_first), "no complete episode"),
-    Case("a reference of no video", _chunk(0, "external", 1), "no video"),
+    Case("a group that allows none", _chunk(0, "external", 1), "no video"),
     Case("chunk not aligned", _chunk(0, "offset", 65), "wrong offset"),
     Case("chunk in the header", _chunk(0, "offset", 0), "wrong offset"),
     Case("chunk after the end", _chunk(2, "offset", 1 << 40), "outside its file"),
@@ -523,8 +523,8 @@ _CHUNKS = [
     Case("largest frame of 2**40 bytes", _largest(0, 2**40), "impossible"),
     Case("largest frame of half an element", _largest(0, 6), "impossible"),
     Case("largest frame of a page of no frames", _record(_no_frame), "impossible"),
-    Case("largest frame too small", _largest(0, 4), "not as large"),
-    Case("largest frame too large", _largest(0, 12), "not as large"),
+    Case("largest frame too small", _largest(0, 4), "differs in size"),
+    Case("largest frame too large", _largest(0, 12), "differs in size"),
     Case("bitmap of no chunk", _gaps((3, 0, 0, 1)), "no chunk"),
     Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 0, 1)), "no chunk"),
     Case("bitmap of no feature", _gaps((0, 2, 0, 1)), "no feature"),
@@ -579,7 +579,7 @@ _FILES = [
         "schemas",
     ),
     Case("edits that are damaged", _edits(_edit(""), 0), "checksum", error=ChecksumError),
-    Case("record file twice", _second_file(lambda p: None), "two record files"),
+    Case("record file twice", _second_file(lambda p: None), "record files with the same id"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), "name"),
     Case("parts of other keys", _contradict(key="other"), "contradict"),
     Case("schemas differ", _second_file(_other_schema), "schemas"),
@@ -681,7 +681,7 @@ _INDEX = [
     Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), "Arrow"),
     Case("empty table file", _table("gaps", lambda t: b""), "Arrow"),
     Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), "Arrow"),
-    Case("a batch before the schema", _table("gaps", _without_schema), "no schema"),
+    Case("a batch before the schema", _table("gaps", _without_schema), "not a schema"),
     Case("two batches", _table("gaps", lambda t: _arrow(t, 2)), "batch"),
     Case("no batch", _table("gaps", lambda t: _arrow(t, 0)), "batch"),
     Case("lz4 buffers", _table("chunks0", lambda t: _arrow(t, compression="lz4")), "compressed"),
@@ -734,7 +734,7 @@ _INDEX = [
     Case("raw page of the index", _chunks("page_length", [[12, 64]] * 3), "length"),
     Case("page checksum", _chunks("page_crc32c", [[0, 0]] * 3), "page", ChecksumError),
     Case("chunks exchanged", _chunks("offset", [256, 64, 448]), "page", ChecksumError),
-    Case("largest frame of the index", _chunks("largest_frame", [[8], [16], [24]]), "not as large"),
+    Case("largest frame of the index", _chunks("largest_frame", [[8], [16], [24]]), "differs in size"),
     Case("bitmap of the index", _column("gaps", "chunk", [3]), "no chunk"),
 ]
 

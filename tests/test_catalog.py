@@ -263,7 +263,7 @@ def test_a_manifest_that_counts_other_episodes_than_its_files_hold(tmp_path: Pat
     before = contents(tmp_path)
     with pytest.raises(
         errors.DestinationError,
-        match=r"episodes and frames that the manifest says.*expected: \(3, ",
+        match=r"differs from the manifest in episodes.*expected: \(3, ",
     ):
         write(tmp_path, {"c": 1}, mode="append")
     assert contents(tmp_path) == before

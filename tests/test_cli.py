@@ -216,7 +216,7 @@ def test_info_lists_episodes(dataset: Path) -> None:
         }
         for number, frames in enumerate((11, 5))
     ]
-    assert "no episode is selected" in fail("info", dataset, "gamma/*")
+    assert "the selection has no episode" in fail("info", dataset, "gamma/*")
 
 
 def test_info_shows_an_episode(dataset: Path) -> None:

@@ -298,7 +298,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
     "statistics of pictures up to 255": (
         stats(lambda found: found[CAMERA].update(max=[255] * 3)),
         ["statistics"],
-        {"feature": CAMERA, "message": "statistics of pictures that are not from 0 to 1"},
+        {"feature": CAMERA, "message": "statistics of images are outside 0 to 1"},
     ),
     "a task without a text": (
         rows(column("task_index", at(0, 9))),

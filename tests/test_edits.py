@@ -240,7 +240,7 @@ def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
         delete_episodes(path, "*")
     with pytest.raises(ClipError, match=r"no such episode.*e9"):
         delete_episodes(path, ["e9"])
-    with pytest.raises(ClipError, match="no episode is selected"):
+    with pytest.raises(ClipError, match="the selection has no episode"):
         keep_episodes(path, "nothing*")
     with pytest.raises(ClipError, match=r"two episodes would have one key.*e2"):
         rename_episodes(path, {"e0": "e2"})
@@ -318,7 +318,7 @@ def test_an_error_names_a_function_without_its_address(tmp_path: Path) -> None:
         (none_of_them, "the function none_of_them"),
         (lambda episode: False, "a function of an episode"),
     ):
-        with pytest.raises(ClipError, match=rf"no episode is selected.*got: {name}$"):
+        with pytest.raises(ClipError, match=rf"the selection has no episode.*got: {name}$"):
             delete_episodes(path, function)
 
 

@@ -526,7 +526,7 @@ def test_copies_that_differ_are_refused() -> None:
     copy.chunks[0]["pages"]["crc32c"][-1, 0] += 1
     with pytest.raises(FormatError, match="contradict"):
         build_index({"a": whole, "b": copy})
-    with pytest.raises(FormatError, match="one id"):
+    with pytest.raises(FormatError, match="the same id"):
         build_index({"a": whole, "b": whole})
 
 

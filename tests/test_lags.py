@@ -146,7 +146,7 @@ def test_the_index_keeps_them(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_lags_that_make_no_sense(text: object) -> None:
-    with pytest.raises(FormatError, match="lags of timestamps"):
+    with pytest.raises(FormatError, match="time spans of timestamps"):
         Lags.from_text(text, 4)
 
 
@@ -164,6 +164,6 @@ def test_a_table_that_makes_no_sense(
     good.check(np.array([4, 1]))
     bad = replace(good, least=good.least.copy(), most=good.most.copy())
     bad.least[place], bad.most[place] = least, most
-    with pytest.raises(FormatError, match="lags of timestamps") as caught:
+    with pytest.raises(FormatError, match="time spans of timestamps") as caught:
         bad.check(np.array([4, 1]))
     assert caught.value.got == f"row {place[0]}"

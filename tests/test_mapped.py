@@ -119,7 +119,7 @@ def test_blocks_are_checked_as_the_whole_is(small: Path, is_remote: bool) -> Non
         (100, {"file": 10_000}, "no record file"),
         (200, {"offset": 65}, "wrong offset"),
         (300, {"offset": 1 << 40}, "outside"),
-        (359, {"page_length": 3}, "impossible length"),
+        (359, {"page_length": 3}, "wrong length"),
         (250, {"first_frame": 1 << 20}, "does not follow"),
         (251, {"num_frames": 65537}, "impossible number of frames"),
     ):

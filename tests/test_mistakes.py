@@ -50,7 +50,7 @@ def test_a_key_that_is_not_there(key: Any, path: Path) -> None:
     assert error.file == str(path)
     assert error.expected == "a key of 4 episodes, as set/0, set/1, set/2"
     assert error.got == repr(key)
-    assert str(error).startswith("no episode of this key; file: ")
+    assert str(error).startswith("unknown episode key; file: ")
     assert key not in episodes
     assert episodes.get(key) is None
 

@@ -259,7 +259,7 @@ def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
             write_ended(writer, "c")
         assert file.path == f"records/{bad.name}"
         assert file.reason
-        assert f"damaged record file left out, and not removed: {root}/{file}" in caplog.text
+        assert f"damaged record file skipped (not deleted): {root}/{file}" in caplog.text
         assert bad.read_bytes() == left
         whole = read_all(root)
         assert set(whole) == {"b", "c", *(["there"] if has_dataset else [])}

@@ -114,10 +114,10 @@ def _word(at: int, value: int) -> bytes:
         "extradata that is not there": (_word(28, 8), 15),
         "extradata that is too long": (_word(28, 2**17) + bytes(2**17), 15),
         "first offset": (_word(32, 1), 15),
-        "packets overlap": (_word(36, 2), 15),
+        "overlapping packets": (_word(36, 2), 15),
         "packet of no bytes": (_word(52, 0), 15),
         "another range": (_PAGE, 16),
-        "a place that no file has": (_PAGE[:20] + b"\xff" * 8 + _PAGE[28:], 15),
+        "an impossible start": (_PAGE[:20] + b"\xff" * 8 + _PAGE[28:], 15),
     }.values(),
 )
 def test_references_that_cannot_be_true(page: bytes, length: int) -> None:

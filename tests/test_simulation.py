@@ -216,7 +216,7 @@ FAULTS = {
     ),
     "clean keeps no version": PutBack(
         *(cleaning, "_earlier", lambda *_: (), ("rewrite", "clean keeping", "delete")),
-        "files of this version are gone",
+        "files of this version are missing",
     ),
     "a version has another's splits": PutBack(
         *(versions, "load_version", lambda storage, *_, **__: load_once(storage), _COMMITS),

@@ -130,7 +130,7 @@ def test_loaders_take_one(tmp_path: Path) -> None:
     assert {key for clip in both for key, _ in names(clip)} <= {
         key for key, split in splits.items() if split == "val"
     }
-    with pytest.raises(ClipError, match=r"no such split.*expected: train, val; got: 'test'"):
+    with pytest.raises(ClipError, match=r"unknown split.*expected: train, val; got: 'test'"):
         SeqRecordPipe(path, clip_len=2, split="test")
     with pytest.raises(ClipError, match="split is not valid"):
         SeqRecordPipe(path, clip_len=2, split=3)  # type: ignore[arg-type]

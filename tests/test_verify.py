@@ -150,7 +150,7 @@ def test_a_truncated_file(dataset: Path) -> None:
     file.write_bytes(data[: len(data) // 2])
     report = verify(dataset)
     messages = [problem.message for problem in report.problems]
-    assert "a record file of another length than the manifest says" in messages
+    assert "the length of a record file differs from the manifest" in messages
     assert "the file ended early" in messages
     assert {problem.file for problem in report.problems} == {str(file)}
     assert all(p.episode for p in report.problems if p.message == "the file ended early")
@@ -171,8 +171,8 @@ def test_a_file_in_the_place_of_another(dataset: Path) -> None:
     one, two, *_ = sorted((dataset / "records").iterdir())
     one.write_bytes(two.read_bytes())
     messages = [problem.message for problem in verify(dataset).problems]
-    assert "another record file than the manifest names" in messages
-    assert "a chunk of the index that the record file's footer does not list" in messages
+    assert "record file was replaced (id differs from the manifest)" in messages
+    assert "a chunk of the index is missing in the record file's footer" in messages
 
 
 def test_a_broken_index_does_not_hide_broken_pages(dataset: Path) -> None:

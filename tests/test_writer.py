@@ -257,7 +257,7 @@ def test_one_odd_frame_is_refused_wherever_it_comes(tmp_path: Path, kind: str, o
             for number in range(45):
                 episode.append({"x": np.zeros((4 - (number == odd), 3))})
 
-    with pytest.raises(errors.FrameError, match="give a schema") as caught:
+    with pytest.raises(errors.FrameError, match="pass schema=") as caught:
         write(tmp_path / "a")
     assert (caught.value.episode, caught.value.frame, caught.value.feature) == ("a", odd, "x")
     write(tmp_path / "b", features={"x": {"shape": (None, 3)}})

@@ -179,7 +179,7 @@ class GroupIndex:
     def check_chunks(
         self, file_sizes: npt.NDArray[np.uint64], release: Callable[[], None], block_pages: int
     ) -> None:
-        """Check that chunks are inside their record files and pages match their number of frames."""
+        """Check that chunks are inside their record files and pages fit their number of frames."""
         step = max(1, block_pages // len(self.schema))
         for first in range(0, len(self.file), step):
             rows = slice(first, first + step)
@@ -254,7 +254,7 @@ class Index:
         return self.groups[self.schema[feature].group]
 
     def lengths(self, feature: str) -> npt.NDArray[np.uint64]:
-        """Return bytes of a feature in each chunk of its group: the page and its referenced ranges."""
+        """Return a feature's bytes in each chunk of its group, including references: uint64 [C]."""
         group = self.group_of(feature)
         lengths = group.page_length[:, group.schema.position(feature)].astype(np.uint64)
         lengths += group.external
@@ -342,7 +342,7 @@ class Index:
         return digest.hexdigest()
 
     def encode(self) -> dict[str, pa.Buffer]:
-        """Encode the tables, by name (see `table_names`), as Arrow IPC files of one record batch."""
+        """Encode the tables as Arrow IPC files of one record batch, by name; see `table_names`."""
         counts = np.stack([group.num_chunks for group in self.groups], axis=1)
         episodes = [
             *(self.keys, self.uids, self.num_frames, self.fps, self.split, self.metadata, counts)

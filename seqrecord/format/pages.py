@@ -289,7 +289,7 @@ def chunk_bytes(lengths: npt.NDArray[np.integer[Any]], schema: Schema) -> npt.ND
 
 
 def slice_frames(spec: FeatureSpec) -> int:
-    """Return the frames in a slice of a raw page: the fewest that fill `SLICE_BYTES`, at least one."""
+    """Return the frames in a slice of a raw page: the fewest with `SLICE_BYTES`, at least 1."""
     return max(1, -(-SLICE_BYTES // spec.nbytes))
 
 
@@ -306,7 +306,7 @@ def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) 
     if dtype.newbyteorder("<") != spec.dtype or not spec.accepts(shape):
         hint = "" if spec.accepts(shape) else _HINT
         raise FrameError(
-            f"array does not match its feature{hint}",
+            f"an array does not match its feature{hint}",
             feature=spec.name,
             expected=spec,
             got=f"{dtype} {list(shape)}",

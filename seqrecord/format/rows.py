@@ -92,7 +92,7 @@ def gap_rows(chunk: int, feature: int, present: npt.NDArray[np.bool_]) -> npt.ND
 
 
 def present_frames(gaps: npt.NDArray[Any], num_frames: int) -> npt.NDArray[np.bool_]:
-    """Return which frames of a chunk have a feature, bool [num_frames], given the page's gap rows."""
+    """Return which frames of a chunk have a feature, bool [num_frames], from its gap rows."""
     present = np.ones((-(-num_frames // WORD), WORD), np.bool_)
     present[gaps["word"]] = _bits(gaps["present"])
     return present.reshape(-1)[:num_frames]
@@ -229,7 +229,7 @@ def check_pages(
         else:
             least = np.where(external, least_reference_bytes(n), table_bytes(spec, n))
             fits = np.where(n == 0, length == 0, length >= least) & ((n > 0) | (external == 0))
-            check_rows(fits, f"a page of {spec.name} with a wrong length", offset, first=first)
+        check_rows(fits, f"a page of {spec.name} with a wrong length", offset, first=first)
         if spec.name in variable:
             fits = _can_be_largest(largest[:, variable[spec.name]], n, length, spec)
             message = f"a page of {spec.name} with an impossible largest frame"
@@ -242,9 +242,7 @@ def _can_be_largest(
     length: npt.NDArray[Any],
     spec: FeatureSpec,
 ) -> npt.NDArray[np.bool_]:
-    """Return whether frames of `largest` bytes are possible in pages of `count` frames, bool
-    [chunks].
-    """
+    """Return which pages can have a largest frame of `largest` bytes, bool [chunks]."""
     nbytes: npt.NDArray[np.int64] = np.minimum(largest, MAX_FRAME_BYTES + 1).astype(np.int64)
     fits: npt.NDArray[np.bool_]
     fits = (nbytes <= MAX_FRAME_BYTES) & (nbytes % spec.nbytes == 0) & ((count > 0) | (nbytes == 0))
@@ -333,8 +331,7 @@ def times_schema(num_features: int, longest: int) -> pa.Schema:
 
 
 def table_names(schema: Schema) -> tuple[str, ...]:
-    """Return the names of an index's tables: `episodes`, `chunks0` and so on for each group,
-    `gaps`.
+    """Return the table names of an index: `episodes`, `chunks0` and so on for each group, `gaps`.
 
     Schemas with timestamp features add `times`.
     """

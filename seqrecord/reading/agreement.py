@@ -1,4 +1,4 @@
-"""Whether the index of a dataset is the one that its record files give."""
+"""Compares a dataset's index with the footers of its record files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _Footers: TypeAlias = "Sequence[Footer | None]"
 def disagreements(
     stored: Index, rebuilt: Index, footers: _Footers, urls: Sequence[str]
 ) -> list[FormatError]:
-    """An error for each episode of which the two indexes say something else.
+    """Return an error for each episode that differs between the two indexes.
 
-    `rebuilt` comes from `footers`, which are those of the record files in the order in which both
-    indexes number them; one that cannot be read is `None`, and the stored episodes in its file are
-    not compared. `urls` are the files' addresses. The indexes may name different copies of a chunk.
+    `rebuilt` was built from `footers`, in the order of both indexes' file numbers. An unreadable
+    footer is `None`; episodes stored in its file are not compared. `urls` are the files'
+    addresses. The indexes may refer to different copies of a chunk.
     """
     if _are_equal(stored, rebuilt):
         return []
@@ -44,9 +44,9 @@ def disagreements(
         group = stored.groups[number]
         is_lost = _listed(footers, stored, number, row) is None
         error = FormatError(
-            "a chunk of the index that the record file's footer does not list"
+            "a chunk of the index is missing in the record file's footer"
             if is_lost
-            else "index and record file do not agree on a chunk",
+            else "index and record file disagree on a chunk",
             file=urls[group.file[row]],
             offset=int(group.offset[row]),
             episode=key,
@@ -56,7 +56,7 @@ def disagreements(
     first = rebuilt.groups[0]
     return found + [
         FormatError(
-            "a complete episode that the index does not list; `seqrecord reindex` adds it",
+            "a complete episode is missing in the index; `seqrecord reindex` adds it",
             file=urls[first.file[first.first_chunk[number]]],
             episode=key,
         )
@@ -66,7 +66,7 @@ def disagreements(
 
 
 def _are_equal(stored: Index, rebuilt: Index) -> bool:
-    """Whether all columns are, as mostly: to look at each episode takes long."""
+    """Compare whole columns first, since a comparison by episode is slow."""
     pairs = [(stored, rebuilt), *zip(stored.groups, rebuilt.groups, strict=True)]
     return all(
         np.array_equal(getattr(one, name), getattr(other, name))
@@ -77,7 +77,7 @@ def _are_equal(stored: Index, rebuilt: Index) -> bool:
 
 
 def _facts(index: Index, episode: int) -> tuple[Any, ...]:
-    """What is equal in two indexes of an episode, beside what is said of its chunks."""
+    """Return an episode's values that must be equal in both indexes, except for its chunks."""
     return (
         index.num_frames[episode],
         index.fps[episode],
@@ -89,7 +89,7 @@ def _facts(index: Index, episode: int) -> tuple[Any, ...]:
 
 
 def _places(index: Index, episode: int) -> list[tuple[int, int]]:
-    """Group and row of all chunks of an episode."""
+    """Return group and row of all chunks of an episode."""
     each = ((number, group.rows_of(episode)) for number, group in enumerate(index.groups))
     return [(number, row) for number, rows in each for row in range(rows.start, rows.stop)]
 
@@ -97,9 +97,9 @@ def _places(index: Index, episode: int) -> list[tuple[int, int]]:
 def _differing(
     stored: Index, number: int, row: int, rebuilt: Index, other: int, footers: _Footers
 ) -> str:
-    """What differs of a chunk, which is row `other` of its group in `rebuilt`; empty for nothing.
+    """Name the differences between a chunk and row `other` of its group in `rebuilt`.
 
-    A copy may lie elsewhere.
+    Empty if equal. Copies may have different offsets.
     """
     first, second = (
         _chunk_facts(stored.groups[number], row),
@@ -117,7 +117,7 @@ def _differing(
 
 
 def _chunk_facts(group: GroupIndex, row: int) -> dict[str, Any]:
-    """What a chunk table says of a chunk, by what errors call it."""
+    """Return a chunk's values by their names in errors."""
     return {
         "frames": (group.first_frame[row], group.num_frames[row]),
         "page lengths": group.page_length[row].tolist(),
@@ -130,7 +130,7 @@ def _chunk_facts(group: GroupIndex, row: int) -> dict[str, Any]:
 
 
 def _listed(footers: _Footers, index: Index, number: int, row: int) -> Any:
-    """The chunk that the footer of the index's file lists at the index's offset; or `None`."""
+    """Return the chunk row in the footer at the index's file and offset, or `None`."""
     group = index.groups[number]
     footer = footers[group.file[row]]
     if footer is None:
@@ -138,6 +138,6 @@ def _listed(footers: _Footers, index: Index, number: int, row: int) -> Any:
     chunks = footer.chunks[number]
     offset = group.offset[row]
     start, stop = (np.searchsorted(chunks["offset"], offset, side) for side in ("left", "right"))
-    found = chunks[start:stop]  # more than one where a chunk takes no room
+    found = chunks[start:stop]  # several if chunks have no bytes
     found = found[found["first_frame"] == group.first_frame[row]] if len(found) > 1 else found
     return found[0] if len(found) else None

@@ -1,4 +1,4 @@
-"""How much is read and decoded."""
+"""Cost of reading, in requests, bytes and decoded frames."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 class Amount:
     """Requests, bytes and decoded frames.
 
-    `requests` go to services; a local disk or a mount needs none. `bytes` include gaps between
-    pages. `frames_decoded` counts as `SeqRecordPipe.stats` does; `video_frames_decoded` is the most
-    that it can count.
+    `requests` are requests to a storage service, 0 for local disks and mounts. `bytes` include gaps
+    between pages. `frames_decoded` is counted like `SeqRecordPipe.stats`; `video_frames_decoded` is
+    its upper bound for video.
     """
 
     requests: int = 0

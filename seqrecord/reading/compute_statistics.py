@@ -1,4 +1,4 @@
-"""Computes statistics of frames: of a dataset, a split, or what a transform makes of them."""
+"""Computes statistics of frames, of a dataset or split, optionally after a transform."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import request_threads
 from seqrecord.units import check_integer
 
-_SPAN_BYTES = 32 << 20  # decoded, of one feature, that a thread holds
-_SPAN_FRAMES = 1024  # at most; a power of two, as the frames of chunks are
+_SPAN_BYTES = 32 << 20  # decoded frames of one feature in a thread
+_SPAN_FRAMES = 1024  # maximum; a power of two, like the frames in a chunk
 _TASK_FRAMES = 4096
 _GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True)
 class StatisticsProgress:
-    """Frames of which all features have been looked at, of all."""
+    """Number of frames processed for all features, and the total."""
 
     frames: int
     total_frames: int
@@ -74,7 +74,7 @@ def compute_statistics(
     found: dict[int, Statistics] = {}
     done = 0
     with request_threads(threads, "statistics") as pool:
-        # In order, so that what is merged is the same.
+        # In order, for reproducible merging.
         for task, part in pool.map(partial(_collect, step), _tasks(columns, rows), 2 * threads):
             at = task.column
             found[at] = found[at].merged(part) if at in found else part
@@ -87,7 +87,7 @@ def compute_statistics(
 
 @dataclass(frozen=True)
 class _Column:
-    """Features that are read together; statistics are of them, or of the arrays that are made."""
+    """Features read together. Statistics are computed of them, or of the transform's arrays."""
 
     contents: Contents
     read: tuple[FeatureSpec, ...]
@@ -97,13 +97,13 @@ class _Column:
 
     @property
     def span_frames(self) -> int:
-        """Frames that are read together: a power of two, so that most spans hold whole chunks."""
+        """Frames read together: a power of two, so that most spans consist of whole chunks."""
         nbytes = max(1, sum(spec.nbytes for spec in self.read))
         fitting = max(1, min(_SPAN_FRAMES, _SPAN_BYTES // nbytes))
         return 1 << (fitting.bit_length() - 1)
 
     def present(self, episode: Episode) -> npt.NDArray[np.bool_]:
-        """Which frames have all features that are read."""
+        """Return which frames have all features."""
         present = np.ones(len(episode), bool)
         for spec in self.read:
             present &= episode.present(spec.name)
@@ -112,7 +112,7 @@ class _Column:
     def frames(
         self, episode: Episode, numbers: npt.NDArray[np.int64]
     ) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]]:
-        """What statistics are of in these frames: name, array [n, …], and the numbers [n]."""
+        """Yield the values of frames `numbers`: name, array [n, …], frame numbers [n]."""
         names = [spec.name for spec in self.read]
         found = episode.read(numbers.tolist(), features=names)
         if self.transform is None:
@@ -128,7 +128,7 @@ class _Column:
                 yield name, array[None], numbers[i : i + 1]
 
     def made(self, key: str, number: int, frame: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        """The arrays that `frame_transform` makes of a frame, like those of the first one."""
+        """Apply `frame_transform` to a frame; checks the result against the first one."""
         assert self.transform is not None
         try:
             made = apply_transform(self.transform, frame)
@@ -146,7 +146,7 @@ class _Column:
 def _made_column(
     contents: Contents, rows: npt.NDArray[np.int64], transform: FrameTransform
 ) -> _Column:
-    """The first frame that lacks nothing says what `frame_transform` makes."""
+    """Determine the results of `frame_transform` with the first complete frame."""
     check_signature("frame_transform", transform, "frame")
     column = _Column(contents, tuple(contents.features.values()), contents.features, transform)
     for key in contents.index.keys.take(rows).to_pylist():
@@ -165,20 +165,20 @@ def _made_column(
 
 
 class _Task(NamedTuple):
-    """A column of some episodes, by their rows."""
+    """Episodes of a column, by row."""
 
     column: int
     what: _Column
     episodes: npt.NDArray[np.int64]
     num_frames: int
-    first_span: int  # how many spans of the column come before it
+    first_span: int  # number of the column's spans in preceding tasks
 
 
 def _tasks(columns: Sequence[_Column], rows: npt.NDArray[np.int64]) -> Iterator[_Task]:
     if not columns:
         return
     lengths = columns[0].contents.index.num_frames[rows].astype(np.int64)
-    # An episode begins a task where the frames before it fill one more.
+    # A new task begins after each `_TASK_FRAMES` frames, at an episode's start.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
     first = [0] * len(columns)
     for a, b in pairwise(followed(same=number)):
@@ -188,7 +188,7 @@ def _tasks(columns: Sequence[_Column], rows: npt.NDArray[np.int64]) -> Iterator[
 
 
 def _collect(step: int, task: _Task) -> tuple[_Task, Statistics]:
-    """The statistics of a task, of one of `step` spans."""
+    """Compute the statistics of a task, from one of `step` spans."""
     column, span = task.what, task.first_span - 1
     collector, length = StatisticsCollector(column.schema), column.span_frames
     contents = column.contents
@@ -199,7 +199,7 @@ def _collect(step: int, task: _Task) -> tuple[_Task, Statistics]:
         for first in range(0, len(episode), length):
             last = min(first + length, len(episode))
             span += 1
-            # Multiples of the golden ratio lie evenly, and in step with no length of episodes.
+            # Multiples of the golden ratio are evenly spread, with no period in episode lengths.
             collector.skip(last - first)
             if (span * _GOLDEN) % 1 * step >= 1:
                 continue

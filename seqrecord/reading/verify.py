@@ -1,4 +1,4 @@
-"""verify: reads all of a dataset and collects everything that is wrong with it."""
+"""verify: reads a whole dataset and collects all its problems."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from seqrecord.units import format_size
 
 @dataclass(frozen=True)
 class VerifyProgress:
-    """How far `verify` is, in bytes of pages."""
+    """Progress of `verify`, in bytes of pages."""
 
     page_bytes: int
     total_bytes: int
@@ -55,11 +55,10 @@ class VerifyProgress:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` has read and found. `notes` are no problems.
+    """Result of `verify`. `notes` are remarks, not problems.
 
-    `version` is the id of what it has read, empty where no manifest says it, and `last_passed` when
-    a `verify` before this one found no problem, if that is known. `skipped` are the checks that
-    this run did not make.
+    `version` is the checked version, empty without a readable manifest. `last_passed` is the last
+    earlier run without problems, if known. `skipped` are checks that this run did not make.
     """
 
     url: str
@@ -77,7 +76,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all is as it was written."""
+        """Whether no problem was found."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -102,7 +101,7 @@ def verify(
     num_threads: int | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
 ) -> VerifyReport:
-    """As `seqrecord.verify`, of the dataset in `storage`, whose pages refer to `externals`."""
+    """Like `seqrecord.verify`, for the dataset in `storage` with its external files."""
     num_threads = num_threads or usable_cores()
     externals = externals or ExternalFiles(storage)
     stored = _stored(storage, externals)
@@ -129,7 +128,7 @@ def verify(
             check = partial(_check_chunk, reader, index, deep)
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
             for each in some:
-                # An external file, or a missing package, is wrong for all pages that need it.
+                # An external file or a missing package affects many pages: one problem.
                 if (each.message, each.file) not in told:
                     problems.append(each)
                 if isinstance(each, (StorageError, MissingPackageError)):
@@ -137,11 +136,11 @@ def verify(
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total))
-    if stored.version and not problems and storage.has_conditions:  # of fsspec a put may be more
+    if stored.version and not problems and storage.has_conditions:  # fsspec cannot put atomically
         try:
             record_verified(storage, stored.version, deep=deep)
         except StorageError as error:
-            notes.append(f"{storage.url}: that it passed cannot be recorded: {error.message}")
+            notes.append(f"{storage.url}: cannot record the successful check: {error.message}")
     return VerifyReport(
         url=storage.url,
         deep=deep,
@@ -156,7 +155,7 @@ def verify(
 
 
 def _skipped(deep: bool, index: Index | None) -> tuple[str, ...]:
-    """The checks that a run does not make."""
+    """List the checks that this run does not make."""
     found = [] if deep else ["decoded frames; --deep decodes every frame"]
     if index is not None and any(group.external.any() for group in index.groups):
         found.append(
@@ -168,7 +167,7 @@ def _skipped(deep: bool, index: Index | None) -> tuple[str, ...]:
 
 @contextmanager
 def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
-    """An error in the block is a problem, and ends the block; but where nothing answers."""
+    """Record an error of the block as a problem. A `TransientError` is raised: nothing answers."""
     try:
         yield
     except TransientError:
@@ -179,11 +178,11 @@ def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
 
 @dataclass
 class _Stored:
-    """What a dataset says of itself, as far as it can be read.
+    """Readable metadata of a dataset.
 
-    The record files are in the order in which the index numbers them; a `file_id` is empty where no
-    manifest says it. `left_out` are the uids of complete episodes in them that are not in the
-    index. `edits` that cannot be read are `None`, and so is an index that is broken.
+    `record_files` are in the order of the index's numbers; `file_id` is empty without a manifest.
+    `left_out` are uids of complete episodes that are not in the index. `edits` and `index` are
+    `None` if unreadable.
     """
 
     record_files: Sequence[RecordFile]
@@ -196,9 +195,9 @@ class _Stored:
 
 
 def _stored(storage: Storage, externals: ExternalFiles) -> _Stored:
-    """Without a manifest that can be read, of all record files that are there.
+    """Read manifest, edits and index; all present record files if the manifest is damaged.
 
-    Raises `NotFoundError` where there is no manifest.
+    Raises `NotFoundError` if there is no manifest.
     """
     try:
         manifest = read_manifest(storage)
@@ -216,12 +215,12 @@ def _stored(storage: Storage, externals: ExternalFiles) -> _Stored:
     if not broken:
         with _noting(broken):
             found.index = index = load_index(storage, manifest)
-            for number in range(len(index.num_frames)):  # which `load` leaves for later
+            for number in range(len(index.num_frames)):  # not checked by `load`
                 with _noting(broken):
                     index.episode_metadata(number)
             if (actual := index.fingerprint()) != manifest.fingerprint:
                 raise FormatError(
-                    "the manifest's fingerprint is not that of the index",
+                    "the manifest's fingerprint differs from the index",
                     file=f"{storage.url}/{MANIFEST}",
                     expected=manifest.fingerprint,
                     got=actual,
@@ -240,7 +239,10 @@ def _stored(storage: Storage, externals: ExternalFiles) -> _Stored:
 
 
 def _agreed(storage: Storage, stored: _Stored, footers: Sequence[Footer | None]) -> Index | None:
-    """The stored index, or in its place what the footers give; notes where they disagree."""
+    """Return the stored index, or one rebuilt from the footers.
+
+    Adds disagreements to the problems.
+    """
     paths, index = [file.path for file in stored.record_files], stored.index
     read = {path: footer for path, footer in zip(paths, footers, strict=True) if footer is not None}
     try:
@@ -253,7 +255,7 @@ def _agreed(storage: Storage, stored: _Stored, footers: Sequence[Footer | None])
         return index
     if index is None:
         return rebuilt
-    if stored.edits is not None:  # or nobody knows what was deleted
+    if stored.edits is not None:  # without edits, deletions are unknown
         urls = [f"{storage.url}/{path}" for path in paths]
         stored.problems += disagreements(index, rebuilt, footers, urls)
     return index
@@ -261,7 +263,7 @@ def _agreed(storage: Storage, stored: _Stored, footers: Sequence[Footer | None])
 
 @dataclass
 class _File:
-    """`footer` is `None` where it cannot be read, or belongs to no file of this dataset."""
+    """Result for one record file. `footer` is `None` if unreadable or of another schema."""
 
     footer: Footer | None = None
     is_there: bool = False
@@ -269,14 +271,14 @@ class _File:
 
 
 def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _File:
-    """Length, header and footer of a record file, and whether they are those of the manifest."""
+    """Check a record file's length, header and footer against the manifest."""
     shown, found = f"{storage.url}/{file.path}", _File()
     with _noting(found.problems):
         size = storage.size(file.path)
         found.is_there = True
         if size != file.size:
             other = FormatError(
-                "a record file of another length than the manifest says",
+                "the length of a record file differs from the manifest",
                 file=shown,
                 expected=f"{file.size} bytes",
                 got=f"{size} bytes",
@@ -285,7 +287,7 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
         footer = read_footer(storage, file.path)
         if file.file_id not in ("", footer.file_id):
             other = FormatError(
-                "another record file than the manifest names",
+                "record file was replaced (id differs from the manifest)",
                 file=shown,
                 offset=0,
                 expected=file.file_id,
@@ -293,11 +295,11 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
             )
             found.problems.append(other)
             chunks, gaps = (tuple(r[:0] for r in rows) for rows in (footer.chunks, footer.gaps))
-            # It holds nothing of this dataset.
+            # Its rows belong to another dataset.
             footer = replace(footer, file_id=file.file_id, episodes=(), chunks=chunks, gaps=gaps)
         if index is not None and not index.schema.continues(footer.schema, edited=True):
             raise FormatError(
-                "a record file of another schema",
+                "a record file has another schema",
                 file=shown,
                 expected=index.schema,
                 got=footer.schema,
@@ -307,8 +309,7 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
 
 
 def _places(groups: Sequence[GroupIndex], gone: Container[int]) -> Iterator[tuple[int, int]]:
-    """Group and row of all chunks in the order of the disk, but of those in files that are not
-    there, by their numbers."""
+    """Yield group and row of all chunks, sorted by file and offset, except in missing files."""
     if not groups:
         return
     number = np.repeat(np.arange(len(groups)), [len(group.file) for group in groups])
@@ -323,9 +324,9 @@ def _places(groups: Sequence[GroupIndex], gone: Container[int]) -> Iterator[tupl
 def _check_chunk(
     reader: ChunkReader, index: Index, deep: bool, place: tuple[int, int]
 ) -> tuple[list[SeqRecordError], dict[str, int]]:
-    """Every page against its checksums; what a reader counts on or users are given, besides.
+    """Check the checksums of pages and slices, and shapes. `deep` decodes every frame.
 
-    If `deep`, every frame of those that match, decoded.
+    Returns problems and counts.
     """
     chunk, num_frames = reader.chunk_at(*place), 0
     pages = [page for page in reader.pages(chunk) if page.num_present]
@@ -334,7 +335,7 @@ def _check_chunk(
     try:
         sound += zip(pages, reader.read(pages), strict=True)
     except ChecksumError:
-        for page in pages:  # one by one, for more than one may be broken
+        for page in pages:  # one by one, since several may be damaged
             with _noting(problems):
                 sound += [(page, data) for data in reader.read([page])]
     except TransientError:
@@ -360,7 +361,7 @@ def _check_chunk(
 def _decode(
     reader: ChunkReader, page: Page, data: memoryview, problems: list[SeqRecordError]
 ) -> int:
-    """How many frames were tried: none where a package is missing, which is one problem."""
+    """Decode all frames of a page; returns their number. A missing package is one problem."""
     there = filter(page.has, range(page.chunk.num_frames))
     out = np.empty(0, reader.features[page.feature].dtype)
     for frame, shape in zip(there, reader.shapes(page, data), strict=True):
@@ -383,8 +384,8 @@ def _notes(storage: Storage, files: Sequence[RecordFile]) -> list[str]:
         stray = [path for path in record_sizes(storage) if path not in listed]
     except TransientError:
         raise
-    except StorageError as error:  # of a web server, and where listing is forbidden
-        return [f"{storage.url}: what else lies there cannot be listed: {error.message}"]
+    except StorageError as error:  # web servers, or no permission
+        return [f"{storage.url}: cannot list other files: {error.message}"]
     return [
         *(f"{storage.url}/{path}: not part of the dataset" for path in stray),
         *(f"{storage.url}/{path}: not finished, or left by an interrupted write" for path in cut),
