@@ -121,7 +121,7 @@ def test_an_index_whose_copied_files_are_gone_is_refused(name: str, tmp_path: Pa
     path = change(root)
     path.unlink()
     index = again(index)
-    with pytest.raises(NotFoundError, match="is gone"):
+    with pytest.raises(NotFoundError, match="is missing"):
         seqrecord.open(index)
 
 

@@ -237,7 +237,7 @@ def test_info_shows_an_episode(dataset: Path) -> None:
         [[4, 5], [9, 10]],
         [],
     )
-    assert "no such episode" in fail("info", dataset, "alpha/Easy")
+    assert "unknown episode" in fail("info", dataset, "alpha/Easy")
 
 
 def test_what_lies_where_no_dataset_is(dataset: Path, tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
         (["info", "{dataset}", "--features", "none"], "no such feature"),
         (["info", "{dataset}", "--storage-option", "a=b"], "a local path does not take"),
         (["verify", "{tree}"], "no dataset, but originals"),
-        (["export", "{dataset}", "none", "{tree}"], "no such episode"),
+        (["export", "{dataset}", "none", "{tree}"], "unknown episode"),
         (["view", "{dataset}", "--start", "11"], "a clip outside its episode"),
         (["view", "{dataset}", "--clip-len", "99"], "a clip outside its episode"),
         (["view", "{dataset}", "-o", "{dataset}/none/clip.png"], "No such file or directory"),

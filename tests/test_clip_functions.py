@@ -200,7 +200,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (
         lambda made: {**made, "x": made["x"][:2]},
         ClipError,
-        r"^clip_transform gives.* first clip;.*float64 \[3\].*float64 \[2\]",
+        r"^clip_transform returns.* first clip;.*float64 \[3\].*float64 \[2\]",
     ),
     (lambda made: {**made, "x": made["x"].astype("f4")}, ClipError, r"float64.*float32 \[3\]"),
     (lambda made: {"x": made["x"]}, ClipError, "other features than for the first clip.*x, y"),

@@ -371,7 +371,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "not checked: decoded frames" in text
     (root / VIDEO).unlink()
     text = run("doctor", root, "--quiet", code=1).stdout
-    assert "error: missing_file: a file that is not there" in text
+    assert "error: missing_file: a file is missing" in text
     told = json.loads(run("doctor", root, "--quiet", "--json", code=1).stdout)
     assert told["ok"] is False
     assert len(told["skipped"]) == 2

@@ -238,7 +238,7 @@ def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     text = (path / "manifest.json").read_bytes()
     with pytest.raises(ClipError, match="no episode would be left"):
         delete_episodes(path, "*")
-    with pytest.raises(ClipError, match=r"no such episode.*e9"):
+    with pytest.raises(ClipError, match=r"unknown episode.*e9"):
         delete_episodes(path, ["e9"])
     with pytest.raises(ClipError, match="the selection has no episode"):
         keep_episodes(path, "nothing*")
@@ -305,7 +305,7 @@ def test_the_commands(tmp_path: Path) -> None:
         assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 2
     result = CliRunner().invoke(main, ["edit", "delete", str(path), "nothing"])
     assert result.exit_code == 1
-    assert "no such episode" in result.stderr
+    assert "unknown episode" in result.stderr
 
 
 def test_an_error_names_a_function_without_its_address(tmp_path: Path) -> None:

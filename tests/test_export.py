@@ -310,7 +310,7 @@ def test_frames_that_are_not_there(dataset: Dataset, tmp_path: Path, frames: lis
 
 def test_what_is_not_there(dataset: Dataset, tmp_path: Path) -> None:
     for key in ("alpha/Easy", "../records", "/etc", ""):
-        with pytest.raises(ClipError, match="no such episode"):
+        with pytest.raises(ClipError, match="unknown episode"):
             to_files(dataset, key, tmp_path / "out")
     with pytest.raises(SchemaError, match="no such feature"):
         to_files(dataset, KEY, tmp_path / "out", features=["nothing"])

@@ -513,7 +513,7 @@ def test_an_argument_that_an_original_does_not_take(
         SourceError, match=r"tolerance cannot be chosen for .* videos: leave it out"
     ):
         seqrecord.open(root, tolerance=0.01)
-    with pytest.raises(ClipError, match="originals does not go with an original"):
+    with pytest.raises(ClipError, match="originals cannot be combined with an original"):
         seqrecord.open(root, originals=tmp_path)
     with pytest.raises(NotFoundError):
         seqrecord.open(tmp_path / "gone", tolerance=0.01, originals=tmp_path)

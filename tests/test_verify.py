@@ -313,7 +313,7 @@ def _in_group(index: Index, **columns: Any) -> dict[str, Any]:
     [
         (_changed("page_length", (0, 1), 1), "different page lengths"),
         (_changed("page_crc32c", (0, 0), 1), "different page checksums"),
-        (_changed("offset", 0, 64), "does not list"),
+        (_changed("offset", 0, 64), "is missing in"),
         (_changed("num_frames", 0, -1), "different frames"),
         (_changed("fps", 0, 30), "different episode"),
         (_changed("uids", (0, 3), 1), "different episode"),

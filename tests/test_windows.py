@@ -639,7 +639,7 @@ def test_windows_that_time_cannot_bound(timed: Path, tmp_path: Path) -> None:
     for name in ("back", "none"):
         error = refused(tmp_path / name, "timestamps do not ascend, or are missing in a frame")
         assert (error.episode, error.feature) == ("1", "time")
-    assert refused(tmp_path / "back", "a feature that is not there", by="b").got == "b"
+    assert refused(tmp_path / "back", "an unknown feature", by="b").got == "b"
     assert (
         refused(tmp_path / "back", "not a timestamp", by="a").got
         == "kind None, unit None, int64 []"
