@@ -457,8 +457,8 @@ _EPISODES = [
     ),
     Case("episode is no object", _head(episodes=[1]), "right keys"),
     Case("episode has another key", _part(extra=1), "right keys"),
-    Case("lags of no timestamp", _part(lags={"x": ""}), "not timestamps"),
-    Case("lags are a list", _part(lags=[]), "not timestamps"),
+    Case("time spans of no timestamp", _part(time_spans={"x": ""}), "not timestamps"),
+    Case("time spans are a list", _part(time_spans=[]), "not timestamps"),
     *(
         Case(f"episode key {key!r:.20}", _part(key=key), "episode key")
         for key in (

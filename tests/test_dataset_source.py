@@ -237,7 +237,7 @@ def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:
 
 
 def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
-    """Their lags are collected, and a rate that they contradict is left out."""
+    """Their time spans are collected, and a rate that they contradict is left out."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     described: dict[str, Any] = {"t": {"kind": "timestamp", "unit": "s"}}
     for path, features in ((a, None), (b, described)):
@@ -253,11 +253,11 @@ def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
     assert any("fps left out" in note for note in report.inventory.notes)
     with seqrecord.open(b) as one, seqrecord.open(c) as two:
         assert two.episodes["e"].fps is None
-        lags = [dataset.contents.index.lags for dataset in (one, two)]
-        assert lags[0] is not None
-        assert lags[1] is not None
-        np.testing.assert_equal(lags[1].least, lags[0].least)
-        np.testing.assert_equal(lags[1].most, lags[0].most)
+        time_spans = [dataset.contents.index.time_spans for dataset in (one, two)]
+        assert time_spans[0] is not None
+        assert time_spans[1] is not None
+        np.testing.assert_equal(time_spans[1].least, time_spans[0].least)
+        np.testing.assert_equal(time_spans[1].most, time_spans[0].most)
 
 
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:

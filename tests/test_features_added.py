@@ -309,10 +309,10 @@ def test_lags_of_timestamps_are_those_of_the_feature_that_is_there(tmp_path: Pat
     def least() -> list[float]:
         seqrecord.reindex(path)
         with seqrecord.open(path) as dataset:
-            lags = dataset.contents.index.lags
-            assert lags is not None
-            assert lags.least[0, :, 1].tolist() == lags.most[0, :, 1].tolist()
-            return [float(x) for x in lags.least[0, :, 1]]  # of two frames
+            time_spans = dataset.contents.index.time_spans
+            assert time_spans is not None
+            assert time_spans.least[0, :, 1].tolist() == time_spans.most[0, :, 1].tolist()
+            return [float(x) for x in time_spans.least[0, :, 1]]  # of two frames
 
     assert least() == [2.0, 14.0]
     edit.drop_features(path, "t")

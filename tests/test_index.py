@@ -580,7 +580,7 @@ def test_edits_are_replayed() -> None:
     assert built.index.metadata.to_pylist() == ["{}", '{"x":1}', "{}", "{}"]
     assert built.index.split.tolist() == [2, 1, NO_SPLIT, NO_SPLIT]
     assert [built.index.uid(i) for i in range(4)] == [key * 32 for key in "abde"]
-    assert built.lost == ()
+    assert built.duplicates == ()
     with pytest.raises(FormatError, match="no complete episode"):
         build_index({"x": whole}, edits=Edits.of([Delete(tuple(key * 32 for key in "abcde"))]))
 

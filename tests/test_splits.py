@@ -16,7 +16,7 @@ import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit.episodes import deal_episodes, split_dataset
 from seqrecord.format.index import NO_SPLIT
-from seqrecord.reading.filters import EpisodeFacts
+from seqrecord.reading.filters import EpisodeDescription
 from tests.clip_data import LENGTHS, names, write_numbered
 from tests.command_line import main
 
@@ -34,7 +34,7 @@ def splits_of(path: Path) -> dict[str, str | None]:
     """The split of each episode."""
     found: dict[str, str | None] = {}
 
-    def look(episode: EpisodeFacts) -> bool:
+    def look(episode: EpisodeDescription) -> bool:
         found[episode.key] = episode.split
         return True
 
@@ -146,7 +146,7 @@ def test_a_function_sees_key_length_and_metadata(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "records")
     seen = []
 
-    def chosen(episode: EpisodeFacts) -> bool:
+    def chosen(episode: EpisodeDescription) -> bool:
         seen.append((episode.key, episode.num_frames, episode.fps, episode.split, dict(episode)))
         return episode.num_frames > 9 and episode["number"] != 0
 

@@ -31,7 +31,7 @@ from seqrecord.format.manifest import (
     version_path,
 )
 from seqrecord.format.pages import chunk_bytes
-from seqrecord.reading.index_building import conformed
+from seqrecord.reading.index_building import matching_footers
 from seqrecord.reading.metadata import read_edits, record_sizes
 from seqrecord.reading.versions import kept_versions
 from seqrecord.schema import Schema
@@ -127,7 +127,9 @@ def rewrite_files(
         dataset = read_existing(storage)
         manifest = dataset.manifest
         deleted = read_edits(storage, manifest.edits).deleted
-        _, fitting = conformed(list(dataset.footers.items()), manifest.schema, dataset.footers)
+        _, fitting = matching_footers(
+            list(dataset.footers.items()), manifest.schema, dataset.footers
+        )
         footers = dict(fitting)
         plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
         plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.living)]

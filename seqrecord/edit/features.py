@@ -28,7 +28,7 @@ from seqrecord.errors import (
 )
 from seqrecord.format.edits import Features
 from seqrecord.format.footer import EpisodePart
-from seqrecord.format.lags import has_lags
+from seqrecord.format.time_spans import is_timestamp
 from seqrecord.indexing.opening import opened
 from seqrecord.meanings import check_meanings
 from seqrecord.reading.dataset import Dataset
@@ -226,12 +226,12 @@ def _commit_schema(dataset: Opened, schema: Schema) -> None:
 
 
 def _check_lags(dataset: Opened, spec: FeatureSpec) -> None:
-    """`SchemaError` for a timestamp whose lags a record file lacks: they are made in writing."""
-    if not has_lags(spec):
+    """`SchemaError` for a timestamp without time spans in a record file: only writers make them."""
+    if not is_timestamp(spec):
         return
     place = list(dataset.manifest.schema).index(spec.name)
     for footer in dataset.footers.values():
-        if len(footer.schema) > place and not has_lags([*footer.schema.values()][place]):
+        if len(footer.schema) > place and not is_timestamp([*footer.schema.values()][place]):
             url, name = dataset.storage.url, spec.name
             raise SchemaError(
                 "a feature becomes a timestamp when it is written; write it anew: "

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import ChecksumError, FormatError, VersionError, located
-from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import (
     GAP_ROW,
@@ -28,13 +27,14 @@ from seqrecord.format.rows import (
     MAX_EPISODE_FRAMES,
     check_chunks,
     check_gaps,
+    check_overlaps,
     check_pages,
-    check_places,
     chunk_row,
     features_of,
     split_gaps,
 )
 from seqrecord.format.text import ID, check_key, parse_json, parse_metadata, parse_schema
+from seqrecord.format.time_spans import TimeSpans, timestamp_features
 from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
@@ -75,7 +75,7 @@ class EpisodePart:
     num_frames: int | None
     fps: float | None
     metadata: str  # a JSON object
-    lags: tuple[tuple[str, Lags], ...] = ()
+    time_spans: tuple[tuple[str, TimeSpans], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,11 @@ def encode_footer(footer: Footer) -> bytes:
         "num_gaps": sum(len(rows) for rows in footer.gaps),
         "episodes": [
             {name: getattr(part, name) for name in _EPISODE_KEYS}
-            | ({"lags": {n: lags.to_text() for n, lags in part.lags}} if part.lags else {})
+            | (
+                {"time_spans": {n: time_spans.to_text() for n, time_spans in part.time_spans}}
+                if part.time_spans
+                else {}
+            )
             for part in footer.episodes
         ],
     }
@@ -206,7 +210,7 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
     found = JsonObject(head, _KEYS, "the footer")
     schema = parse_schema(head["schema"], "the footer")
     file_id = found.text("file_id", ID)
-    timestamps = with_lags(schema)
+    timestamps = timestamp_features(schema)
     episodes = tuple(_parse_episode(value, timestamps) for value in found.list("episodes"))
     if len({part.uid for part in episodes}) != len(episodes):
         raise FormatError("an episode is listed twice in one footer")
@@ -223,7 +227,7 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
             expected="at least a chunk of every episode",
             got=f"chunks of {len(with_chunks)} of {len(episodes)} episodes",
         )
-    check_places(chunks, groups, offset)
+    check_overlaps(chunks, groups, offset)
     by_group = split_gaps(gaps, schema, offset)
     columns = zip(chunks, by_group, groups, features_of(schema), strict=True)
     for rows, some, group, features in columns:
@@ -260,7 +264,7 @@ def _parse_rows(
 
 
 def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
-    found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("lags",))
+    found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("time_spans",))
     key = check_key(found.value["key"])
     with located(FormatError, episode=key):
         num_frames = None
@@ -274,16 +278,16 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
             num_frames=num_frames,
             fps=_parse_fps(found.value["fps"]),
             metadata=found.value["metadata"],
-            lags=_parse_lags(found.value, num_frames, timestamps),
+            time_spans=_parse_time_spans(found.value, num_frames, timestamps),
         )
 
 
-def _parse_lags(
+def _parse_time_spans(
     episode: Mapping[str, Any], num_frames: int | None, timestamps: Sequence[str]
-) -> tuple[tuple[str, Lags], ...]:
-    if "lags" not in episode:
+) -> tuple[tuple[str, TimeSpans], ...]:
+    if "time_spans" not in episode:
         return ()
-    value = episode["lags"]
+    value = episode["time_spans"]
     if not isinstance(value, dict) or not value or not set(value) <= set(timestamps):
         raise FormatError(
             "time spans of features that are not timestamps",
@@ -292,7 +296,7 @@ def _parse_lags(
         )
     if num_frames is None:
         raise FormatError("time spans of an episode of unknown length")
-    return tuple((name, Lags.from_text(value[name], num_frames)) for name in sorted(value))
+    return tuple((name, TimeSpans.from_text(value[name], num_frames)) for name in sorted(value))
 
 
 def _parse_fps(value: object) -> float | None:

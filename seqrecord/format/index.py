@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import FormatError, located
-from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
@@ -42,6 +41,7 @@ from seqrecord.format.rows import (
     times_schema,
 )
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
+from seqrecord.format.time_spans import EpisodeTimeSpans, timestamp_features
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Schema
 
@@ -242,7 +242,7 @@ class Index:
     fps: npt.NDArray[np.float64]  # [E]
     split: npt.NDArray[np.uint16]  # [E]
     groups: tuple[GroupIndex, ...]
-    lags: EpisodeLags | None = None
+    time_spans: EpisodeTimeSpans | None = None
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
@@ -315,7 +315,9 @@ class Index:
                 _extended(first, second, first_file)
                 for first, second in zip(self.groups, more.groups, strict=True)
             ),
-            lags=None if self.lags is None or more.lags is None else self.lags.extended(more.lags),
+            time_spans=None
+            if self.time_spans is None or more.time_spans is None
+            else self.time_spans.extended(more.time_spans),
         )
 
     def fingerprint(self) -> str:
@@ -359,9 +361,11 @@ class Index:
                 chunks.append(group.external)
             tables[next(names)] = encode_table(chunks_schema(group.schema), chunks)
         tables[next(names)] = encode_table(GAPS, [gaps[name] for name in GAP_ROW.names or ()])
-        if self.lags is not None:
-            schema = times_schema(self.lags.least.shape[1], int(self.num_frames.max()))
-            tables[next(names)] = encode_table(schema, [self.lags.least, self.lags.most])
+        if self.time_spans is not None:
+            schema = times_schema(self.time_spans.least.shape[1], int(self.num_frames.max()))
+            tables[next(names)] = encode_table(
+                schema, [self.time_spans.least, self.time_spans.most]
+            )
         return tables
 
     @classmethod
@@ -411,12 +415,12 @@ class Index:
                 table.check_gaps()
             with located(FormatError, file=f"chunks{number}"):
                 table.check_chunks(sizes, release, block_pages)
-        lags = None
-        if timestamps := with_lags(schema):
+        time_spans = None
+        if timestamps := timestamp_features(schema):
             wanted = times_schema(len(timestamps), int(num_frames.max()))
             columns = decode_table("times", tables["times"], wanted)
             with located(FormatError, file="times"):
-                lags = _lags_of(columns, len(timestamps), num_frames)
+                time_spans = _time_spans_of(columns, len(timestamps), num_frames)
         release()
         return cls(
             schema=schema,
@@ -427,13 +431,13 @@ class Index:
             fps=episodes["fps"],
             split=episodes["split"],
             groups=tuple(groups),
-            lags=lags,
+            time_spans=time_spans,
         )
 
 
-def _lags_of(
+def _time_spans_of(
     columns: Mapping[str, Any], num_features: int, num_frames: npt.NDArray[np.int64]
-) -> EpisodeLags:
+) -> EpisodeTimeSpans:
     if (count := len(columns["least"])) != len(num_frames):
         raise FormatError(
             "the table of times does not fit the episode table",
@@ -441,9 +445,9 @@ def _lags_of(
             got=count,
         )
     shape = (count, num_features, -1)
-    lags = EpisodeLags(columns["least"].reshape(shape), columns["most"].reshape(shape))
-    lags.check(num_frames)
-    return lags
+    time_spans = EpisodeTimeSpans(columns["least"].reshape(shape), columns["most"].reshape(shape))
+    time_spans.check(num_frames)
+    return time_spans
 
 
 def _extended(first: GroupIndex, second: GroupIndex, first_file: int) -> GroupIndex:

@@ -272,7 +272,7 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
         return storage.read_whole(MANIFEST, MAX_MANIFEST_BYTES)
     except NotFoundError as error:
         # The bucket or container itself may be missing.
-        why = _what_is_there(storage) if error.message == "no such file" else error.message
+        why = _missing_manifest_hint(storage) if error.message == "no such file" else error.message
         raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
     except TransientError:
         raise  # no further requests to a storage that does not answer
@@ -297,7 +297,7 @@ def parse_manifest(storage: Storage, data: bytes, path: str = MANIFEST) -> Manif
         return Manifest.parse(data)
 
 
-def _what_is_there(storage: Storage) -> str:
+def _missing_manifest_hint(storage: Storage) -> str:
     """Describe the contents of a folder without a manifest, with a remedy."""
     if "://" not in storage.url and not Path(storage.url).exists():
         return "no such folder"

@@ -241,7 +241,7 @@ def _is_identity(value: object) -> bool:
     return value is None or (isinstance(value, str) and _TEXT.fullmatch(value) is not None)
 
 
-class PartOfFolder(NamedTuple):
+class FolderFile(NamedTuple):
     """A referenced file of an external folder; `identity` as in `ExternalFile`."""
 
     name: str
@@ -269,7 +269,7 @@ class Reference:
     frames: npt.NDArray[np.uint32]  # [p], as they are stored
     extradata: bytes = b""
     crc32c: int = 0
-    parts: tuple[PartOfFolder, ...] = ()
+    parts: tuple[FolderFile, ...] = ()
 
     @classmethod
     def of(
@@ -297,7 +297,7 @@ class Reference:
         place: tuple[str, int],
         starts: Sequence[int],
         sizes: Sequence[int],
-        parts: Sequence[PartOfFolder] = (),
+        parts: Sequence[FolderFile] = (),
     ) -> Reference:
         """Create the reference to frames encoded alone.
 
@@ -337,7 +337,7 @@ class Reference:
         return b"".join((head, *tables, self.frames.astype("<u4").tobytes(), self.extradata))
 
     @property
-    def room(self) -> int:
+    def offset_table_bytes(self) -> int:
         """Size of the offset table, in bytes, before frames encoded alone; 0 for video."""
         return 0 if self.is_video else 4 * (len(self.sizes) + 1)
 
@@ -345,12 +345,12 @@ class Reference:
         """Return the page with the packets themselves, given the bytes of the range.
 
         `codec` is the video codec. It is `None` for frames encoded alone; `data` is then
-        `offset_table_bytes` of free room and the frames' bytes, and becomes the page.
+        `offset_table_bytes` of free space and the frames' bytes, and becomes the page.
 
         Raises `ChecksumError` if the range changed since it was indexed, `FormatError` for invalid
         extradata.
         """
-        if self.crc32c and (actual := crc32c(data[self.room :]) or 1) != self.crc32c:
+        if self.crc32c and (actual := crc32c(data[self.offset_table_bytes :]) or 1) != self.crc32c:
             raise ChecksumError(
                 "a range of an external file does not match its checksum",
                 offset=self.start,
@@ -358,8 +358,8 @@ class Reference:
                 got=f"{actual:08x}",
             )
         if codec is None:
-            offsets = self.room + np.append(0, np.cumsum(self.sizes))
-            data[: self.room] = offsets.astype("<u4").tobytes()
+            offsets = self.offset_table_bytes + np.append(0, np.cumsum(self.sizes))
+            data[: self.offset_table_bytes] = offsets.astype("<u4").tobytes()
             return data
         try:
             form = packet_format(codec, self.extradata)
@@ -380,7 +380,7 @@ def named_file(page: memoryview) -> tuple[str, int]:
     return f"{list_id:016x}", file
 
 
-def lasting_sum(page: memoryview, file: ExternalFile) -> int:
+def portable_checksum(page: memoryview, file: ExternalFile) -> int:
     """Return a checksum of a page of references to `file`, independent of the file's root."""
     known = json.dumps([file.path, file.size, file.identity]).encode()
     return crc32c(page[16:], start=crc32c(page[:4], start=crc32c(known)))
@@ -425,7 +425,7 @@ def parse_reference(
     if start + int(ends[-1]) >= 2**63:
         raise refuse("with an impossible start", 20, "below 2**63", start)
     extradata = bytes(page[_HEAD.size + 12 * count :])
-    parts: tuple[PartOfFolder, ...] = ()
+    parts: tuple[FolderFile, ...] = ()
     if num_frames is not None:
         if count != num_frames or (table[2] != np.arange(count)).any():
             raise refuse("with frames missing or out of order", 0, num_frames, count)
@@ -440,12 +440,12 @@ def parse_reference(
     return Reference(*form)
 
 
-def _parts(names: bytes, count: int) -> tuple[PartOfFolder, ...]:
+def _parts(names: bytes, count: int) -> tuple[FolderFile, ...]:
     """Parse the file names of a page; empty if they are invalid."""
     value = parse_json(names)
     if not isinstance(value, list) or len(value) != count:
         return ()
-    parts: dict[str, PartOfFolder] = {}
+    parts: dict[str, FolderFile] = {}
     for item in value:
         if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
             return ()
@@ -453,7 +453,7 @@ def _parts(names: bytes, count: int) -> tuple[PartOfFolder, ...]:
         if "/" in name or not _is_identity(identity):
             return ()
         try:
-            parts[check_path(name)] = PartOfFolder(name, identity)
+            parts[check_path(name)] = FolderFile(name, identity)
         except LocationError:
             return ()
     return tuple(parts.values())

@@ -19,9 +19,9 @@ import pyarrow as pa
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError, located
 from seqrecord.format.arrow import read_batch
-from seqrecord.format.lags import MOST_LAGS, num_lags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
 from seqrecord.format.references import least_reference_bytes
+from seqrecord.format.time_spans import MAX_TIME_SPANS, num_time_spans, timestamp_features
 from seqrecord.format.video_pages import least_video_bytes
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
@@ -62,7 +62,7 @@ def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
     )
 
 
-def may_refer(group: Schema) -> bool:
+def may_be_references(group: Schema) -> bool:
     """Return whether pages of a group can be references. The group must have a single feature with
     `FeatureSpec.may_be_referred_to`.
     """
@@ -154,7 +154,7 @@ def check_lengths(num_frames: npt.NDArray[Any], offset: int, *, first: int = 0) 
     check_rows(fits, "a chunk of an impossible number of frames", offset, first=first)
 
 
-def check_places(chunks: Sequence[npt.NDArray[Any]], groups: Sequence[Schema], end: int) -> None:
+def check_overlaps(chunks: Sequence[npt.NDArray[Any]], groups: Sequence[Schema], end: int) -> None:
     """Check that the chunks of all groups end before `end` and do not overlap."""
     # int64 suffices for any sum: pages are below 2**32 bytes, features below 2**11.
     starts = [rows["offset"].astype(np.int64) for rows in chunks]
@@ -216,7 +216,7 @@ def check_pages(
     """
     count = count_present(num_frames, gaps, features)
     variable = {spec.name: column for column, spec in enumerate(schema.variable)}
-    if not may_refer(schema):
+    if not may_be_references(schema):
         check_rows(external == 0, "a reference in a group that allows none", offset, first=first)
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
@@ -320,13 +320,13 @@ def chunks_schema(group: Schema) -> pa.Schema:
     }
     if variable := len(group.variable):
         columns["largest_frame"] = _numbers(variable)
-    if may_refer(group):
+    if may_be_references(group):
         columns["external"] = pa.uint32()
     return _table(**columns)
 
 
 def times_schema(num_features: int, longest: int) -> pa.Schema:
-    width = num_features * max(1, num_lags(longest))
+    width = num_features * max(1, num_time_spans(longest))
     return _table(least=_numbers(width, pa.float64()), most=_numbers(width, pa.float64()))
 
 
@@ -336,7 +336,7 @@ def table_names(schema: Schema) -> tuple[str, ...]:
     Schemas with timestamp features add `times`.
     """
     chunks = (f"chunks{number}" for number in range(schema.num_groups))
-    return ("episodes", *chunks, "gaps", *(["times"] if with_lags(schema) else []))
+    return ("episodes", *chunks, "gaps", *(["times"] if timestamp_features(schema) else []))
 
 
 def most_table_bytes(
@@ -365,8 +365,8 @@ def most_table_bytes(
     num_episodes = min(num_episodes, most)
     size = 2 * 4 + _UID_BYTES + 4 + 8 + 2 + 4 * len(groups)  # and the text
     rows["episodes"] = size * num_episodes + 2 * MAX_INDEX_TEXT
-    if timestamps := with_lags(schema):
-        rows["times"] = 2 * 8 * MOST_LAGS * len(timestamps) * num_episodes
+    if timestamps := timestamp_features(schema):
+        rows["times"] = 2 * 8 * MAX_TIME_SPANS * len(timestamps) * num_episodes
     return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
 

@@ -89,7 +89,7 @@ def parse_metadata(text: object) -> dict[str, Any]:
     return value
 
 
-def truncated_metadata(text: str) -> str:
+def mark_truncated(text: str) -> str:
     """Add `"truncated": true` to the metadata of an episode cut off by a stopped writer."""
     try:
         return encode_metadata({**parse_metadata(text), _TRUNCATED: True})
@@ -97,7 +97,7 @@ def truncated_metadata(text: str) -> str:
         return text
 
 
-def whole_metadata(text: str) -> str:
+def unmark_truncated(text: str) -> str:
     """Remove the mark that `mark_truncated` adds."""
     value = parse_metadata(text)
     value.pop(_TRUNCATED, None)

@@ -11,9 +11,9 @@ from typing import Any
 
 from seqrecord.errors import SourceError
 from seqrecord.indexing.doctor_report import DoctorReport, Findings
-from seqrecord.indexing.doctor_rows import Rows
+from seqrecord.indexing.doctor_rows import RowChecker
 from seqrecord.indexing.doctor_statistics import check_statistics
-from seqrecord.indexing.doctor_videos import Camera
+from seqrecord.indexing.doctor_videos import VideoChecker
 from seqrecord.sources.common.files import find_original, is_file, json_object, read_bytes, size_of
 from seqrecord.sources.common.nested import check_nested
 from seqrecord.sources.common.originals import find_files
@@ -36,7 +36,7 @@ _RANGE = ("episode_index", "dataset_from_index", "dataset_to_index", "length")
 
 
 @dataclass(frozen=True)
-class Progress:
+class DoctorProgress:
     """Progress of `examine`, in files."""
 
     files: int
@@ -46,7 +46,7 @@ class Progress:
 def examine(
     location: StorageLike,
     *,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[DoctorProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DoctorReport:
     """Check a LeRobot dataset of version 2.0, 2.1 or 3.0.
@@ -85,16 +85,16 @@ def examine(
 
 class _Examination:
     def __init__(
-        self, root: Path, info: LeRobotInfo, progress: Callable[[Progress], None] | None
+        self, root: Path, info: LeRobotInfo, progress: Callable[[DoctorProgress], None] | None
     ) -> None:
         self._root, self._info, self._progress = root, info, progress
         self._findings = Findings(root)
 
     def report(self, location: str) -> DoctorReport:
         info, findings = self._info, self._findings
-        rows = Rows(self._root, info, findings)
+        rows = RowChecker(self._root, info, findings)
         cameras = {
-            name: Camera(self._root, info.features[name], info.fps, findings)
+            name: VideoChecker(self._root, info.features[name], info.fps, findings)
             for name in info.videos
         }
         document = json_object(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
@@ -115,13 +115,13 @@ class _Examination:
             nonlocal done
             done += 1
             if self._progress is not None:
-                self._progress(Progress(done, total))
+                self._progress(DoctorProgress(done, total))
 
         for file, mine in tables.items():
             if self._is_there(file, mine, None):
                 rows.examine(file, mine)
             else:
-                rows.lack()
+                rows.note_missing_file()
             tell()
         for file in others:
             if file.endswith(".parquet"):
@@ -184,7 +184,7 @@ class _Examination:
                 )
         return [found[index] for index in sorted(found)]
 
-    def _check_ranges(self, rows: Rows) -> None:
+    def _check_ranges(self, rows: RowChecker) -> None:
         """Check the row ranges of v3.0, counted over all tables in order."""
         if self._info.version == 2 or not rows.are_all_read:
             return

@@ -24,7 +24,7 @@ FloatArray = npt.NDArray[np.float64]
 _ORDER = ("episode_index", "frame_index", "timestamp")
 
 
-class Rows:
+class RowChecker:
     """Checks all rows, one file at a time.
 
     Memory: one file's order columns, and 65,536 rows of its numbers. `times` are the timestamps of
@@ -51,7 +51,7 @@ class Rows:
         known = self._statistics if self.are_all_read else {}
         return {name: each for name, each in known.items() if name not in self._unknown}
 
-    def lack(self) -> None:
+    def note_missing_file(self) -> None:
         """Note a missing file."""
         self.are_all_read = False
 

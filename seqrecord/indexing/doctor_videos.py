@@ -28,7 +28,7 @@ _BLACK, _SPREAD = 24.0, 4.0  # of block means, 0 to 255: maximum and range of a 
 _STILL, _STILL_SECONDS = 6.0, 1.0
 
 
-class Camera:
+class VideoChecker:
     """Checks one camera's videos, one file at a time. Memory: the packet table of one file."""
 
     def __init__(self, root: Path, feature: LeRobotFeature, fps: float, findings: Findings) -> None:

@@ -42,11 +42,11 @@ from seqrecord.format.references import (
 )
 from seqrecord.indexing.source_opening import open_source
 from seqrecord.reading.home import (
-    folder_of_home,
     home,
     is_private,
     is_trusted,
     make_private,
+    private_folder,
 )
 from seqrecord.sources import Source
 from seqrecord.sources.common.files import LinkLoopError
@@ -136,11 +136,11 @@ def find_index(
 
 
 def _found_or_made(source: Source, name: str, shown: str, workers: int | None) -> Path:
-    prepared = _Indexed(source, home() / "indexes" / name, shown, workers).current()
+    prepared = _OriginalIndex(source, home() / "indexes" / name, shown, workers).current()
     if prepared is not None:
         return prepared
-    with folder_of_home("indexes", name) as folder, _locked(folder / f"{name}.lock", shown):
-        return _Indexed(source, folder / name, shown, workers).brought_up_to_date()
+    with private_folder("indexes", name) as folder, _locked(folder / f"{name}.lock", shown):
+        return _OriginalIndex(source, folder / name, shown, workers).updated()
 
 
 def _source_at(
@@ -207,7 +207,7 @@ def _locked(path: Path, shown: str) -> Iterator[None]:
 
 
 @dataclass
-class _Indexed:
+class _OriginalIndex:
     """An original and its index; `base` is the common prefix of the index's files."""
 
     source: Any
@@ -215,7 +215,7 @@ class _Indexed:
     shown: str
     workers: int | None
 
-    def brought_up_to_date(self) -> Path:
+    def updated(self) -> Path:
         """Return the folder of the index, created or updated to the original's present state."""
         note, identity = self._note(), self.source.identity()
         if note is not None and note["identity"] == identity:

@@ -31,8 +31,8 @@ def disagreements(
         if any(footers[stored.groups[number].file[row]] is None for number, row in places):
             continue
         other = rebuilt.positions.get(key)
-        if other is None or _facts(stored, episode) != _facts(rebuilt, other):
-            lost = (place for place in places if _listed(footers, stored, *place) is None)
+        if other is None or _episode_values(stored, episode) != _episode_values(rebuilt, other):
+            lost = (place for place in places if _footer_row(footers, stored, *place) is None)
             place, names = next(lost, places[0]), "episode"
         else:
             for place, (_, twin) in zip(places, _places(rebuilt, other), strict=True):
@@ -42,7 +42,7 @@ def disagreements(
                 continue
         number, row = place
         group = stored.groups[number]
-        is_lost = _listed(footers, stored, number, row) is None
+        is_lost = _footer_row(footers, stored, number, row) is None
         error = FormatError(
             "a chunk of the index is missing in the record file's footer"
             if is_lost
@@ -76,7 +76,7 @@ def _are_equal(stored: Index, rebuilt: Index) -> bool:
     ) and (stored.keys.equals(rebuilt.keys) and stored.metadata.equals(rebuilt.metadata))
 
 
-def _facts(index: Index, episode: int) -> tuple[Any, ...]:
+def _episode_values(index: Index, episode: int) -> tuple[Any, ...]:
     """Return an episode's values that must be equal in both indexes, except for its chunks."""
     return (
         index.num_frames[episode],
@@ -102,13 +102,13 @@ def _differing(
     Empty if equal. Copies may have different offsets.
     """
     first, second = (
-        _chunk_facts(stored.groups[number], row),
-        _chunk_facts(rebuilt.groups[number], other),
+        _chunk_values(stored.groups[number], row),
+        _chunk_values(rebuilt.groups[number], other),
     )
     names = [name for name in first if first[name] != second[name]]
     if "offset" in names:
-        one = _listed(footers, stored, number, row)
-        two = _listed(footers, rebuilt, number, other)
+        one = _footer_row(footers, stored, number, row)
+        two = _footer_row(footers, rebuilt, number, other)
         if one is not None and two is not None:
             same = [name for name in one.dtype.names if name not in ("episode", "offset")]
             if all(np.array_equal(one[name], two[name]) for name in same):
@@ -116,7 +116,7 @@ def _differing(
     return ", ".join(names)
 
 
-def _chunk_facts(group: GroupIndex, row: int) -> dict[str, Any]:
+def _chunk_values(group: GroupIndex, row: int) -> dict[str, Any]:
     """Return a chunk's values by their names in errors."""
     return {
         "frames": (group.first_frame[row], group.num_frames[row]),
@@ -129,7 +129,7 @@ def _chunk_facts(group: GroupIndex, row: int) -> dict[str, Any]:
     }
 
 
-def _listed(footers: _Footers, index: Index, number: int, row: int) -> Any:
+def _footer_row(footers: _Footers, index: Index, number: int, row: int) -> Any:
     """Return the chunk row in the footer at the index's file and offset, or `None`."""
     group = index.groups[number]
     footer = footers[group.file[row]]

@@ -28,7 +28,7 @@ def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
     return total
 
 
-def bytes_beside(lead: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntArray:
+def overlapping_chunk_bytes(lead: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntArray:
     """Return, for each chunk of `lead`, the bytes of the other group's chunks with the same frames.
 
     `nbytes` are the sizes of the other group's chunks. Returns int64 [chunks of `lead`].
@@ -42,7 +42,7 @@ def bytes_beside(lead: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntAr
     return beside
 
 
-def bytes_of_run(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
+def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
     """Return the maximum bytes of chunks touched by `num_frames` consecutive frames of an episode.
 
     `nbytes` are the sizes of the group's chunks. The maximum is reached by frames that begin with

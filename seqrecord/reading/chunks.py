@@ -16,7 +16,7 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums, table_bytes
-from seqrecord.format.references import lasting_sum, named_file, parse_reference
+from seqrecord.format.references import named_file, parse_reference, portable_checksum
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_video_page
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.externals import ExternalFiles
@@ -77,12 +77,12 @@ class Page:
         return self.stop - self.start + self.external
 
     @property
-    def room(self) -> int:
+    def buffer_bytes(self) -> int:
         """Memory in bytes while the page is read, including referenced bytes."""
-        return aligned(self.stop - self.start) + self.external_room
+        return aligned(self.stop - self.start) + self.external_buffer_bytes
 
     @property
-    def external_room(self) -> int:
+    def external_buffer_bytes(self) -> int:
         """Memory in bytes for referenced bytes, with an offset table of the frames."""
         return self.external + 4 * (self.num_present + 1) if self.external else 0
 
@@ -228,8 +228,8 @@ class ChunkReader:
         rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
             if page.external and resolve:
-                data[i] = self._resolved(page, data[i], rest[: page.external_room])
-                rest = rest[page.external_room :]
+                data[i] = self._resolved(page, data[i], rest[: page.external_buffer_bytes])
+                rest = rest[page.external_buffer_bytes :]
         return [item.toreadonly() for item in data]
 
     def reads(self, pages: Sequence[Page]) -> list[tuple[ByteRange, list[int]]]:
@@ -253,7 +253,7 @@ class ChunkReader:
         except (ChecksumError, FormatError) as error:
             raise error.located(**self._externals.place_of(reference)) from error.__cause__
 
-    def lasting_sums(
+    def portable_checksums(
         self, table: GroupIndex, rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint32]:
         """Return checksums of the pages of chunks, uint32 [rows, features].
@@ -278,7 +278,7 @@ class ChunkReader:
             ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
             self._storage.read_ranges(path, ranges, buffers)
             for row, page in zip(some.tolist(), buffers, strict=True):
-                sums[row] = lasting_sum(page, self._externals.file_of(*named_file(page)))
+                sums[row] = portable_checksum(page, self._externals.file_of(*named_file(page)))
         return sums
 
     def check_slices(self, page: Page, data: memoryview) -> None:

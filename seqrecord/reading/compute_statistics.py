@@ -66,10 +66,10 @@ def compute_statistics(
     frame_transform = bound(frame_transform, contents.features)
     if frame_transform is None:
         columns = [
-            _Column(contents, (spec,), Schema([spec])) for spec in contents.features.values()
+            _FeatureSet(contents, (spec,), Schema([spec])) for spec in contents.features.values()
         ]
     else:
-        columns = [_made_column(contents, rows, frame_transform)]
+        columns = [_transformed_features(contents, rows, frame_transform)]
     columns = [column for column in columns if any(map(num_channels, column.schema.values()))]
     found: dict[int, Statistics] = {}
     done = 0
@@ -86,7 +86,7 @@ def compute_statistics(
 
 
 @dataclass(frozen=True)
-class _Column:
+class _FeatureSet:
     """Features read together. Statistics are computed of them, or of the transform's arrays."""
 
     contents: Contents
@@ -124,15 +124,19 @@ class _Column:
             return
         for i, number in enumerate(numbers.tolist()):
             frame = {n: v[i, ...] if isinstance(v, np.ndarray) else v[i] for n, v in found.items()}
-            for name, array in self.made(episode.key, number, frame).items():
+            for name, array in self.transformed(episode.key, number, frame).items():
                 yield name, array[None], numbers[i : i + 1]
 
-    def made(self, key: str, number: int, frame: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    def transformed(
+        self, key: str, number: int, frame: dict[str, Any]
+    ) -> dict[str, npt.NDArray[Any]]:
         """Apply `frame_transform` to a frame; checks the result against the first one."""
         assert self.transform is not None
         try:
-            made = apply_transform(self.transform, frame)
-            arrays = {name: value for name, value in made.items() if isinstance(value, np.ndarray)}
+            transformed = apply_transform(self.transform, frame)
+            arrays = {
+                name: value for name, value in transformed.items() if isinstance(value, np.ndarray)
+            }
             specs = self.arrays or {n: ArraySpec(v.dtype, v.shape) for n, v in arrays.items()}
             check_arrays("frame_transform", "frame", arrays, specs)
         except Exception as error:
@@ -143,38 +147,40 @@ class _Column:
         return arrays
 
 
-def _made_column(
+def _transformed_features(
     contents: Contents, rows: npt.NDArray[np.int64], transform: FrameTransform
-) -> _Column:
+) -> _FeatureSet:
     """Determine the results of `frame_transform` with the first complete frame."""
     check_signature("frame_transform", transform, "frame")
-    column = _Column(contents, tuple(contents.features.values()), contents.features, transform)
+    column = _FeatureSet(contents, tuple(contents.features.values()), contents.features, transform)
     for key in contents.index.keys.take(rows).to_pylist():
         there = np.flatnonzero(column.present(episode := Episodes(contents)[key]))
         if not len(there):
             continue
         first = int(there[0])
-        made = column.made(key, first, dict(episode[first]))
+        transformed = column.transformed(key, first, dict(episode[first]))
         kinds = {name: spec.kind for name, spec in contents.features.items()}
-        specs = [FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in made.items()]
-        arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in made.items()}
+        specs = [
+            FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in transformed.items()
+        ]
+        arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in transformed.items()}
         return replace(column, schema=Schema(specs), arrays=arrays)
     raise ClipError(
         "no frame has all features", file=contents.storage.url, expected="other features"
     )
 
 
-class _Task(NamedTuple):
+class _EpisodeBatch(NamedTuple):
     """Episodes of a column, by row."""
 
     column: int
-    what: _Column
+    what: _FeatureSet
     episodes: npt.NDArray[np.int64]
     num_frames: int
     first_span: int  # number of the column's spans in preceding tasks
 
 
-def _tasks(columns: Sequence[_Column], rows: npt.NDArray[np.int64]) -> Iterator[_Task]:
+def _tasks(columns: Sequence[_FeatureSet], rows: npt.NDArray[np.int64]) -> Iterator[_EpisodeBatch]:
     if not columns:
         return
     lengths = columns[0].contents.index.num_frames[rows].astype(np.int64)
@@ -183,11 +189,11 @@ def _tasks(columns: Sequence[_Column], rows: npt.NDArray[np.int64]) -> Iterator[
     first = [0] * len(columns)
     for a, b in pairwise(followed(same=number)):
         for at, column in enumerate(columns):
-            yield _Task(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
+            yield _EpisodeBatch(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
             first[at] += int((-(-lengths[a:b] // column.span_frames)).sum())
 
 
-def _collect(step: int, task: _Task) -> tuple[_Task, Statistics]:
+def _collect(step: int, task: _EpisodeBatch) -> tuple[_EpisodeBatch, Statistics]:
     """Compute the statistics of a task, from one of `step` spans."""
     column, span = task.what, task.first_span - 1
     collector, length = StatisticsCollector(column.schema), column.span_frames

@@ -121,7 +121,7 @@ class Contents:
             for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
                 owner, place = numbered(group.num_chunks[some])
                 chunks = group.first_chunk[some][owner] + place
-                sums = self.chunks.lasting_sums(group, chunks)
+                sums = self.chunks.portable_checksums(group, chunks)
                 tables = group.page_length[chunks][:, columns], sums[:, columns]
                 update_digest(digest, "<u4", group.num_frames[chunks], *tables)
         for number, name in enumerate(sorted(self.features, key=self.stored_name)):

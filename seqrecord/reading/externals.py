@@ -58,7 +58,7 @@ __all__ = ["ExternalFiles", "Originals", "is_trusted", "trust"]
 
 Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 
-Stamp: TypeAlias = tuple[int, int, int]
+FileState: TypeAlias = tuple[int, int, int]
 
 _logger = logging.getLogger("seqrecord")
 
@@ -84,7 +84,7 @@ class ExternalFiles:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._storage, self._originals = storage, originals
-        self._stamps: dict[ExternalFile, Stamp] = {}  # local files
+        self._states: dict[ExternalFile, FileState] = {}  # local files
         self._paths: dict[ExternalFile, str | Path | None] = {}
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
@@ -193,18 +193,18 @@ class ExternalFiles:
         return [Path(path).stem for path in paths if path.endswith(".json")]
 
     def read(self, reference: Reference, memory: npt.NDArray[np.uint8] | None = None) -> memoryview:
-        """Read a page's referenced range, after `Reference.room` bytes of free space.
+        """Read a page's referenced range, after `Reference.offset_table_bytes` bytes of free space.
 
         Uses `memory` if it is large enough. Raises `FormatError` for an unknown list or file,
         `StorageError` for an external file that is untrusted or has changed, and `NotFoundError`
         for a missing one.
         """
         file = self.file_of(reference.list_id, reference.file)
-        nbytes = reference.room + reference.length
+        nbytes = reference.offset_table_bytes + reference.length
         if memory is None or len(memory) < nbytes:
             memory = np.empty(nbytes, np.uint8)
         whole = memory[:nbytes].data
-        data = whole[reference.room :]
+        data = whole[reference.offset_table_bytes :]
         if reference.parts:
             self._read_parts(reference, file, data)
             return whole
@@ -220,10 +220,10 @@ class ExternalFiles:
         if hash(file) not in self._seen:
             self._check_allowed(reference.list_id, file)
         path = self._path(file)
-        before = _stamp(path)
+        before = _file_state(path)
         self._check(file)
         if before is not None:
-            before = self._stamps.setdefault(file, before)  # state at the first read
+            before = self._states.setdefault(file, before)  # state at the first read
         ranges, buffers = [item], [data]
         if not reference.is_video:
             sizes = reference.sizes.tolist()
@@ -252,7 +252,7 @@ class ExternalFiles:
         def read(path: str) -> None:
             file, part = wanted[path]
             local = store.local_path(path)
-            before = _stamp(local)
+            before = _file_state(local)
             if local is not None:
                 self._check_same(file)
             elif hash(file) not in self._seen:  # one request per file
@@ -273,7 +273,7 @@ class ExternalFiles:
         self,
         file: ExternalFile,
         path: str | Path | None,
-        before: Stamp | None,
+        before: FileState | None,
         ranges: Sequence[ByteRange],
         buffers: Sequence[memoryview],
     ) -> None:
@@ -284,7 +284,7 @@ class ExternalFiles:
         try:
             self._store(file.root).read_ranges(file.path, ranges, buffers)
         finally:
-            if before is not None and before != (now := _stamp(path)):
+            if before is not None and before != (now := _file_state(path)):
                 raise StorageError(
                     "a file of the original changed while it was read; wait until it is complete, "
                     f"and open the dataset again, or {_AGAIN}",
@@ -314,7 +314,9 @@ class ExternalFiles:
         shown, start = f"{self._store(file.root).url}/{file.path}", reference.start
         if not reference.is_video:
             ends = np.cumsum(reference.sizes)
-            frame = int(np.searchsorted(ends[:-1], offset - reference.room, side="right"))
+            frame = int(
+                np.searchsorted(ends[:-1], offset - reference.offset_table_bytes, side="right")
+            )
             start += int(reference.offsets[frame])
             if reference.parts:
                 shown, start = f"{shown}/{reference.parts[frame].name}", 0
@@ -344,7 +346,7 @@ class ExternalFiles:
         """Return the storages of all listed files."""
         return [self._store(root) for root in {file.root for file in self.all_files()}]
 
-    def serving(self, file: ExternalFile) -> Storage:
+    def storage_for(self, file: ExternalFile) -> Storage:
         """Return the storage of a file."""
         return self._store(file.root)
 
@@ -426,7 +428,7 @@ class ExternalFiles:
         return store
 
 
-def _stamp(path: str | Path | None) -> Stamp | None:
+def _file_state(path: str | Path | None) -> FileState | None:
     """Return size, modification time in ns and inode of a local file; `None` if missing."""
     if path is None:
         return None

@@ -18,7 +18,7 @@ _SHOWN_KEYS = 3
 _SHOWN_NAMES = 10
 
 
-class EpisodeFacts(dict[str, Any]):
+class EpisodeDescription(dict[str, Any]):
     """An episode's metadata as a dict, with index values as attributes.
 
     Attributes: `key`, `num_frames`, `fps` (`None` if unknown) and `split` (name, or `None`).
@@ -38,7 +38,7 @@ class EpisodeFacts(dict[str, Any]):
 
 
 EpisodeFilter: TypeAlias = (
-    "str | Sequence[str] | Sequence[int] | Callable[[EpisodeFacts], bool] | None"
+    "str | Sequence[str] | Sequence[int] | Callable[[EpisodeDescription], bool] | None"
 )
 """Selects episodes: a glob on keys, keys, numbers in dataset order, or a function of
 `EpisodeInfo`; `None` selects all.
@@ -75,7 +75,7 @@ def find_episodes(
         match = fnmatch.fnmatchcase
         numbers = (i for key, i in index.positions.items() if match(key, episodes))
     elif callable(episodes):
-        numbers = (i for i in numbers if episodes(EpisodeFacts(index, splits, i)))
+        numbers = (i for i in numbers if episodes(EpisodeDescription(index, splits, i)))
     elif episodes is not None:
         given: list[Any] = list(episodes)
         by_number = bool(given) and all(map(is_integer, given))

@@ -72,7 +72,7 @@ def mask_name(feature: str) -> str:
     return f"{feature}_mask"
 
 
-def named(what: str, result: Any) -> dict[str, Any]:
+def arrays_by_name(what: str, result: Any) -> dict[str, Any]:
     """Return a user function's result as a dict.
 
     Raises `ClipError` unless it is a mapping by name.
@@ -93,7 +93,7 @@ def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[st
     """
     return {
         name: value if isinstance(value, (str, bytes)) else np.asarray(value)
-        for name, value in named("frame_transform", transform(frame)).items()
+        for name, value in arrays_by_name("frame_transform", transform(frame)).items()
     }
 
 
@@ -119,10 +119,10 @@ def first_frame(transform: FrameTransform, frame: Mapping[str, Any]) -> dict[str
     )
 
 
-def unchanged(
+def unchanged_values(
     given: Mapping[str, Any], copies: Mapping[str, Any], made: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the names of values that a user function left unchanged.
+    """Return the names of values that a user function left unchanged_values.
 
     `given` are its arguments, `copies` copies of them, `made` its results. An array of zeros that
     was copied counts as changed, since zeros are the same in every unit.

@@ -53,26 +53,26 @@ def make_private(path: Path) -> None:
 
 
 @contextmanager
-def folder_of_home(name: str, prefix: str | None = None) -> Iterator[Path]:
+def private_folder(name: str, prefix: str | None = None) -> Iterator[Path]:
     """Provide a private folder in `home`, created on demand. `OSError` becomes `StorageError`.
 
     With `prefix`, its files and folders with this prefix are private too.
     """
     with local_errors(str(home() / name), writing=True):
-        yield _private_folder(name, prefix)
+        yield _find_folder(name, prefix)
 
 
 def trust(list_id: str) -> None:
     """Mark a list of external files as made by this user, so that its files may be opened."""
     if not is_trusted(list_id):
-        with folder_of_home("trusted") as folder:
+        with private_folder("trusted") as folder:
             (folder / list_id).unlink(missing_ok=True)  # may belong to another user
             (folder / list_id).touch(mode=0o600)
 
 
 def is_trusted(list_id: str) -> bool:
     """Return whether this user, or root, has made the list."""
-    folders = (home() / "trusted", *_folders_of_user("trusted"))
+    folders = (home() / "trusted", *_user_folders("trusted"))
     return any(is_private(each) and _is_own(each / list_id) for each in folders)
 
 
@@ -83,7 +83,7 @@ def _is_own(path: Path) -> bool:
         return False
 
 
-def _private_folder(name: str, prefix: str | None) -> Path:
+def _find_folder(name: str, prefix: str | None) -> Path:
     shared = home() / name
     try:
         _make(shared)
@@ -91,7 +91,7 @@ def _private_folder(name: str, prefix: str | None) -> Path:
             return shared
     except PermissionError:
         pass
-    for folder in _folders_of_user(name):
+    for folder in _user_folders(name):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except PermissionError:
@@ -104,7 +104,7 @@ def _private_folder(name: str, prefix: str | None) -> Path:
     raise PermissionError(13, "cannot create a private folder here", str(shared))
 
 
-def _folders_of_user(name: str) -> list[Path]:
+def _user_folders(name: str) -> list[Path]:
     base, uid = home(), str(os.geteuid())
     temporary = Path(tempfile.gettempdir()) / f"seqrecord-{uid}"
     return [base / name / uid, base / f"{name}-{uid}", _user_cache() / name, temporary / name]

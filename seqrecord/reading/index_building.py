@@ -21,16 +21,16 @@ from seqrecord.errors import FormatError
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import EpisodePart, Footer
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
-from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, features_of
-from seqrecord.format.text import whole_metadata
+from seqrecord.format.text import unmark_truncated
+from seqrecord.format.time_spans import EpisodeTimeSpans, timestamp_features
 from seqrecord.schema import Schema
 
 _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
-class LostEpisode:
+class DuplicateEpisode:
     """A complete episode that is not in the index: another one has the same key.
 
     `files` are the paths of all record files with parts of it.
@@ -52,7 +52,7 @@ class BuiltIndex:
     index: Index
     files: tuple[str, ...]
     next_ordinal: int  # last ordinal + 1
-    lost: tuple[LostEpisode, ...]
+    duplicates: tuple[DuplicateEpisode, ...]
     splits: tuple[str, ...]
 
 
@@ -83,7 +83,7 @@ def build_index(
     parts of an episode.
     """
     edits = edits or Edits()
-    schema, fitting = conformed(list(footers.items()), edits.schema, committed)
+    schema, fitting = matching_footers(list(footers.items()), edits.schema, committed)
     footers = dict(fitting)
     by_id: dict[str, str] = {}
     for path, footer in footers.items():
@@ -123,10 +123,12 @@ def build_index(
     index, used = _index_of(schema, chosen, of_splits, names)
     return BuiltIndex(
         index=index,
-        files=tuple(paths[number] for number in (*used, *_telling(chosen, used))),
+        files=tuple(paths[number] for number in (*used, *_length_files(chosen, used))),
         next_ordinal=chosen[-1].episode.ordinal + 1,
-        lost=tuple(
-            LostEpisode(uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces))
+        duplicates=tuple(
+            DuplicateEpisode(
+                uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces)
+            )
             for uid, rows in complete.items()
             if winners[rows.episode.key] != uid
         ),
@@ -142,14 +144,17 @@ def complete_episodes(
     `schema` is the dataset's, if there is one. `footers` may repeat a path: unfinished files have
     several. Raises `FormatError` like `build_index`, but does not check file ids.
     """
-    schema, fitting = conformed(footers, schema)
+    schema, fitting = matching_footers(footers, schema)
     return {
         uid: rows.episode for uid, rows in _complete_rows([f for _, f in fitting], schema).items()
     }
 
 
 def _index_of(
-    schema: Schema, episodes: Sequence[_Rows], splits: Sequence[str | None], names: Sequence[str]
+    schema: Schema,
+    episodes: Sequence[_EpisodeRows],
+    splits: Sequence[str | None],
+    names: Sequence[str],
 ) -> tuple[Index, list[int]]:
     """Build the index. Also returns the numbers of its files, in order of use."""
     parts = [rows.episode for rows in episodes]
@@ -164,11 +169,11 @@ def _index_of(
         _group_of(group, features, [rows.groups[at] for rows in episodes], number)
         for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
     )
-    lags, timestamps = None, with_lags(schema)
+    time_spans, timestamps = None, timestamp_features(schema)
     if timestamps:
-        rows_of = [[dict(part.lags).get(name) for name in timestamps] for part in parts]
+        rows_of = [[dict(part.time_spans).get(name) for name in timestamps] for part in parts]
         most = max(part.num_frames or 1 for part in parts)
-        lags = EpisodeLags.of(rows_of, len(timestamps), most)
+        time_spans = EpisodeTimeSpans.of(rows_of, len(timestamps), most)
     place: dict[str | None, int] = {name: at for at, name in enumerate(names)}
     place[None] = NO_SPLIT
     index = Index(
@@ -180,24 +185,24 @@ def _index_of(
         fps=np.array([part.fps or 0 for part in parts], np.float64),
         split=np.array([place[name] for name in splits], np.uint16),
         groups=groups,
-        lags=lags,
+        time_spans=time_spans,
     )
     return index, used
 
 
-def _telling(episodes: Sequence[_Rows], used: Sequence[int]) -> list[int]:
+def _length_files(episodes: Sequence[_EpisodeRows], used: Sequence[int]) -> list[int]:
     """Return further files needed for the lengths of episodes."""
     known = dict.fromkeys(used)
     for rows in episodes:
-        if known.keys().isdisjoint(rows.telling):
-            known[rows.telling[0]] = None
+        if known.keys().isdisjoint(rows.length_files):
+            known[rows.length_files[0]] = None
     return list(known)[len(used) :]
 
 
 def _group_of(
     schema: Schema,
     features: npt.NDArray[np.int64],
-    episodes: Sequence[_Piece],
+    episodes: Sequence[_GroupRows],
     number: npt.NDArray[np.uint32],
 ) -> GroupIndex:
     """Build the chunk table of one group. `number` maps file numbers to new ones."""
@@ -221,7 +226,7 @@ def _group_of(
     )
 
 
-class _Piece(NamedTuple):
+class _GroupRows(NamedTuple):
     """An episode's chunk and gap rows in one group.
 
     `files` is the file number of each chunk. Gap rows count chunks from the episode's first.
@@ -233,19 +238,19 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _EpisodeRows:
     """Rows of one complete episode, by group.
 
-    `pieces` are the numbers of all its files, `telling` of those with its length.
+    `pieces` are the numbers of all its files, `length_files` of those with its length.
     """
 
     episode: EpisodePart
-    groups: tuple[_Piece, ...]
+    groups: tuple[_GroupRows, ...]
     pieces: tuple[int, ...]
-    telling: tuple[int, ...]
+    length_files: tuple[int, ...]
 
 
-def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str, _Rows]:
+def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str, _EpisodeRows]:
     """Return the rows of all complete episodes, by uid. `schema` is the dataset's."""
     if schema is None:
         return {}
@@ -254,16 +259,16 @@ def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str
         for number, part in enumerate(footer.episodes):
             parts.setdefault(part.uid, []).append((file, number))
     groups = list(zip(schema.groups, features_of(schema), strict=True))
-    files = [_File.of(footer) for footer in footers]
+    files = [_FooterRows.of(footer) for footer in footers]
     joined = {uid: _join(files, places, groups) for uid, places in parts.items()}
     return {uid: rows for uid, rows in joined.items() if rows is not None}
 
 
 def _join(
-    files: Sequence[_File],
+    files: Sequence[_FooterRows],
     parts: Sequence[tuple[int, int]],
     schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
-) -> _Rows | None:
+) -> _EpisodeRows | None:
     """Join an episode's rows from several files; `None` if a part is missing.
 
     `schemas` are the dataset's groups and their feature positions. A dropped group, and an added
@@ -278,7 +283,7 @@ def _join(
         for (file, _), part in zip(parts, described, strict=True)
         if files[file].footer.file_id[:16] == part.uid[:16]
     ]
-    groups: dict[int, _Piece] = {}
+    groups: dict[int, _GroupRows] = {}
     for group, (schema, _) in enumerate(schemas):
         if all(spec.is_dropped for spec in schema.values()):
             continue
@@ -299,20 +304,24 @@ def _join(
             whole = tuple(
                 found[group]
                 if group in found
-                else _Piece(*absent_chunks(at.files, at.chunks, schema, features))
+                else _GroupRows(*absent_chunks(at.files, at.chunks, schema, features))
                 for group, (schema, features) in enumerate(schemas)
             )
             # Complete parts decide metadata. A flush at the same frame marks it as truncated.
             says = [part.num_frames == length for part in described]
             ends = [part for part, is_told in zip(described, says, strict=True) if is_told]
             numbers = tuple(file for file, _ in parts)
-            telling = tuple(compress(numbers, says))
+            length_files = tuple(compress(numbers, says))
             metadata = {part.metadata for part in ends}
             chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
-            lags = tuple(sorted({item[0]: item for part in ends for item in part.lags}.values()))
+            time_spans = tuple(
+                sorted({item[0]: item for part in ends for item in part.time_spans}.values())
+            )
             if len(described) > 1:
-                episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
-            return _Rows(episode, whole, numbers, telling)
+                episode = replace(
+                    episode, num_frames=length, metadata=chosen, time_spans=time_spans
+                )
+            return _EpisodeRows(episode, whole, numbers, length_files)
     return None
 
 
@@ -325,9 +334,9 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     if len(parts) == 1:
         return parts[0]
     texts = {part.metadata for part in parts}
-    whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
+    whole = {unmark_truncated(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
-    said: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "lags": ()}
+    said: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "time_spans": ()}
     drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
     fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
     each = zip(parts, drops, strict=True)
@@ -338,7 +347,7 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     return episode
 
 
-def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece | None:
+def _first_frames(rows: _GroupRows, num_frames: int, episode: EpisodePart) -> _GroupRows | None:
     """Return the chunks of the frames `[0, num_frames)`; `None` if one is missing.
 
     Raises `FormatError` if chunks overlap or contain frames on both sides of the end.
@@ -351,10 +360,10 @@ def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece
     if ends[stop] < num_frames or not np.array_equal(first[:stop], ends[:stop]):
         return None
     gaps = rows.gaps[: np.searchsorted(rows.gaps["chunk"], stop)]
-    return _Piece(rows.files[:stop], rows.chunks[:stop], gaps)
+    return _GroupRows(rows.files[:stop], rows.chunks[:stop], gaps)
 
 
-def _gathered(pieces: Sequence[_Piece], episode: EpisodePart, schema: Schema) -> _Piece:
+def _gathered(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema) -> _GroupRows:
     """Merge one group's chunks of an episode from all files, in frame order.
 
     The first of several copies is used. Copies must be equal, except in dropped features. `schema`
@@ -374,7 +383,7 @@ def _gathered(pieces: Sequence[_Piece], episode: EpisodePart, schema: Schema) ->
     gaps["chunk"] = place[gaps["chunk"]]
     files = np.concatenate([piece.files for piece in pieces])
     order = np.argsort(gaps["chunk"], kind="stable")
-    return _Piece(files[chosen], chunks[chosen], gaps[order])
+    return _GroupRows(files[chosen], chunks[chosen], gaps[order])
 
 
 def _comparable(chunks: npt.NDArray[Any], schema: Schema) -> npt.NDArray[Any]:
@@ -400,7 +409,7 @@ def _contradiction(episode: EpisodePart) -> FormatError:
 
 
 @dataclass(frozen=True)
-class _File:
+class _FooterRows:
     """A footer with the row bounds of its episodes' chunks and gaps, by group."""
 
     footer: Footer
@@ -408,7 +417,7 @@ class _File:
     gaps: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, footer: Footer) -> _File:
+    def of(cls, footer: Footer) -> _FooterRows:
         # Searched once for all episodes: each search of a structured column copies it.
         numbers = np.arange(len(footer.episodes) + 1)
         chunks = [np.searchsorted(rows["episode"], numbers) for rows in footer.chunks]
@@ -418,7 +427,7 @@ class _File:
         ]
         return cls(footer, [some.tolist() for some in chunks], [some.tolist() for some in gaps])
 
-    def rows_of(self, file: int, number: int, group: int) -> _Piece:
+    def rows_of(self, file: int, number: int, group: int) -> _GroupRows:
         """Return an episode's rows in this file. `file` is the file's number.
 
         Gap rows count chunks from the episode's first.
@@ -426,7 +435,7 @@ class _File:
         start, stop = self.chunks[group][number : number + 2]
         of_gaps = slice(*self.gaps[group][number : number + 2])
         rows, gaps = self.footer.chunks[group][start:stop], self.footer.gaps[group][of_gaps]
-        return _Piece(np.full(len(rows), file), rows, _shifted(gaps, -start))
+        return _GroupRows(np.full(len(rows), file), rows, _shifted(gaps, -start))
 
 
 def _stacked(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -442,7 +451,7 @@ def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
     return moved
 
 
-def conformed(
+def matching_footers(
     footers: Sequence[tuple[str, Footer]],
     schema: Schema | None = None,
     committed: Collection[str] = (),
@@ -482,13 +491,13 @@ def conformed(
 
 def _renamed(footer: Footer, schema: Schema) -> Footer:
     """Keep only time spans of features that are still timestamps with the same name."""
-    timed = with_lags(schema)
+    timed = timestamp_features(schema)
     now = dict(zip(footer.schema, schema, strict=False))
     kept = {name for name, new in now.items() if name == new and name in timed}
-    if kept.issuperset(with_lags(footer.schema)):
+    if kept.issuperset(timestamp_features(footer.schema)):
         return footer
     episodes = [
-        replace(part, lags=tuple(item for item in part.lags if item[0] in kept))
+        replace(part, time_spans=tuple(item for item in part.time_spans if item[0] in kept))
         for part in footer.episodes
     ]
     return replace(footer, episodes=tuple(episodes))

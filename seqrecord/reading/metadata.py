@@ -51,7 +51,7 @@ _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MapSizes:
     """Sizes in bytes; the defaults were measured."""
 
     small: int = 32 << 20  # larger files are mapped
@@ -59,7 +59,7 @@ class Sizes:
     piece: int = 8 << 20  # of a remote file, per request; clients may need three times as much
 
 
-_SIZES = Sizes()
+_SIZES = MapSizes()
 _COPIES = 2  # concurrent requests
 
 
@@ -74,12 +74,12 @@ def load(storage: Storage) -> tuple[Manifest, Index]:
         return manifest, load_index(storage, manifest)
     # A concurrent commit may have deleted the old index.
     manifest = read_manifest(storage)
-    with still_missing():
+    with explain_missing_file():
         return manifest, load_index(storage, manifest)
 
 
 @contextlib.contextmanager
-def still_missing() -> Iterator[None]:
+def explain_missing_file() -> Iterator[None]:
     """Explain a missing file in the block, after the manifest was read a second time."""
     try:
         yield
@@ -174,7 +174,7 @@ def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> 
     return index
 
 
-def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Mapped]:
+def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, MappedFile]:
     """Load the index's tables, by name; from a remote storage all at once."""
     names: dict[str, str] = {}  # by path
     for name in table_names(manifest.schema):
@@ -187,13 +187,15 @@ def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Map
                 got=f"{other} and {name}",
             )
 
-    def table(path: str) -> Mapped:
+    def table(path: str) -> MappedFile:
         return map_table(storage, manifest, names[path], verify=verify)
 
     return {names[path]: mapped for path, mapped in map_files(storage, table, names).items()}
 
 
-def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool = True) -> Mapped:
+def map_table(
+    storage: Storage, manifest: Manifest, name: str, *, verify: bool = True
+) -> MappedFile:
     """Load one table of the index, and check its length and checksum against the manifest."""
     file = manifest.index[name]
     shown = f"{storage.url}/{file.path}"
@@ -225,7 +227,7 @@ def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool =
     return mapped
 
 
-class Mapped:
+class MappedFile:
     """A file's bytes: read-only `data`, and their CRC32C if requested."""
 
     def __init__(self, data: bytearray | mmap.mmap) -> None:
@@ -240,8 +242,8 @@ class Mapped:
 
 
 def map_file(
-    storage: Storage, path: str, size: int, *, checksum: bool, sizes: Sizes = _SIZES
-) -> Mapped:
+    storage: Storage, path: str, size: int, *, checksum: bool, sizes: MapSizes = _SIZES
+) -> MappedFile:
     """Map or read the first `size` bytes of a file. Raises `StorageError` if it is shorter."""
     is_large = size > sizes.small
     if is_large and (local := storage.local_path(path)) is not None:
@@ -249,7 +251,7 @@ def map_file(
     elif is_large and (file := _temporary(size)) is not None:
         with file:
             _copy(storage, path, size, file, sizes.piece)
-            mapped = Mapped(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+            mapped = MappedFile(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
     else:
         try:
             data = bytearray(size)
@@ -260,7 +262,7 @@ def map_file(
                 expected=f"{size} bytes",
             ) from error
         storage.read_ranges(path, [ByteRange(0, size)], [memoryview(data)])
-        mapped = Mapped(data)
+        mapped = MappedFile(data)
     if checksum:
         mapped.crc32c = 0
         for at in range(0, size, sizes.block):
@@ -269,13 +271,13 @@ def map_file(
     return mapped
 
 
-def _map_local(path: str, size: int) -> Mapped:
+def _map_local(path: str, size: int) -> MappedFile:
     try:
         with with_descriptor(lambda: Path(path).open("rb", buffering=0)) as file:
             if (actual := os.fstat(file.fileno()).st_size) < size:
                 raise short_read(path, ByteRange(0, size), actual)
             # Python's mmap duplicates the descriptor.
-            return Mapped(
+            return MappedFile(
                 with_descriptor(lambda: mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
             )
     except FileNotFoundError:
@@ -369,7 +371,7 @@ class DamagedFile:
         return cls(path, error.message + more, error.offset)
 
     @classmethod
-    def told(cls, storage: Storage, path: str, error: FormatError) -> DamagedFile:
+    def logged(cls, storage: Storage, path: str, error: FormatError) -> DamagedFile:
         """Create from an error, and log a warning."""
         file = cls.of(path, error)
         _logger.warning("damaged record file skipped (not deleted): %s/%s", storage.url, file)

@@ -69,7 +69,7 @@ def frame_runs(chunk: IntArray, frame: IntArray, row: IntArray) -> list[FrameRun
     return list(map(FrameRun, chunks, frames, counts, rows))
 
 
-class Lender(Protocol):
+class BufferAllocator(Protocol):
     """A pool of reusable buffers."""
 
     def acquire(self, nbytes: int) -> npt.NDArray[np.uint8]:
@@ -80,7 +80,7 @@ class Lender(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Piece:
+class _PageRange:
     """A byte range of a page, read at once.
 
     `parts` are the targets of consecutive bytes: memory, or a number of bytes to discard. If `rows`
@@ -219,7 +219,7 @@ class RawFrames:
         self,
         runs: Sequence[FrameRun],
         rows: Mapping[str, npt.NDArray[Any]],
-        lender: Lender | None = None,
+        allocator: BufferAllocator | None = None,
         *,
         exact: bool = False,
         resizing: _Resizing = nullcontext,
@@ -227,42 +227,44 @@ class RawFrames:
         """Read frames into `rows`, C-contiguous arrays [rows, …] by feature. Returns bytes read.
 
         Rows of frames without the feature keep their values. Whole pages are read if that is
-        faster, unless `exact` is set. Scratch memory comes from `lender`: 3 MiB on a local disk,
+        faster, unless `exact` is set. Scratch memory comes from `allocator`: 3 MiB on a local disk,
         elsewhere as much as the unneeded bytes.
 
-        Frames to be resized are read into buffers of `lender`, chunk by chunk, and resized in the
-        context `resizing`.
+        Frames to be resized are read into buffers of `allocator`, chunk by chunk, and resized in
+        the context `resizing`.
 
         Raises `ChecksumError` for damaged bytes, `CodecError` for a bool other than 0 or 1, and
         `FormatError` for a page whose length does not match its frames.
         """
         if not self._resized:
-            return self._read(runs, rows, lender, exact)
+            return self._read(runs, rows, allocator, exact)
         nbytes = 0
         for name in rows.keys() & self._resized:
             for _, some in groupby(runs, key=attrgetter("chunk")):
-                nbytes += self._read_resized(name, list(some), rows[name], lender, exact, resizing)
+                nbytes += self._read_resized(
+                    name, list(some), rows[name], allocator, exact, resizing
+                )
         rows = {name: array for name, array in rows.items() if name not in self._resized}
-        return nbytes + self._read(runs, rows, lender, exact)
+        return nbytes + self._read(runs, rows, allocator, exact)
 
     def _read_resized(
         self,
         name: str,
         runs: Sequence[FrameRun],
         rows: npt.NDArray[Any],
-        lender: Lender | None,
+        allocator: BufferAllocator | None,
         exact: bool,
         resizing: _Resizing,
     ) -> int:
         """Read stored frames of one feature and chunk, and resize them into rows."""
         spec, counts = self.specs[name], [run.num_frames for run in runs]
         size = sum(counts) * spec.nbytes
-        buffer = np.empty(size, np.uint8) if lender is None else lender.acquire(size)
+        buffer = np.empty(size, np.uint8) if allocator is None else allocator.acquire(size)
         try:
             frames = buffer[:size].view(spec.dtype).reshape(-1, *spec.shape)
             firsts = accumulate(counts, initial=0)
             here = [run._replace(row=first) for run, first in zip(runs, firsts, strict=False)]
-            nbytes = self._read(here, {name: frames}, lender, exact)
+            nbytes = self._read(here, {name: frames}, allocator, exact)
             mask = self._table.present(
                 runs[0].chunk, int(self._table.features[self._sizes[name][0]])
             )
@@ -273,14 +275,14 @@ class RawFrames:
                             resize_frame(self._resized[name], frames[of.row + i], rows[to.row + i])
             return nbytes
         finally:
-            if lender is not None:
-                lender.release(buffer)
+            if allocator is not None:
+                allocator.release(buffer)
 
     def _read(
         self,
         runs: Sequence[FrameRun],
         rows: Mapping[str, npt.NDArray[Any]],
-        lender: Lender | None,
+        allocator: BufferAllocator | None,
         exact: bool,
     ) -> int:
         """Like `read`, without resizing."""
@@ -289,7 +291,7 @@ class RawFrames:
         nbytes = 0
         for file, some in groupby(pieces, key=attrgetter("file")):
             padding = 0 if exact else PADDING
-            nbytes += self._read_file(self._paths[file], list(some), rows, lender, padding)
+            nbytes += self._read_file(self._paths[file], list(some), rows, allocator, padding)
         for piece in pieces:
             if rows[piece.feature].dtype == np.bool_:
                 self._check_bools(piece, rows[piece.feature])
@@ -306,7 +308,7 @@ class RawFrames:
 
     def _sorted_pieces(
         self, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
-    ) -> list[_Piece]:
+    ) -> list[_PageRange]:
         """Return the page ranges to read, sorted by file and offset."""
         pieces = [
             piece
@@ -318,7 +320,7 @@ class RawFrames:
 
     def _pieces(
         self, chunk: int, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
-    ) -> Iterator[_Piece]:
+    ) -> Iterator[_PageRange]:
         """Yield the page ranges of a chunk. Not with NumPy: most chunks have one run of frames."""
         table, (starts, sums) = self._table, self.places(chunk)
         file, frames = int(table.file[chunk]), int(table.num_frames[chunk])
@@ -352,7 +354,7 @@ class RawFrames:
                     begins.append(i)
             for a, b in pairwise([*begins, len(found)]):
                 low, high = bounds[a][0] * nbytes, bounds[b - 1][1] * nbytes
-                piece = _Piece(name, chunk, file, starts[column] + low, high - low, low)
+                piece = _PageRange(name, chunk, file, starts[column] + low, high - low, low)
                 piece.take(found[a:b], nbytes, memory)
                 if self._verify and high - low == length:
                     piece.slice_bytes = length
@@ -380,15 +382,15 @@ class RawFrames:
     def _read_file(
         self,
         path: str,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[_PageRange],
         rows: Mapping[str, npt.NDArray[Any]],
-        lender: Lender | None,
+        allocator: BufferAllocator | None,
         padding: int,
     ) -> int:
         """Read ranges of one file, with a second attempt for damaged bytes. Returns bytes read."""
         sums = {piece: found for piece in pieces if (found := piece.sums_range)}
         for is_again in (False, True):
-            broken = self._fill(path, pieces, sums, rows, lender, padding)
+            broken = self._fill(path, pieces, sums, rows, allocator, padding)
             if broken is None:
                 break
             if is_again or not worth_rereading(self._storage, path, _ranges_of(pieces)):
@@ -398,12 +400,12 @@ class RawFrames:
     def _fill(
         self,
         path: str,
-        pieces: Sequence[_Piece],
-        sums: Mapping[_Piece, ByteRange],
+        pieces: Sequence[_PageRange],
+        sums: Mapping[_PageRange, ByteRange],
         rows: Mapping[str, npt.NDArray[Any]],
-        lender: Lender | None,
+        allocator: BufferAllocator | None,
         padding: int,
-    ) -> _Piece | None:
+    ) -> _PageRange | None:
         """Read ranges of one file once. Returns the first range with a wrong checksum."""
         tables = {piece: np.empty(item.length // 4, "<u4") for piece, item in sums.items()}
         ranges, views = list(sums.values()), [each.view(np.uint8).data for each in tables.values()]
@@ -411,7 +413,9 @@ class RawFrames:
             piece.seen = 0
         for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
-            scratch = np.empty(between, np.uint8) if lender is None else lender.acquire(between)
+            scratch = (
+                np.empty(between, np.uint8) if allocator is None else allocator.acquire(between)
+            )
             try:
                 read, used, end = [], padding, -1
                 for _, start, part in block:
@@ -437,11 +441,11 @@ class RawFrames:
                 del read
             finally:
                 ranges, views, tables = [], [], {}
-                if lender is not None:
-                    lender.release(scratch)
+                if allocator is not None:
+                    allocator.release(scratch)
         return None
 
-    def _broken(self, piece: _Piece) -> SeqRecordError:
+    def _broken(self, piece: _PageRange) -> SeqRecordError:
         text, offset = "a page does not match its checksum", 0
         if piece.sums_range is not None:
             text = "frames of a page do not match their checksum"
@@ -454,7 +458,7 @@ class RawFrames:
         )
         return self.located(error, piece.chunk, piece.feature)
 
-    def _check_bools(self, piece: _Piece, array: npt.NDArray[Any]) -> None:
+    def _check_bools(self, piece: _PageRange, array: npt.NDArray[Any]) -> None:
         found: list[Any] = [part for part in piece.parts if not isinstance(part, int)]
         if piece.rows is not None:
             found = [array[piece.rows]]
@@ -463,16 +467,16 @@ class RawFrames:
             raise self.located(error, piece.chunk, piece.feature)
 
 
-def _ranges_of(pieces: Sequence[_Piece]) -> list[ByteRange]:
+def _ranges_of(pieces: Sequence[_PageRange]) -> list[ByteRange]:
     """Return byte ranges: slice checksums, then the page ranges."""
     sums = [piece.sums_range for piece in pieces if piece.sums_range]
     return [*sums, *(ByteRange(p.start, p.start + p.nbytes) for p in pieces)]
 
 
-_Block = list[tuple[_Piece, int, "memoryview | int"]]
+_Block = list[tuple[_PageRange, int, "memoryview | int"]]
 
 
-def _blocks(pieces: Sequence[_Piece], most: int) -> Iterator[_Block]:
+def _blocks(pieces: Sequence[_PageRange], most: int) -> Iterator[_Block]:
     """Split page ranges into blocks of about `most` bytes. Ranges copied from memory stay whole.
 
     Each item has its page range, file offset and target.

@@ -22,7 +22,7 @@ from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.verified import Verified, read_verified
+from seqrecord.reading.verified import LastVerified, read_last_verified
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import codec_text, counted, printable, shape_text, shown_place, table_lines
 from seqrecord.units import format_size
@@ -90,7 +90,7 @@ class ClipSummary:
     num_incomplete: int  # clips skipped because a frame lacks a feature
 
 
-class _WithFeatures:
+class _FeatureTotals:
     """Totals over features."""
 
     features: tuple[Any, ...]
@@ -106,7 +106,7 @@ class _WithFeatures:
 
 
 @dataclass(frozen=True)
-class Summary(_WithFeatures):
+class Summary(_FeatureTotals):
     """Summary of a dataset. Sizes are in bytes, lengths of episodes in frames.
 
     `commit` is the id of its last commit, `earlier_commits` are the preceding ids, newest first.
@@ -131,7 +131,7 @@ class Summary(_WithFeatures):
     clips: ClipSummary | None
     commit: str
     earlier_commits: tuple[str, ...]
-    verified: Verified | None
+    verified: LastVerified | None
     external_bytes: int = 0  # referenced in external files
     originals: tuple[str, ...] = ()  # roots of these files
     inventories: tuple[Inventory, ...] = ()
@@ -231,7 +231,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         clips=None if clip is None else _count_clips(reader, clip),
         commit=manifest.commit,
         earlier_commits=manifest.earlier_commits,
-        verified=read_verified(reader.contents.storage),
+        verified=read_last_verified(reader.contents.storage),
         external_bytes=external_bytes,
         originals=tuple(roots),
         inventories=_inventories(reader),
@@ -363,7 +363,7 @@ class EpisodeFeature:
 
 
 @dataclass(frozen=True)
-class EpisodeSummary(_WithFeatures):
+class EpisodeSummary(_FeatureTotals):
     """Summary of one episode. `num_clips` is `None` unless requested."""
 
     url: str

@@ -14,12 +14,12 @@ from seqrecord.clips.grids import IntArray
 from seqrecord.clips.windows import Seconds
 from seqrecord.errors import ClipError
 from seqrecord.format.index import Index
-from seqrecord.format.lags import (
+from seqrecord.format.time_spans import (
     clock_of,
-    has_lags,
     is_plausible,
+    is_timestamp,
     is_unit_of_time,
-    with_lags,
+    timestamp_features,
 )
 from seqrecord.meanings import size_in
 from seqrecord.reading.dataset import Dataset
@@ -44,7 +44,7 @@ def with_clock(
         return dict(asked), None
     episode = index.key(int(lacking[0]))
     if clock is None:
-        several = with_lags(index.schema)
+        several = timestamp_features(index.schema)
         raise ClipError(
             "Seconds need episodes with an fps, or a timestamp feature",
             episode=episode,
@@ -111,14 +111,14 @@ class Timestamps:
     """
 
     def __init__(self, dataset: Dataset, feature: str, selected: IntArray) -> None:
-        schema, lags = dataset.contents.index.schema, dataset.contents.index.lags
+        schema, time_spans = dataset.contents.index.schema, dataset.contents.index.time_spans
         if (spec := schema.get(feature)) is None:
             raise ClipError(
                 "Seconds use an unknown feature",
                 expected=", ".join(schema),
                 got=feature,
             )
-        if not has_lags(spec) or not is_unit_of_time(spec.unit):
+        if not is_timestamp(spec) or not is_unit_of_time(spec.unit):
             raise ClipError(
                 "Seconds use a feature that is not a timestamp",
                 feature=feature,
@@ -129,19 +129,19 @@ class Timestamps:
         self._feature = feature
         self._unit = size_in(spec.unit, "s") or 1.0
         self.unit = spec.unit or "s, as the unit is unknown"
-        self._place = with_lags(schema).index(feature)
+        self._place = timestamp_features(schema).index(feature)
         self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
         self._read: dict[int, npt.NDArray[np.float64]] = {}
         self._read_bytes = 0
-        assert lags is not None, "an index without time spans"
-        if len(unknown := lags.unknown(self._selected, self._place)):
+        assert time_spans is not None, "an index without time spans"
+        if len(unknown := time_spans.unknown(self._selected, self._place)):
             raise ClipError(
                 "timestamps do not ascend, or are missing in a frame",
                 **self.name(int(unknown[0])),  # type: ignore[arg-type]
                 expected="a timestamp in each frame of every episode, in ascending order",
                 got=f"timestamps in {self.unit}",
             )
-        steps = lags.mean_steps(self._selected, self._place)
+        steps = time_spans.mean_steps(self._selected, self._place)
         wrong = np.flatnonzero(np.isfinite(steps) & ~is_plausible(steps))
         if spec.unit is None and len(wrong):
             name, url = dataset.contents.stored_name(feature), shlex.quote(dataset.url)
@@ -190,12 +190,14 @@ class Timestamps:
 
     def _bounds(self, time: float) -> tuple[int, int]:
         """Return minimum and maximum frame offset of the frame nearest to a time."""
-        lags = self._dataset.contents.index.lags
-        if not time or lags is None:
+        time_spans = self._dataset.contents.index.time_spans
+        if not time or time_spans is None:
             return 0, 0
         near, far = 0, 1  # for episodes of a single frame
         if len(self._selected):
-            least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
+            least, most = time_spans.frames_within(
+                self._selected, self._place, abs(time) / self._unit
+            )
             near, far = int(least.min()), int(most.max()) + 1
         return (near, far) if time > 0 else (-far, -near)
 
@@ -207,11 +209,14 @@ def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.ND
     """
     fps = index.fps[selected]
     found: npt.NDArray[np.bool_] = fps == 0
-    if clock is not None and index.lags is not None:
-        place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
+    if clock is not None and index.time_spans is not None:
+        place, size = (
+            timestamp_features(index.schema).index(clock),
+            size_in(index.schema[clock].unit, "s"),
+        )
         with np.errstate(divide="ignore"):
-            others = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
+            others = index.time_spans.contradict(selected, place, 1 / (fps * (size or 1.0)))
         if size is None:
-            others &= is_plausible(index.lags.mean_steps(selected, place))
+            others &= is_plausible(index.time_spans.mean_steps(selected, place))
         found |= others
     return found

@@ -18,7 +18,7 @@ _MAX_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Verified:
+class LastVerified:
     """Time and version of the last `verify` without problems.
 
     `time` is UTC, by the clock of the verifying machine. `deep` is whether frames were decoded.
@@ -39,20 +39,20 @@ class Verified:
         return f"{self.time:%Y-%m-%d %H:%M} UTC{deep}{earlier}"
 
 
-def read_verified(storage: Storage) -> Verified | None:
+def read_last_verified(storage: Storage) -> LastVerified | None:
     """Read the last successful `verify`; `None` if unknown."""
     return _read(storage)[0]
 
 
 def record_verified(storage: Storage, version: str, *, deep: bool) -> None:
     """Record a successful `verify` of this version. Raises `StorageError` if writing fails."""
-    now = Verified(datetime.now(timezone.utc), version, deep)
+    now = LastVerified(datetime.now(timezone.utc), version, deep)
     tag = _read(storage)[1]
     with suppress(ConflictError):  # a concurrent verify
         storage.put(_PATH, json.dumps(now.to_json()).encode(), expected=tag)
 
 
-def _read(storage: Storage) -> tuple[Verified | None, str | None]:
+def _read(storage: Storage) -> tuple[LastVerified | None, str | None]:
     try:
         data, tag = storage.read_whole(_PATH, _MAX_BYTES)
     except TransientError:
@@ -62,6 +62,6 @@ def _read(storage: Storage) -> tuple[Verified | None, str | None]:
     try:
         found = JsonObject(parse_json(data), ("time", "version", "deep"), "what was verified")
         time = datetime.fromisoformat(str(found.value["time"])).astimezone(timezone.utc)
-        return Verified(time, found.text("version", ID), found.value["deep"] is True), tag
+        return LastVerified(time, found.text("version", ID), found.value["deep"] is True), tag
     except (FormatError, ValueError, OverflowError):
         return None, tag

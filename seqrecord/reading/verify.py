@@ -39,7 +39,7 @@ from seqrecord.reading.metadata import (
     read_footer,
     record_sizes,
 )
-from seqrecord.reading.verified import Verified, read_verified, record_verified
+from seqrecord.reading.verified import LastVerified, read_last_verified, record_verified
 from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted, shown_place
 from seqrecord.units import format_size
@@ -71,7 +71,7 @@ class VerifyReport:
     problems: tuple[SeqRecordError, ...]
     notes: tuple[str, ...]
     version: str
-    last_passed: Verified | None
+    last_passed: LastVerified | None
     skipped: tuple[str, ...] = ()
 
     @property
@@ -104,23 +104,25 @@ def verify(
     """Like `seqrecord.verify`, for the dataset in `storage` with its external files."""
     num_threads = num_threads or usable_cores()
     externals = externals or ExternalFiles(storage)
-    stored = _stored(storage, externals)
+    stored = _read_metadata(storage, externals)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
-        stored = _stored(storage, externals)  # a writer may have committed meanwhile
+        stored = _read_metadata(storage, externals)  # a writer may have committed meanwhile
     files, index, problems = stored.record_files, stored.index, stored.problems
-    notes, last_passed = _notes(storage, files), read_verified(storage)
+    notes, last_passed = _notes(storage, files), read_last_verified(storage)
     ahead = 2 * num_threads + 1
     with request_threads(num_threads, "verify") as threads:
         found = list(threads.map(partial(_check_file, storage, index), files, ahead))
         for file in found:
             problems += file.problems
-        index = _agreed(storage, stored, [file.footer for file in found])
+        index = _checked_index(storage, stored, [file.footer for file in found])
         gone = {number for number, file in enumerate(found) if not file.is_there}
         del found
         groups = () if index is None else index.groups
         total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
         counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
-        told = {(each.message, each.file) for each in problems if isinstance(each, StorageError)}
+        reported = {
+            (each.message, each.file) for each in problems if isinstance(each, StorageError)
+        }
         check: Any = None
         if index is not None:
             paths = [file.path for file in files]
@@ -129,10 +131,10 @@ def verify(
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
             for each in some:
                 # An external file or a missing package affects many pages: one problem.
-                if (each.message, each.file) not in told:
+                if (each.message, each.file) not in reported:
                     problems.append(each)
                 if isinstance(each, (StorageError, MissingPackageError)):
-                    told.add((each.message, each.file))
+                    reported.add((each.message, each.file))
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total))
@@ -166,7 +168,7 @@ def _skipped(deep: bool, index: Index | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
+def _collecting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
     """Record an error of the block as a problem. A `TransientError` is raised: nothing answers."""
     try:
         yield
@@ -177,7 +179,7 @@ def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
 
 
 @dataclass
-class _Stored:
+class _DatasetMetadata:
     """Readable metadata of a dataset.
 
     `record_files` are in the order of the index's numbers; `file_id` is empty without a manifest.
@@ -194,7 +196,7 @@ class _Stored:
     version: str = ""
 
 
-def _stored(storage: Storage, externals: ExternalFiles) -> _Stored:
+def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetadata:
     """Read manifest, edits and index; all present record files if the manifest is damaged.
 
     Raises `NotFoundError` if there is no manifest.
@@ -203,20 +205,20 @@ def _stored(storage: Storage, externals: ExternalFiles) -> _Stored:
         manifest = read_manifest(storage)
     except FormatError as error:
         sizes = record_sizes(storage).items()
-        return _Stored([RecordFile(*item, "") for item in sizes], problems=[error])
-    found = _Stored(manifest.record_files, manifest.left_out, manifest.splits, edits=None)
+        return _DatasetMetadata([RecordFile(*item, "") for item in sizes], problems=[error])
+    found = _DatasetMetadata(manifest.record_files, manifest.left_out, manifest.splits, edits=None)
     found.version = manifest.commit
-    with _noting(found.problems):
+    with _collecting(found.problems):
         found.edits = read_edits(storage, manifest.edits)
     broken: list[SeqRecordError] = []
     for name in table_names(manifest.schema):
-        with _noting(broken):
+        with _collecting(broken):
             map_table(storage, manifest, name)
     if not broken:
-        with _noting(broken):
+        with _collecting(broken):
             found.index = index = load_index(storage, manifest)
             for number in range(len(index.num_frames)):  # not checked by `load`
-                with _noting(broken):
+                with _collecting(broken):
                     index.episode_metadata(number)
             if (actual := index.fingerprint()) != manifest.fingerprint:
                 raise FormatError(
@@ -226,19 +228,21 @@ def _stored(storage: Storage, externals: ExternalFiles) -> _Stored:
                     got=actual,
                 )
     found.problems += broken
-    with _noting(found.problems):
+    with _collecting(found.problems):
         if manifest.statistics is not None:
             read_statistics(storage, manifest.statistics, manifest.schema)
-    with _noting(found.problems):
+    with _collecting(found.problems):
         if manifest.copied is not None:
             externals.check_open(manifest.copied.lists, always=True)
-    with _noting(found.problems):
+    with _collecting(found.problems):
         if manifest.inventory is not None:
             read_inventories(storage, manifest.inventory)
     return found
 
 
-def _agreed(storage: Storage, stored: _Stored, footers: Sequence[Footer | None]) -> Index | None:
+def _checked_index(
+    storage: Storage, stored: _DatasetMetadata, footers: Sequence[Footer | None]
+) -> Index | None:
     """Return the stored index, or one rebuilt from the footers.
 
     Adds disagreements to the problems.
@@ -262,7 +266,7 @@ def _agreed(storage: Storage, stored: _Stored, footers: Sequence[Footer | None])
 
 
 @dataclass
-class _File:
+class _FileCheck:
     """Result for one record file. `footer` is `None` if unreadable or of another schema."""
 
     footer: Footer | None = None
@@ -270,10 +274,10 @@ class _File:
     problems: list[SeqRecordError] = field(default_factory=list)
 
 
-def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _File:
+def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _FileCheck:
     """Check a record file's length, header and footer against the manifest."""
-    shown, found = f"{storage.url}/{file.path}", _File()
-    with _noting(found.problems):
+    shown, found = f"{storage.url}/{file.path}", _FileCheck()
+    with _collecting(found.problems):
         size = storage.size(file.path)
         found.is_there = True
         if size != file.size:
@@ -336,7 +340,7 @@ def _check_chunk(
         sound += zip(pages, reader.read(pages), strict=True)
     except ChecksumError:
         for page in pages:  # one by one, since several may be damaged
-            with _noting(problems):
+            with _collecting(problems):
                 sound += [(page, data) for data in reader.read([page])]
     except TransientError:
         raise
@@ -344,10 +348,10 @@ def _check_chunk(
         problems.append(error.located(episode=index.key(chunk.episode)))
     for page, data in sound:
         if page.sums is not None:
-            with _noting(problems):
+            with _collecting(problems):
                 reader.check_slices(page, data)
     for page, data in sound:
-        with _noting(problems):
+        with _collecting(problems):
             if deep:
                 num_frames += _decode(reader, page, data, problems)
             elif page.largest is not None:
@@ -367,7 +371,7 @@ def _decode(
     for frame, shape in zip(there, reader.shapes(page, data), strict=True):
         if out.shape != shape:
             out = np.empty(shape, out.dtype)
-        with _noting(problems, frame=page.chunk.first_frame + frame):
+        with _collecting(problems, frame=page.chunk.first_frame + frame):
             try:
                 reader.decode(page, data, [frame], [out])
             except MissingPackageError as error:

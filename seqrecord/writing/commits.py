@@ -100,7 +100,7 @@ def rebuilt(
     except FormatError as error:  # it names a path
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
-    if new := [episode for episode in built.lost if episode.uid not in left_out]:
+    if new := [episode for episode in built.duplicates if episode.uid not in left_out]:
         shown = [f"{episode.key} (uid {episode.uid})" for episode in new[:_MAX_SHOWN]]
         _logger.warning(
             "%s: %s written twice, and left out: %s%s",
@@ -115,7 +115,7 @@ def rebuilt(
         for path in base.files
         if path in footers and _holds_any(footers[path], effect.deleted, schema)
     }
-    lost = (episode.uid for episode in built.lost if not episode.files.isdisjoint(paths))
+    lost = (episode.uid for episode in built.duplicates if not episode.files.isdisjoint(paths))
     return Version(
         built.index,
         tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in paths),
@@ -286,7 +286,7 @@ def _reindex(
     footers, errors = readable_footers(storage, sizes)
     if not footers:
         raise next(iter(errors.values()))
-    damaged = [DamagedFile.told(storage, path, error) for path, error in errors.items()]
+    damaged = [DamagedFile.logged(storage, path, error) for path, error in errors.items()]
     version = rebuilt(storage, base, footers, sizes)
     if damaged and base.manifest is not None:
         _tell_lost(storage, base.manifest, version.index)

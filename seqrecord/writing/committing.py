@@ -32,7 +32,7 @@ from seqrecord.format.manifest import (
     read_tagged,
     version_path,
 )
-from seqrecord.reading.metadata import load_index, still_missing
+from seqrecord.reading.metadata import explain_missing_file, load_index
 from seqrecord.storage import Storage
 from seqrecord.writing.own_files import SmallFiles, tidy
 
@@ -94,7 +94,7 @@ def looked_at(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:
         again, manifest = read_dataset(storage)
         if again.tag == base.tag:
             raise
-    with still_missing():
+    with explain_missing_file():
         return look(again, manifest)
 
 

@@ -25,8 +25,8 @@ from seqrecord.errors import (
     SourceError,
     located,
 )
-from seqrecord.format.lags import clock_of
 from seqrecord.format.text import encode_metadata
+from seqrecord.format.time_spans import clock_of
 from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source

@@ -26,11 +26,11 @@ from seqrecord.errors import (
 )
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.inventory import Inventory
-from seqrecord.format.lags import with_lags
 from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import parse_json
+from seqrecord.format.time_spans import timestamp_features
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
@@ -275,7 +275,7 @@ class DatasetSource:
                 largest.append(0 if page is None else page.largest or 0)
             if page is not None and self.keeps_references:
                 external += page.external
-        for name in with_lags(specs):
+        for name in timestamp_features(specs):
             if (page := pages[name]) in data:
                 frames = np.flatnonzero([page.has(i) for i in range(chunk.num_frames)])
                 values = np.empty(len(frames), specs[name].dtype)

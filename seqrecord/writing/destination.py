@@ -27,7 +27,7 @@ from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import MANIFEST, CopiedFiles, Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.home import home
-from seqrecord.reading.index_building import conformed
+from seqrecord.reading.index_building import matching_footers
 from seqrecord.reading.metadata import (
     DamagedFile,
     load_index,
@@ -133,7 +133,9 @@ class Destination:
         edits = read_edits(storage, edits_of(storage, base))
         schema = self.schema if base.manifest else edits.schema
         edited = edits.schema is not None
-        self.schema, fitting = conformed(list(footers.items()), schema, base.files, edited=edited)
+        self.schema, fitting = matching_footers(
+            list(footers.items()), schema, base.files, edited=edited
+        )
         self._footers = dict(fitting)
         whole = recover(
             storage,
@@ -307,7 +309,7 @@ def _report_damaged(
                 f"a record file of the dataset is damaged: {error.message}; {_HELP}",
                 **error.facts(),
             ) from error
-    return [DamagedFile.told(storage, path, error) for path, error in damaged.items()]
+    return [DamagedFile.logged(storage, path, error) for path, error in damaged.items()]
 
 
 def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int]) -> Index:

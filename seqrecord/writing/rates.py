@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.format.footer import EpisodePart
-from seqrecord.format.lags import clock_of, is_plausible
+from seqrecord.format.time_spans import clock_of, is_plausible
 from seqrecord.meanings import size_in
 from seqrecord.schema import Schema
 from seqrecord.text import counted

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format.footer import EpisodePart
-from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
-from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_refer
+from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_be_references
+from seqrecord.format.time_spans import TimeSpanCollector, timestamp_features
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.sources.common.references import checksum_of
@@ -24,7 +24,7 @@ from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
 from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
 from seqrecord.writing.rates import Irregular, RateCheck
-from seqrecord.writing.record_files import EpisodeLags, RecordFiles
+from seqrecord.writing.record_files import FeatureTimeSpans, RecordFiles
 from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.values import plain_items
 from seqrecord.writing.video_group import VideoGroup
@@ -72,7 +72,7 @@ class RecordFileWriter(RecordFiles):
         self._encoders |= dict.fromkeys(self._referred, _as_they_are)
         watched = self._statistics.names - self._referred
         self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
-        self._lags = {name: LagCollector() for name in with_lags(schema)}
+        self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
         self._rate = RateCheck(schema)
         self.irregular: list[Irregular] = []  # episodes without fps, for their timestamps differ
         self._num_frames = 0  # of the episode
@@ -99,8 +99,8 @@ class RecordFileWriter(RecordFiles):
         self._copied, self._encoding = {}, self._groups
         for group in self._groups:
             group.begin(chunk_frames)
-        for lags in self._lags.values():
-            lags.begin()
+        for time_spans in self._time_spans.values():
+            time_spans.begin()
         self._rate.begin(episode)
         self._statistics.begin(episode.key)
         for name in self._referred:
@@ -163,7 +163,7 @@ class RecordFileWriter(RecordFiles):
             for group in self._encoding:
                 group.add(encoded, rows)
         numbers = number + np.arange(len(rows))
-        for name in self._lags.keys() & columns.keys():
+        for name in self._time_spans.keys() & columns.keys():
             times = np.asarray(columns[name][rows.start : rows.stop]).reshape(len(rows))
             self._add_times(name, times, numbers)
         self._num_frames += len(rows)
@@ -186,14 +186,14 @@ class RecordFileWriter(RecordFiles):
         self._encoding = [g for g in self._groups if g.number not in self._copied]
         for name in self.schema.group(chunk.group):
             self._statistics.leave_out(name)
-        for name in self._lags.keys() & times.keys():
+        for name in self._time_spans.keys() & times.keys():
             self._add_times(name, *times[name])
         self.add(chunk)
 
     def _add_times(
         self, name: str, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
     ) -> None:
-        self._lags[name].add(times, numbers)
+        self._time_spans[name].add(times, numbers)
         if name == self._rate.feature:
             self._rate.add(times, numbers)
 
@@ -327,10 +327,13 @@ class RecordFileWriter(RecordFiles):
                     numbers = numbers[present]
                 self._statistics.add_frames(name, frames, numbers)
 
-    def _lags_so_far(self) -> EpisodeLags:
+    def _lags_so_far(self) -> FeatureTimeSpans:
         """By the timestamps that all frames of the episode have."""
-        found = ((name, self._lags[name].lags(self._num_frames)) for name in sorted(self._lags))
-        return tuple((name, lags) for name, lags in found if lags is not None)
+        found = (
+            (name, self._time_spans[name].time_spans(self._num_frames))
+            for name in sorted(self._time_spans)
+        )
+        return tuple((name, time_spans) for name, time_spans in found if time_spans is not None)
 
 
 def _group(
@@ -340,7 +343,7 @@ def _group(
     if any(spec.is_video for spec in own.values()):
         return VideoGroup(schema, number, externals, checksum_of if checksums else None)
     # A source of video refers to that alone.
-    if externals and may_refer(own) and not any(spec.is_video for spec in schema.values()):
+    if externals and may_be_references(own) and not any(spec.is_video for spec in schema.values()):
         return ReferenceGroup(schema, number, externals, checksums=checksums)
     return FrameGroup(schema, number)
 

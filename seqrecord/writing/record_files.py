@@ -28,10 +28,10 @@ from seqrecord.format.footer import (
     encode_footer,
     encode_header,
 )
-from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import GAP_ROW, chunk_row, gap_rows
-from seqrecord.format.text import truncated_metadata
+from seqrecord.format.text import mark_truncated
+from seqrecord.format.time_spans import TimeSpans, timestamp_features
 from seqrecord.processes.threads import ThreadPool
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload, unwanted_if
@@ -41,13 +41,13 @@ LEAVE_SECONDS = 5.0  # that a writer which gives up waits for a commit
 
 FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # no chunk and no episode adds as much
 FULL_FOOTER_EPISODES = 100_000  # whose JSON has as many values as a reader takes
-_VALUES = 7  # of an episode without lags
-_LAG_BYTES = 600  # of a timestamp's name and lags in a footer, at most
+_VALUES = 7  # of an episode without time spans
+_TIME_SPAN_BYTES = 600  # of a timestamp's name and time spans in a footer, at most
 
 _POLL_SECONDS = 0.25
 _TOGETHER = 64 << 10  # bytes of a chunk that are written at once; to copy more takes longer
 
-EpisodeLags: TypeAlias = "tuple[tuple[str, Lags], ...]"
+FeatureTimeSpans: TypeAlias = "tuple[tuple[str, TimeSpans], ...]"
 """Those of an episode's timestamps, by feature."""
 
 _Self = TypeVar("_Self", bound="RecordFiles")
@@ -121,8 +121,8 @@ class RecordFiles:
         """Chunks of this episode follow, of which other files may have some."""
         self.check()
         assert self._episode is None, "the episode before has not ended"
-        if episode.num_frames is not None or episode.lags:
-            episode = replace(episode, num_frames=None, lags=())
+        if episode.num_frames is not None or episode.time_spans:
+            episode = replace(episode, num_frames=None, time_spans=())
         self._episode, self._flushed = episode, 0
 
     def add(self, chunk: StoredChunk) -> None:
@@ -137,19 +137,23 @@ class RecordFiles:
                 self._file = OpenFile(self._storage, self.schema, self._writer, ordinal)
             self._file.add(self._episode, chunk)
 
-    def flush_part(self, num_frames: int, lags: EpisodeLags, *, is_regular: bool = True) -> None:
+    def flush_part(
+        self, num_frames: int, time_spans: FeatureTimeSpans, *, is_regular: bool = True
+    ) -> None:
         """So many frames of the episode are there, and stay whatever happens; but see `discard`."""
         assert self._episode is not None
-        metadata = truncated_metadata(self._episode.metadata)
-        self._complete(num_frames, metadata, lags, is_regular=is_regular)
+        metadata = mark_truncated(self._episode.metadata)
+        self._complete(num_frames, metadata, time_spans, is_regular=is_regular)
         self._flushed = num_frames
         self._finish_held(only_if_free=True)
 
-    def end_part(self, num_frames: int, lags: EpisodeLags, *, is_regular: bool = True) -> None:
+    def end_part(
+        self, num_frames: int, time_spans: FeatureTimeSpans, *, is_regular: bool = True
+    ) -> None:
         """The episode is there as a whole: from here on a kill does not lose it. It has no fps
         unless it `is_regular`."""
         assert self._episode is not None
-        self._complete(num_frames, self._episode.metadata, lags, is_regular=is_regular)
+        self._complete(num_frames, self._episode.metadata, time_spans, is_regular=is_regular)
         self._episode = None
 
     def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
@@ -161,7 +165,7 @@ class RecordFiles:
         assert episode.num_frames is not None, "not the last part"
         for chunk in chunks:
             self.add(chunk)
-        self.end_part(episode.num_frames, episode.lags)
+        self.end_part(episode.num_frames, episode.time_spans)
 
     @property
     def is_full(self) -> bool:
@@ -251,7 +255,7 @@ class RecordFiles:
             self._commit.wait(LEAVE_SECONDS)
 
     def _complete(
-        self, num_frames: int, metadata: str, lags: EpisodeLags, *, is_regular: bool
+        self, num_frames: int, metadata: str, time_spans: FeatureTimeSpans, *, is_regular: bool
     ) -> None:
         """Note the episode as it is now, when what earlier files hold of it is there too."""
         assert self._file is not None
@@ -262,7 +266,7 @@ class RecordFiles:
             self._wait_for_commit()
         with self._storing(BaseException):
             fps = self._episode.fps if is_regular else None
-            said: dict[str, Any] = {"fps": fps, "metadata": metadata, "lags": lags}
+            said: dict[str, Any] = {"fps": fps, "metadata": metadata, "time_spans": time_spans}
             part = replace(self._episode, num_frames=num_frames, **said)
             self._file.complete(part, note=self._has_notes)
 
@@ -346,7 +350,7 @@ class OpenFile:
         self._rows: list[list[npt.NDArray[Any]]] = [[] for _ in self._dtypes]
         self._begun = self._noted = self._mark()  # where the last episode begins; the last note
         self._before = self._noted  # and the note before that
-        self._num_lags = len(with_lags(schema))
+        self._num_lags = len(timestamp_features(schema))
         self._values = _VALUES + (self._num_lags and self._num_lags + 1)  # of an episode
         self._row_bytes = 0
         self._text_bytes = 0  # of the episodes in the footer
@@ -444,7 +448,7 @@ class OpenFile:
     def _text_of(self, episode: EpisodePart) -> int:
         """The most bytes of an episode in a footer's JSON, in which metadata is a string."""
         named = 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
-        return named + _LAG_BYTES * self._num_lags
+        return named + _TIME_SPAN_BYTES * self._num_lags
 
     def _mark(self) -> _Mark:
         return _Mark(self.upload.tell(), tuple(map(len, self._rows)))

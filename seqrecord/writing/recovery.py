@@ -142,14 +142,14 @@ def _pieces(storage: Storage, upload: Unfinished, damaged: list[DamagedFile]) ->
     except NotFoundError:  # its writer has finished or given it up meanwhile
         return []
     except FormatError as error:
-        damaged.append(DamagedFile.told(storage, upload.path, error))
+        damaged.append(DamagedFile.logged(storage, upload.path, error))
         return []
     pieces = []
     for size, note in checkpoints:
         try:
             footer = parse_footer(note, aligned(size))
         except FormatError as error:
-            damaged.append(DamagedFile.told(storage, upload.path, error))
+            damaged.append(DamagedFile.logged(storage, upload.path, error))
             continue
         if footer.file_id == file_id and [p.num_frames is None for p in footer.episodes] == [False]:
             pieces.append(_Piece(upload, footer))

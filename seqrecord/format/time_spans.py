@@ -28,22 +28,22 @@ Reals = npt.NDArray[np.float64]
 _CLOCKS = ("timestamp", "log_time")
 _LEAST_STEP, _MOST_STEP = 1e-5, 10.0  # seconds; milliseconds at 30 fps would be 33 apart
 
-MOST_LAGS = 13  # over 1, 2, 4, …, 4096 frames
-_TAIL = 1 << (MOST_LAGS - 1)
+MAX_TIME_SPANS = 13  # over 1, 2, 4, …, 4096 frames
+_TAIL = 1 << (MAX_TIME_SPANS - 1)
 _PENDING = 1 << 12  # buffered timestamps
 _MOST = 1 << 20  # frames of a time window
 _AT_ONCE = 1 << 14  # episodes checked at a time
 
 
-def has_lags(spec: FeatureSpec) -> bool:
+def is_timestamp(spec: FeatureSpec) -> bool:
     """Return whether a feature is one timestamp per frame."""
     is_time = spec.kind == "timestamp" and not spec.is_dropped
     return is_time and spec.shape in ((), (1,)) and spec.dtype.kind in "iuf"
 
 
-def with_lags(schema: Schema) -> tuple[str, ...]:
+def timestamp_features(schema: Schema) -> tuple[str, ...]:
     """Return the names of features with one timestamp per frame, in schema order."""
-    return tuple(name for name, spec in schema.items() if has_lags(spec))
+    return tuple(name for name, spec in schema.items() if is_timestamp(spec))
 
 
 def clock_of(schema: Schema) -> str | None:
@@ -52,7 +52,7 @@ def clock_of(schema: Schema) -> str | None:
     It is the only timestamp feature with a unit of time or without a unit. Among several, it is the
     one named `timestamp` or `log_time`.
     """
-    known = [n for n in with_lags(schema) if is_unit_of_time(schema[n].unit)]
+    known = [n for n in timestamp_features(schema) if is_unit_of_time(schema[n].unit)]
     usual = [name for name in _CLOCKS if name in known]
     return known[0] if len(known) == 1 else usual[0] if usual else None
 
@@ -67,13 +67,13 @@ def is_plausible(step: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     return np.asarray((np.asarray(step) >= _LEAST_STEP) & (np.asarray(step) <= _MOST_STEP))
 
 
-def num_lags(num_frames: int) -> int:
+def num_time_spans(num_frames: int) -> int:
     """Return how many of the distances 1, 2, 4, …, 4096 occur between frames of an episode."""
-    return min(MOST_LAGS, (num_frames - 1).bit_length())
+    return min(MAX_TIME_SPANS, (num_frames - 1).bit_length())
 
 
 @dataclass(frozen=True)
-class Lags:
+class TimeSpans:
     """Minimum and maximum growth of an episode's timestamps over 1, 2, 4, …, 4096 frames.
 
     In the feature's unit. Distances beyond the episode's length are absent; see `num_time_spans`.
@@ -87,9 +87,9 @@ class Lags:
         return base64.b64encode(np.array([*self.least, *self.most], "<f8").tobytes()).decode()
 
     @classmethod
-    def from_text(cls, text: object, num_frames: int) -> Lags:
+    def from_text(cls, text: object, num_frames: int) -> TimeSpans:
         """Inverse of `to_text`, for an episode of `num_frames`. Raises `FormatError` if invalid."""
-        count = num_lags(num_frames)
+        count = num_time_spans(num_frames)
         try:
             data = base64.b64decode(str(text).encode("ascii"), validate=True)
         except (UnicodeEncodeError, binascii.Error):
@@ -105,7 +105,7 @@ class Lags:
         )
 
 
-class LagCollector:
+class TimeSpanCollector:
     """Computes the time spans of one episode after the other, from timestamps in frame order."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class LagCollector:
 
     def begin(self) -> None:
         """Start an episode."""
-        self._least, self._most = np.full(MOST_LAGS, np.inf), np.full(MOST_LAGS, -np.inf)
+        self._least, self._most = np.full(MAX_TIME_SPANS, np.inf), np.full(MAX_TIME_SPANS, -np.inf)
         self._is_whole = True
         self._tail: npt.NDArray[Any] = np.zeros(0)
         self._pending: list[npt.NDArray[Any]] = []
@@ -133,18 +133,18 @@ class LagCollector:
         if self._num_pending >= _PENDING:
             self._look()
 
-    def lags(self, num_frames: int) -> Lags | None:
+    def time_spans(self, num_frames: int) -> TimeSpans | None:
         """Return the time spans of the episode's `num_frames` frames so far.
 
         `None` if a frame has no timestamp or one that is not finite.
         """
         self._look()
-        count = num_lags(num_frames)
+        count = num_time_spans(num_frames)
         least, most = self._least[:count], self._most[:count]
         is_whole = self._is_whole and self._number == num_frames
         if not is_whole or not (np.isfinite(least).all() and np.isfinite(most).all()):
             return None
-        return Lags(tuple(least.tolist()), tuple(most.tolist()))
+        return TimeSpans(tuple(least.tolist()), tuple(most.tolist()))
 
     def _look(self) -> None:
         if not self._pending or not self._is_whole:
@@ -154,7 +154,7 @@ class LagCollector:
         times = np.concatenate([self._tail.astype(self._pending[0].dtype), *self._pending])
         self._pending, self._num_pending = [], 0
         with np.errstate(over="ignore"):
-            for i in range(num_lags(len(times))):
+            for i in range(num_time_spans(len(times))):
                 step = 1 << i
                 later = times[max(step, len(times) - count) :]
                 grown = later - times[len(times) - len(later) - step : len(times) - step]
@@ -164,7 +164,7 @@ class LagCollector:
 
 
 @dataclass(frozen=True, eq=False)
-class EpisodeLags:
+class EpisodeTimeSpans:
     """Time spans of all episodes of a dataset: float64 [E, T, S], T features; views of a file.
 
     S is `num_time_spans` of the longest episode, at least 1. NaN marks distances beyond an
@@ -175,22 +175,26 @@ class EpisodeLags:
     most: Reals
 
     @classmethod
-    def of(cls, rows: list[list[Lags | None]], num_features: int, longest: int) -> EpisodeLags:
+    def of(
+        cls, rows: list[list[TimeSpans | None]], num_features: int, longest: int
+    ) -> EpisodeTimeSpans:
         """Create from rows of each episode and feature; `longest` is the maximum episode length."""
-        shape = (len(rows), num_features, max(1, num_lags(longest)))
+        shape = (len(rows), num_features, max(1, num_time_spans(longest)))
         least, most = np.full(shape, np.nan), np.full(shape, np.nan)
         for i, row in enumerate(rows):
-            for j, lags in enumerate(row):
-                if lags is not None:
-                    least[i, j, : len(lags.least)] = lags.least
-                    most[i, j, : len(lags.most)] = lags.most
+            for j, time_spans in enumerate(row):
+                if time_spans is not None:
+                    least[i, j, : len(time_spans.least)] = time_spans.least
+                    most[i, j, : len(time_spans.most)] = time_spans.most
         return cls(least, most)
 
-    def extended(self, more: EpisodeLags) -> EpisodeLags:
+    def extended(self, more: EpisodeTimeSpans) -> EpisodeTimeSpans:
         """Append the episodes of `more`."""
         width = max(self.least.shape[2], more.least.shape[2])
         pairs = ((self.least, more.least), (self.most, more.most))
-        return EpisodeLags(*(np.concatenate([_wide(a, width), _wide(b, width)]) for a, b in pairs))
+        return EpisodeTimeSpans(
+            *(np.concatenate([_wide(a, width), _wide(b, width)]) for a, b in pairs)
+        )
 
     def check(self, num_frames: npt.NDArray[np.int64]) -> None:
         """Raise `FormatError` unless the values are possible for episodes of `num_frames`, int64
@@ -236,8 +240,8 @@ class EpisodeLags:
         """
         found = np.zeros(len(rows), np.bool_)
         for place in range(self.least.shape[2]):
-            for lags in (self.least, self.most):
-                off = np.abs(lags[rows, feature, place] / steps - (1 << place))
+            for time_spans in (self.least, self.most):
+                off = np.abs(time_spans[rows, feature, place] / steps - (1 << place))
                 found |= off > 0.5 * (1 + 1e-6)
         return found
 
@@ -255,28 +259,28 @@ class EpisodeLags:
 
 def _counts(num_frames: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return `num_time_spans` of each episode."""
-    powers = 1 << np.arange(MOST_LAGS)
+    powers = 1 << np.arange(MAX_TIME_SPANS)
     found: npt.NDArray[np.int64] = np.searchsorted(powers, num_frames, side="left")
     return found
 
 
-def _wide(lags: Reals, width: int) -> Reals:
-    found = np.full((*lags.shape[:2], width), np.nan)
-    found[:, :, : lags.shape[2]] = lags
+def _wide(time_spans: Reals, width: int) -> Reals:
+    found = np.full((*time_spans.shape[:2], width), np.nan)
+    found[:, :, : time_spans.shape[2]] = time_spans
     return found
 
 
-def _count(lags: Reals, time: float) -> npt.NDArray[np.int64]:
+def _count(time_spans: Reals, time: float) -> npt.NDArray[np.int64]:
     """Return the largest sum of powers of two whose time spans add up to at most `time`, int64 [n].
 
-    `lags`, float64 [n, S], is NaN beyond an episode's length. The minimum growth over a number of
-    frames is at least the sum of the minima of its parts, the maximum at most the sum of the
-    maxima.
+    `time_spans`, float64 [n, S], is NaN beyond an episode's length. The minimum growth over a
+    number of frames is at least the sum of the minima of its parts, the maximum at most the sum of
+    the maxima.
     """
-    left, found = np.full(len(lags), time), np.zeros(len(lags), np.int64)
-    longest = np.ones(len(lags), bool)  # the largest distance may repeat
-    for i in range(lags.shape[1] - 1, -1, -1):
-        lag = lags[:, i]
+    left, found = np.full(len(time_spans), time), np.zeros(len(time_spans), np.int64)
+    longest = np.ones(len(time_spans), bool)  # the largest distance may repeat
+    for i in range(time_spans.shape[1] - 1, -1, -1):
+        lag = time_spans[:, i]
         is_there = lag > 0
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             times = np.where(longest, np.minimum(left // lag, _MOST), lag <= left)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
-class Amount:
+class ReadCost:
     """Requests, bytes and decoded frames.
 
     `requests` are requests to a storage service, 0 for local disks and mounts. `bytes` include gaps
@@ -19,8 +19,8 @@ class Amount:
     frames_decoded: int = 0
     video_frames_decoded: int = 0
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, other: ReadCost) -> ReadCost:
+        return ReadCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def __mul__(self, times: int) -> Amount:
-        return Amount(*(getattr(self, f.name) * times for f in fields(self)))
+    def __mul__(self, times: int) -> ReadCost:
+        return ReadCost(*(getattr(self, f.name) * times for f in fields(self)))
