@@ -39,8 +39,9 @@ class LeftOut:
             ignores such entries.
 
     Example:
-        >>> print(LeftOut("*.pose.txt", 1, "no reader"))
-        *.pose.txt: 1 file, no reader
+        from seqrecord.sources import LeftOut
+
+        print(LeftOut("*.pose.txt", 1, "no reader"))  # *.pose.txt: 1 file, no reader
     """
 
     pattern: str
@@ -85,6 +86,13 @@ class Inventory:
         features: packed features.
         left_out: possible data that is not packed.
         notes: assumptions, and irregularities that the format allows.
+
+    Example:
+        from seqrecord.sources import Inventory, LeftOut
+
+        skipped = LeftOut("*.txt", 2, "no reader")
+        inventory = Inventory("folders", "an image per frame", left_out=(skipped,))
+        print(*inventory.lines(), sep=", ")
     """
 
     format: str

@@ -38,7 +38,7 @@ def open_source(
     unknown or wrong `format`; and for an option unknown to the format.
 
     Example:
-        source = seqrecord.sources.open_source("records/")
+        source = seqrecord.open_source("records/")
         print(source.schema())
     """
     given = {name: value for name, value in options.items() if value is not None}

@@ -28,16 +28,16 @@ def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
     return total
 
 
-def overlapping_chunk_bytes(lead: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntArray:
-    """Return, for each chunk of `lead`, the bytes of the other group's chunks with the same frames.
+def overlapping_chunk_bytes(base: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntArray:
+    """Return, for each chunk of `base`, the bytes of the other group's chunks with the same frames.
 
-    `nbytes` are the sizes of the other group's chunks. Returns int64 [chunks of `lead`].
+    `nbytes` are the sizes of the other group's chunks. Returns int64 [chunks of `base`].
     """
     total = np.append(0, np.cumsum(nbytes))
     keys = _keys(other)
-    first = _keys(lead)
+    first = _keys(base)
     start = np.searchsorted(keys, first, side="right") - 1
-    stop = np.searchsorted(keys, first + lead.num_frames, side="left")
+    stop = np.searchsorted(keys, first + base.num_frames, side="left")
     beside: IntArray = total[stop] - total[start]
     return beside
 

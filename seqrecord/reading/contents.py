@@ -150,7 +150,13 @@ class Contents:
 
 
 class Episodes(Mapping[str, "Episode"]):
-    """A dataset's episodes by key, in the order of writing."""
+    """A dataset's episodes by key, in the order of writing.
+
+    Example:
+        episodes = seqrecord.open("records/").episodes
+        for key, episode in episodes.items():
+            print(key, len(episode), episode.fps, episode.metadata)
+    """
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents

@@ -12,6 +12,11 @@ class ReadCost:
     `requests` are requests to a storage service, 0 for local disks and mounts. `bytes` include gaps
     between pages. `frames_decoded` is counted like `SeqRecordPipe.stats`; `video_frames_decoded` is
     its upper bound for video.
+
+    Example:
+        from seqrecord.types import ReadCost
+
+        print(ReadCost(requests=1, bytes=4096) + ReadCost(requests=2, bytes=1024) * 3)
     """
 
     requests: int = 0

@@ -111,6 +111,11 @@ class Summary(_FeatureTotals):
 
     `commit` is the id of its last commit, `earlier_commits` are the preceding ids, newest first.
     `verified` is the last `verify` without problems, if known.
+
+    Example:
+        summary = seqrecord.summarize("records/")
+        print(summary)  # as `seqrecord info records/`
+        print({feature.spec.name: feature.ratio for feature in summary.features})
     """
 
     url: str

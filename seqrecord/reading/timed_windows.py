@@ -29,7 +29,7 @@ _MOST_BYTES = 16 << 20  # timestamps cached in memory
 
 
 def with_clock(
-    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
+    windows: Mapping[str, Any], dataset: Dataset, selected: IntArray
 ) -> tuple[dict[str, Any], str | None]:
     """Assign a timestamp feature to windows in seconds if an episode has no regular fps.
 
@@ -37,11 +37,11 @@ def with_clock(
     there are no timestamps, or a window has neither a list of times nor a step.
     """
     index = dataset.contents.index
-    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.timestamps is None]
-    clock = clock_of(index.schema) if windows else None
-    lacking = selected[_is_irregular(index, clock, selected)] if windows else selected[:0]
+    timed = [n for n, w in windows.items() if isinstance(w, Seconds) and w.timestamps is None]
+    clock = clock_of(index.schema) if timed else None
+    lacking = selected[_is_irregular(index, clock, selected)] if timed else selected[:0]
     if not len(lacking):
-        return dict(asked), None
+        return dict(windows), None
     episode = index.key(int(lacking[0]))
     if clock is None:
         several = timestamp_features(index.schema)
@@ -54,24 +54,24 @@ def with_clock(
             "feature of kind timestamp, and Seconds(…, timestamps=feature)",
             got="none",
         )
-    if unlisted := [n for n in windows if asked[n].times is None and asked[n].step is None]:
+    if unlisted := [n for n in timed if windows[n].times is None and windows[n].step is None]:
         raise ClipError(
             "Seconds without a list of times or step need episodes with a regular fps",
             episode=episode,
             feature=unlisted[0],
             expected=f"a list of times, or step=, for lookup in {clock}",
-            got=asked[unlisted[0]],
+            got=windows[unlisted[0]],
         )
     unit = index.schema[clock].unit or "unknown unit, taken as s"
     notice = (
         f"{dataset.url}: {len(lacking):,} of {counted(len(selected), 'episode')} without a regular "
         f"fps: Seconds use the timestamps of feature {clock} ({unit})"
     )
-    return {n: w.with_clock(clock) if n in windows else w for n, w in asked.items()}, notice
+    return {n: w.with_clock(clock) if n in timed else w for n, w in windows.items()}, notice
 
 
 def offsets_and_times(
-    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
+    windows: Mapping[str, Any], dataset: Dataset, selected: IntArray
 ) -> tuple[dict[str, Any], IntArray]:
     """Convert windows to frame offsets for each frame rate, or to times for timestamps.
 
@@ -84,7 +84,7 @@ def offsets_and_times(
     index, found, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
     rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
     values, first, which = np.unique(index.fps[selected], return_index=True, return_inverse=True)
-    for name, window in asked.items():
+    for name, window in windows.items():
         if not isinstance(window, Seconds):
             found[name] = OffsetWindow.of(window)
         elif window.timestamps is None:

@@ -59,6 +59,11 @@ class VerifyReport:
 
     `version` is the checked version, empty without a readable manifest. `last_passed` is the last
     earlier run without problems, if known. `skipped` are checks that this run did not make.
+
+    Example:
+        report = seqrecord.verify("records/", deep=True)
+        for problem in report.problems:
+            print(problem.file, problem.offset, problem)
     """
 
     url: str

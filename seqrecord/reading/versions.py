@@ -33,6 +33,10 @@ class DatasetVersion:
 
     `until` is the time of its replacement, by the storage's clock; `None` for the current version.
     `is_whole` is whether its record files and edits are present, judged by name.
+
+    Example:
+        newest = seqrecord.edit.list_versions("records/")[0]
+        dataset = seqrecord.open("records/", version=newest.id)
     """
 
     id: str
@@ -60,7 +64,7 @@ def list_versions(
     files.
 
     Example:
-        for version in seqrecord.list_versions("records/"):
+        for version in seqrecord.edit.list_versions("records/"):
             print(version.id, version.num_episodes, version.until)
     """
     with closing(open_storage(location, storage_options)) as storage:
