@@ -36,7 +36,8 @@ from seqrecord.errors import (
 )
 from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.reading.dataset import open_packed
-from seqrecord.reading.externals import ExternalFiles, trust
+from seqrecord.reading.externals import ExternalFiles
+from seqrecord.reading.home import trust
 from seqrecord.storage import LocalStorage
 from tests import originals
 from tests.command_line import run

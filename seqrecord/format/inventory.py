@@ -71,9 +71,9 @@ class PackedFeature:
 
     def __str__(self) -> str:
         shape = ", ".join("?" if size is None else str(size) for size in self.shape)
-        said = ", ".join(filter(None, (self.kind, self.unit)))
+        meaning = ", ".join(filter(None, (self.kind, self.unit)))
         text = f"{self.name}  {self.dtype} [{shape}]"
-        return f"{text}{f'  {said}' if said else ''}{f'  from {self.place}' if self.place else ''}"
+        return f"{text}{f'  {meaning}' if meaning else ''}{f'  from {self.place}' if self.place else ''}"
 
 
 @dataclass(frozen=True)

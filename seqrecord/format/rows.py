@@ -342,11 +342,11 @@ def table_names(schema: Schema) -> tuple[str, ...]:
 def most_table_bytes(
     schema: Schema, num_episodes: int, num_frames: int, record_bytes: int
 ) -> dict[str, int]:
-    """The most bytes that the files of an index can take, by table.
+    """Return the maximum size of each index table, in bytes, for a dataset of this size.
 
-    For so many episodes and frames, in record files of so many bytes in all: each chunk has a row
-    in the footer of one of them, and so have its gaps. Only a group that was dropped, or added, may
-    have chunks that no record file has: those lie where another group's do.
+    `record_bytes` is the size of all record files. It bounds the tables: each chunk and gap has a
+    row in a footer. Only chunks of dropped or added groups may have none; they follow the chunks of
+    another group.
     """
     groups = schema.groups
     sizes = [chunk_row(len(group), len(group.variable)).itemsize for group in groups]

@@ -111,7 +111,7 @@ class _Examination:
         total = len(tables) + len(videos) + len(others)
         done = 0
 
-        def tell() -> None:
+        def advance() -> None:
             nonlocal done
             done += 1
             if self._progress is not None:
@@ -122,16 +122,16 @@ class _Examination:
                 rows.examine(file, mine)
             else:
                 rows.note_missing_file()
-            tell()
+            advance()
         for file in others:
             if file.endswith(".parquet"):
                 rows.examine(file, [])
-            tell()
+            advance()
         self._check_ranges(rows)
         for (name, file), mine in videos.items():
             if self._is_there(file, mine, name):
                 cameras[name].examine(file, mine, rows.times)
-            tell()
+            advance()
         counts = tuple(camera.count() for camera in cameras.values())
         with findings.caught("statistics", severity="warning"):
             check_statistics(self._root, info, rows.statistics, findings)

@@ -144,7 +144,7 @@ class RowChecker:
                     "numbers without a text",
                     file=file,
                     feature=name,
-                    expected=f"one of {len(self._texts[name])} texts",
+                    expected=f"the number of a text, of {len(self._texts[name])}",
                     got=f"{name} {min(others)}",
                 )
         elements = np.ascontiguousarray(values.reshape(len(values), -1), np.float64)
@@ -197,7 +197,7 @@ class RowChecker:
                 "rows belong to no episode of this file",
                 file=file,
                 expected=f"{taken} rows",
-                got=f"{len(numbers)} rows; the first one of others is of episode "
+                got=f"{len(numbers)} rows; the first other row belongs to episode "
                 f"{numbers[np.argmin(mine)]:g}",
             )
 

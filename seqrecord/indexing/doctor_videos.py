@@ -200,7 +200,7 @@ class VideoChecker:
     def _check_pictures(
         self, video: VideoFile, table: PacketTable, seconds: FloatArray, facts: Mapping[str, Any]
     ) -> None:
-        """Check one keyframe a minute, and the last one of the file."""
+        """Check one keyframe a minute, and the last one in the file."""
         cuts = np.flatnonzero(table.is_cut[table.shown])
         begin, self._clock = self._clock, self._clock + len(seconds) / self._fps
         times = begin + seconds[cuts] - seconds[0]

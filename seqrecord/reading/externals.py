@@ -38,7 +38,7 @@ from seqrecord.format.references import (
     list_path,
     sampled_ranges,
 )
-from seqrecord.reading.home import is_trusted, trust
+from seqrecord.reading.home import is_trusted
 from seqrecord.storage import (
     Storage,
     StorageLike,
@@ -53,8 +53,6 @@ from seqrecord.storage import (
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import without_commit
 from seqrecord.text import repr_of
-
-__all__ = ["ExternalFiles", "Originals", "is_trusted", "trust"]
 
 Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 
@@ -255,9 +253,8 @@ class ExternalFiles:
             before = _file_state(local)
             if local is not None:
                 self._check_same(file)
-            elif hash(file) not in self._seen:  # one request per file
-                self._check_same(file)
-                self._seen.add(hash(file))
+            else:  # one request per file
+                self._check(file)
             self._read_unchanged(file, local, before, [ByteRange(0, file.size)], [part])
 
         map_files(store, read, wanted)

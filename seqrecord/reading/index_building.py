@@ -308,10 +308,12 @@ def _join(
                 for group, (schema, features) in enumerate(schemas)
             )
             # Complete parts decide metadata. A flush at the same frame marks it as truncated.
-            says = [part.num_frames == length for part in described]
-            ends = [part for part, is_told in zip(described, says, strict=True) if is_told]
+            are_complete = [part.num_frames == length for part in described]
+            ends = [
+                part for part, has_length in zip(described, are_complete, strict=True) if has_length
+            ]
             numbers = tuple(file for file, _ in parts)
-            length_files = tuple(compress(numbers, says))
+            length_files = tuple(compress(numbers, are_complete))
             metadata = {part.metadata for part in ends}
             chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
             time_spans = tuple(
@@ -336,12 +338,12 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     texts = {part.metadata for part in parts}
     whole = {unmark_truncated(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
-    said: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "time_spans": ()}
+    changes: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "time_spans": ()}
     drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
     fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
     each = zip(parts, drops, strict=True)
-    same = {replace(part, **said, fps=fps if drop else part.fps) for part, drop in each}
-    episode = replace(parts[0], **said, fps=None if any(drops) else fps)
+    same = {replace(part, **changes, fps=fps if drop else part.fps) for part, drop in each}
+    episode = replace(parts[0], **changes, fps=None if any(drops) else fps)
     if len(whole) > 1 or len(same) > 1:
         raise _contradiction(episode)
     return episode
