@@ -139,7 +139,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
     "an episode listed twice": (
         listed(column("episode_index", at(2, 1))),
         [*["metadata"] * 3, "row_range", "unnamed_frames", "unnamed_rows"],
-        {"kind": "unnamed_rows", "got": "15 rows; the first one of others is of episode 2"},
+        {"kind": "unnamed_rows", "got": "15 rows; the first other row belongs to episode 2"},
     ),
     "an episode that is listed wrong": (
         listed(column(BEGIN, at(1, -1.0))),

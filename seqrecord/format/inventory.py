@@ -71,9 +71,11 @@ class PackedFeature:
 
     def __str__(self) -> str:
         shape = ", ".join("?" if size is None else str(size) for size in self.shape)
-        meaning = ", ".join(filter(None, (self.kind, self.unit)))
+        detail = ", ".join(filter(None, (self.kind, self.unit)))
         text = f"{self.name}  {self.dtype} [{shape}]"
-        return f"{text}{f'  {meaning}' if meaning else ''}{f'  from {self.place}' if self.place else ''}"
+        return (
+            f"{text}{f'  {detail}' if detail else ''}{f'  from {self.place}' if self.place else ''}"
+        )
 
 
 @dataclass(frozen=True)

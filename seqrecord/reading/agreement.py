@@ -66,7 +66,7 @@ def disagreements(
 
 
 def _are_equal(stored: Index, rebuilt: Index) -> bool:
-    """Compare whole columns first, since a comparison by episode is slow."""
+    """Return whether all columns are equal. Avoids the slow comparison by episode."""
     pairs = [(stored, rebuilt), *zip(stored.groups, rebuilt.groups, strict=True)]
     return all(
         np.array_equal(getattr(one, name), getattr(other, name))

@@ -365,7 +365,8 @@ class ExternalFiles:
             )
 
     def _check_same(self, file: ExternalFile) -> None:
-        """Raise `StorageError` if a file has changed since it was indexed.
+        """Raise `NotFoundError` or `StorageError` if a file is missing or has changed since it was
+        indexed.
 
         Always looks at the file.
         """

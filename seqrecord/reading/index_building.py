@@ -389,7 +389,7 @@ def _gathered(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema
 
 
 def _comparable(chunks: npt.NDArray[Any], schema: Schema) -> npt.NDArray[Any]:
-    """Return chunk rows without positions and pages of dropped features."""
+    """Return chunk rows with positions, and pages of dropped features, set to 0."""
     rows: npt.NDArray[Any] = chunks.copy()
     rows["episode"], rows["offset"] = 0, 0
     for column, spec in enumerate(schema.values()):
