@@ -310,10 +310,8 @@ class ChunkLoader:
         begin = perf_counter()
         runs = frame_runs(chunk, frame - table.first_frame[chunk], rows)
         try:
-            allocator, exact = self._buffers.chunks, self._exact
-            nbytes = raw.read(
-                runs, targets, allocator, exact=exact, resizing=self._decoder.resizing
-            )
+            pool, exact = self._buffers.chunks, self._exact
+            nbytes = raw.read(runs, targets, pool, exact=exact, resizing=self._decoder.resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(followed(same=chunk)):  # which is wrong?

@@ -306,7 +306,7 @@ def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) 
     if dtype.newbyteorder("<") != spec.dtype or not spec.accepts(shape):
         hint = "" if spec.accepts(shape) else _HINT
         raise FrameError(
-            f"an array does not match its feature{hint}",
+            f"an array does not fit its feature{hint}",
             feature=spec.name,
             expected=spec,
             got=f"{dtype} {list(shape)}",

@@ -124,18 +124,16 @@ class _FeatureSet:
             return
         for i, number in enumerate(numbers.tolist()):
             frame = {n: v[i, ...] if isinstance(v, np.ndarray) else v[i] for n, v in found.items()}
-            for name, array in self.transformed(episode.key, number, frame).items():
+            for name, array in self.results(episode.key, number, frame).items():
                 yield name, array[None], numbers[i : i + 1]
 
-    def transformed(
-        self, key: str, number: int, frame: dict[str, Any]
-    ) -> dict[str, npt.NDArray[Any]]:
+    def results(self, key: str, number: int, frame: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
         """Apply `frame_transform` to a frame; checks the result against the first one."""
         assert self.transform is not None
         try:
-            transformed = apply_transform(self.transform, frame)
+            results = apply_transform(self.transform, frame)
             arrays = {
-                name: value for name, value in transformed.items() if isinstance(value, np.ndarray)
+                name: value for name, value in results.items() if isinstance(value, np.ndarray)
             }
             specs = self.arrays or {n: ArraySpec(v.dtype, v.shape) for n, v in arrays.items()}
             check_arrays("frame_transform", "frame", arrays, specs)
@@ -158,12 +156,10 @@ def _transformed_features(
         if not len(there):
             continue
         first = int(there[0])
-        transformed = column.transformed(key, first, dict(episode[first]))
+        results = column.results(key, first, dict(episode[first]))
         kinds = {name: spec.kind for name, spec in contents.features.items()}
-        specs = [
-            FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in transformed.items()
-        ]
-        arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in transformed.items()}
+        specs = [FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in results.items()]
+        arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in results.items()}
         return replace(column, schema=Schema(specs), arrays=arrays)
     raise ClipError(
         "no frame has all features", file=contents.storage.url, expected="other features"

@@ -219,7 +219,7 @@ class RawFrames:
         self,
         runs: Sequence[FrameRun],
         rows: Mapping[str, npt.NDArray[Any]],
-        allocator: BufferAllocator | None = None,
+        pool: BufferAllocator | None = None,
         *,
         exact: bool = False,
         resizing: _Resizing = nullcontext,
@@ -227,44 +227,42 @@ class RawFrames:
         """Read frames into `rows`, C-contiguous arrays [rows, …] by feature. Returns bytes read.
 
         Rows of frames without the feature keep their values. Whole pages are read if that is
-        faster, unless `exact` is set. Scratch memory comes from `allocator`: 3 MiB on a local disk,
+        faster, unless `exact` is set. Scratch memory comes from `pool`: 3 MiB on a local disk,
         elsewhere as much as the unneeded bytes.
 
-        Frames to be resized are read into buffers of `allocator`, chunk by chunk, and resized in
+        Frames to be resized are read into buffers of `pool`, chunk by chunk, and resized in
         the context `resizing`.
 
         Raises `ChecksumError` for damaged bytes, `CodecError` for a bool other than 0 or 1, and
         `FormatError` for a page whose length does not match its frames.
         """
         if not self._resized:
-            return self._read(runs, rows, allocator, exact)
+            return self._read(runs, rows, pool, exact)
         nbytes = 0
         for name in rows.keys() & self._resized:
             for _, some in groupby(runs, key=attrgetter("chunk")):
-                nbytes += self._read_resized(
-                    name, list(some), rows[name], allocator, exact, resizing
-                )
+                nbytes += self._read_resized(name, list(some), rows[name], pool, exact, resizing)
         rows = {name: array for name, array in rows.items() if name not in self._resized}
-        return nbytes + self._read(runs, rows, allocator, exact)
+        return nbytes + self._read(runs, rows, pool, exact)
 
     def _read_resized(
         self,
         name: str,
         runs: Sequence[FrameRun],
         rows: npt.NDArray[Any],
-        allocator: BufferAllocator | None,
+        pool: BufferAllocator | None,
         exact: bool,
         resizing: _Resizing,
     ) -> int:
         """Read stored frames of one feature and chunk, and resize them into rows."""
         spec, counts = self.specs[name], [run.num_frames for run in runs]
         size = sum(counts) * spec.nbytes
-        buffer = np.empty(size, np.uint8) if allocator is None else allocator.acquire(size)
+        buffer = np.empty(size, np.uint8) if pool is None else pool.acquire(size)
         try:
             frames = buffer[:size].view(spec.dtype).reshape(-1, *spec.shape)
             firsts = accumulate(counts, initial=0)
             here = [run._replace(row=first) for run, first in zip(runs, firsts, strict=False)]
-            nbytes = self._read(here, {name: frames}, allocator, exact)
+            nbytes = self._read(here, {name: frames}, pool, exact)
             mask = self._table.present(
                 runs[0].chunk, int(self._table.features[self._sizes[name][0]])
             )
@@ -275,14 +273,14 @@ class RawFrames:
                             resize_frame(self._resized[name], frames[of.row + i], rows[to.row + i])
             return nbytes
         finally:
-            if allocator is not None:
-                allocator.release(buffer)
+            if pool is not None:
+                pool.release(buffer)
 
     def _read(
         self,
         runs: Sequence[FrameRun],
         rows: Mapping[str, npt.NDArray[Any]],
-        allocator: BufferAllocator | None,
+        pool: BufferAllocator | None,
         exact: bool,
     ) -> int:
         """Like `read`, without resizing."""
@@ -291,7 +289,7 @@ class RawFrames:
         nbytes = 0
         for file, some in groupby(pieces, key=attrgetter("file")):
             padding = 0 if exact else PADDING
-            nbytes += self._read_file(self._paths[file], list(some), rows, allocator, padding)
+            nbytes += self._read_file(self._paths[file], list(some), rows, pool, padding)
         for piece in pieces:
             if rows[piece.feature].dtype == np.bool_:
                 self._check_bools(piece, rows[piece.feature])
@@ -384,13 +382,13 @@ class RawFrames:
         path: str,
         pieces: Sequence[_PageRange],
         rows: Mapping[str, npt.NDArray[Any]],
-        allocator: BufferAllocator | None,
+        pool: BufferAllocator | None,
         padding: int,
     ) -> int:
         """Read ranges of one file, with a second attempt for damaged bytes. Returns bytes read."""
         sums = {piece: found for piece in pieces if (found := piece.sums_range)}
         for is_again in (False, True):
-            broken = self._fill(path, pieces, sums, rows, allocator, padding)
+            broken = self._fill(path, pieces, sums, rows, pool, padding)
             if broken is None:
                 break
             if is_again or not worth_rereading(self._storage, path, _ranges_of(pieces)):
@@ -403,7 +401,7 @@ class RawFrames:
         pieces: Sequence[_PageRange],
         sums: Mapping[_PageRange, ByteRange],
         rows: Mapping[str, npt.NDArray[Any]],
-        allocator: BufferAllocator | None,
+        pool: BufferAllocator | None,
         padding: int,
     ) -> _PageRange | None:
         """Read ranges of one file once. Returns the first range with a wrong checksum."""
@@ -413,9 +411,7 @@ class RawFrames:
             piece.seen = 0
         for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
-            scratch = (
-                np.empty(between, np.uint8) if allocator is None else allocator.acquire(between)
-            )
+            scratch = np.empty(between, np.uint8) if pool is None else pool.acquire(between)
             try:
                 read, used, end = [], padding, -1
                 for _, start, part in block:
@@ -441,8 +437,8 @@ class RawFrames:
                 del read
             finally:
                 ranges, views, tables = [], [], {}
-                if allocator is not None:
-                    allocator.release(scratch)
+                if pool is not None:
+                    pool.release(scratch)
         return None
 
     def _broken(self, piece: _PageRange) -> SeqRecordError:
