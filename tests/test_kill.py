@@ -85,7 +85,7 @@ class Killer:
         pid = int(self._server.stdout.readline())
         if workers > 1:
             # Spawning takes long; the kill is to hit them at work.
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 200
             with contextlib.suppress(ProcessLookupError):  # it may have nothing to do
                 while not list(folder.glob("records/*.partial")):
                     assert time.monotonic() < deadline
@@ -97,7 +97,7 @@ class Killer:
         return int(self._server.stdout.readline()) == 0
 
     def close(self) -> None:
-        self._server.communicate(timeout=60)
+        self._server.communicate(timeout=200)
 
 
 @pytest.fixture(scope="module")

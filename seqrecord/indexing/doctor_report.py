@@ -171,7 +171,7 @@ class Findings:
         """Add an error as a finding."""
         if not isinstance(error, SeqRecordError):
             error = SeqRecordError("an unreadable file", got=str(error)[:200])
-        known = {**facts, **{n: v for n, v in error.facts().items() if n != "offset"}}
+        known = {**facts, **{n: v for n, v in error.context().items() if n != "offset"}}
         root = f"{self._root}/"
         known = {n: v.replace(root, "") if isinstance(v, str) else v for n, v in known.items()}
         self.add(kind, error.message, **known)
