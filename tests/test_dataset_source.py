@@ -20,7 +20,6 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import (
-    Dataset,
     EncodedImage,
     EpisodeInfo,
     FeatureSpec,
@@ -36,31 +35,11 @@ from tests.clip_model import write_all
 from tests.command_line import main
 from tests.datasets import write_small
 from tests.made_source import MadeSource
-from tests.test_export import datasets
+from tests.test_export import datasets, frames_of
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 from tests.web_server import WebFolder
 
 PNG = ({"id": "seqrecord.image", "format": "png"},)
-
-
-def frames_of(dataset: Dataset) -> dict[str, Any]:
-    """All that the episodes say and hold, with dtypes and shapes."""
-    return {
-        key: (
-            episode.metadata,
-            episode.fps,
-            [
-                {
-                    name: value
-                    if isinstance(value, (str, bytes))
-                    else (value.dtype.str, value.shape, value.tobytes())
-                    for name, value in episode[number].items()
-                }
-                for number in range(len(episode))
-            ],
-        )
-        for key, episode in dataset.episodes.items()
-    }
 
 
 def assert_same(path: Path | str, again: Path | str) -> None:

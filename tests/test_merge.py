@@ -16,7 +16,6 @@ import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit import (
     add_feature,
-    clean,
     delete_episodes,
     drop_features,
     merge_datasets,
@@ -24,7 +23,7 @@ from seqrecord.edit import (
     set_metadata,
     split_episodes,
 )
-from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError, StorageError
+from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.types import Progress
 from tests.command_line import main, run
 from tests.test_dataset_source import pages_of, write_video
@@ -303,21 +302,6 @@ def test_more_is_merged_into_a_dataset(parts: tuple[Path, Path], tmp_path: Path)
     merge_datasets(parts, tmp_path / "made")
     merge_datasets([parts[0], c], tmp_path / "made", mode="append")
     check(tmp_path / "made", expected)
-
-
-def test_a_failure_leaves_what_a_resume_takes(parts: tuple[Path, Path], tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    made.mkdir()
-    (made / "index").touch()  # so that no table can be written, after the record files
-    with pytest.raises(StorageError, match="--resume"):
-        merge_datasets(parts, made)
-    left = state(made / "records")
-    (made / "index").unlink()
-    merge_datasets(parts, made, mode="resume")
-    assert state(made / "records") == left
-    check(made, {**content(parts[0]), **content(parts[1])})
-    clean(made, older_than=0)
-    check(made, {**content(parts[0]), **content(parts[1])})
 
 
 def test_ctrl_c_names_resume(parts: tuple[Path, Path], tmp_path: Path) -> None:
