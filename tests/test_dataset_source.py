@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from PIL import Image
 
@@ -32,7 +31,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import format_names
 from tests.clip_model import write_all
-from tests.command_line import main
+from tests.command_line import run
 from tests.datasets import write_small
 from tests.made_source import MadeSource
 from tests.test_export import datasets, frames_of
@@ -67,12 +66,6 @@ def blobs_of(path: Path, feature: str) -> list[bytes]:
         found = [frame for info in source.episodes() for frame in source.frames(info)]
     images = [frame[feature] for frame in found if frame]
     return [image.data for image in images if isinstance(image, EncodedImage)]
-
-
-def run(*words: object) -> str:
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.mark.parametrize("write", [write_small, write_all])

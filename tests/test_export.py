@@ -198,7 +198,9 @@ def test_some_frames_of_some_features(dataset: Dataset, tmp_path: Path) -> None:
     read, episode = seqrecord.open(tmp_path / "again").episodes[KEY], dataset.episodes[KEY]
     assert len(read) == 3
     for place, number in enumerate((2, 6, 10)):
-        expected = {name: item for name, item in episode[number].items() if name in names}
+        whole = episode[number]
+        expected = {name: whole[name] for name in read[place]}
+        assert expected.keys() == whole.keys() & {*names}
         assert same_frames({KEY: [read[place]]}, {KEY: [expected]})
 
 

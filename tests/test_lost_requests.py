@@ -84,6 +84,32 @@ def retried(storage: Any) -> Any:
 
 @pytest.mark.parametrize("is_retried", [False, True])
 @pytest.mark.parametrize("name", COMMANDS)
+def test_an_answer_that_is_lost_after_another_commit_on_top(
+    path: Path, name: str, is_retried: bool
+) -> None:
+    """A retry said that nothing was changed."""
+    other = partial(write, path, range(30, 31), mode="append")
+    lost = LosesAnswer(LocalStorage(path), now=True, meanwhile=other)
+    COMMANDS[name](retried(lost) if is_retried else lost)
+    sound(path)
+    assert is_seen(path, name)
+    assert "e30" in content(path)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_late_request_without_conditions(path: Path, name: str) -> None:
+    """It overwrites what came in between: so nothing that it names may go."""
+    other = partial(write, path, range(30, 31), mode="append")
+    storage = LosesAnswer(LocalStorage(path), now=False, meanwhile=other, has_conditions=False)
+    with pytest.raises(CommitUnknownError):
+        COMMANDS[name](storage)
+    storage.land()
+    sound(path)
+    assert is_seen(path, name)
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_lost_request_that_another_commit_has_overtaken(
     path: Path, name: str, is_retried: bool
 ) -> None:

@@ -28,6 +28,7 @@ from seqrecord.types import Progress
 from tests.command_line import main, run
 from tests.test_dataset_source import pages_of, write_video
 from tests.test_edits import check, content, write
+from tests.test_export import frames_of
 
 
 @pytest.fixture
@@ -212,30 +213,18 @@ def test_what_is_stored_otherwise_is_encoded_as_in_the_first(tmp_path: Path) -> 
     expected: dict[str, Any] = {}
     for path in paths:
         with seqrecord.open(path) as dataset:
-            expected |= everything(dataset)
+            expected |= frames_of(dataset)
     for _ in range(2):
         with seqrecord.open(made) as dataset, seqrecord.open(a) as first:
             assert dataset.features == first.features
             assert list(dataset.episodes) == ["i", "j", "k", "renamed", "p", "q"]
-            assert everything(dataset) == expected
+            assert frames_of(dataset) == expected
             keys = np.array(list(dataset.episodes))
             assert set(keys[dataset.find_episodes(None, "val")]) == {"k", "renamed", "p"}
             assert not dataset.statistics or dataset.statistics.num_frames == dataset.num_frames
         assert not seqrecord.verify(made, deep=True).problems
         (made / "manifest.json").unlink()
         seqrecord.reindex(made)
-
-
-def everything(dataset: seqrecord.Dataset) -> dict[str, Any]:
-    """All frames, metadata and rates, by key."""
-    return {
-        key: (
-            dict(episode.metadata),
-            episode.fps,
-            [{n: np.asarray(v).tolist() for n, v in episode[i].items()} for i in range(40)],
-        )
-        for key, episode in dataset.episodes.items()
-    }
 
 
 @pytest.mark.parametrize("first", ["more", "fewer"])
