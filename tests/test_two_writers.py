@@ -275,6 +275,17 @@ def test_clean_removes_what_is_old_and_not_named(tmp_path: Path) -> None:
     assert keys_of(tmp_path) == "abcg"
 
 
+def test_clean_leaves_all_of_a_writer_that_is_at_work(tmp_path: Path) -> None:
+    with writer(tmp_path) as old:
+        add(old, "a")
+    running = writer(tmp_path, "append")
+    add(running, "bcde")
+    age(tmp_path, 10 * 86_400, "*.seqrec")  # it has been at work for ten days
+    assert clean(tmp_path, older_than=7 * 86_400) == []
+    running.close()
+    assert keys_of(tmp_path) == "abcde"
+
+
 def test_clean_removes_nothing_of_the_future(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
