@@ -180,6 +180,20 @@ def test_a_refused_frame_gives_up_its_episode(tmp_path: Path, known: bool) -> No
     check(tmp_path, {"a": 1, "b": 1} if known else {"b": 1})
 
 
+def test_a_swallowed_error_does_not_shorten_an_episode(tmp_path: Path) -> None:
+    def swallow() -> None:
+        with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
+            for i in range(40):
+                episode.append(made_frame("a", i))
+            with pytest.raises(errors.FrameError):
+                episode.append({"image": np.zeros(3)})
+
+    with pytest.raises(errors.DestinationError, match="given up"):
+        swallow()
+    with pytest.raises(errors.NotFoundError):
+        seqrecord.open(tmp_path)
+
+
 def test_an_episode_without_frames_is_refused(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path) as writer:
         with pytest.raises(errors.FrameError, match="without frames"), writer.episode("a"):
