@@ -356,6 +356,17 @@ def write_and_kill(folder: Path) -> None:
     abandon(killed)
 
 
+def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> None:
+    write_and_kill(tmp_path)
+    resumed = writer(tmp_path, "resume")
+    before = record_files_of(tmp_path)
+    storage: Any = Meanwhile(LocalStorage(tmp_path), before=resumed.close)
+    with pytest.raises(ConflictError, match="nothing was removed"):
+        clean(storage, older_than=0)
+    assert before.items() <= record_files_of(tmp_path).items()
+    assert keys_of(tmp_path) == "abcdef"
+
+
 def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
     write_and_kill(tmp_path)
 
