@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import click
 import fsspec
@@ -34,10 +33,19 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
+    return write_tree(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def kept_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for all tests that change nothing in it."""
+    return write_tree(tmp_path_factory.mktemp("tree"))
+
+
+def write_tree(folder: Path) -> Path:
     for number in range(2):
-        folder = tmp_path / "originals" / "cave" / "Easy" / f"P00{number}"
-        write_v1(folder, make_frames(number, 3))
-    return tmp_path / "originals"
+        write_v1(folder / f"originals/cave/Easy/P00{number}", make_frames(number, 3))
+    return folder / "originals"
 
 
 @pytest.fixture
@@ -350,8 +358,8 @@ def test_view(dataset: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str) -> None:
-    filled = [argument.format(tree=tree, dataset=dataset) for argument in arguments]
+def test_wrong_use(kept_tree: Path, small: Path, arguments: list[str], message: str) -> None:
+    filled = [argument.format(tree=kept_tree, dataset=small) for argument in arguments]
     line = fail(*filled, code=2)
     assert message in line
     assert "--help" in line
@@ -379,9 +387,9 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
     ],
 )
 def test_a_users_mistake_is_one_line(
-    tree: Path, dataset: Path, arguments: list[str], message: str
+    kept_tree: Path, small: Path, arguments: list[str], message: str
 ) -> None:
-    filled = [argument.format(tree=tree, dataset=dataset) for argument in arguments]
+    filled = [argument.format(tree=kept_tree, dataset=small) for argument in arguments]
     assert message in fail(*filled)
 
 
@@ -471,7 +479,7 @@ run("export", records, "cave/Easy/P000", {str(tmp_path / "out")!r})
 run("view", records, "-o", {str(tmp_path / "clip.png")!r})
 run("--version")
 """
-    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, check=True, timeout=200)
 
 
 def test_a_process_starts_quickly() -> None:
@@ -484,19 +492,49 @@ def test_a_process_starts_quickly() -> None:
     assert end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime < 2
 
 
-def test_ctrl_c_names_resume(tree: Path) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+_WAITING = """
+import os, sys, time
+from seqrecord.cli import main
 
-    with mock.patch("tqdm.tqdm.update", interrupt):  # the bar moves while frames are written
-        failed = run("write", "--src", tree, "--workers", 1, code=130)
-    assert failed.stderr.splitlines()[-1] == (
+file, waits, *words = sys.argv[1:]
+
+def wait(event, arguments):
+    if event == "open" and str(arguments[0]) == file:
+        os.mkdir(waits)
+        while os.path.exists(waits):
+            time.sleep(0.01)
+
+sys.addaudithook(wait)
+main(words)
+"""
+
+
+def test_ctrl_c_keeps_what_is_finished(tree: Path, tmp_path: Path) -> None:
+    """The second episode waits at one of its files until the signal is sent."""
+    destination, waits = tmp_path / "records", tmp_path / "waits"
+    [file] = tree.glob("cave/Easy/P001/depth_left/000001_*")
+    words = ["write", "--workers", "1", "--src", str(tree), "--dst", str(destination)]
+    command = [sys.executable, "-c", _WAITING, str(file), str(waits), *words]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    while not (waits.exists() and list(destination.glob("records/*.notes"))):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    waits.rmdir()
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == (
         "seqrecord: error: interrupted; the same command with --resume continues after the "
         "finished episodes"
     )
-    run("write", "--src", tree, "--workers", 1, "--resume")
-    with seqrecord.open(tree.with_name("originals-records")) as dataset:
-        assert [len(episode) for episode in dataset.episodes.values()] == [3, 3]
+    assert "`seqrecord write --resume` continues an interrupted write" in fail("info", destination)
+    result = run("write", "--src", tree, "--dst", destination, "--workers", 1, "--resume")
+    assert "wrote 1 episode, 3 frames" in result.stdout
+    assert "1 were there already" in result.stdout
+    run("write", "--src", tree, "--dst", tmp_path / "whole", "--workers", 1)
+    whole, resumed = seqrecord.open(tmp_path / "whole"), seqrecord.open(destination)
+    assert whole.fingerprint == resumed.fingerprint
 
 
 def test_output_cut_by_a_pipe(dataset: Path) -> None:
