@@ -8,8 +8,10 @@ import os
 import re
 import resource
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +463,7 @@ def test_no_command_imports_torch(tree: Path, tmp_path: Path) -> None:
     """One process runs them all; torch takes seconds to import, and none of them needs it."""
     script = f"""
 import sys
+import time
 from tests.command_line import main
 def run(*words):
     try:
