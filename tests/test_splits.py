@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.edit.episodes import deal_episodes, split_dataset
+from seqrecord.edit.episodes import assign_splits, split_dataset
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.reading.filters import EpisodeFacts
 from tests.clip_data import LENGTHS, names, write_numbered
@@ -113,7 +113,7 @@ def test_shares_are_met_within_one_episode(count: int, parts: list[float], seed:
     old = np.full(count, NO_SPLIT, np.int64)
     keys = [f"e{i}" for i in range(count)]
     kept = np.zeros(count, bool)
-    new = deal_episodes(old, kept, keys, list(range(len(shares))), shares, seed)
+    new = assign_splits(old, kept, keys, list(range(len(shares))), shares, seed)
     for number, share in enumerate(shares):
         assert abs(int((new == number).sum()) - share * count) < max(1, len(shares))
 

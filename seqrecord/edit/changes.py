@@ -20,7 +20,7 @@ from seqrecord.reading.metadata import load_index, read_footers, record_sizes
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import put_version, rebuilt
-from seqrecord.writing.committing import Base, looked_at
+from seqrecord.writing.committing import Base, read_consistent
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
 
@@ -28,7 +28,7 @@ _REFUSED = "another writer committed meanwhile; this was not committed: try agai
 
 
 @dataclass(frozen=True)
-class Opened:
+class EditedDataset:
     """A dataset that is there, with the footers of its record files by path."""
 
     storage: Storage
@@ -103,33 +103,33 @@ Change: TypeAlias = tuple[Sequence[int], list[Edit]]
 
 def edit_dataset(
     location: str | PathLike[str],
-    make: Callable[[Opened], Change],
+    make: Callable[[EditedDataset], Change],
     dry_run: bool,
     storage_options: Mapping[str, Any] | None,
 ) -> list[str]:
     """Commit the change that `make` says; returns the keys of the episodes that change."""
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         chosen, edits = make(dataset)
         if chosen and not dry_run:
             dataset.commit(edits)
         return [dataset.index.key(i) for i in chosen]
 
 
-def read_existing(storage: Storage) -> Opened:
+def read_existing(storage: Storage) -> EditedDataset:
     """The dataset there; `NotFoundError` where there is none."""
 
-    def look(base: Base, manifest: Manifest) -> Opened:
+    def look(base: Base, manifest: Manifest) -> EditedDataset:
         sizes = {file.path: file.size for file in manifest.record_files}
         index = load_index(storage, manifest)
-        return Opened(storage, base, manifest, index, read_footers(storage, sizes))
+        return EditedDataset(storage, base, manifest, index, read_footers(storage, sizes))
 
-    return looked_at(storage, look)
+    return read_consistent(storage, look)
 
 
 @contextmanager
-def opened_to_edit(
+def open_for_edit(
     location: str | PathLike[str], storage_options: Mapping[str, Any] | None
-) -> Iterator[Opened]:
+) -> Iterator[EditedDataset]:
     """The same of a location; its storage is closed in the end."""
     with closing(open_storage(location, storage_options)) as storage:
         yield read_existing(storage)

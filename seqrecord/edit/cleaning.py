@@ -41,7 +41,7 @@ from seqrecord.text import counted
 from seqrecord.units import parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.committing import Base, commit, read_dataset
-from seqrecord.writing.edit_files import gathered
+from seqrecord.writing.edit_files import batched
 from seqrecord.writing.own_files import (
     RetiredFiles,
     SmallFiles,
@@ -85,7 +85,7 @@ class _Plan:
 
     path: str
     dead: int
-    living: int
+    live: int
 
 
 def rewrite_files(
@@ -130,12 +130,12 @@ def rewrite_files(
         _, fitting = conformed(list(dataset.footers.items()), manifest.schema, dataset.footers)
         footers = dict(fitting)
         plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
-        plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.living)]
-        total = sum(plan.living for plan in plans)
+        plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.live)]
+        total = sum(plan.live for plan in plans)
         copied, written = 0, list[str]()
         files = _CopiedFiles(storage, manifest.schema, file_bytes)
         try:
-            for batch in gathered([] if dry_run else plans, lambda plan: plan.living, most_bytes):
+            for batch in batched([] if dry_run else plans, lambda plan: plan.live, most_bytes):
                 if dataset.manifest.commit != manifest.commit:
                     raise ConflictError(
                         "another writer committed meanwhile; what was rewritten before stays: try "
@@ -143,8 +143,8 @@ def rewrite_files(
                         file=storage.url,
                     )
                 for plan in batch:
-                    chunks = _living(footers[plan.path], deleted, manifest.schema)
-                    for some in gathered(chunks, lambda chunk: chunk.length, _READ_BYTES):
+                    chunks = _live_chunks(footers[plan.path], deleted, manifest.schema)
+                    for some in batched(chunks, lambda chunk: chunk.length, _READ_BYTES):
                         files.copy(plan.path, footers[plan.path], some)
                         copied += sum(chunk.length for chunk in some)
                         if progress is not None:
@@ -166,7 +166,7 @@ def rewrite_files(
 
 def _plan(path: str, footer: Footer, manifest: Manifest, deleted: frozenset[str]) -> _Plan:
     gone = np.array([part.uid in deleted for part in footer.episodes], bool)
-    dead = living = 0
+    dead = live = 0
     for rows, group in zip(footer.chunks, manifest.schema.groups, strict=False):
         before = rows["pages"]["length"]
         after = before.copy()
@@ -174,8 +174,8 @@ def _plan(path: str, footer: Footer, manifest: Manifest, deleted: frozenset[str]
         after[:, [spec.is_dropped for spec in group.values()]] = 0
         kept = int(chunk_bytes(after, group).sum())
         dead += int(chunk_bytes(before, group).sum()) - kept
-        living += kept
-    return _Plan(path, dead, living)
+        live += kept
+    return _Plan(path, dead, live)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class _Chunk:
         return sum(page.length for page in self.pages)
 
 
-def _living(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator[_Chunk]:
+def _live_chunks(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator[_Chunk]:
     """The chunks of episodes that were not deleted, one after the other as they lie in the file."""
     dropped = [[spec.is_dropped for spec in group.values()] for group in schema.groups]
     for at, part in enumerate(footer.episodes):
@@ -263,7 +263,7 @@ class _CopiedFiles:
         if part.uid not in self._uids:
             self._ends = {}
         elif part != self._part:
-            self._file.say(part)
+            self._file.update(part)
         self._uids.add(part.uid)
         self._part = part
         self._file.add(part, chunk)
@@ -340,7 +340,7 @@ def clean(
         done = [n.path for n in notes if n.modified <= before and there.isdisjoint(n.files)]
         if not dry_run:
             if old:
-                _condemn(storage, base, manifest, gone)
+                _mark_removed(storage, base, manifest, gone)
             for item in old:
                 item.remove()
             for path in done:
@@ -349,7 +349,7 @@ def clean(
 
 
 @dataclass(frozen=True)
-class _Item:
+class _UnneededFile:
     path: str
     modified: float
     remove: Callable[[], None]
@@ -370,7 +370,7 @@ def _time_of(storage: Storage) -> float:
     )
 
 
-def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> None:
+def _warn_of_future(storage: Storage, items: Sequence[_UnneededFile], now: float) -> None:
     if late := [item for item in items if item.modified > now]:
         _logger.warning(
             "%s: %s with a time after the storage's own are not removed: %s%s",
@@ -381,8 +381,8 @@ def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> Non
 
 
 def _old(
-    manifest: Manifest, items: Sequence[_Item], before: float, notes: Sequence[RetiredFiles]
-) -> list[_Item]:
+    manifest: Manifest, items: Sequence[_UnneededFile], before: float, notes: Sequence[RetiredFiles]
+) -> list[_UnneededFile]:
     """All that is not named, of writers of whom nothing is newer; and what was condemned before.
 
     What left the dataset later than `before`, by the notes, is not among it.
@@ -409,7 +409,7 @@ def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manif
             yield earlier
 
 
-def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_Item]:
+def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_UnneededFile]:
     """All files that none of these versions names, of which the first is the dataset."""
     named = {file.path for each in manifests for file in each.record_files}
     named |= {file.path for each in manifests for file in each.small_files}
@@ -418,17 +418,17 @@ def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_Item]
     for folder in (RECORDS, INDEX, EDITS, VERSIONS):
         for upload in storage.unfinished(folder):  # of a file that is finished, too
             if _is_ours(upload.path) or is_retired_note(upload.path):
-                yield _Item(upload.path, upload.modified, upload.remove)
+                yield _UnneededFile(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
             if file.path not in named and _is_ours(file.path):
-                yield _Item(file.path, file.modified, partial(storage.remove, file.path))
+                yield _UnneededFile(file.path, file.modified, partial(storage.remove, file.path))
 
 
 def _is_ours(path: str) -> bool:
     return any(pattern.fullmatch(path) for pattern in (FILE_PATH, _CLOCK, _VERSION))
 
 
-def _condemn(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
+def _mark_removed(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
     """Let the manifest say what is removed, so that nobody who began before can commit it."""
     unnamed = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
     removed = unnamed.union(manifest.removed)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.edit.changes import Change, Opened, edit_dataset, opened_to_edit
+from seqrecord.edit.changes import Change, EditedDataset, edit_dataset, open_for_edit
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
 from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split
 from seqrecord.format.footer import Footer
@@ -87,7 +87,7 @@ def rename_episodes(
     that another episode has.
     """
 
-    def make(dataset: Opened) -> Change:
+    def make(dataset: EditedDataset) -> Change:
         index = dataset.index
         new = {}
         for old, key in keys.items():
@@ -109,7 +109,7 @@ def rename_episodes(
     return edit_dataset(location, make, dry_run, storage_options)
 
 
-def renaming(dataset: Opened, keys: Mapping[int, str]) -> list[Edit]:
+def renaming(dataset: EditedDataset, keys: Mapping[int, str]) -> list[Edit]:
     """The edits that give episodes, by number, these keys."""
     renamed = Rename({dataset.index.uid(i): key for i, key in keys.items()})
     return [Delete(_copies(dataset, keys)), renamed]
@@ -130,7 +130,7 @@ def set_metadata(
     those.
     """
 
-    def make(dataset: Opened) -> Change:
+    def make(dataset: EditedDataset) -> Change:
         index = dataset.index
         for name, spec in dataset.manifest.schema.active.items():
             if spec.value == "text" and entries.get(name) is not None:
@@ -152,7 +152,7 @@ def set_metadata(
     return edit_dataset(location, make, dry_run, storage_options)
 
 
-def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: Opened) -> Change:
+def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: EditedDataset) -> Change:
     """These episodes are deleted, or all but these."""
     chosen = dataset.find(episodes)
     if but_these:
@@ -167,7 +167,7 @@ def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: Opened) -> Chang
     return chosen, [Delete((*uids, *_copies(dataset, chosen)))]
 
 
-def _copies(dataset: Opened, episodes: Iterable[int]) -> tuple[str, ...]:
+def _copies(dataset: EditedDataset, episodes: Iterable[int]) -> tuple[str, ...]:
     """The uids of complete episodes of the same keys, which are not in the dataset.
 
     Else one of them would come in the place of an episode that goes.
@@ -215,7 +215,7 @@ def split_dataset(
     `NotFoundError` where there is no dataset, and `ConflictError` where another writer commits
     meanwhile.
     """
-    _check(shares)
+    _check_shares(shares)
     given: object = by
     if not isinstance(given, str):
         raise ClipError(
@@ -224,14 +224,14 @@ def split_dataset(
             got=repr_of(given),
         )
     seed = check_seed(seed)
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         index, url = dataset.index, dataset.storage.url
-        names = _names(dataset, shares)
+        names = _split_names(dataset, shares)
         numbers = [names.index(name) for name in shares]
         old = index.split.astype(np.int64)
         kept = np.isin(old, numbers) & (not reassign)
-        units = _units(index, by, url)
-        new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
+        units = _split_units(index, by, url)
+        new = assign_splits(old, kept, units, numbers, list(shares.values()), seed)
         counts = {name: int((new == number).sum()) for number, name in enumerate(names)}
         if empty := [name for name, share in shares.items() if share and not counts[name]]:
             raise ClipError(  # nobody could read it
@@ -261,8 +261,8 @@ def split_episodes(
     if split is not None:
         check_split_name(split)
 
-    def make(dataset: Opened) -> Change:
-        names = _names(dataset, [] if split is None else [split])
+    def make(dataset: EditedDataset) -> Change:
+        names = _split_names(dataset, [] if split is None else [split])
         number = NO_SPLIT if split is None else names.index(split)
         found = dataset.find(episodes)
         chosen = [i for i in found if dataset.index.split[i] != number]
@@ -271,7 +271,7 @@ def split_episodes(
     return edit_dataset(location, make, dry_run, storage_options)
 
 
-def _check(shares: object) -> None:
+def _check_shares(shares: object) -> None:
     wrong = partial(ClipError, "the shares of the splits are not valid")
     if not isinstance(shares, Mapping):
         expected = "a dict of shares by name, as {'train': 0.9, 'val': 0.1}"
@@ -286,7 +286,7 @@ def _check(shares: object) -> None:
         raise wrong(expected=expected, got=f"{len(shares)} of {total:g} together")
 
 
-def _units(index: Index, by: str, url: str) -> list[str]:
+def _split_units(index: Index, by: str, url: str) -> list[str]:
     """What each episode is dealt with: its key, or an entry of its metadata."""
     if by == "episode":
         keys: list[str] = index.keys.to_pylist()
@@ -306,7 +306,7 @@ def _units(index: Index, by: str, url: str) -> list[str]:
     return units
 
 
-def deal_episodes(
+def assign_splits(
     old: npt.NDArray[np.int64],
     kept: npt.NDArray[np.bool_],
     units: Sequence[str],
@@ -335,7 +335,7 @@ def deal_episodes(
         for number, share in zip(numbers, shares, strict=True)
     ]
     lacking.append(rest * free if rest > 1e-9 else float("-inf"))
-    for unit in sorted(members, key=lambda unit: _drawn(seed, unit)):
+    for unit in sorted(members, key=lambda unit: _order_key(seed, unit)):
         place = lacking.index(max(lacking))
         if unit in chosen:
             place = targets.index(chosen[unit])
@@ -344,11 +344,11 @@ def deal_episodes(
     return new
 
 
-def _drawn(seed: int, unit: str) -> bytes:
+def _order_key(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed} {unit}".encode()).digest()
 
 
-def _names(dataset: Opened, more: Iterable[str]) -> tuple[str, ...]:
+def _split_names(dataset: EditedDataset, more: Iterable[str]) -> tuple[str, ...]:
     """The names of a dataset's splits, and then those of more."""
     names = tuple(dict.fromkeys((*dataset.manifest.splits, *more)))
     if len(names) > MAX_SPLITS:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from seqrecord.codecs.images import IMAGE
-from seqrecord.edit.changes import Opened, opened_to_edit
+from seqrecord.edit.changes import EditedDataset, open_for_edit
 from seqrecord.errors import (
     ClipError,
     FrameError,
@@ -53,7 +53,7 @@ from seqrecord.writing.stored_statistics import stored_statistics
 
 _logger = logging.getLogger("seqrecord")
 
-_LOOKED_AT = 32  # frames whose values tell a feature's dtype and shape
+_INFERRED_FROM = 32  # frames whose values tell a feature's dtype and shape
 
 Values: TypeAlias = "Callable[[Episode], Iterable[Any]]"
 """A function of an episode that gives a value for each of its frames, or `None` for one without."""
@@ -92,7 +92,7 @@ def add_feature(
     dataset is as it was; `clean` removes the record files that were written.
     """
     size = check_sizes(None, max_file_size)
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         storage, manifest = dataset.storage, dataset.manifest
         if name in manifest.schema.active and not overwrite:
             raise SchemaError(
@@ -132,7 +132,7 @@ def add_feature(
         parts = complete_episodes(list(dataset.footers.items()), manifest.schema)
         try:
             for episode in episodes.values():
-                _add(files, parts[episode.uid], episode, name, values)
+                _write_values(files, parts[episode.uid], episode, name, values)
             files.close()
             if files.irregular:
                 _logger.warning("%s: %s", storage.url, irregular_note(files.irregular))
@@ -162,7 +162,7 @@ def drop_features(
     Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature that is not there
     and where none would be left, and `ConflictError` where another writer commits meanwhile.
     """
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema
         dropped = before.select([names] if isinstance(names, str) else list(dict.fromkeys(names)))
         if len(dropped) == len(before.active):
@@ -195,7 +195,7 @@ def describe_features(
     that does not exist, and for a feature that becomes a timestamp after it was written, and
     `ConflictError` where another writer commits meanwhile.
     """
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
             described: Mapping[str, Any] = check_meanings(before, kinds, units)
@@ -210,7 +210,7 @@ def describe_features(
         return changed
 
 
-def _commit_schema(dataset: Opened, schema: Schema) -> None:
+def _commit_schema(dataset: EditedDataset, schema: Schema) -> None:
     """Commit other features, with the statistics of those that have the channels of before."""
     before, known = dataset.manifest.schema, stored_statistics(dataset.storage, dataset.manifest)
     if known is not None:
@@ -225,7 +225,7 @@ def _commit_schema(dataset: Opened, schema: Schema) -> None:
     dataset.commit([Features(schema)], known)
 
 
-def _check_lags(dataset: Opened, spec: FeatureSpec) -> None:
+def _check_lags(dataset: EditedDataset, spec: FeatureSpec) -> None:
     """`SchemaError` for a timestamp whose lags a record file lacks: they are made in writing."""
     if not has_lags(spec):
         return
@@ -294,13 +294,13 @@ def set_text(
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:
     """What the first values are: those of the first episode that has any."""
     for episode in episodes.values():
-        first = islice(iter(values(episode)), _LOOKED_AT)
+        first = islice(iter(values(episode)), _INFERRED_FROM)
         if frames := [{name: value} for value in first if value is not None]:
             return infer_schema(frames)[name]
     raise SchemaError("no frame has a value of the feature", feature=name)
 
 
-def _add(
+def _write_values(
     files: RecordFileWriter, part: EpisodePart, episode: Episode, name: str, values: Values
 ) -> None:
     found = values(episode)

@@ -55,7 +55,7 @@ _logger = logging.getLogger("seqrecord")
 
 _STEP_BYTES = 64 << 20  # of frames in memory
 _SAME = 1e-4  # seconds: lerobot's tolerance
-_DRAWN, _DRAWN_OF_ALL = 8, 4096  # frames of video for statistics: of an episode, at most; of all
+_SAMPLED, _SAMPLED_IN_ALL = 8, 4096  # video frames for statistics: per episode, in all; at most
 _TICKS = 512  # a frame: times are as exact as other writers have them
 
 
@@ -117,7 +117,7 @@ class _Writer:
     ) -> None:
         self._reader, self._episodes = reader, episodes
         self._fps = _rate(episodes, fps)
-        self._columns = [*plan_columns(reader.features, self._keeps_times())]
+        self._columns = [*plan_columns(reader.features, self._has_own_times())]
         self._meter = Meter(sum(map(len, episodes)), reader.features.frame_nbytes, progress)
         self._read = [each.feature for each in self._columns if not each.is_video]
         for episode in episodes:
@@ -142,7 +142,7 @@ class _Writer:
             for each in self._columns:
                 if each.is_video:
                     self._write_video(root, each.feature, episode, number)
-            self._look_at_video(collected, episode)
+            self._collect_video_statistics(collected, episode)
             collected.skip(len(episode))
             collected.keep()
             meta.add(tasks, file.number, first, collected.statistics())
@@ -193,14 +193,14 @@ class _Writer:
             self._meter.add(len(numbers))
         return list(tasks)
 
-    def _look_at_video(self, collected: StatisticsCollector, episode: Episode) -> None:
+    def _collect_video_statistics(self, collected: StatisticsCollector, episode: Episode) -> None:
         names = {each.feature: each.name for each in self._columns if each.is_video}
-        count = max(1, min(_DRAWN, _DRAWN_OF_ALL // len(self._episodes), len(episode)))
-        drawn = np.linspace(0, len(episode) - 1, count).astype(np.int64)
+        count = max(1, min(_SAMPLED, _SAMPLED_IN_ALL // len(self._episodes), len(episode)))
+        sampled = np.linspace(0, len(episode) - 1, count).astype(np.int64)
         if names:
-            images = episode.read(drawn.tolist(), features=list(names))
+            images = episode.read(sampled.tolist(), features=list(names))
             for feature, name in names.items():
-                collected.add_frames(name, images[feature], drawn)
+                collected.add_frames(name, images[feature], sampled)
 
     def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> None:
         spec = self._reader.features[name]
@@ -223,7 +223,7 @@ class _Writer:
             options={"movflags": "faststart"},
         )
 
-    def _keeps_times(self) -> bool:
+    def _has_own_times(self) -> bool:
         """Whether the dataset's own timestamps are other than those of regular frames."""
         spec = self._reader.features.get(TIMESTAMP)
         if spec is None or spec.shape not in ((), (1,)) or spec.dtype.kind != "f":

@@ -42,7 +42,7 @@ _SIGNS = {"u": "U", "i": "S", "f": "F"}
 _IMAGE_SIDE = 8  # pixels; an array of smaller sides is no image
 _POSES = ("pose", None)  # kinds of which seven floats may be a pose
 
-Make = Callable[[Any, int], Any]
+MakeMessage = Callable[[Any, int], Any]
 """Makes a message of a frame's value and its time in ns."""
 
 
@@ -111,7 +111,7 @@ def _write(
     store: Any,
     folder: Path,
     episode: Episode,
-    topics: Mapping[str, tuple[str, str, Make]],
+    topics: Mapping[str, tuple[str, str, MakeMessage]],
     times: npt.NDArray[np.int64],
     meter: Meter,
 ) -> None:
@@ -168,9 +168,11 @@ def _is_clock(spec: FeatureSpec) -> bool:
     return spec.dtype == np.dtype("<i8") and spec.shape == ()
 
 
-def _topics(features: Mapping[str, FeatureSpec], types: Any) -> dict[str, tuple[str, str, Make]]:
+def _topics(
+    features: Mapping[str, FeatureSpec], types: Any
+) -> dict[str, tuple[str, str, MakeMessage]]:
     """Topic, type and what makes messages, by feature."""
-    found: dict[str, tuple[str, str, Make]] = {}
+    found: dict[str, tuple[str, str, MakeMessage]] = {}
     for name, spec in features.items():
         if name == LOG_TIME and _is_clock(spec):
             continue
@@ -181,7 +183,7 @@ def _topics(features: Mapping[str, FeatureSpec], types: Any) -> dict[str, tuple[
     return found
 
 
-def _message(name: str, spec: FeatureSpec, types: Any) -> tuple[str, Make]:
+def _message(name: str, spec: FeatureSpec, types: Any) -> tuple[str, MakeMessage]:
     """The type of a feature's messages, and what makes one."""
     dtype = spec.dtype
     if spec.value == "text":

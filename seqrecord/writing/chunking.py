@@ -28,13 +28,13 @@ from seqrecord.storage.ranges import ByteRange
 CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
 CHUNK_FRAMES = 32  # at most, however small the frames
 
-MOST_EXTERNAL = 1 << 28  # bytes of files that a page refers to, with what lies between
+MAX_REFERENCED_BYTES = 1 << 28  # bytes of files that a page refers to, with what lies between
 
 SMALL_FRAME_BYTES = 4096  # of a feature; from there on it is not small
 SMALL_CHUNK_BYTES = 1 << 20  # decoded, of a group of small features
 SMALL_CHUNK_FRAMES = 1024
 
-Column: TypeAlias = "Sequence[Blob] | memoryview"
+EncodedColumn: TypeAlias = "Sequence[Blob] | memoryview"
 """What a block's frames have of a feature: their blobs, or the bytes of all of one that is raw."""
 
 _LARGE_SLICE = 1 << 16  # bytes; then joining the sums of slices takes less than summing once more
@@ -72,7 +72,7 @@ class ChunkLength:
         if given is None and not self._variable:
             self.frames = self._fitting(self._fixed_bytes)
 
-    def room(self, columns: Mapping[str, Column], rows: range) -> int:
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
         """How many of these rows of a block, the episode's next ones, come up to the one that
         settles the length, or there are."""
         seen, sizes = self._seen, self._sizes(columns, rows)
@@ -80,16 +80,16 @@ class ChunkLength:
         enough[self._max_frames - seen - 1 :] = True
         return int(np.argmax(enough)) + 1 if enough.any() else len(rows)
 
-    def add(self, columns: Mapping[str, Column], rows: range) -> None:
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
         """These rows of a block are the episode's next frames; at most the last one settles."""
         sizes = self._sizes(columns, rows)
         self._seen += len(rows)
         self._bytes += int(sizes.sum())
         self._largest = max(self._largest, int(sizes.max()))
         if self._seen == self._max_frames or self._bytes >= self._max_bytes:
-            self.settle()
+            self.fix_length()
 
-    def _sizes(self, columns: Mapping[str, Column], rows: range) -> npt.NDArray[np.int64]:
+    def _sizes(self, columns: Mapping[str, EncodedColumn], rows: range) -> npt.NDArray[np.int64]:
         """The decoded bytes of these rows of a block: int64 [rows]."""
         sizes = np.full(len(rows), self._fixed_bytes, np.int64)
         for spec in self._variable:
@@ -98,7 +98,7 @@ class ChunkLength:
                 sizes += _decoded_bytes(spec, blobs[rows.start : rows.stop])
         return sizes
 
-    def settle(self) -> int:
+    def fix_length(self) -> int:
         """No more frames are to be waited for."""
         if self.frames is None:
             self.frames = self._fitting(self._largest)
@@ -193,14 +193,14 @@ class FrameGroup:
         self.clear()
         self._written = 0  # frames of the episode in chunks
 
-    def room(self, columns: Mapping[str, Column], rows: range) -> int:
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
         """How many of these rows of a block come up to the one that may end a chunk, or there
         are."""
         if self._length.frames is None:
-            return self._length.room(columns, rows)
+            return self._length.rows_left(columns, rows)
         return min(self._length.frames - self._num_frames, len(rows))
 
-    def add(self, columns: Mapping[str, Column], rows: range) -> None:
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
         """These rows of a block, no more than there is `room` for, are the episode's next frames:
         what they have of the group's features."""
         for name, spec in self.schema.items():
@@ -222,9 +222,9 @@ class FrameGroup:
         if rest and self._num_frames:
             yield self._take(self._num_frames)
 
-    def settle(self) -> None:
+    def fix_length(self) -> None:
         """The episode ends: nothing more tells how long its chunks should be."""
-        self._length.settle()
+        self._length.fix_length()
 
     def clear(self) -> None:
         """Forget the frames that are in no chunk."""

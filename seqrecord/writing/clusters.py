@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 
 from seqrecord.errors import DestinationError
 from seqrecord.lazy import required
-from seqrecord.writing.convert_jobs import Job, StoppedError, Workers, Written, write_copy
+from seqrecord.writing.convert_jobs import Job, JobResult, StoppedError, Workers, write_copy
 
 _TRIES = 4
 _WAIT_SECONDS = 1.0  # between tries
 _REPORT_SECONDS = 0.5  # a message goes over the network
 
 
-class _Counter:
+class _FrameCounter:
     """Counts the frames that workers on other machines have written."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ def open_cluster(address: str) -> Iterator[Workers]:
 
 def _written(
     job: Job, report: Callable[[int], None], is_wanted: Callable[[], bool] = lambda: True
-) -> Written:
+) -> JobResult:
     """Do a job on a worker: it reports its frames, and stops when nobody wants it any more."""
     frames, last = 0, time.monotonic()
 
@@ -82,7 +82,7 @@ def _written(
 # Dask
 
 
-class _Dask(_Counter, Workers):
+class _Dask(_FrameCounter, Workers):
     """What is lost with a worker is done again by another, three times by Dask's default."""
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
@@ -94,8 +94,8 @@ class _Dask(_Counter, Workers):
         self._topic = f"seqrecord-{uuid.uuid4().hex}"
         client.subscribe_topic(self._topic, lambda event: self.add(event[1]))
 
-    def submit(self, job: Job) -> Future[Written]:
-        future: Future[Written] = self._executor.submit(_write_on_dask, job, self._topic)
+    def submit(self, job: Job) -> Future[JobResult]:
+        future: Future[JobResult] = self._executor.submit(_write_on_dask, job, self._topic)
         return future
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ def _dask(address: str) -> Iterator[Workers]:
         yield _Dask(distributed, client)
 
 
-def _write_on_dask(job: Job, topic: str) -> Written:
+def _write_on_dask(job: Job, topic: str) -> JobResult:
     worker = importlib.import_module("distributed").get_worker()
     key = worker.get_current_task()
 
@@ -129,7 +129,7 @@ def _write_on_dask(job: Job, topic: str) -> Written:
 # Ray
 
 
-class _Ray(_Counter, Workers):
+class _Ray(_FrameCounter, Workers):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
         lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
@@ -137,16 +137,16 @@ class _Ray(_Counter, Workers):
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []
-        self._counter = ray.remote(num_cpus=0)(_Counter).remote()
+        self._counter = ray.remote(num_cpus=0)(_FrameCounter).remote()
         self._asked: Any = None
         self._write = ray.remote(_write_on_ray)
 
-    def submit(self, job: Job) -> Future[Written]:
+    def submit(self, job: Job) -> Future[JobResult]:
         ref = self._write.remote(job, self._counter)
         self._refs.append(ref)
-        future: Future[Written] = Future()
+        future: Future[JobResult] = Future()
 
-        def done(came: Future[Written]) -> None:
+        def done(came: Future[JobResult]) -> None:
             if not future.cancelled():
                 _pass_on(came, future, self._ray.exceptions.RayTaskError)
 
@@ -189,11 +189,13 @@ def _connected(ray: ModuleType, address: str) -> Any:
     raise AssertionError("tried at least once")
 
 
-def _write_on_ray(job: Job, counter: Any) -> Written:
+def _write_on_ray(job: Job, counter: Any) -> JobResult:
     return _written(job, lambda frames: counter.add.remote(frames))
 
 
-def _pass_on(came: Future[Written], future: Future[Written], wrapper: type[BaseException]) -> None:
+def _pass_on(
+    came: Future[JobResult], future: Future[JobResult], wrapper: type[BaseException]
+) -> None:
     """Ray wraps what a task raises."""
     error = came.exception()
     if error is None:

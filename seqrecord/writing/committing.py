@@ -81,7 +81,7 @@ def read_dataset(storage: Storage) -> tuple[Base, Manifest]:
     return Base(manifest, tag), manifest
 
 
-def looked_at(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:
+def read_consistent(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:
     """What `look` makes of the dataset there, with the files that its manifest names.
 
     If one of them is missing, it looks once more with the manifest read anew: others may have
@@ -100,7 +100,7 @@ def looked_at(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:
 
 def read_indexed(storage: Storage) -> tuple[Base, Manifest, Index]:
     """The dataset there with its index; raises `NotFoundError` where there is none."""
-    return looked_at(storage, lambda base, found: (base, found, load_index(storage, found)))
+    return read_consistent(storage, lambda base, found: (base, found, load_index(storage, found)))
 
 
 def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
@@ -129,7 +129,7 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     try:
         put_manifest(storage, manifest, expected=base.tag)
     except (ConflictError, TransientError) as error:
-        _look(own, base, manifest, error)
+        _resolve_outcome(own, base, manifest, error)
     except SeqRecordError:
         own.forget()
         raise
@@ -146,7 +146,7 @@ def _keep_version(storage: Storage, manifest: Manifest) -> None:
         storage.put(version_path(manifest.commit), manifest.encode(), expected=None)
 
 
-def _look(
+def _resolve_outcome(
     own: SmallFiles, base: Base, manifest: Manifest, error: ConflictError | TransientError
 ) -> None:
     """Read the manifest to tell the outcome of a commit; an error unless it went through."""

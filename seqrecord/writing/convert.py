@@ -38,12 +38,12 @@ from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.convert_jobs import (
     BadEpisode,
     Job,
+    JobResult,
     Meter,
     Progress,
-    Written,
     cut_in_jobs,
-    frame_work,
-    given_workers,
+    frame_cost,
+    open_workers,
     run_jobs,
 )
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
@@ -53,7 +53,7 @@ from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
     Codecs,
-    Described,
+    FeatureInfo,
     check_codecs,
     check_fps,
     check_passthrough,
@@ -170,7 +170,7 @@ def convert(
     episodes, unlisted = _checked(episodes, skip_bad_episodes)
     if fps is not None:
         episodes = [info if info.fps else replace(info, fps=fps) for info in episodes]
-    with given_workers(executor) as runner:
+    with open_workers(executor) as runner:
         processes = workers or (runner and runner.count) or usable_cores()
         target = Destination(open_storage(destination, storage_options), mode)
         try:
@@ -183,10 +183,10 @@ def convert(
                 known, inventories = dataset.statistics, dataset.inventories
                 schema = _schema_of(dataset.stored, schema, codecs, target.schema, described)
                 source = dataset = dataset.fitted(schema, chunk_frames)
-                work = frame_work(source.schema(), copied=dataset.copied_features)
+                work = frame_cost(source.schema(), copied=dataset.copied_features)
                 copied = dataset.copy_lists(target.storage)
             else:
-                work = frame_work(schema, in_place=in_place)
+                work = frame_cost(schema, in_place=in_place)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
                 check_passthrough(kept, schema)
             for note in _unknown_units(original, described, target.schema):
@@ -197,7 +197,7 @@ def convert(
                 files: dict[str, ExternalFile] = cast("Any", source).external_files()
                 externals = put_lists(target.storage, files)
                 copied = put_copied(target, source)
-            todo = _todo(target, episodes)
+            todo = _pending(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * work // (2 * processes)
             job_bytes = min(file_bytes, max(share, _MIN_JOB_BYTES))
@@ -307,7 +307,7 @@ def _schema_of(
     schema: Schema,
     codecs: Codecs | None,
     there: Schema | None,
-    described: Described,
+    described: FeatureInfo,
 ) -> Schema:
     """The schema to write under for a source of this `schema` that is a dataset, with `dataset` as
     its stored features: its own codecs by default, and then its groups."""
@@ -322,7 +322,7 @@ def _schema_of(
     return stored_schema(schema, own, None, groups)
 
 
-def _todo(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:
+def _pending(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:
     """The episodes to write, with their ordinals."""
     new = [info for info in episodes if info.key not in target.committed]
     ordinals = {info.key: target.first_ordinal + i for i, info in enumerate(new)}
@@ -369,7 +369,7 @@ def _report(
     target: Destination,
     episodes: Sequence[EpisodeInfo],
     todo: Sequence[tuple[int, EpisodeInfo]],
-    jobs: Sequence[Written],
+    jobs: Sequence[JobResult],
     unlisted: Sequence[BadEpisode],
     known: Statistics | None,
     inventory: Inventory,

@@ -37,7 +37,7 @@ from seqrecord.sources.inventory import format_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.writing.rates import Irregular
+from seqrecord.writing.rates import IrregularEpisode
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
@@ -57,7 +57,7 @@ class BadEpisode:
 
 
 @dataclass(frozen=True)
-class Written:
+class JobResult:
     """What came of a job: the episodes that were left out, statistics of the others, and those of
     which timestamps contradict the fps.
 
@@ -67,7 +67,7 @@ class Written:
     frames: int
     bad: tuple[BadEpisode, ...]
     statistics: Statistics | None
-    irregular: tuple[Irregular, ...] = ()
+    irregular: tuple[IrregularEpisode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Job:
         return sum(info.num_frames for _, info in self.episodes)
 
 
-def frame_work(schema: Schema, *, copied: Collection[str] = (), in_place: bool = False) -> int:
+def frame_cost(schema: Schema, *, copied: Collection[str] = (), in_place: bool = False) -> int:
     """The bytes of a frame of a source's schema, in which video that is kept and features that are
     `copied` count little, and with `in_place` images that are.
 
@@ -122,7 +122,7 @@ def cut_in_jobs(
         yield tuple(job)
 
 
-def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written:
+def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResult:
     """Write one job into record files of its own. `advance` is called with frames done."""
     bad, frames = [], 0
 
@@ -181,10 +181,10 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
             else:
                 files.end()
     statistics = None if collector is None else collector.statistics()
-    return Written(frames, tuple(bad), statistics, tuple(files.irregular))
+    return JobResult(frames, tuple(bad), statistics, tuple(files.irregular))
 
 
-def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> Written:
+def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> JobResult:
     """`write_job` on a copy: workers share neither source nor storage, be they threads or not."""
     copy: Job = pickle.loads(pickle.dumps(job))  # noqa: S301 - our own
     try:
@@ -205,7 +205,7 @@ def _write_frames(
     videos = getattr(job.source, "videos", None)
     kept = videos(info) if videos is not None else {}
     chunks = getattr(job.source, "chunks", None)
-    with _misfits():
+    with _as_source_errors():
         for chunk, times in chunks(info) if chunks is not None else ():
             files.append_chunk(chunk, times)
             advance(0)
@@ -218,7 +218,7 @@ def _write_frames(
         before, count = count, count + block.num_frames
         if count > info.num_frames:
             break
-        with _misfits():
+        with _as_source_errors():
             if not block.columns and videos is None and chunks is None:
                 raise FrameError("a frame without any feature", episode=info.key, frame=before)
             if has_others:
@@ -234,12 +234,12 @@ def _write_frames(
     timestamps = getattr(job.source, "timestamps", None)
     if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
         files.check_times(timestamps(info))
-    with _misfits():
-        files.check_even()
+    with _as_source_errors():
+        files.check_lengths()
 
 
 @contextlib.contextmanager
-def _misfits() -> Iterator[None]:
+def _as_source_errors() -> Iterator[None]:
     """What does not fit the schema is the original's fault."""
     try:
         yield
@@ -300,7 +300,7 @@ class Workers:
         """Whether any worker has begun, as far as is known."""
         return True
 
-    def submit(self, job: Job) -> Future[Written]:
+    def submit(self, job: Job) -> Future[JobResult]:
         """Have a job done."""
         return self._executor.submit(write_copy, job)
 
@@ -313,7 +313,7 @@ class Workers:
 
 
 @contextlib.contextmanager
-def given_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
+def open_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
     """Those of an executor, or of a cluster at this address, as long as the block runs."""
     if isinstance(executor, str):
         from seqrecord.writing.clusters import open_cluster  # only where one is used
@@ -326,7 +326,7 @@ def given_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
 
 def run_jobs(
     jobs: Sequence[Job], *, processes: int, workers: Workers | None, meter: Meter
-) -> list[Written]:
+) -> list[JobResult]:
     """Write all jobs, on `workers`, or else on so many processes, one being this process.
 
     Returns what came of each, in their order.
@@ -343,9 +343,9 @@ def run_jobs(
     return written
 
 
-def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[Written]:
+def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResult]:
     """Run the jobs, largest first so that none is left for the end."""
-    futures: dict[int, Future[Written]] = {}
+    futures: dict[int, Future[JobResult]] = {}
     try:
         for number in sorted(range(len(jobs)), key=lambda n: jobs[n].num_frames, reverse=True):
             futures[number] = workers.submit(jobs[number])
@@ -392,7 +392,7 @@ class _Processes(Workers):
     def has_begun(self) -> bool:
         return bool(self._shared.begun.value)
 
-    def submit(self, job: Job) -> Future[Written]:
+    def submit(self, job: Job) -> Future[JobResult]:
         self._jobs += 1
         try:
             with _interrupts_blocked():
@@ -494,7 +494,7 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _write_in_pool(number: int, job: Job) -> Written:
+def _write_in_pool(number: int, job: Job) -> JobResult:
     shared = _shared
 
     def advance(frames: int) -> None:

@@ -41,7 +41,7 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import counted
 from seqrecord.writing.chunking import StoredChunk
-from seqrecord.writing.edit_files import gathered
+from seqrecord.writing.edit_files import batched
 from seqrecord.writing.record_file import Times
 from seqrecord.writing.stored_schema import has_same_pages, is_passthrough
 from seqrecord.writing.stored_statistics import merged
@@ -250,7 +250,7 @@ class DatasetSource:
             for chunk in self._chunks(group, key)
         ]
         found.sort(key=lambda item: (item[0].stop_frame, item[1]))
-        for some in gathered(found, lambda item: _nbytes(item[2]), _READ_BYTES):
+        for some in batched(found, lambda item: _nbytes(item[2]), _READ_BYTES):
             for _, items in groupby(some, lambda item: item[0].path):
                 chunks = [*items]
                 pages = [page for *_, of in chunks for page in of.values() if page.num_present]

@@ -81,12 +81,12 @@ class Destination:
         self.writer = new_writer_id()
         self._missing = missing_folders(storage, RECORDS)
         try:
-            self._look(mode)
+            self._open(mode)
         except BaseException:
             storage.close()
             raise
 
-    def _look(self, mode: WriteMode, *, is_second: bool = False) -> None:
+    def _open(self, mode: WriteMode, *, is_second: bool = False) -> None:
         storage = self.storage
         self._base = base = read_base(storage)
         manifest, files = base.manifest, base.files
@@ -114,7 +114,7 @@ class Destination:
             if is_second or read_base(storage).tag == base.tag:
                 raise
             # Others have committed, and removed old tables, or record files that they gave up.
-            self._look(mode, is_second=True)
+            self._open(mode, is_second=True)
             return
         self.damaged = _report_damaged(storage, damaged, files)
         self.schema = manifest.schema if manifest else None

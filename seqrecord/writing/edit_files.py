@@ -104,10 +104,10 @@ def _pieces(edit: Edit) -> Iterator[Edit]:
 
 
 def _parts(texts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
-    return gathered(texts.items(), lambda item: len(item[0]) + len(item[1]), _TEXT_AT_ONCE)
+    return batched(texts.items(), lambda item: len(item[0]) + len(item[1]), _TEXT_AT_ONCE)
 
 
-def gathered(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+def batched(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
     """The items in lists that come to at most so much each, or of one item that is larger."""
     some: list[_T] = []
     total = 0

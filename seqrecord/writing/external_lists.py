@@ -80,12 +80,12 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
     found: dict[str, tuple[str, int]] = {}
     for begin in range(0, len(names), _FILES_OF_A_LIST):
         some = names[begin : begin + _FILES_OF_A_LIST]
-        drawn = (
+        sampled = (
             Sample(number, *each)
             for number, name in enumerate(some)
             for each in samples.get(name, ())
         )
-        each = ExternalList(tuple(files[name] for name in some), tuple(drawn))
+        each = ExternalList(tuple(files[name] for name in some), tuple(sampled))
         for file in each.files:
             if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
                 raise SourceError(

@@ -48,7 +48,7 @@ class QueueStats:
     dropped_frames: int
 
 
-class Task:
+class QueueCall:
     """What is not a frame: a call that is done by whoever takes from the queue."""
 
     def __init__(self, do: Callable[[], object]) -> None:
@@ -80,7 +80,7 @@ class _Field:
 
 
 @dataclass(eq=False)
-class _Entry:
+class _QueuedFrame:
     """A frame that waits: in the first `nbytes` of `memory` or, if it was spilled, in a file."""
 
     put_at: float  # on the clock
@@ -122,15 +122,15 @@ class FrameQueue:
         self._folder, self._file_bytes = folder, file_bytes
         self._pool = FrameBuffers(limit // 4)
         self._condition = threading.Condition()
-        self._entries: deque[_Entry | Task] = deque()
-        self._resident: deque[_Entry] = deque()  # frames in memory that may be spilled, by age
+        self._entries: deque[_QueuedFrame | QueueCall] = deque()
+        self._resident: deque[_QueuedFrame] = deque()  # in memory, not being spilled; oldest first
         self._bytes = 0
         self._frames = self._spilled_bytes = self._total_spilled = self._dropped = 0
         self._is_closed = False
         self._failure: BaseException | None = None
         self._spill_failure: OSError | None = None
-        self._taken: _Entry | None = None
-        self._discarded: list[_Entry] = []  # to close their files may take a while
+        self._taken: _QueuedFrame | None = None
+        self._discarded: list[_QueuedFrame] = []  # to close their files may take a while
         self._thread: threading.Thread | None = None
         if when_full == "spill":
             try:
@@ -176,25 +176,25 @@ class FrameQueue:
         with self._condition:
             if self._failure is not None:
                 return False
-            entry = _Entry(now, fields, nbytes, memory)
+            entry = _QueuedFrame(now, fields, nbytes, memory)
             self._frames += 1
             self._entries.append(entry)
             self._resident.append(entry)
             self._condition.notify_all()
         return True
 
-    def tell(self, task: Task) -> None:
+    def put_call(self, task: QueueCall) -> None:
         """Put a task behind the frames so far. Raises what `fail` was told."""
         with self._condition:
             self.check()
             self._entries.append(task)
             self._condition.notify_all()
 
-    def discard(self, task: Task) -> None:
+    def discard(self, task: QueueCall) -> None:
         """Forget the frames since the task before, and put this one in their place."""
         with self._condition:
             self.check()
-            while self._entries and isinstance(entry := self._entries[-1], _Entry):
+            while self._entries and isinstance(entry := self._entries[-1], _QueuedFrame):
                 self._entries.pop()
                 self._frames -= 1
                 entry.is_taken = True
@@ -205,18 +205,18 @@ class FrameQueue:
             self._entries.append(task)
             self._condition.notify_all()
 
-    def take(self, seconds: float | None) -> Frame | Task | None:
+    def take(self, seconds: float | None) -> Frame | QueueCall | None:
         """The next frame or task; `None` if none has come for so long, or if the queue is over.
 
         One thread takes. A frame's arrays may be used until its next call.
         """
-        self._give_back()
+        self._release_taken()
         with self._condition:
             self._condition.wait_for(lambda: self._entries or self.is_over, seconds)
             if not self._entries:
                 return None
             entry = self._entries.popleft()
-            if isinstance(entry, Task):
+            if isinstance(entry, QueueCall):
                 return entry
             entry.is_taken = True
             self._frames -= 1
@@ -269,12 +269,12 @@ class FrameQueue:
 
     def _forget_all(self) -> None:
         for entry in self._entries:
-            if isinstance(entry, _Entry):
+            if isinstance(entry, _QueuedFrame):
                 entry.is_taken = True
         self._entries.clear()
         self._resident.clear()
 
-    def _give_back(self) -> None:
+    def _release_taken(self) -> None:
         """The frame that was taken before is done with."""
         entry, self._taken = self._taken, None
         if entry is not None:
@@ -283,7 +283,7 @@ class FrameQueue:
                 self._condition.notify_all()
         self._discarded.clear()
 
-    def _free(self, entry: _Entry) -> None:
+    def _free(self, entry: _QueuedFrame) -> None:
         """Nobody needs a frame any more. The condition is held."""
         if self._failure is not None:
             return
@@ -302,7 +302,7 @@ class FrameQueue:
         end = 0  # of the file that was written last
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._is_closed or self._newest_is_too_much)
+                self._condition.wait_for(lambda: self._is_closed or self._is_half_full)
                 if self._is_closed:
                     return
                 entries = self._newest()
@@ -314,17 +314,17 @@ class FrameQueue:
             except OSError as error:
                 self._keep_in_memory(error)
             else:
-                self._forget(entries, file, first)
+                self._mark_spilled(entries, file, first)
                 last = weakref.ref(file)
             del file, entries
 
     @property
-    def _newest_is_too_much(self) -> bool:
+    def _is_half_full(self) -> bool:
         return self._bytes > self._limit // 2 and bool(self._resident)
 
-    def _newest(self) -> list[_Entry]:
+    def _newest(self) -> list[_QueuedFrame]:
         """Frames to spill at once, the newest first: they are needed last."""
-        entries: list[_Entry] = []
+        entries: list[_QueuedFrame] = []
         nbytes = 0
         while (
             self._resident
@@ -336,7 +336,7 @@ class FrameQueue:
             nbytes += entries[-1].cost
         return entries
 
-    def _forget(self, entries: list[_Entry], file: _SpillFile, offset: int) -> None:
+    def _mark_spilled(self, entries: list[_QueuedFrame], file: _SpillFile, offset: int) -> None:
         """These frames are in a file now. Those that were taken meanwhile are not needed there."""
         free = []
         with self._condition:
@@ -361,7 +361,7 @@ class FrameQueue:
                 _logger.warning("frames that wait to be recorded cannot be spilled: %s", error)
             self._spill_failure = error
             self._condition.notify_all()
-            frames = (entry for entry in self._entries if isinstance(entry, _Entry))
+            frames = (entry for entry in self._entries if isinstance(entry, _QueuedFrame))
             self._resident = deque(entry for entry in frames if entry.file is None)
             self._condition.wait_for(lambda: self._is_closed, _RETRY_SECONDS)
 
@@ -374,7 +374,7 @@ class _SpillFile:
         self._fd = file.fileno()
         weakref.finalize(self, file.close)
 
-    def write(self, entries: Iterable[_Entry], offset: int) -> int:
+    def write(self, entries: Iterable[_QueuedFrame], offset: int) -> int:
         """Write frames, one after the other; where they end."""
         for entry in entries:
             data = entry.memory[: entry.nbytes].data
@@ -383,7 +383,7 @@ class _SpillFile:
                 data, offset = data[count:], offset + count
         return offset
 
-    def read(self, entry: _Entry) -> npt.NDArray[np.uint8]:
+    def read(self, entry: _QueuedFrame) -> npt.NDArray[np.uint8]:
         """A frame that was spilled here."""
         memory = np.empty(entry.nbytes, np.uint8)
         if os.preadv(self._fd, [memory.data], entry.offset) < entry.nbytes:

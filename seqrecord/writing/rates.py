@@ -22,7 +22,7 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # that an unknown one m
 
 
 @dataclass(frozen=True)
-class Irregular:
+class IrregularEpisode:
     """An episode whose timestamps contradict its frames a second, and the first frame of these."""
 
     episode: str
@@ -39,7 +39,7 @@ class Irregular:
         )
 
 
-def irregular_note(found: Sequence[Irregular]) -> str:
+def irregular_note(found: Sequence[IrregularEpisode]) -> str:
     """A line about episodes that have no fps for that reason."""
     return (
         f"fps left out of {counted(len(found), 'episode')}: timestamps contradict it, and Seconds "
@@ -62,7 +62,7 @@ class RateCheck:
         """Start an episode."""
         self._episode = None if episode.fps is None else episode
         self._first: tuple[Any, int] | None = None  # timestamp and number
-        self._found: dict[str, Irregular] = {}  # by unit
+        self._found: dict[str, IrregularEpisode] = {}  # by unit
         self._step = 0.0  # in the timestamps' unit
         self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
         self._num_pending = 0
@@ -73,7 +73,7 @@ class RateCheck:
             self._pending.append((times.copy(), numbers))
             self._num_pending += len(numbers)
             if self._num_pending >= _PENDING:
-                self._look()
+                self._compare()
 
     def add_seconds(self, times: npt.NDArray[np.float64]) -> None:
         """The timestamps of all frames, where no feature has them."""
@@ -81,9 +81,9 @@ class RateCheck:
             self._sizes, self._is_known = {"": 1.0}, True
             self._pending = [(times, np.arange(len(times)))]
 
-    def contradiction(self) -> Irregular | None:
+    def contradiction(self) -> IrregularEpisode | None:
         """The first frame so far whose timestamp contradicts the fps."""
-        self._look()
+        self._compare()
         if self._is_known:
             return next(iter(self._found.values()), None)
         # Of an unknown unit seconds are assumed if they are plausible, else the only one that is.
@@ -91,7 +91,7 @@ class RateCheck:
         unit = units[0] if units[:1] == ["s"] or len(units) == 1 else ""
         return self._found.get(unit)
 
-    def _look(self) -> None:
+    def _compare(self) -> None:
         pending, self._pending, self._num_pending = self._pending, [], 0
         if self._episode is None or not pending:
             return
@@ -111,7 +111,9 @@ class RateCheck:
             if len(wrong) and unit not in self._found:
                 at = int(wrong[0])
                 place = int(numbers[at]), float(seconds[at])
-                self._found[unit] = Irregular(self._episode.key, fps, self._clock(unit), *place)
+                self._found[unit] = IrregularEpisode(
+                    self._episode.key, fps, self._clock(unit), *place
+                )
 
     def _clock(self, unit: str) -> str:
         if self.feature is None:

@@ -22,16 +22,16 @@ from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.sources.common.references import checksum_of
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
-from seqrecord.writing.rates import Irregular, RateCheck
-from seqrecord.writing.record_files import EpisodeLags, RecordFiles
+from seqrecord.writing.chunking import EncodedColumn, FrameGroup, StoredChunk
+from seqrecord.writing.rates import IrregularEpisode, RateCheck
+from seqrecord.writing.record_files import ChunkWriter, EpisodeLags
 from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.values import plain_items
 from seqrecord.writing.video_group import VideoGroup
 
 _Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 
-_Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], Column]"
+_Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], EncodedColumn]"
 """Encodes one feature of a block's frames. Raises `FrameError`, with the number of the block's
 frame, for what does not fit the feature."""
 
@@ -40,7 +40,7 @@ Times: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[np.int64]]"
 """Timestamps [n], and the numbers of their frames, int64 [n]."""
 
 
-class RecordFileWriter(RecordFiles):
+class RecordFileWriter(ChunkWriter):
     """Writes episodes, one at a time and block by block, into record files.
 
     With `only` it writes chunks of these groups alone, of episodes whose others are in other files.
@@ -74,7 +74,9 @@ class RecordFileWriter(RecordFiles):
         self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
         self._lags = {name: LagCollector() for name in with_lags(schema)}
         self._rate = RateCheck(schema)
-        self.irregular: list[Irregular] = []  # episodes without fps, for their timestamps differ
+        self.irregular: list[
+            IrregularEpisode
+        ] = []  # episodes without fps, for their timestamps differ
         self._num_frames = 0  # of the episode
         self._copied: dict[int, int] = {}  # frames by group whose chunks are copied
         self._encoding = self._groups  # groups that get frames
@@ -144,21 +146,21 @@ class RecordFileWriter(RecordFiles):
         while start < block.num_frames:
             # A chunk is written when its last frame has come, before there are later ones.
             rows = range(start, block.num_frames)
-            room = min((g.room(encoded, rows) for g in self._encoding), default=len(rows))
+            room = min((g.rows_left(encoded, rows) for g in self._encoding), default=len(rows))
             self._add(columns, encoded, rows[:room])
             start += room
 
     def _add(
         self,
         columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]],
-        encoded: Mapping[str, Column],
+        encoded: Mapping[str, EncodedColumn],
         rows: range,
     ) -> None:
         """Take these rows of a block, of which no group has a chunk that ends before the last."""
         episode, number = self._begun(), self._num_frames
-        if self._flushed and self.is_full and self._uneven() is None:
+        if self._flushed and self.is_full and self._other_length() is None:
             self.flush()  # what is in the file must not go beyond what it says of the episode
-            self.hold()
+            self.hold_back()
         with located((FrameError, CodecError), episode=episode.key, frame=number):
             for group in self._encoding:
                 group.add(encoded, rows)
@@ -229,10 +231,10 @@ class RecordFileWriter(RecordFiles):
             self.irregular.append(found)
         return False
 
-    def check_even(self) -> None:
+    def check_lengths(self) -> None:
         """`FrameError` unless videos that were appended have as many frames as the rest."""
         assert self._episode is not None
-        if (uneven := self._uneven()) is not None:
+        if (uneven := self._other_length()) is not None:
             feature, num_frames = uneven
             raise FrameError(
                 "a video of another number of frames than the episode",
@@ -245,7 +247,7 @@ class RecordFileWriter(RecordFiles):
     def flush(self) -> None:
         """Write the frames so far as chunks of whatever length: a kill or `drop` keeps them."""
         episode = self._begun()
-        self.check_even()
+        self.check_lengths()
         if self._flushed == self._num_frames:
             return
         with located(CodecError, episode=episode.key):
@@ -257,12 +259,12 @@ class RecordFileWriter(RecordFiles):
     def end(self) -> None:
         """Finish the episode: from here on a kill does not lose it."""
         episode = self._begun()
-        self.check_even()
+        self.check_lengths()
         if not self._num_frames:
             raise FrameError("an episode without frames", episode=episode.key)
         with located(CodecError, episode=episode.key):
             for group in self._groups:
-                group.settle()
+                group.fix_length()
                 self._write_chunks(group, rest=True)
         self.end_part(self._num_frames, self._lags_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
@@ -300,7 +302,7 @@ class RecordFileWriter(RecordFiles):
     def _fast_encoders(self) -> Mapping[str, _Encoder]:
         return {name: _encoder(spec, fast=True) for name, spec in self.schema.items()}
 
-    def _uneven(self) -> tuple[str, int] | None:
+    def _other_length(self) -> tuple[str, int] | None:
         """A feature of kept video or copied chunks that has fewer frames than the rest, or more,
         and how many."""
         kept = [(g.name, g.num_passthrough) for g in self._video.values()]

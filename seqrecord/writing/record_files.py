@@ -45,15 +45,15 @@ _VALUES = 7  # of an episode without lags
 _LAG_BYTES = 600  # of a timestamp's name and lags in a footer, at most
 
 _POLL_SECONDS = 0.25
-_TOGETHER = 64 << 10  # bytes of a chunk that are written at once; to copy more takes longer
+_JOINED_BYTES = 64 << 10  # bytes of a chunk that are written at once; to copy more takes longer
 
 EpisodeLags: TypeAlias = "tuple[tuple[str, Lags], ...]"
 """Those of an episode's timestamps, by feature."""
 
-_Self = TypeVar("_Self", bound="RecordFiles")
+_Self = TypeVar("_Self", bound="ChunkWriter")
 
 
-class RecordFiles:
+class ChunkWriter:
     """Puts the chunks of episodes, one after the other, into record files of about `max_file_size`.
 
     A file is finished when it is full and on `close`; an episode that does not fit goes on in the
@@ -97,7 +97,7 @@ class RecordFiles:
         self._flushed = 0  # the first frames of the episode, which stay whatever happens
 
     @property
-    def doubtful(self) -> frozenset[str]:
+    def at_risk(self) -> frozenset[str]:
         """Keys of the ended episodes that a failure may have lost; none while nothing failed."""
         if self.failure is None:
             return frozenset()
@@ -171,7 +171,7 @@ class RecordFiles:
         may_finish = not self._flushed or (self._held is None and self._is_free)
         return may_finish or self._file.is_full(2 * self._max_file_size)
 
-    def hold(self) -> None:
+    def hold_back(self) -> None:
         """The rest of the episode, which was flushed just now, goes into the next file."""
         self._finish_held()
         self._held, self._file = self._file, None
@@ -183,7 +183,7 @@ class RecordFiles:
             return False
         if self._file is not None:
             with self._storing(BaseException):
-                self._file.forget(episode)
+                self._file.rollback(episode)
         return self._flushed > 0
 
     def discard(self) -> None:
@@ -194,17 +194,17 @@ class RecordFiles:
         """
         episode = self._episode
         assert episode is not None, "no episode has begun"
-        if self._commit is not None and self._commit.file.holds(episode):
+        if self._commit is not None and self._commit.file.contains(episode):
             self._wait_for_commit()  # until then what is noted of that file counts
         with self._storing(BaseException):
-            if self._held is not None and self._held.holds(episode):
+            if self._held is not None and self._held.contains(episode):
                 # In this order: without its first chunks the others are no episode.
-                self._held.forget(episode, all_of_it=True)
+                self._held.rollback(episode, all_of_it=True)
                 if self._file is not None:
                     self._file.upload.abort()
                 self._file, self._held = self._held, None
             elif self._file is not None:
-                self._file.forget(episode, all_of_it=True)
+                self._file.rollback(episode, all_of_it=True)
         self._episode = None
         self._flushed = 0
 
@@ -218,7 +218,7 @@ class RecordFiles:
         finally:
             self._stop()
 
-    def leave(self) -> None:
+    def close_after_error(self) -> None:
         """`close` after an error, which may be the failure that broke the writer."""
         if self.failure is None:
             self.close()
@@ -242,7 +242,7 @@ class RecordFiles:
             self.close()
         else:
             with suppress(SeqRecordError):  # the first error says more
-                self.leave()
+                self.close_after_error()
 
     def _stop(self) -> None:
         """Wait for what the thread is at, but not for a storage that hangs."""
@@ -258,7 +258,7 @@ class RecordFiles:
         assert self._episode is not None
         # Where it was flushed, what is noted of the earlier files tells of all that they hold.
         commit = None if self._flushed else self._commit
-        if commit is not None and commit.file.holds(self._episode):
+        if commit is not None and commit.file.contains(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
             fps = self._episode.fps if is_regular else None
@@ -286,12 +286,12 @@ class RecordFiles:
         held, episode, file = self._held, self._episode, self._file
         if held is None:
             return
-        is_told = file is not None and episode is not None and file.tells_of(episode)
+        is_told = file is not None and episode is not None and file.has_num_frames(episode)
         is_safe = is_told and file is not None and file.upload.is_durable
         if only_if_free and not (is_safe and self._is_free):
             return
         if is_told and episode is not None:
-            held.say(episode)
+            held.update(episode)
         self._finish(held)
         self._held = None
 
@@ -358,7 +358,7 @@ class OpenFile:
 
     def add(self, episode: EpisodePart, chunk: StoredChunk) -> None:
         """Write a chunk."""
-        if not self.holds(episode):
+        if not self.contains(episode):
             # In this order, since an interrupt may come between any two of them.
             self._begun = self._noted = self._before = self._mark()
             self._text_bytes += self._text_of(episode)
@@ -372,7 +372,7 @@ class OpenFile:
         gaps += missing
         chunks.append(row)
         parts = [each for part in chunk.parts for each in (part, bytes(-len(part) % ALIGNMENT))]
-        if sum(map(len, parts)) <= _TOGETHER:
+        if sum(map(len, parts)) <= _JOINED_BYTES:
             parts = [b"".join(parts)]
         for part in filter(len, parts):
             self.upload.write(part)
@@ -399,24 +399,24 @@ class OpenFile:
         if note:
             self.upload.checkpoint(encode_footer(self._footer([episode], self._before)))
 
-    def say(self, episode: EpisodePart) -> None:
+    def update(self, episode: EpisodePart) -> None:
         """Say this of the episode, if there are chunks of it here.
 
         Without a number of frames: a later file has that, and this one alone holds none of it.
         """
-        if self.holds(episode):
+        if self.contains(episode):
             self._episodes[-1] = episode
 
-    def tells_of(self, episode: EpisodePart) -> bool:
+    def has_num_frames(self, episode: EpisodePart) -> bool:
         """Whether it says how many frames the episode has so far."""
-        return self.holds(episode) and self._episodes[-1].num_frames is not None
+        return self.contains(episode) and self._episodes[-1].num_frames is not None
 
-    def forget(self, episode: EpisodePart, *, all_of_it: bool = False) -> None:
+    def rollback(self, episode: EpisodePart, *, all_of_it: bool = False) -> None:
         """Take back the chunks of the episode; those before its last `complete` stay.
 
         With `all_of_it` none does: from then on a kill brings back nothing of it.
         """
-        if not self.holds(episode):
+        if not self.contains(episode):
             return
         is_kept = self._episodes[-1].num_frames is not None and not all_of_it
         back_to = self._noted if is_kept else self._begun
@@ -428,7 +428,7 @@ class OpenFile:
             self._row_bytes -= sum(row.nbytes for row in rows[count:])
             del rows[count:]
 
-    def holds(self, episode: EpisodePart) -> bool:
+    def contains(self, episode: EpisodePart) -> bool:
         """Whether there are chunks of the episode here."""
         return bool(self._episodes) and self._episodes[-1].uid == episode.uid
 

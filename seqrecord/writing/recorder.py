@@ -24,13 +24,13 @@ from seqrecord.storage import Storage, StorageLike, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.frame_queue import FrameQueue, Task, WhenFull
-from seqrecord.writing.frame_writer import FrameWriter
+from seqrecord.writing.frame_queue import FrameQueue, QueueCall, WhenFull
 from seqrecord.writing.record_file import check_value
+from seqrecord.writing.recording_thread import RecordingThread
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
     Codecs,
-    Described,
+    FeatureInfo,
     check_fps,
     infer_schema,
 )
@@ -102,7 +102,7 @@ class SeqRecordRecorder:
         destination: StorageLike,
         *,
         schema: Schema | None = None,
-        features: Described | None = None,
+        features: FeatureInfo | None = None,
         codecs: Codecs | None = None,
         fps: float | None = None,
         queue_size: int | str = DEFAULT_QUEUE_BYTES,
@@ -133,7 +133,7 @@ class SeqRecordRecorder:
             undo.callback(writer.abort)
             self._queue = queue = FrameQueue(limit, when_full, spill_folder)
             undo.callback(queue.close)
-            self._work = FrameWriter(writer, queue, flush_seconds)
+            self._work = RecordingThread(writer, queue, flush_seconds)
             self._thread = threading.Thread(
                 target=self._work.run, name="seqrecord-recorder", daemon=True
             )
@@ -172,7 +172,7 @@ class SeqRecordRecorder:
                 "choose another key",
                 episode=key,
             )
-        self._queue.tell(Task(partial(self._work.begin, key, said, fps)))
+        self._queue.put_call(QueueCall(partial(self._work.begin, key, said, fps)))
         self._keys.add(key)
         self._episode = RecordingEpisode(self, key)
         return self._episode
@@ -197,9 +197,9 @@ class SeqRecordRecorder:
         self._check_open(None)
         if self._episode is not None:
             self._episode.close(wait=False)
-        task = Task(self._work.stop)
+        task = QueueCall(self._work.stop)
         try:
-            self._queue.tell(task)
+            self._queue.put_call(task)
             self._wait_for(task)
         finally:
             self._stop()
@@ -237,7 +237,7 @@ class SeqRecordRecorder:
         if self._is_closed:
             raise DestinationError("the recorder is closed", episode=key)
 
-    def _wait_for(self, task: Task) -> None:
+    def _wait_for(self, task: QueueCall) -> None:
         while not task.done.wait(_POLL_SECONDS):
             self._queue.check()
 
@@ -291,8 +291,8 @@ class RecordingEpisode:
             recorder._episode = None
             if not self.num_frames:
                 recorder._keys.remove(self.key)
-            task = Task(recorder._work.end)
-            recorder._queue.tell(task)
+            task = QueueCall(recorder._work.end)
+            recorder._queue.put_call(task)
             if wait:
                 recorder._wait_for(task)
 
@@ -310,7 +310,7 @@ class RecordingEpisode:
         recorder._keys.remove(self.key)
         recorder._recorded -= self.num_frames
         recorder._discarded += self.num_frames
-        task = Task(recorder._work.discard)
+        task = QueueCall(recorder._work.discard)
         recorder._queue.discard(task)
         if wait:
             recorder._wait_for(task)

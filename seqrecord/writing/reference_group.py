@@ -13,7 +13,7 @@ from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.format.references import MAX_NAMES, Reference, ReferencedFile
 from seqrecord.schema import Schema
 from seqrecord.sources.common.references import checksum_of_files, parts_of, place_of
-from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, StoredChunk
+from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, StoredChunk
 
 _Placed = tuple["ReferencedFile | Blob", str, str]
 
@@ -56,10 +56,10 @@ class ReferenceGroup:
         """Forget the frames that are in no chunk."""
         self._frames: list[_Placed | None] = []
 
-    def settle(self) -> None:
+    def fix_length(self) -> None:
         """The episode ends."""
 
-    def room(self, columns: Mapping[str, object], rows: range) -> int:  # noqa: ARG002
+    def rows_left(self, columns: Mapping[str, object], rows: range) -> int:  # noqa: ARG002
         """How many of these rows of a block come up to the one that ends a chunk, or there are."""
         return min(self._length - len(self._frames), len(rows))
 
@@ -134,11 +134,11 @@ class ReferenceGroup:
             if min(sizes) < 1:
                 raise SourceError("an empty file", file=files[0].file, offset=min(starts))
             found = Reference.of_frames(number, starts, sizes)
-        if found.length > MOST_EXTERNAL or len(found.extradata) > MAX_NAMES:
+        if found.length > MAX_REFERENCED_BYTES or len(found.extradata) > MAX_NAMES:
             raise FrameError(
                 "a chunk that refers to too many bytes; write smaller chunks",
                 feature=self.name,
-                expected=f"at most {MOST_EXTERNAL} bytes, and {MAX_NAMES} of names",
+                expected=f"at most {MAX_REFERENCED_BYTES} bytes, and {MAX_NAMES} of names",
                 got=f"{found.length} bytes, and {len(found.extradata)} of names",
             )
         if self._checksums:

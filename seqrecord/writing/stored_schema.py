@@ -27,7 +27,7 @@ Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
 """A codec's name for all features, or by feature name one or a chain of codec configurations."""
 
 
-Described: TypeAlias = "Mapping[str, Mapping[str, str | int | Sequence[int | None] | None]]"
+FeatureInfo: TypeAlias = "Mapping[str, Mapping[str, str | int | Sequence[int | None] | None]]"
 """What is said of features beside their frames, by name: `kind`, `unit`, `group` and `shape`."""
 
 _SAID = ("kind", "unit", "group", "shape")
@@ -64,7 +64,7 @@ def stored_schema(
     schema: Schema,
     codecs: Codecs | None,
     stored: Schema | None,
-    described: Described | None = None,
+    described: FeatureInfo | None = None,
 ) -> Schema:
     """The schema to write under: that of the dataset, where there is one, else with its codecs.
 
@@ -164,7 +164,7 @@ def check_codecs(codecs: Codecs | None) -> None:
         check_codec(codec, feature=name)
 
 
-def check_described(described: Described | None) -> None:
+def check_descriptions(described: FeatureInfo | None) -> None:
     """`SchemaError` for what is never said of features; whether they are there is asked later."""
     if described is None:
         return
@@ -189,7 +189,7 @@ def _is_by_name(named: object) -> bool:
     return isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
 
 
-def _fresh(schema: Schema, described: Described) -> Schema:
+def _fresh(schema: Schema, described: FeatureInfo) -> Schema:
     """The features with what is said of them, as if they were in no dataset yet."""
     if any(spec.is_dropped for spec in schema.values()):
         raise SchemaError("not a feature name: it stands for one that was dropped", got=schema)
@@ -235,7 +235,7 @@ def check_sizes(chunk_frames: int | None, max_file_size: int | str) -> int:
     return size
 
 
-def infer_schema(frames: Sequence[Frame], described: Described | None = None) -> Schema:
+def infer_schema(frames: Sequence[Frame], described: FeatureInfo | None = None) -> Schema:
     """Features in the order in which they appear, each as its first value is, or as described."""
     specs: dict[str, FeatureSpec] = {}
     for frame in frames:

@@ -21,7 +21,7 @@ from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.format.video_pages import VideoPageCodec
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, Column, StoredChunk
+from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, EncodedColumn, StoredChunk
 
 
 class VideoGroup:
@@ -73,12 +73,12 @@ class VideoGroup:
         """Frames of the GOPs that were kept, of the episode so far; `None` where there is none."""
         return self._written + len(self._present) if self._has_gops else None
 
-    def room(self, columns: Mapping[str, Column], rows: range) -> int:
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
         """How many of these rows of a block come up to the one that may end a chunk, or there
         are."""
         return len(rows) if self._has_gops and self.name not in columns else 1
 
-    def add(self, columns: Mapping[str, Column], rows: range) -> None:
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
         """The episode's next frames, no more than there is `room` for: of the feature their pixels,
         or nothing."""
         column = columns.get(self.name)
@@ -129,7 +129,7 @@ class VideoGroup:
         self._end_chunk_if(self._held >= self._most)
 
     def _refer(self, gops: ReferencedGops) -> None:
-        pages = gops.pages(self._most, MOST_EXTERNAL)
+        pages = gops.pages(self._most, MAX_REFERENCED_BYTES)
         references = Reference.of(gops, pages, *self._externals[gops.file])
         for page, reference in zip(pages, references, strict=True):
             if self._checksum is not None:
@@ -146,7 +146,7 @@ class VideoGroup:
         while self._ready:
             yield self._ready.popleft()
 
-    def settle(self) -> None:
+    def fix_length(self) -> None:
         """The episode ends."""
 
     @property

@@ -32,9 +32,9 @@ from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
     Codecs,
-    Described,
+    FeatureInfo,
     check_codecs,
-    check_described,
+    check_descriptions,
     check_fps,
     check_sizes,
     infer_schema,
@@ -109,7 +109,7 @@ class SeqRecordWriter:
         destination: StorageLike,
         *,
         schema: Schema | None = None,
-        features: Described | None = None,
+        features: FeatureInfo | None = None,
         codecs: Codecs | None = None,
         fps: float | None = None,
         chunk_frames: int | None = None,
@@ -122,7 +122,7 @@ class SeqRecordWriter:
         self._fps = check_fps(fps)
         nbytes = check_sizes(chunk_frames, max_file_size)
         check_codecs(codecs)
-        check_described(features)
+        check_descriptions(features)
         self._closed = False
         self._described, self._codecs = features, codecs
         self._chunk_frames, self._max_file_size = chunk_frames, nbytes
@@ -166,7 +166,7 @@ class SeqRecordWriter:
         After a failure to write, those whose record files are finished; of the others
         `mode="resume"` finds those that are whole.
         """
-        return frozenset(self._keys if self._files is None else self._keys - self._files.doubtful)
+        return frozenset(self._keys if self._files is None else self._keys - self._files.at_risk)
 
     @exclusive
     def episode(
@@ -248,7 +248,7 @@ class SeqRecordWriter:
             if self._episode is not None:
                 self._episode.abort()
             if self._files is not None:
-                self._files.leave()
+                self._files.close_after_error()
         finally:
             self._give_up(error)
             self._release()
@@ -381,7 +381,7 @@ class EpisodeWriter:
                 files.append_video(name, gop)
 
     @exclusive
-    def settle(self) -> None:
+    def fix_schema(self) -> None:
         """Take the features to be those of the frames so far: from here on frames are encoded as
         they come."""
         self._check_open()
@@ -396,7 +396,7 @@ class EpisodeWriter:
         An episode that is not closed ends at its last flush. Each flush ends the chunks that are
         open, so flush every few seconds rather than after each frame.
         """
-        self.settle()
+        self.fix_schema()
         if self._files is not None:
             with self._forget_on_error():
                 self._files.flush()

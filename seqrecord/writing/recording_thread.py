@@ -9,7 +9,7 @@ from typing import Any
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.schema import Frame
-from seqrecord.writing.frame_queue import FrameQueue, Task
+from seqrecord.writing.frame_queue import FrameQueue, QueueCall
 from seqrecord.writing.writer import EpisodeWriter, SeqRecordWriter
 
 # Shares of `flush_seconds`
@@ -23,7 +23,7 @@ _MARGIN = 2.0  # times the longest time that an append or a flush took of late
 _FORGETS = 0.9  # with each flush
 
 
-class FrameWriter:
+class RecordingThread:
     """What the thread does: it takes frames from the queue and writes them; `begin`, `end`,
     `discard` and `stop` are tasks of the queue.
 
@@ -71,13 +71,13 @@ class FrameWriter:
         """Do the next thing, and flush if it is time."""
         seconds = None if self._due is None else max(0.0, self._due - self._clock())
         item = self._queue.take(seconds)
-        if isinstance(item, Task):
+        if isinstance(item, QueueCall):
             item.do()
         elif item is not None:
             self._append(item)
         if (due := self._due) is not None and self._clock() >= due:
             self._flush(due)
-        if isinstance(item, Task):
+        if isinstance(item, QueueCall):
             item.done.set()
 
     def begin(self, key: str, metadata: Mapping[str, Any], fps: float | None) -> None:
@@ -117,7 +117,7 @@ class FrameWriter:
         with self._watched(self._episode):
             self._episode.append(frame, fast=is_late and self._storing_share < _BUSY)
             if self._episode.num_frames == 1:
-                self._episode.settle()  # or the first second's frames are encoded all at once
+                self._episode.fix_schema()  # or the first second's frames are encoded all at once
         self.written_frames += 1
         self._takes = max(self._takes, self._clock() - began)
         if self._oldest is None:
