@@ -1,8 +1,7 @@
-"""Frees what was deleted: rewrites record files of which much is dead, removes what nothing names.
+"""Rewrites record files without deleted data, and removes files that no manifest names.
 
-Record files never change. What lives in them is copied page by page, neither decoded nor encoded,
-into new record files; one commit names these in the place of the old ones. The old ones stay until
-`clean` removes them, for a reader that has opened the dataset before may still read them.
+Pages of remaining data are copied, without decoding, into new record files, and one commit replaces
+the old files. These stay until `clean` removes them, for readers that opened the dataset before.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ from seqrecord.writing.own_files import (
 from seqrecord.writing.record_files import OpenFile
 from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, check_sizes
 
-MIN_UNUSED = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
+MIN_UNUSED = 0.25  # share of a record file's bytes that makes a rewrite worth it
 
 _CLOCK = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.clock")
 _VERSION = re.compile(rf"{VERSIONS}/[0-9a-f]{{32}}\.json")
-_READ_BYTES = 16 << 20  # at once, or one chunk
+_READ_BYTES = 16 << 20  # per read, or one chunk
 _COMMIT_BYTES = 64 << 30
 
 _logger = logging.getLogger("seqrecord")
@@ -66,11 +65,11 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True)
 class RewriteReport:
-    """Which record files were written anew, or with `dry_run` would be; sizes in bytes.
+    """Paths of record files that were rewritten, or would be with `dry_run`; sizes in bytes.
 
-    `freed_bytes` are those of pages that were deleted or dropped: free once `clean` has removed
-    the old files, `rewritten`. `copied_bytes` are those of all other pages in them, and `written`
-    the new files.
+    `freed_bytes` are pages of deleted episodes and dropped features: free once `clean` has removed
+    the old files, `rewritten`. `copied_bytes` are all other pages in these files, and `written` the
+    new files.
     """
 
     rewritten: tuple[str, ...]
@@ -81,7 +80,7 @@ class RewriteReport:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is dead in a record file, and what is copied: bytes of its chunks, with padding."""
+    """Bytes of deleted and remaining chunks in a record file, with padding."""
 
     path: str
     dead: int
@@ -98,21 +97,33 @@ def rewrite_files(
     progress: Callable[[CopyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RewriteReport:
-    """Write record files anew without episodes that were deleted and features that were dropped.
+    """Rewrite record files without deleted episodes and dropped features.
 
-    Those are rewritten of which such pages take at least the share `min_unused`, above 0 and up to
-    1. All other pages are copied as they are, checked by their checksums, into new record files of
-    about `max_file_size`; the dataset has the same episodes, frames, statistics and fingerprint as
-    before. The new ones take the place of the old ones in one commit, or in several, whenever
-    `commit_bytes` were copied; a kill loses what was copied since. The old ones stay until `clean`
-    removes them, which is when they left the dataset long enough ago. So a reader that has opened
-    the dataset reads on, and until then the dataset takes more room than before. Memory: the
-    footers of all record files, and one chunk or 16 MiB. `progress` is called from this thread.
-    With `dry_run` nothing is written.
+    A record file is rewritten if deleted data takes a share of at least `min_unused` of its bytes.
+    Other pages are copied, after a check of their checksums. Episodes, frames, statistics and
+    fingerprint of the dataset stay the same. Old files stay until `clean` removes them, some time
+    after they left the dataset: open readers continue, and until then the dataset takes more space.
+    Memory: the footers of all record files, and one chunk or 16 MiB.
 
-    Raises `NotFoundError` where there is no dataset, `ChecksumError` for a page that is damaged,
-    `ValueError` for another share or size, and `ConflictError` where another writer commits
-    meanwhile. Then the dataset is as it was, but for what was committed before.
+    Args:
+        location: local path or URL of the dataset.
+        min_unused: above 0, at most 1.
+        max_file_size: as for `SeqRecordWriter`.
+        commit_bytes: bytes to copy between commits, as a number or text such as "64GiB". A kill
+            loses copies since the last commit.
+        dry_run: write nothing.
+        progress: called from this thread.
+        storage_options: for the filesystem that serves a URL.
+
+    Raises `NotFoundError` if there is no dataset, `ChecksumError` for a damaged page, `ValueError`
+    for an invalid share or size, and `ConflictError` if another writer commits meanwhile. Earlier
+    commits of the call stay.
+
+    Example:
+        from seqrecord import edit
+
+        report = edit.rewrite_files("records/", dry_run=True)
+        print(report.freed_bytes, "bytes in", len(report.rewritten), "files")
     """
     if not 0 < min_unused <= 1:
         raise ValueError(f"min_unused must be above 0 and at most 1, not {min_unused}")
@@ -123,7 +134,7 @@ def rewrite_files(
             not read_edits(storage, manifest.edits).deleted
             and manifest.schema.active == manifest.schema
         ):
-            return RewriteReport((), (), 0, 0)  # and no footer was read
+            return RewriteReport((), (), 0, 0)  # without reading footers
         dataset = read_existing(storage)
         manifest = dataset.manifest
         deleted = read_edits(storage, manifest.edits).deleted
@@ -138,7 +149,7 @@ def rewrite_files(
             for batch in batched([] if dry_run else plans, lambda plan: plan.live, most_bytes):
                 if dataset.manifest.commit != manifest.commit:
                     raise ConflictError(
-                        "another writer committed meanwhile; what was rewritten before stays: try "
+                        "another writer committed meanwhile; files rewritten before stay: try "
                         "again",
                         file=storage.url,
                     )
@@ -159,7 +170,7 @@ def rewrite_files(
             files.abort()
             raise
         if written and progress is not None:
-            progress(CopyProgress(total, total))  # with what pads the pages
+            progress(CopyProgress(total, total))  # with padding
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
 
@@ -180,7 +191,7 @@ def _plan(path: str, footer: Footer, manifest: Manifest, deleted: frozenset[str]
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk that is copied; `pages` are where its pages lie, of no length where dropped."""
+    """A chunk to copy; `pages` are the byte ranges of its pages, empty for dropped features."""
 
     part: EpisodePart
     group: int
@@ -193,7 +204,7 @@ class _Chunk:
 
 
 def _live_chunks(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator[_Chunk]:
-    """The chunks of episodes that were not deleted, one after the other as they lie in the file."""
+    """Chunks of episodes that were not deleted, in file order, episode by episode."""
     dropped = [[spec.is_dropped for spec in group.values()] for group in schema.groups]
     for at, part in enumerate(footer.episodes):
         if part.uid in deleted:
@@ -305,24 +316,34 @@ def clean(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Remove record files, unfinished ones, tables and edits that the manifest does not name.
+    """Remove record files, tables and edits that the manifest does not name; returns their paths,
+    sorted.
 
-    Episodes that interrupted writers left are lost then: `mode="resume"` would have added
-    them. Only files whose writer has written nothing for `older_than` seconds are removed, and
-    record files of the dataset as it was only when they left it so long ago: until then a reader
-    that had opened it can read on. Of what only earlier versions name, that of the last
-    `keep_versions` is kept too; a version with the same content as a later one does not count.
-    Times are those that the storage gives: a small file is written
-    there, and removed again, to see what time it is; files with a later time stay, with a warning.
-    Lists of external files stay: a writer at work may refer to one.
-    Returns the paths, sorted; `dry_run` only tells them. A writer that is at work meanwhile is
-    refused when it commits: so that no resume recovers what is being removed, the manifest is put
-    anew first.
+    Episodes of interrupted writers are lost: run `mode="resume"` before to keep them. A writer that
+    is running meanwhile is refused at its commit: before any removal, a commit lists the removed
+    files, so that no resume recovers them. Lists of external files stay, since a running writer may
+    refer to one.
 
-    Raises `ValueError` for more versions than are kept, `NotFoundError` where there is no
-    dataset, `ConflictError` if a writer commits at this
-    moment, and `CommitUnknownError` if nobody knows whether the manifest was put anew; then nothing
-    is removed.
+    The age of a file is relative to the storage's clock, read from a small file that is written and
+    removed. Files from the future stay, with a warning.
+
+    Args:
+        location: local path or URL of the dataset.
+        older_than: seconds. Files stay if their writer wrote anything since then, or if they left
+            the dataset since then, for open readers.
+        keep_versions: keep files of the last versions before the current one, as many as this, at
+            most `KEPT_VERSIONS`. A version with the content of a later one does not count.
+        dry_run: remove nothing.
+        storage_options: for the filesystem that serves a URL.
+
+    Raises `ValueError` for an invalid `keep_versions`, `NotFoundError` if there is no dataset,
+    `ConflictError` if a writer commits at this moment, and `CommitUnknownError` if the outcome of
+    the commit is unknown; then nothing is removed.
+
+    Example:
+        from seqrecord import edit
+
+        print(edit.clean("records/", older_than=24 * 3600, dry_run=True))
     """
     if not 0 <= keep_versions <= KEPT_VERSIONS:
         raise ValueError(f"keep_versions must be from 0 to {KEPT_VERSIONS}, not {keep_versions}")
@@ -331,7 +352,7 @@ def clean(
         notes = retired_files(storage)
         items = list(_unnamed(storage, [manifest, *_earlier(storage, manifest, keep_versions)]))
         sizes = record_sizes(storage)
-        now = _time_of(storage)  # after all that was listed
+        now = _time_of(storage)  # after the listings
         _warn_of_future(storage, items, now)
         before = min(now, now - older_than)
         old = _old(manifest, items, before, notes)
@@ -356,24 +377,24 @@ class _UnneededFile:
 
 
 def _time_of(storage: Storage) -> float:
-    """The storage's time: that of a file that is written for it, and removed again."""
+    """The storage's time in seconds since 1970: the time of a file written and removed here."""
     path = f"{RECORDS}/{new_writer_id()}.clock"
     try:
-        put_file(storage, path, b"clean asks what time it is\n")
+        put_file(storage, path, b"seqrecord clean reads the time of this file\n")
         for file in storage.files(RECORDS):
             if file.path == path:
                 return file.modified
     finally:
         storage.remove(path)
     raise ConflictError(
-        "another clean is at work; nothing was removed: try again", file=storage.url
+        "another clean is running; nothing was removed: try again", file=storage.url
     )
 
 
 def _warn_of_future(storage: Storage, items: Sequence[_UnneededFile], now: float) -> None:
     if late := [item for item in items if item.modified > now]:
         _logger.warning(
-            "%s: %s with a time after the storage's own are not removed: %s%s",
+            "%s: kept %s from the future of the storage's clock: %s%s",
             *(storage.url, counted(len(late), "file")),
             ", ".join(f"{item.path} ({item.modified - now:,.0f} s after)" for item in late[:3]),
             ", …" if len(late) > 3 else "",
@@ -383,9 +404,9 @@ def _warn_of_future(storage: Storage, items: Sequence[_UnneededFile], now: float
 def _old(
     manifest: Manifest, items: Sequence[_UnneededFile], before: float, notes: Sequence[RetiredFiles]
 ) -> list[_UnneededFile]:
-    """All that is not named, of writers of whom nothing is newer; and what was condemned before.
+    """Unnamed files to remove: old files of writers without newer files, and files marked before.
 
-    What left the dataset later than `before`, by the notes, is not among it.
+    Files that left the dataset after `before`, by the notes, stay.
     """
     recent = {path for note in notes if note.modified > before for path in note.files}
     last: dict[str, float] = {}
@@ -401,7 +422,7 @@ def _old(
 
 
 def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manifest]:
-    """The last versions before this one that differ in content from each later one."""
+    """The last `count` versions before this one with different content."""
     seen = {(manifest.fingerprint, manifest.edits)}
     for earlier, _ in kept_versions(storage, manifest) if count else ():
         if len(seen) <= count and (earlier.fingerprint, earlier.edits) not in seen:
@@ -410,13 +431,13 @@ def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manif
 
 
 def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_UnneededFile]:
-    """All files that none of these versions names, of which the first is the dataset."""
+    """Files that none of these manifests names; the first manifest is the current one."""
     named = {file.path for each in manifests for file in each.record_files}
     named |= {file.path for each in manifests for file in each.small_files}
     commits = manifests[0].commit, *manifests[0].earlier_commits[:KEPT_VERSIONS]
     named.update(map(version_path, commits))
     for folder in (RECORDS, INDEX, EDITS, VERSIONS):
-        for upload in storage.unfinished(folder):  # of a file that is finished, too
+        for upload in storage.unfinished(folder):  # also of finished files
             if _is_ours(upload.path) or is_retired_note(upload.path):
                 yield _UnneededFile(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
@@ -429,7 +450,8 @@ def _is_ours(path: str) -> bool:
 
 
 def _mark_removed(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
-    """Let the manifest say what is removed, so that nobody who began before can commit it."""
+    """Commit a manifest that lists the removed files, so that no writer can commit them any
+    more."""
     unnamed = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
     removed = unnamed.union(manifest.removed)
     if removed == set(manifest.removed):

@@ -1,4 +1,4 @@
-"""Runs the jobs of a conversion on a cluster: Dask's or Ray's, by its address."""
+"""Runs the jobs of a conversion on a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seqrecord.writing.convert_jobs import Job, JobResult, StoppedError, Workers
 
 _TRIES = 4
 _WAIT_SECONDS = 1.0  # between tries
-_REPORT_SECONDS = 0.5  # a message goes over the network
+_REPORT_SECONDS = 0.5  # longer than for local workers: reports go over the network
 
 
 class _FrameCounter:
@@ -43,13 +43,14 @@ class _FrameCounter:
 def open_cluster(address: str) -> Iterator[Workers]:
     """Connect to `dask://HOST:PORT` or `ray://HOST:PORT`; the connection ends with the block.
 
-    Raises `DestinationError` for another address and where nobody answers, and
-    `MissingPackageError` where the cluster's package is not installed.
+    Raises `DestinationError` for another kind of address, for an address without an answer, and for
+    a cluster without workers. Raises `MissingPackageError` if the cluster's package is not
+    installed.
     """
     scheme = urlsplit(address).scheme
     if scheme not in _OPENING or not urlsplit(address).netloc:
         raise DestinationError(
-            "not the address of a cluster",
+            "invalid cluster address",
             expected="dask://HOST:PORT or ray://HOST:PORT",
             got=address,
         )
@@ -62,7 +63,7 @@ def open_cluster(address: str) -> Iterator[Workers]:
 def _written(
     job: Job, report: Callable[[int], None], is_wanted: Callable[[], bool] = lambda: True
 ) -> JobResult:
-    """Do a job on a worker: it reports its frames, and stops when nobody wants it any more."""
+    """Run a job on a worker: call `report` with frames, and stop once `is_wanted` returns false."""
     frames, last = 0, time.monotonic()
 
     def advance(count: int) -> None:
@@ -83,7 +84,10 @@ def _written(
 
 
 class _Dask(_FrameCounter, Workers):
-    """What is lost with a worker is done again by another, three times by Dask's default."""
+    """Workers of a Dask cluster.
+
+    If a worker is lost, Dask runs its job on another one, three times by default.
+    """
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
         super().__init__()
@@ -99,13 +103,13 @@ class _Dask(_FrameCounter, Workers):
         return future
 
     def stop(self) -> None:
-        """Nothing to do: Dask releases jobs whose futures are cancelled, and these look for it."""
+        """Do nothing: Dask releases jobs of cancelled futures, and jobs check for it."""
 
 
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Workers]:
-    said = "jobs run there by distributed, the extra `dask`: pip install distributed"
-    distributed = required("distributed", said)
+    remedy = "Dask clusters need distributed, the extra `dask`: pip install distributed"
+    distributed = required("distributed", remedy)
     place = f"tcp://{urlsplit(address).netloc}"
     try:
         client = distributed.Client(place, set_as_default=False)
@@ -168,16 +172,16 @@ class _Ray(_FrameCounter, Workers):
 
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Workers]:
-    ray = required("ray", "jobs run there by ray, the extra `ray`: pip install 'ray[client]'")
+    ray = required("ray", "Ray clusters need ray, the extra `ray`: pip install 'ray[client]'")
     with _connected(ray, address):
         yield _Ray(ray)
 
 
 def _connected(ray: ModuleType, address: str) -> Any:
-    """A connection, which ends with its `with` block.
+    """Connect to Ray; the connection ends with its `with` block.
 
-    The head starts a server for each client. Where it has just been started itself, or is busy,
-    that server may end at once: the head says so (`ConnectionAbortedError`), and it is tried again.
+    Ray's head starts a server for each client. On a busy or freshly started head that server may
+    end at once with `ConnectionAbortedError`; then connect again.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -196,7 +200,7 @@ def _write_on_ray(job: Job, counter: Any) -> JobResult:
 def _pass_on(
     came: Future[JobResult], future: Future[JobResult], wrapper: type[BaseException]
 ) -> None:
-    """Ray wraps what a task raises."""
+    """Set the outcome of Ray's future on ours, without the error that Ray wraps around a cause."""
     error = came.exception()
     if error is None:
         future.set_result(came.result())

@@ -1,4 +1,4 @@
-"""Finds episodes that other writers left on a storage; copies those of unfinished files."""
+"""Finds episodes of other writers on a storage; copies episodes out of unfinished files."""
 
 from __future__ import annotations
 
@@ -31,18 +31,23 @@ def recover(
     schema: Schema | None,
     damaged: list[DamagedFile],
 ) -> dict[str, EpisodePart]:
-    """All episodes that are whole in the files of other writers, by uid.
+    """All complete episodes in the files of other writers, by uid.
 
-    `footers` are those of all finished record files, by path, and `schema` is that of the dataset,
-    if there is one. Unfinished files of which a part is damaged are added to `damaged`. Episodes
-    that are whole, or longer, only with what an unfinished file holds of them are copied from there
-    into record files of `writer`, which are finished then; those of the keys `committed` are not.
-    Every page that is copied is checked: after a loss of power any page of an unfinished file may
-    be missing. An episode that is not whole is recovered up to the last flush up
-    to which it is; if there is none it is not, and named in the log. Nothing of another writer is
-    changed or removed: it may still be at work.
+    An episode that is complete, or longer, only with an unfinished file is copied into record files
+    of `writer`, which are finished then. Every copied page is checked, since after a loss of power
+    any page of an unfinished file may be missing. An incomplete episode is recovered up to the last
+    flush with all its chunks; the log names episodes without one. Files of other writers are not
+    changed: their writers may still be running.
 
-    Raises `StorageError` for what cannot be read, since that may pass.
+    Args:
+        footers: footers of all finished record files, by path.
+        unfinished: unfinished record files.
+        committed: keys of episodes not to copy.
+        writer: id of the writer of the copies.
+        schema: of the dataset, if there is one.
+        damaged: gets unfinished files that are damaged in part.
+
+    Raises `StorageError` for a failed read, since a later read may succeed.
     """
 
     def complete(notes: Sequence[_EpisodeNote]) -> dict[str, EpisodePart]:
@@ -69,7 +74,7 @@ def recover(
             except (FormatError, NotFoundError) as error:
                 files.drop()
                 _logger.warning(
-                    "%s/%s: episode %s had %d frames but is not whole, and they are not kept: %s",
+                    "%s/%s: episode %s lost %d flushed frames, which are incomplete: %s",
                     *(storage.url, notes[-1].upload.path, best.key, _length(best), error),
                 )
                 if isinstance(error, FormatError):
@@ -85,10 +90,10 @@ def recover(
 
 @dataclass(frozen=True)
 class _EpisodeNote:
-    """What a note says of an episode in an unfinished record file."""
+    """A note of an episode in an unfinished record file."""
 
     upload: Unfinished
-    footer: Footer  # of this part alone
+    footer: Footer  # of this part only
 
     @property
     def part(self) -> EpisodePart:
@@ -96,7 +101,7 @@ class _EpisodeNote:
         return part
 
     def chunk(self, group: int, number: int) -> StoredChunk:
-        """A chunk of it. Raises `ChecksumError` for a page that is not as it was written."""
+        """Read a chunk. Raises `ChecksumError` for a damaged page."""
         ranges = page_ranges(self.footer.chunks[group][number])
         first = ranges[0].start
         data = _read(self.upload, ByteRange(first, ranges[-1].stop))
@@ -105,9 +110,9 @@ class _EpisodeNote:
 
 
 def _chunks(notes: Sequence[_EpisodeNote], num_frames: int) -> Iterator[StoredChunk]:
-    """The chunks of an episode's first frames, each once, in the order in which they lie.
+    """The chunks of an episode's first `num_frames` frames, each once, in file order.
 
-    Of several files, that with earlier frames comes first, whatever their names.
+    If there are several files, the file with earlier frames comes first.
     """
     taken = set()
     firsts: dict[str, int] = {}
@@ -133,13 +138,13 @@ def _length(part: EpisodePart) -> int:
 
 
 def _notes(storage: Storage, upload: Unfinished, damaged: list[DamagedFile]) -> list[_EpisodeNote]:
-    """What had ended, or been flushed, in the file, as far as its header and notes are whole."""
+    """Notes of ended or flushed episodes in a file, as far as its header and notes are intact."""
     try:
         checkpoints = upload.checkpoints()
         if not checkpoints:
             return []
         file_id = parse_header(_read(upload, ByteRange(0, HEADER_BYTES)))
-    except NotFoundError:  # its writer has finished or given it up meanwhile
+    except NotFoundError:  # its writer has finished or removed it meanwhile
         return []
     except FormatError as error:
         damaged.append(DamagedFile.told(storage, upload.path, error))
