@@ -293,7 +293,7 @@ def test_clean(dataset: Path) -> None:
 
 
 def test_reindex_of_originals(tmp_path: Path) -> None:
-    assert "takes the folder of a dataset, not originals" in fail("reindex", tmp_path)
+    assert "expected the folder of a dataset, not of originals" in fail("reindex", tmp_path)
 
 
 def test_reindex(dataset: Path) -> None:
@@ -386,7 +386,7 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
         (["write", "--src", "{tree}", "--codec", "image_left=jpeg:q=9"], "jpeg takes quality"),
         (["write", "--src", "{tree}", "--codec", "none=raw"], "a feature that is not there"),
         (["write", "--src", "{tree}", "--features", "none"], "no such feature in this tree"),
-        (["write", "--src", "{tree}", "--dst", "{dataset}"], "a dataset is there already"),
+        (["write", "--src", "{tree}", "--dst", "{dataset}"], "dataset exists already"),
         (["info", "{tree}"], "no dataset, but originals"),
         (["info", "az:///path"], "an az:// URL without container"),
         (["info", "{dataset}", "--features", "none"], "no such feature"),

@@ -261,7 +261,7 @@ def test_killed_at_some_steps(sources: tuple[Path, Path], tmp_path: Path, thorou
         assert content(made) == expected
         clean(made, older_than=0)
         check(made, expected)
-        with pytest.raises(DestinationError, match="a dataset is there already"):
+        with pytest.raises(DestinationError, match="dataset exists already"):
             merge(made)
         shutil.rmtree(made)
         step += 5 if thorough else 41

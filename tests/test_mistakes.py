@@ -378,7 +378,7 @@ def test_frames_of_nothing(tmp_path: Path) -> None:
         with pytest.raises(SchemaError, match=r"None.*leave the feature out.*feature: image"):
             writer.episode("a").append({"image": None, "x": np.zeros(3)})  # type: ignore[dict-item]
         with (
-            pytest.raises(FrameError, match="without any feature; append a frame that has one"),
+            pytest.raises(FrameError, match="without features; append a frame with at least one"),
             writer.episode("b") as episode,
         ):
             episode.append({})
@@ -441,6 +441,6 @@ def test_reports_of_paths_that_are_not_utf_8(tmp_path: Path) -> None:
 def test_originals_whose_path_is_not_utf_8(originals: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"tree-\xff")
     shutil.copytree(originals, folder)
-    assert "whose path is not UTF-8" in fail("index", folder, "-o", tmp_path / "index")
+    assert "a path that is not UTF-8" in fail("index", folder, "-o", tmp_path / "index")
     run("write", "--src", folder, "--dst", tmp_path / "records", "--quiet")
     assert seqrecord.open(tmp_path / "records").num_frames == 4

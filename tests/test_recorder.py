@@ -297,11 +297,11 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
     ("arguments", "match"),
     [
         ({"queue_size": "many"}, "queue_size"),
-        ({"when_full": "wait"}, "no such when_full"),
-        ({"flush_seconds": 0}, "not a time between flushes"),
-        ({"flush_seconds": float("nan")}, "not a time between flushes"),
+        ({"when_full": "wait"}, "unknown when_full"),
+        ({"flush_seconds": 0}, "invalid flush_seconds"),
+        ({"flush_seconds": float("nan")}, "invalid flush_seconds"),
         ({"spill_folder": "/no/such/folder"}, "cannot spill there"),
-        ({"mode": "update"}, "no such mode"),
+        ({"mode": "update"}, "unknown mode"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:

@@ -485,9 +485,9 @@ import os, sys
 from pathlib import Path
 from seqrecord.errors import SourceError
 from seqrecord import open_source
-from seqrecord.sources import Folders, Source
+from seqrecord.sources import FolderSource, Source
 
-source = Folders(sys.argv[1])
+source = FolderSource(sys.argv[1])
 frames = source.frames(source.episodes()[0])
 for _ in range(3):
     next(frames)

@@ -167,7 +167,7 @@ def test_a_function_sees_key_length_and_metadata(tmp_path: Path) -> None:
         ({"train": -0.1}, "0 to 1 for split train.*-0.1"),
         ({"train": float("nan")}, "for split train.*nan"),
         ({"train": "0.5"}, "0 to 1 for split train"),
-        ({"../train": 0.5}, "not the name of a split"),
+        ({"../train": 0.5}, "invalid name of a split"),
     ],
 )
 def test_refuses_shares_that_make_no_sense(tmp_path: Path, shares: Any, match: str) -> None:
@@ -208,7 +208,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_a_split_without_an_episode_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(3))
     text = (path / "manifest.json").read_bytes()
-    with pytest.raises(ClipError, match=r"would have no episode.*got: val of 3 episodes"):
+    with pytest.raises(ClipError, match=r"would be empty.*got: val of 3 episodes"):
         split_dataset(path, {"train": 0.9, "val": 0.1})
     assert (path / "manifest.json").read_bytes() == text
     assert split_dataset(path, {"train": 0.6, "val": 0.4, "test": 0}) == {

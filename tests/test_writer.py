@@ -193,9 +193,9 @@ def test_a_refused_frame_gives_up_its_episode(tmp_path: Path, known: bool) -> No
             episode.append(made_frame("b", i))
         with pytest.raises(errors.FrameError, match="episode: b; feature: image; frame: 40"):
             episode.append({"image": np.zeros((24, 32, 3), np.uint16)})
-        with pytest.raises(errors.DestinationError, match="given up after an error"):
+        with pytest.raises(errors.DestinationError, match="dropped after an error"):
             episode.append(made_frame("b", 40))
-        with pytest.raises(errors.DestinationError, match="given up after an error"):
+        with pytest.raises(errors.DestinationError, match="dropped after an error"):
             episode.close()
         with writer.episode("b") as episode:
             episode.append(made_frame("b", 0))

@@ -94,8 +94,8 @@ def rename_episodes(
 
     `{}` in a new key stands for the old key, and the old key may then be a glob: `{"episode_*":
     "B/{}"}`. If two entries match an episode, the later one counts. Two episodes may swap their
-    keys. Other arguments and errors are those of `delete_episodes`; also raises `FormatError` for
-    an invalid key, and `ClipError` for a key of another episode.
+    keys. Other arguments and errors as for `delete_episodes`; also raises `FormatError` for an
+    invalid key, and `ClipError` for a key of another episode.
 
     Example:
         from seqrecord import edit
@@ -141,9 +141,9 @@ def set_metadata(
 ) -> list[str]:
     """Change entries of episodes' metadata, `None` removes one; returns the changed episodes' keys.
 
-    Other entries stay. Arguments and errors are those of `delete_episodes`; also raises
-    `FormatError` for a value that is not JSON, and `SchemaError` for a new entry with the name of a
-    text feature: change that with `set_text`.
+    Other entries stay. Arguments and errors as for `delete_episodes`; also raises `FormatError` for
+    a value that is not JSON, and `SchemaError` for a new entry with the name of a text feature:
+    change that with `set_text`.
 
     Example:
         from seqrecord import edit
@@ -223,9 +223,9 @@ def split_dataset(
 ) -> dict[str, int]:
     """Assign episodes to named splits by their shares; returns the number of episodes per split.
 
-    Shares add up to 1 at most; remaining episodes are in no split. Episodes in one of these splits
-    stay there, so that validation data is never trained on later; `reassign` draws them again.
-    Episodes in other splits stay there, and do not count.
+    Shares add up to 1 at most; remaining episodes are in no split. Episodes already in one of the
+    splits stay there, so that validation data is never trained on later; `reassign` draws them
+    again. Episodes in other splits stay there, and do not count.
 
     Args:
         location: local path or URL of the dataset.
@@ -233,7 +233,7 @@ def split_dataset(
         by: `episode`, or an entry of the metadata: episodes with an equal entry, for example of the
             same scene, get the same split.
         seed: of the random order.
-        reassign: also move episodes that are in one of these splits.
+        reassign: draw all episodes in these splits again.
         storage_options: for the filesystem that serves a URL.
 
     Raises `ClipError` for invalid shares or names, for an episode without the entry, and for too
@@ -285,7 +285,7 @@ def split_episodes(
 ) -> list[str]:
     """Put episodes into this split, or for `None` into none; returns the changed episodes' keys.
 
-    Use `split_dataset` for random splits. Arguments and errors are those of `delete_episodes`; also
+    Use `split_dataset` for random splits. Arguments and errors as for `delete_episodes`; also
     raises `ClipError` for an invalid name.
 
     Example:

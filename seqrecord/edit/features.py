@@ -282,8 +282,8 @@ def set_text(
     replaced by a new one, with the texts of all episodes in new record files; so two edited copies
     of a dataset have different schemas. For metadata, use `set_metadata`.
 
-    Arguments and errors are those of `delete_episodes`; also raises `SchemaError` if there is no
-    such text feature.
+    Arguments and errors as for `delete_episodes`; also raises `SchemaError` if there is no such
+    text feature.
 
     Example:
         from seqrecord import edit

@@ -106,7 +106,7 @@ def to_hub(
         private: create a private repository. An existing one must be private already.
         tag: a tag for the commit, for readers of `hf://datasets/ORG/NAME@TAG`.
         message: commit message.
-        license: for the card, one of the Hub's identifiers such as `cc-by-4.0`; by default the
+        license: for the card, by the Hub's identifiers such as `cc-by-4.0`; by default the
             license of the previous card.
         replace: also replace a different dataset, or a later version of this one.
         replace_card: replace any other card.

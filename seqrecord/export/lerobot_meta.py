@@ -62,7 +62,7 @@ class LeRobotColumn:
         return self.dtype in ("image", "video")
 
     def described(self, names: Any, fps: Fraction) -> dict[str, Any]:
-        """Entry of the column in `info.json`; lerobot's tools compare all of it."""
+        """Entry of the column in `info.json`; lerobot's tools compare every field."""
         known = names or (_AXES if self.is_picture else None)
         found = {"dtype": self.dtype, "shape": list(self.shape), "names": known}
         if self.is_video:
@@ -228,7 +228,7 @@ class LeRobotMeta:
         """Write the remaining files of `meta/`; `info.json`, which makes the dataset valid, is
         last.
 
-        `known` are the dataset's own statistics of these episodes, possibly empty.
+        `known` has the dataset's own statistics of these episodes, possibly none.
         """
         import pyarrow.parquet as pq  # here, since it takes long to import
 

@@ -141,10 +141,10 @@ def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool
 def appended(
     manifest: Manifest, index: Index, footers: Mapping[str, Footer], sizes: Mapping[str, int]
 ) -> Version:
-    """This dataset, then the complete episodes of these record files, whose keys are all new.
+    """Extend the dataset by the complete episodes of these record files, whose keys are all new.
 
-    Their ordinals are `next_ordinal` of the manifest and above. It is what `rebuilt` would make of
-    all files, without a look at those of the dataset.
+    Their ordinals start at the manifest's `next_ordinal`, so the old index is extended without
+    reading old record files. The result is the same as from `rebuilt`.
     """
     version = Version(
         *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),

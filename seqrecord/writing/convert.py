@@ -115,7 +115,7 @@ def convert(
     episodes is the source's, independent of `workers`. Memory: one chunk of frames per worker.
 
     If the source is a dataset, it keeps its codecs, groups and splits, unless `codecs` or the
-    dataset under `mode="append"` says otherwise. Chunks are copied without decoding if all their
+    dataset under `mode="append"` replaces them. Chunks are copied without decoding if all their
     codecs stay the same. `chunk_frames` turns that off, except for video and single encoded images.
     Statistics of copied features are kept.
 

@@ -296,7 +296,7 @@ class Workers:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any worker has started, as far as is known."""
+        """Whether any worker has started; true if unknown."""
         return True
 
     def submit(self, job: Job) -> Future[JobResult]:

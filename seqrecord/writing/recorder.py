@@ -161,7 +161,7 @@ class SeqRecordRecorder:
     ) -> RecordingEpisode:
         """Start an episode; use it as a context manager and `append` its frames in order.
 
-        Arguments and errors are those of `SeqRecordWriter.episode`.
+        Arguments and errors as for `SeqRecordWriter.episode`.
         """
         self._check_open(key)
         if self._episode is not None:

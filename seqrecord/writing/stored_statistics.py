@@ -43,9 +43,9 @@ def stored_statistics(storage: Storage, manifest: Manifest | None) -> Statistics
 def statistics_of(
     storage: Storage, manifest: Manifest | None, version: Version, new: Statistics | None
 ) -> Statistics | None:
-    """Statistics of the dataset `version`: those of `manifest`, merged with the `new` frames'.
+    """Statistics of the dataset `version`: the statistics of `manifest`, merged with `new`.
 
-    `None` if they would lack frames, or if `new` has none.
+    `None` if some frames would lack them, or if `new` has no frames.
     """
     if new is None or not new.num_frames:
         return None
