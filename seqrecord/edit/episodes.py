@@ -60,7 +60,7 @@ def delete_episodes(
     Example:
         from seqrecord import edit
 
-        edit.delete_episodes("records/", lambda episode: episode.num_frames < 10, dry_run=True)
+        edit.delete_episodes("records/", ["demo/000", "demo/001"])
     """
 
     return edit_dataset(location, partial(_deleted, episodes, False), dry_run, storage_options)
@@ -78,7 +78,7 @@ def keep_episodes(
     Example:
         from seqrecord import edit
 
-        edit.keep_episodes("records/", lambda episode: episode.num_frames >= 10, dry_run=True)
+        edit.keep_episodes("records/", lambda episode: episode.num_frames >= 10)
     """
     return edit_dataset(location, partial(_deleted, episodes, True), dry_run, storage_options)
 
@@ -100,7 +100,7 @@ def rename_episodes(
     Example:
         from seqrecord import edit
 
-        edit.rename_episodes("records/", {"*": "site-b/{}"}, dry_run=True)
+        edit.rename_episodes("records/", {"*": "site-b/{}"})
     """
 
     def make(dataset: EditedDataset) -> Change:
@@ -291,7 +291,7 @@ def split_episodes(
     Example:
         from seqrecord import edit
 
-        edit.split_episodes("records/", lambda episode: episode.num_frames < 20, "test")
+        edit.split_episodes("records/", "demo/00[01]", "test")
     """
     if split is not None:
         check_split_name(split)

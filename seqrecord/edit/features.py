@@ -174,7 +174,7 @@ def drop_features(
     Example:
         from seqrecord import edit
 
-        edit.drop_features("records/", ["depth"], dry_run=True)
+        edit.drop_features("records/", ["depth", "flow"])
     """
     with open_for_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema

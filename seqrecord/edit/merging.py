@@ -80,7 +80,7 @@ def merge_datasets(
     Example:
         from seqrecord import edit
 
-        report = edit.merge_datasets(["records/", "records/"], "merged/", prefixes=["", "copy/"])
+        report = edit.merge_datasets(["records/", "more-records/"], "merged/")
         print(report.num_episodes, "episodes")
     """
     *given, made = _with_options([*sources, destination], storage_options)

@@ -101,7 +101,7 @@ def to_lerobot(
     Example:
         from seqrecord import export
 
-        folder = export.to_lerobot("records/", "lerobot/", features=["image", "action"], fps=10)
+        folder = export.to_lerobot("records/", "exported/", features=["image", "action"], fps=10)
     """
     with opened(dataset, storage_options=storage_options) as reader:
         numbers = reader.find_episodes(episodes).tolist()
