@@ -509,7 +509,7 @@ def test_frames_a_second_that_a_source_does_not_know(tmp_path: Path) -> None:
     with seqrecord.open(tmp_path / "all") as dataset:
         assert dataset.contents.index.fps.tolist() == [12.5, 25]
     for fps in (0, float("nan")):
-        with pytest.raises(SchemaError, match="frames a second"):
+        with pytest.raises(SchemaError, match="frames per second"):
             convert(open_source(tmp_path / "tree"), tmp_path / "none", fps=fps)
     assert not (tmp_path / "none").exists()
 

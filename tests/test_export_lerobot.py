@@ -188,7 +188,7 @@ def test_frames_that_are_not_shown_are_not_exported(
     seqrecord.convert(open_source(root), tmp_path / "records", workers=1)
     with caplog.at_level(logging.WARNING):
         out = to_lerobot(tmp_path / "records", tmp_path / "out", features=[VIDEO])
-    assert f"episode_000001, {VIDEO}: 3 frames were re-encoded" in caplog.text
+    assert f"episode_000001, {VIDEO}: re-encoded 3 frames" in caplog.text
     assert "episode_000000" not in caplog.text
     seqrecord.convert(open_source(out), tmp_path / "again", workers=1)
     got = [frames[VIDEO] for frames in all_frames(tmp_path / "again")]
@@ -230,7 +230,7 @@ def test_what_lerobot_has_no_form_for(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"z": np.complex64(1)}, {"z": np.complex64(2)}, "real numbers"),
         ({"b": b"one"}, {"b": b"two"}, "bytes and varying shapes"),
-        ({"index": np.int64(0)}, {"index": np.int64(1)}, "LeRobot's own"),
+        ({"index": np.int64(0)}, {"index": np.int64(1)}, "LeRobot reserves"),
     ]
     for number, (one, two, match) in enumerate(cases):
         records = write(tmp_path / f"{number}", [one, two])

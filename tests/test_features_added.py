@@ -222,7 +222,7 @@ def test_values_of_another_dataset(dataset: tuple[Path, Model], tmp_path: Path) 
     write(tmp_path / "longer", {**LENGTHS, "e1": 6}, ["x"])
     with (
         seqrecord.open(tmp_path / "longer") as source,
-        pytest.raises(ClipError, match=r"another number of frames.*e1.*expected: 5.*got: 6"),
+        pytest.raises(ClipError, match=r"different number of frames.*e1.*expected: 5.*got: 6"),
     ):
         edit.add_feature(path, "v", edit.values_of_dataset(source, "x"), dry_run=True)
 
@@ -273,7 +273,7 @@ def test_what_cannot_be_added_changes_nothing(dataset: tuple[Path, Model], tmp_p
     text = (path / "manifest.json").read_bytes()
     with pytest.raises(SchemaError, match=r"feature exists already.*feature: x"):
         edit.add_feature(path, "x", some("x"))
-    with pytest.raises(SchemaError, match="not a feature name"):
+    with pytest.raises(SchemaError, match="invalid feature name"):
         edit.add_feature(path, "~3", some("x"))
     with pytest.raises(SchemaError, match="no frame has a value"):
         edit.add_feature(path, "z", lambda episode: [None] * len(episode))

@@ -276,7 +276,7 @@ def test_frames_a_second(tmp_path: Path) -> None:
             with writer.episode(key, fps=fps) as episode:
                 episode.append({"x": 1})
         for fps in (0, -1, float("nan"), float("inf"), True, "10"):
-            with pytest.raises(SchemaError, match=r"fps|frames a second"):
+            with pytest.raises(SchemaError, match=r"fps|frames per second"):
                 writer.episode("d", fps=fps)  # type: ignore[arg-type]
     with seqrecord.open(tmp_path) as dataset:
         assert dataset.contents.index.fps.tolist() == [10, 29.97, 0.5]

@@ -275,7 +275,7 @@ def test_a_place_with_record_files_is_refused(sources: tuple[Path, Path], tmp_pa
         left.parent.mkdir(parents=True)
         (left.parent / name).write_bytes(b"of another writer")
         for dry_run in (True, False):
-            with pytest.raises(DestinationError, match=r"left record files .*--resume"):
+            with pytest.raises(DestinationError, match=r"record files of another writer.*--resume"):
                 merge_datasets(sources, made, dry_run=dry_run)
         assert [path.name for path in left.parent.iterdir()] == [name]
         shutil.rmtree(made)

@@ -130,7 +130,7 @@ def test_states_of_something_else(path: Path) -> None:
 
 def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:
     with seqrecord.SeqRecordWriter(tmp_path / "records") as writer:
-        with pytest.raises(FrameError, match=r"a frame is no dict; episode: a; .* got: ndarray"):
+        with pytest.raises(FrameError, match=r"frame is not a dict; episode: a; .* got: ndarray"):
             writer.episode("a").append(np.zeros(3))  # type: ignore[arg-type]
         with pytest.raises(seqrecord.FormatError, match=r"JSON: .*float32.*; episode: b"):
             writer.episode("b", metadata={"x": np.float32(3)})
@@ -298,7 +298,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=256k tmpfs "$1"'
     (kind, text), during, after = isolated(mount, _FULL, tmp_path)
     assert kind == "StorageError"
-    assert "No space left on device; the episodes that had ended are kept: " in text
+    assert "No space left on device; ended episodes are kept: " in text
     assert "; file: " in text
     assert during == ["a"]
     assert after == ["a", "b"]

@@ -241,7 +241,7 @@ def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path)
     with pytest.raises(errors.NotFoundError):
         seqrecord.open(tmp_path / "d")
     with SeqRecordRecorder(tmp_path / "d", codecs="raw", mode="resume") as recorder:
-        with pytest.raises(errors.DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="exists already"):
             recorder.episode("a")
         with recorder.episode("b") as episode:
             episode.append({"x": np.zeros(3)})
@@ -268,7 +268,7 @@ def test_an_episode_without_frames_is_forgotten(tmp_path: Path) -> None:
         recorder.episode("b").close()
         with recorder.episode("b") as episode:  # the key is free again
             episode.append({"x": np.zeros(3)})
-        with pytest.raises(errors.DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="exists already"):
             recorder.episode("b")
         recorder.episode("c")
     with seqrecord.open(tmp_path / "d") as dataset:
@@ -285,7 +285,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
         first.close()  # it has
         with pytest.raises(errors.DestinationError, match="the episode has ended"):
             first.append({"x": np.zeros(3)})
-        with pytest.raises(errors.DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="exists already"):
             recorder.episode("a")
     for call in (recorder.close, lambda: recorder.episode("z")):
         with pytest.raises(errors.DestinationError, match="the recorder is closed"):

@@ -163,7 +163,7 @@ def test_a_function_sees_key_length_and_metadata(tmp_path: Path) -> None:
         ({}, "shares of the splits are not valid"),
         (["train"], "expected: a dict of shares"),
         (None, "expected: a dict of shares"),
-        ({"train": 0.9, "val": 0.2}, "got: 2 of 1.1 together"),
+        ({"train": 0.9, "val": 0.2}, "got: 2 with a sum of 1.1"),
         ({"train": -0.1}, "0 to 1 for split train.*-0.1"),
         ({"train": float("nan")}, "for split train.*nan"),
         ({"train": "0.5"}, "0 to 1 for split train"),

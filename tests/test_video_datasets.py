@@ -191,7 +191,7 @@ def test_flush_and_resume(tmp_path: Path) -> None:
     writer = seqrecord.SeqRecordWriter(tmp_path, schema=kept_schema("ffv1:gop=6"))
     episode = writer.episode("kept")
     episode.append_video("image", gops[:2])
-    with pytest.raises(FrameError, match="another number of frames"):
+    with pytest.raises(FrameError, match="different numbers of frames"):
         episode.flush()
     episode = writer.episode("kept")
     for row in state(12):
@@ -295,7 +295,7 @@ class KeptSource:
 
 
 def test_convert_keeps_video(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="another number of frames"):
+    with pytest.raises(SourceError, match="different numbers of frames"):
         seqrecord.convert(KeptSource(), tmp_path, workers=1)
     report = seqrecord.convert(
         KeptSource(), tmp_path, workers=1, skip_bad_episodes=True, mode="resume"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from os import PathLike
 from typing import Any
 
@@ -50,7 +52,7 @@ from seqrecord.writing.own_files import (
     retired_files,
     writer_of,
 )
-from seqrecord.writing.record_files import OpenFile
+from seqrecord.writing.record_files import ChunkWriter
 from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, check_sizes
 
 MIN_UNUSED = 0.25  # share of a record file's bytes that makes a rewrite worth it
@@ -143,32 +145,41 @@ def rewrite_files(
         plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
         plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.live)]
         total = sum(plan.live for plan in plans)
-        copied, written = 0, list[str]()
-        files = _CopiedFiles(storage, manifest.schema, file_bytes)
-        try:
-            for batch in batched([] if dry_run else plans, lambda plan: plan.live, most_bytes):
-                if dataset.manifest.commit != manifest.commit:
-                    raise ConflictError(
-                        "another writer committed meanwhile; files rewritten before stay: try "
-                        "again",
-                        file=storage.url,
-                    )
-                for plan in batch:
-                    chunks = _live_chunks(footers[plan.path], deleted, manifest.schema)
+        copied, written, writer = 0, list[str](), new_writer_id()
+
+        def count(nbytes: int) -> None:
+            nonlocal copied
+            copied += nbytes
+            if progress is not None:
+                progress(CopyProgress(copied, total))
+
+        for batch in batched([] if dry_run else plans, lambda plan: plan.live, most_bytes):
+            if dataset.manifest.commit != manifest.commit:
+                raise ConflictError(
+                    "another writer committed meanwhile; files rewritten before stay: try again",
+                    file=storage.url,
+                )
+            # Without notes: nothing of an unfinished file is recovered, as it is a copy.
+            files = ChunkWriter(
+                *(storage, manifest.schema), writer=writer, max_file_size=file_bytes, notes=False
+            )
+            try:
+                for path in (plan.path for plan in batch):
+                    chunks = _live_chunks(footers[path], deleted, manifest.schema)
                     for some in batched(chunks, lambda chunk: chunk.length, _READ_BYTES):
-                        files.copy(plan.path, footers[plan.path], some)
-                        copied += sum(chunk.length for chunk in some)
-                        if progress is not None:
-                            progress(CopyProgress(copied, total))
+                        stored = _read(storage, path, footers[path], manifest.schema, some)
+                        for part, of_part in groupby(stored, itemgetter(0)):
+                            files.copy(part, (chunk for _, chunk in of_part))
+                        count(sum(chunk.length for chunk in some))
                 files.close()
-                gone = {plan.path for plan in batch}
-                manifest, new = dataset.commit(writer=files.writer, gone=gone)
-                written += new
-                if batch[-1] is not plans[-1]:
-                    dataset = read_existing(storage)
-        except BaseException:
-            files.abort()
-            raise
+            except BaseException:
+                files.abort()
+                raise
+            gone = {plan.path for plan in batch}
+            manifest, new = dataset.commit(writer=writer, gone=gone)
+            written += new
+            if batch[-1] is not plans[-1]:
+                dataset = read_existing(storage)
         if written and progress is not None:
             progress(CopyProgress(total, total))  # with padding
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
@@ -220,92 +231,29 @@ def _live_chunks(footer: Footer, deleted: frozenset[str], schema: Schema) -> Ite
             yield _Chunk(part, group, number, left)
 
 
-class _CopiedFiles:
-    """Puts chunks into record files of about `max_file_size`, one after the other.
+def _read(
+    storage: Storage, path: str, footer: Footer, schema: Schema, chunks: Sequence[_Chunk]
+) -> list[tuple[EpisodePart, StoredChunk]]:
+    """Read chunks of a record file together, and check them; a damaged read is repeated once."""
+    wanted = [page for chunk in chunks for page in chunk.pages if page.length]
 
-    An episode of which several files hold a part goes into one file where its chunks follow each
-    other there, and else stays in parts. Nothing of a file that is not finished can be recovered:
-    it is a copy.
-    """
-
-    def __init__(self, storage: Storage, schema: Schema, max_file_size: int) -> None:
-        self.writer = new_writer_id()
-        self._storage = storage
-        self._schema = schema
-        self._max_file_size = max_file_size
-        self._file: OpenFile | None = None
-        self._uids: set[str] = set()  # of the open file
-        self._part: EpisodePart | None = None  # the last one
-        self._ends: dict[int, int] = {}  # by group, where the next chunk of that episode begins
-
-    def copy(self, path: str, footer: Footer, chunks: Sequence[_Chunk]) -> None:
-        """Copy chunks of a record file, which are read at once."""
-        wanted = [page for chunk in chunks for page in chunk.pages if page.length]
-        try:
-            stored = self._read(path, footer, chunks, wanted)
-        except ChecksumError:
-            if not worth_rereading(self._storage, path, wanted):
-                raise
-            stored = self._read(path, footer, chunks, wanted)
-        for chunk, item in zip(chunks, stored, strict=True):
-            self._add(chunk.part, item)
-
-    def _read(
-        self, path: str, footer: Footer, chunks: Sequence[_Chunk], wanted: Sequence[ByteRange]
-    ) -> list[StoredChunk]:
+    def read() -> list[tuple[EpisodePart, StoredChunk]]:
         buffers = [memoryview(bytearray(page.length)) for page in wanted]
-        self._storage.read_ranges(path, wanted, buffers)
+        storage.read_ranges(path, wanted, buffers)
         found, stored = dict(zip(wanted, buffers, strict=True)), []
         for chunk in chunks:
             pages = [found.get(page, b"") for page in chunk.pages]
-            with located(ChecksumError, file=f"{self._storage.url}/{path}", episode=chunk.part.key):
-                stored += [stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)]
+            with located(ChecksumError, file=f"{storage.url}/{path}", episode=chunk.part.key):
+                item = stored_chunk(footer, schema, chunk.group, chunk.number, pages)
+            stored.append((chunk.part, item))
         return stored
 
-    def _add(self, part: EpisodePart, chunk: StoredChunk) -> None:
-        """Add a chunk of an episode, of which another file says `part`."""
-        if self._file is not None and (
-            self._file.is_full(self._max_file_size)
-            or not self._fits(part, chunk.group, chunk.first_frame)
-        ):
-            self.close()
-        if self._file is None:
-            self._file = OpenFile(self._storage, self._schema, self.writer, part.ordinal)
-        if part.uid not in self._uids:
-            self._ends = {}
-        elif part != self._part:
-            self._file.update(part)
-        self._uids.add(part.uid)
-        self._part = part
-        self._file.add(part, chunk)
-        self._ends[chunk.group] = chunk.first_frame + chunk.num_frames
-
-    def close(self) -> None:
-        """Finish the open file."""
-        if self._file is not None and self._file.finish():
-            self._file.upload.commit()
-        self._file, self._part = None, None
-        self._uids, self._ends = set(), {}
-
-    def abort(self) -> None:
-        """Leave nothing of the open file."""
-        if self._file is not None:
-            self._file.upload.abort()
-            self._file = None
-
-    def _fits(self, part: EpisodePart, group: int, first_frame: int) -> bool:
-        """Whether a chunk may stand in the open file, beside what is there of its episode.
-
-        Only one part may tell the episode's length, and the chunks of a group follow each other.
-        """
-        if part.uid not in self._uids:
-            return True
-        last = self._part
-        if last is None or last.uid != part.uid:
-            return False
-        return (last == part or last.num_frames is None) and self._ends.get(
-            group, first_frame
-        ) == first_frame
+    try:
+        return read()
+    except ChecksumError:
+        if not worth_rereading(storage, path, wanted):
+            raise
+        return read()
 
 
 def clean(

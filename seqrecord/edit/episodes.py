@@ -246,12 +246,12 @@ def split_dataset(
         print(edit.split_dataset("records/", {"train": 0.5, "val": 0.5}, seed=1))
     """
     _check_shares(shares)
-    given: object = by
-    if not isinstance(given, str):
+    entry: object = by
+    if not isinstance(entry, str):
         raise ClipError(
             "by is not valid",
             expected="episode, or an entry of the metadata",
-            got=repr_of(given),
+            got=repr_of(entry),
         )
     seed = check_seed(seed)
     with open_for_edit(location, storage_options) as dataset:

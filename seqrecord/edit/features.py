@@ -113,13 +113,13 @@ def add_feature(
         # Read now: two commits of other writers would remove the file.
         known = stored_statistics(storage, manifest)
         found = _inferred(episodes, name, values) if spec is None else replace(spec, name=name)
-        asked = Schema([replace(found, group=0)])
+        requested = Schema([replace(found, group=0)])
         kinds, units = ({} if each is None else {name: each} for each in (kind, unit))
         [new] = stored_schema(
-            asked,
+            requested,
             {name: codec} if isinstance(codec, str) else codec,
             None,
-            check_meanings(asked, kinds, units, fits=False),
+            check_meanings(requested, kinds, units, fits=False),
         ).values()
         writer = new_writer_id()
         new = replace(new, group=manifest.schema.num_groups, added=writer)

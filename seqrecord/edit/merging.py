@@ -83,7 +83,7 @@ def merge_datasets(
         report = edit.merge_datasets(["records/", "more-records/"], "merged/")
         print(report.num_episodes, "episodes")
     """
-    *given, made = _with_options([*sources, destination], storage_options)
+    *locations, made = _with_options([*sources, destination], storage_options)
     with ExitStack() as stack:
         target = open_storage(*made)
         stack.callback(target.close)
@@ -99,7 +99,7 @@ def merge_datasets(
                     location, features=features, storage_options=options, check_originals=False
                 )
             )
-            for location, options in given
+            for location, options in locations
         ]
         parts = [
             DatasetSource(reader, prefix=prefix, keeps_references=True)

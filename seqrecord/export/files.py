@@ -258,8 +258,8 @@ def _make_folder(destination: Path, key: str) -> Path:
 
 
 @contextmanager
-def disk_errors(what: str, root: Path, episode: str | None = None) -> Iterator[None]:
-    """Raise the system's errors as `DestinationError`: `what` cannot be written.
+def disk_errors(subject: str, root: Path, episode: str | None = None) -> Iterator[None]:
+    """Raise the system's errors as `DestinationError`: `subject` cannot be written.
 
     This package's own errors pass unchanged: they are about the dataset.
     """
@@ -271,18 +271,18 @@ def disk_errors(what: str, root: Path, episode: str | None = None) -> Iterator[N
         is_long = episode is not None and error.errno == errno.ENAMETOOLONG
         remedy = "; shorten the episode key (`seqrecord edit rename`)" if is_long else ""
         raise DestinationError(
-            f"{what} cannot be written: {error.strerror or error}{remedy}",
+            f"{subject} cannot be written: {error.strerror or error}{remedy}",
             file=str(error.filename or root),
             episode=episode,
         ) from error
 
 
-def make_empty(folder: Path, what: str, episode: str | None = None) -> None:
+def make_empty(folder: Path, subject: str, episode: str | None = None) -> None:
     """Make a folder; raises `DestinationError` if it exists and is not empty."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise DestinationError(
-            f"{what} is not empty; choose another place, or remove its content",
+            f"{subject} is not empty; choose another place, or remove its content",
             file=str(folder),
             episode=episode,
         )

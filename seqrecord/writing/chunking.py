@@ -67,11 +67,11 @@ class ChunkLength:
         self._fixed_bytes = sum(spec.nbytes for spec in group.values() if spec.is_fixed)
         self.begin(None)
 
-    def begin(self, given: int | None) -> None:
-        """Start the next episode, with `given` frames per chunk."""
+    def begin(self, chunk_frames: int | None) -> None:
+        """Start the next episode, with `chunk_frames` frames per chunk."""
         self._seen = self._bytes = self._largest = 0
-        self.frames = given
-        if given is None and not self._variable:
+        self.frames = chunk_frames
+        if chunk_frames is None and not self._variable:
             self.frames = self._fitting(self._fixed_bytes)
 
     def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:

@@ -265,8 +265,8 @@ def _is_answered(note: str, described: Mapping[str, Any]) -> bool:
     return any(
         (note.startswith(f"feature {name}: ") and "without a unit" in note)
         or note.startswith(f"unit of {name} assumed")
-        for name, given in described.items()
-        if given.get("unit") is not None
+        for name, properties in described.items()
+        if properties.get("unit") is not None
     )
 
 

@@ -152,15 +152,19 @@ class ChunkWriter:
         self._episode = None
 
     def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
-        """Copy an episode, or its last part, which ends with these chunks.
+        """Copy chunks of an episode; with `num_frames`, its last part ends with them.
 
         If `chunks` raises, call `drop` to remove the copy.
         """
         self.begin_part(episode)
-        assert episode.num_frames is not None, "not the last part"
         for chunk in chunks:
+            if self._file is not None and not self._file.may_add(episode, chunk):
+                self._finish_file()
             self.add(chunk)
-        self.end_part(episode.num_frames, episode.lags)
+        if episode.num_frames is None:
+            self._episode = None
+        else:
+            self.end_part(episode.num_frames, episode.lags)
 
     @property
     def is_full(self) -> bool:
@@ -340,6 +344,7 @@ class OpenFile:
         self.upload: Upload = storage.create(f"{RECORDS}/{ordinal:05d}-{self._file_id}.seqrec")
         self.upload.write(encode_header(bytes.fromhex(self._file_id)))
         self._episodes: list[EpisodePart] = []
+        self._uids: set[str] = set()  # of these episodes
         # Tables of the footer: chunks of each group, then gaps of each.
         self._dtypes = [chunk_row(len(group), len(group.variable)) for group in schema.groups]
         self._num_groups = len(self._dtypes)
@@ -364,6 +369,7 @@ class OpenFile:
             self._begun = self._noted = self._before = self._mark()
             self._text_bytes += self._text_of(episode)
             self._episodes.append(episode)
+            self._uids.add(episode.uid)
         chunks = self._rows[chunk.group]
         gaps = self._rows[self._num_groups + chunk.group]
         missing = [gap_rows(len(chunks), feature, has) for feature, has in chunk.gaps.items()]
@@ -377,6 +383,22 @@ class OpenFile:
             parts = [b"".join(parts)]
         for part in filter(len, parts):
             self.upload.write(part)
+
+    def may_add(self, episode: EpisodePart, chunk: StoredChunk) -> bool:
+        """Whether a copied chunk may follow the file's chunks.
+
+        In a file, an episode's chunks are consecutive, its groups have no gaps in between, and its
+        length is unique.
+        """
+        if episode.uid not in self._uids:
+            return True
+        last = self._episodes[-1]
+        if last.uid != episode.uid or last.num_frames not in (None, episode.num_frames):
+            return False
+        for row in self._rows[chunk.group][-1:]:
+            if row["episode"][0] == len(self._episodes) - 1:
+                return bool(row["first_frame"][0] + row["num_frames"][0] == chunk.first_frame)
+        return True
 
     def is_full(self, max_file_size: int) -> bool:
         """Whether the next chunk belongs in another file, by size or by size of the footer."""
@@ -424,7 +446,7 @@ class OpenFile:
         self.upload.rewind(back_to.offset)
         if not is_kept:
             self._text_bytes -= self._text_of(episode)
-            del self._episodes[-1]
+            self._uids.remove(self._episodes.pop().uid)
         for rows, count in zip(self._rows, back_to.rows, strict=True):
             self._row_bytes -= sum(row.nbytes for row in rows[count:])
             del rows[count:]

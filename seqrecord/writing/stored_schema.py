@@ -76,18 +76,19 @@ def stored_schema(
     Raises `SchemaError` if the existing dataset has other features, codecs, kinds, units or groups
     than the arguments.
     """
-    asked = _fresh(schema, described or {})
-    is_grouped = asked.num_groups > 1 or any("group" in each for each in (described or {}).values())
+    described = described or {}
+    requested = _fresh(schema, described)
+    is_grouped = requested.num_groups > 1 or any("group" in x for x in described.values())
     if stored is None:
-        grouped = _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
+        grouped = _grouped(apply_codecs(requested, codecs), by_size=not is_grouped)
         grouped.check_groups()
         return grouped
-    there = stored.active
-    if set(map(str, asked.values())) != set(map(str, there.values())):
-        raise SchemaError("dataset has other features", expected=there, got=asked)
-    asked = asked.select(list(there))
-    for spec, known in zip(asked.values(), there.values(), strict=True):
-        explicit = (described or {}).get(spec.name, {})
+    existing = stored.active
+    if set(map(str, requested.values())) != set(map(str, existing.values())):
+        raise SchemaError("dataset has other features", expected=existing, got=requested)
+    requested = requested.select(list(existing))
+    for spec, known in zip(requested.values(), existing.values(), strict=True):
+        explicit = described.get(spec.name, {})
         for name in ("kind", "unit"):
             new, old = getattr(spec, name), getattr(known, name)
             if name == "unit" and new and old and same_unit(new, old):
@@ -102,17 +103,17 @@ def stored_schema(
                     expected=old,
                     got=new,
                 )
-    groups = [spec.group for spec in _grouped(there, by_size=False).values()]
-    given = [spec.group for spec in _grouped(asked, by_size=False).values()]
-    if is_grouped and groups != given:
+    groups = [spec.group for spec in _grouped(existing, by_size=False).values()]
+    new_groups = [spec.group for spec in _grouped(requested, by_size=False).values()]
+    if is_grouped and groups != new_groups:
         raise SchemaError(
             "dataset has other groups of features; leave them out to keep its own",
             expected=groups,
-            got=given,
+            got=new_groups,
         )
     if codecs is not None:
-        chains = [spec.codec for spec in apply_codecs(asked, codecs).values()]
-        if chains != [spec.codec for spec in there.values()]:
+        chains = [spec.codec for spec in apply_codecs(requested, codecs).values()]
+        if chains != [spec.codec for spec in existing.values()]:
             raise SchemaError("dataset has other codecs; leave them out to keep its own")
     return stored
 
