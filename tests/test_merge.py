@@ -149,12 +149,12 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
         merge_datasets([a, tmp_path / "c"], made)
     write(tmp_path / "d", range(10, 12), features={"x": {"unit": "m"}})
     write(tmp_path / "e", range(12, 14), features={"x": {"unit": "px"}})
-    with pytest.raises(SchemaError, match=r"feature of other unit.*expected: m.*got: px$"):
+    with pytest.raises(SchemaError, match=r"different units.*expected: m.*got: px$"):
         merge_datasets([tmp_path / "d", tmp_path / "e"], made)
     with SeqRecordWriter(tmp_path / "f") as writer, writer.episode("other") as episode:
         episode.append({"y": np.zeros(3)})
     with pytest.raises(
-        SchemaError, match=r"no feature is in all.*got: x only in \S*/a; y only in \S*/f$"
+        SchemaError, match=r"no feature in common.*got: x only in \S*/a; y only in \S*/f$"
     ):
         merge_datasets([a, tmp_path / "f"], made)
     with pytest.raises(NotFoundError, match="no dataset"):

@@ -264,8 +264,9 @@ def clean(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Remove record files, tables and edits that the manifest does not name; returns their paths,
-    sorted.
+    """Remove files that the manifest does not name; returns their paths, sorted.
+
+    These are record files, also unfinished ones, tables of the index, and edits.
 
     Episodes of interrupted writers are lost: run `mode="resume"` before to keep them. A writer that
     is running meanwhile is refused at its commit: before any removal, a commit lists the removed

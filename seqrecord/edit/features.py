@@ -18,14 +18,7 @@ from typing import Any, TypeAlias
 
 from seqrecord.codecs.images import IMAGE
 from seqrecord.edit.changes import EditedDataset, open_for_edit
-from seqrecord.errors import (
-    ClipError,
-    FrameError,
-    NotFoundError,
-    SchemaError,
-    SourceError,
-    located,
-)
+from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
 from seqrecord.format.edits import Features
 from seqrecord.format.footer import EpisodePart
 from seqrecord.format.lags import has_lags

@@ -72,8 +72,9 @@ def to_lerobot(
     """Write episodes as a LeRobot dataset of version 3.0; returns its folder.
 
     H.264, HEVC, AV1 and VP9 video is copied packet by packet into an MP4 file per episode and
-    camera; groups of pictures with hidden frames are encoded again, with a warning. Other images,
-    uint8 [H, W, 3], become PNG in the rows, which is lossless; other features become columns.
+    camera; groups of pictures with frames that are decoded but not shown are encoded again, with a
+    warning. Other images, uint8 [H, W, 3], become PNG in the rows, which is lossless; other
+    features become columns.
 
     Row i of an episode has the timestamp i / fps; a different feature `timestamp` becomes
     `recorded_timestamp`. The task is a text feature `task`, or the first of `tasks` in the

@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import (
-    ConflictError,
-    FormatError,
-    NotFoundError,
-    StorageError,
-)
+from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
@@ -46,10 +41,7 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.committing import Base, commit, read_base
-from seqrecord.writing.own_files import (
-    SmallFiles,
-    put_retired_note,
-)
+from seqrecord.writing.own_files import SmallFiles, put_retired_note
 
 _MAX_SHOWN = 20  # episodes in one line of the log
 

@@ -10,19 +10,11 @@ from functools import partial
 from os import PathLike
 from typing import Any, cast
 
-from seqrecord.errors import (
-    ClipError,
-    DestinationError,
-    FormatError,
-    SchemaError,
-    SourceError,
-)
+from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, LeftOut
 from seqrecord.format.manifest import CopiedFiles, Manifest
-from seqrecord.format.references import (
-    ExternalFile,
-)
+from seqrecord.format.references import ExternalFile
 from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.meanings import check_meanings
@@ -114,10 +106,10 @@ def convert(
     Jobs of about one record file run on `workers`, each into record files of its own. The order of
     episodes is the source's, independent of `workers`. Memory: one chunk of frames per worker.
 
-    If the source is a dataset, it keeps its codecs, groups and splits, unless `codecs` or the
-    dataset under `mode="append"` replaces them. Chunks are copied without decoding if all their
-    codecs stay the same. `chunk_frames` turns that off, except for video and single encoded images.
-    Statistics of copied features are kept.
+    If the source is a dataset, splits are kept, and also codecs and groups, unless `codecs` or the
+    existing dataset under `mode="append"` replaces them. Chunks are copied without decoding if all
+    their codecs stay the same. `chunk_frames` turns that off, except for video and single encoded
+    images. Statistics of copied features are kept.
 
     Args:
         source: the original, for example from `seqrecord.open_source(path)`.
@@ -140,9 +132,9 @@ def convert(
             `Inventory`.
         chunk_frames, max_file_size, statistics, storage_options: as for `SeqRecordWriter`.
         in_place: keep packets of video, images and arrays in the original files, and store
-            references. Other features are copied. The originals must stay, and reading needs your
-            access to them; see `seqrecord.open`. A kill loses unfinished record files, except with
-            `checksums`.
+            references. Other features are copied. The originals must stay, and other users must
+            pass their place to `seqrecord.open(originals=…)`. A kill loses unfinished record files,
+            except with `checksums`.
         checksums: with `in_place`, read all referenced data and store checksums, which also detect
             changes that preserve a file's size and time.
         progress: called from this thread, several times per second.

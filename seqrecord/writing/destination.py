@@ -45,13 +45,7 @@ from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import read_base
 from seqrecord.writing.edit_files import put_splits
-from seqrecord.writing.own_files import (
-    SmallFiles,
-    new_writer_id,
-    own_sizes,
-    tidy,
-    writer_of,
-)
+from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes, tidy, writer_of
 from seqrecord.writing.recovery import recover
 from seqrecord.writing.stored_statistics import statistics_of
 

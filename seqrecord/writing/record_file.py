@@ -62,7 +62,7 @@ class RecordFileWriter(ChunkWriter):
         notes: bool = True,
     ) -> None:
         super().__init__(storage, schema, writer=writer, max_file_size=max_file_size, notes=notes)
-        self._names = frozenset(schema.active)
+        self._names = dict.fromkeys(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
@@ -122,20 +122,13 @@ class RecordFileWriter(ChunkWriter):
         if first + block.num_frames > MAX_EPISODE_FRAMES:
             raise FrameError("episode has too many frames", episode=episode.key)
         columns = block.columns
-        if unknown := [name for name in columns if name not in self._names]:
-            raise FrameError(
-                "dataset lacks this feature; pass a schema with it",
-                episode=episode.key,
-                frame=first,
-                expected=f"some of {', '.join(self.schema.active)}",
-                got=", ".join(unknown),
-            )
         for name in self._bools:
             if (items := columns.get(name)) is not None:
                 is_array = isinstance(items, np.ndarray)
                 proper = _proper_bools(items) if is_array else [*map(_proper_bools, items)]
                 columns = {**columns, name: proper}
         try:
+            check_names(self._names, columns)
             columns = {
                 name: column if type(column) is np.ndarray else plain_items(column, name)
                 for name, column in columns.items()
@@ -398,6 +391,16 @@ def _pixels(spec: FeatureSpec, item: Any) -> Blob:
     """A frame of video as raw bytes: many frames are encoded together later."""
     array = _fitting(spec, item)
     return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
+
+
+def check_names(known: Collection[str], names: Iterable[str]) -> None:
+    """Raise `FrameError` for names of features that are not known."""
+    if unknown := [name for name in names if name not in known]:
+        raise FrameError(
+            "dataset lacks this feature; pass a schema with it",
+            expected=f"some of {', '.join(known)}",
+            got=", ".join(unknown),
+        )
 
 
 def check_value(spec: FeatureSpec, item: Any) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, get_args
 
-from seqrecord.errors import DestinationError, FrameError, SchemaError, located
+from seqrecord.errors import DestinationError, SchemaError, located
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
@@ -25,7 +25,7 @@ from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
 from seqrecord.writing.frame_queue import FrameQueue, QueueCall, WhenFull
-from seqrecord.writing.record_file import check_value
+from seqrecord.writing.record_file import check_names, check_value
 from seqrecord.writing.recording_thread import RecordingThread
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
@@ -34,7 +34,7 @@ from seqrecord.writing.stored_schema import (
     check_fps,
     infer_schema,
 )
-from seqrecord.writing.values import plain
+from seqrecord.writing.values import plain_frame
 from seqrecord.writing.writer import SeqRecordWriter
 
 DEFAULT_QUEUE_BYTES = "1GiB"
@@ -268,14 +268,11 @@ class RecordingEpisode:
         """
         recorder = self._check_current()
         with located(SchemaError, episode=self.key, frame=self.num_frames):
-            if not frame:
-                raise FrameError(
-                    "frame without features; append a frame with at least one, or skip it"
-                )
-            Block.of(frame)  # which refuses None
-            frame = {name: plain(item, name) for name, item in frame.items()}
+            Block.of(frame := plain_frame(frame))  # refuses None
             schema = recorder._schema or infer_schema([frame], recorder._described)
-            _check_frame(schema, frame)
+            check_names(schema, frame)
+            for name, item in frame.items():  # or the writer would drop the whole episode later
+                check_value(schema[name], item)
         recorder._schema = schema
         if not recorder._queue.put(frame):
             return False
@@ -373,16 +370,3 @@ def _check_arguments(queue_size: int | str, when_full: str, flush_seconds: float
             "invalid flush_seconds", expected="seconds, more than 0", got=flush_seconds
         )
     return limit
-
-
-def _check_frame(schema: Schema, frame: Frame) -> None:
-    """Raise `FrameError` for a frame that the writer would refuse later, together with the
-    episode."""
-    for name, item in frame.items():
-        if name not in schema:
-            raise FrameError(
-                "dataset lacks this feature; pass a schema with it",
-                expected=f"some of {', '.join(schema)}",
-                got=name,
-            )
-        check_value(schema[name], item)

@@ -36,8 +36,8 @@ _PROPERTIES = ("kind", "unit", "group", "shape")
 def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
     """The schema with the codecs of a writer's argument, see `SeqRecordWriter`.
 
-    Features that keep encoded images or video stay unchanged unless they are named. Text gets no
-    compression unless it is named or `codecs` is `small`: most texts are short.
+    Features that keep encoded images or video stay unchanged unless they are named. Text is stored
+    raw if its codec is `fast` or `balanced`, also by default: most texts are short.
     """
     named = {} if codecs is None or isinstance(codecs, str) else dict(codecs)
     _check_names("codec for an unknown feature", named, schema)

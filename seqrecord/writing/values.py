@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from seqrecord.codecs.exif import check_single, orientation_of
 from seqrecord.errors import FrameError
-from seqrecord.schema import EncodedImage
+from seqrecord.schema import EncodedImage, Frame
 from seqrecord.text import repr_of
 
 _AS_THEY_ARE = (np.ndarray, str, bytes, EncodedImage)
@@ -42,6 +42,22 @@ def plain(item: Any, feature: str) -> Any:
         refused.got = f"{refused.got}: {type(error).__name__}: {str(error)[:200]}"
         raise refused from error
     return array
+
+
+def plain_frame(frame: Frame) -> Frame:
+    """Convert the values of a frame, see `plain`.
+
+    Raises `FrameError` for a frame that is not a dict, or has no features.
+    """
+    if not isinstance(frame, Mapping):
+        raise FrameError(
+            "frame is not a dict",
+            expected='arrays by feature, such as {"image": image}',
+            got=type(frame).__name__,
+        )
+    if not frame:
+        raise FrameError("frame without features; append a frame with at least one, or skip it")
+    return {name: plain(item, name) for name, item in frame.items()}
 
 
 def plain_items(items: Iterable[Any], feature: str) -> list[Any]:

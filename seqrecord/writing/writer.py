@@ -40,7 +40,7 @@ from seqrecord.writing.stored_schema import (
     infer_schema,
     stored_schema,
 )
-from seqrecord.writing.values import plain
+from seqrecord.writing.values import plain_frame
 
 _logger = logging.getLogger("seqrecord")
 
@@ -332,23 +332,8 @@ class EpisodeWriter:
         """
         self._check_open()
         with self._forget_on_error():
-            if not isinstance(frame, Mapping):
-                raise FrameError(
-                    "frame is not a dict",
-                    episode=self.key,
-                    frame=self.num_frames,
-                    expected='arrays by feature, such as {"image": image}',
-                    got=type(frame).__name__,
-                )
-            if not frame:
-                raise FrameError(
-                    "frame without features; append a frame with at least one, or skip it",
-                    episode=self.key,
-                    frame=self.num_frames,
-                )
-            with located(FrameError, episode=self.key, frame=self.num_frames):
-                frame = {name: plain(item, name) for name, item in frame.items()}
-            block = Block.of(frame)
+            with located(SchemaError, episode=self.key, frame=self.num_frames):
+                block = Block.of(frame := plain_frame(frame))
             if self._files is not None or self._writer._schema is not None:
                 self._begun().append(block, fast=fast)
             else:
