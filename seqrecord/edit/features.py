@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 from seqrecord.codecs.images import IMAGE
 from seqrecord.edit.changes import EditedDataset, open_for_edit
 from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
+from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.format.edits import Features
 from seqrecord.format.footer import EpisodePart
 from seqrecord.format.lags import has_lags
 from seqrecord.indexing.opening import opened
-from seqrecord.meanings import check_meanings
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
@@ -112,7 +112,7 @@ def add_feature(
             requested,
             {name: codec} if isinstance(codec, str) else codec,
             None,
-            check_meanings(requested, kinds, units, fits=False),
+            check_kinds_and_units(requested, kinds, units, fits=False),
         ).values()
         writer = new_writer_id()
         new = replace(new, group=manifest.schema.num_groups, added=writer)
@@ -209,7 +209,7 @@ def describe_features(
     with open_for_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
-            described: Mapping[str, Any] = check_meanings(before, kinds, units)
+            described: Mapping[str, Any] = check_kinds_and_units(before, kinds, units)
             if not described:
                 raise SchemaError("nothing to change", expected="kinds or units of features")
         schema = Schema([replace(s, **described.get(s.name, {})) for s in before.values()])

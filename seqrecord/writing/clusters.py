@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seqrecord.errors import DestinationError
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.writing.convert_jobs import Job, JobResult, StoppedError, Workers, write_copy
 
 _TRIES = 4
@@ -109,7 +109,7 @@ class _Dask(_FrameCounter, Workers):
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Workers]:
     remedy = "Dask clusters need distributed, the extra `dask`: pip install distributed"
-    distributed = required("distributed", remedy)
+    distributed = import_extra("distributed", remedy)
     place = f"tcp://{urlsplit(address).netloc}"
     try:
         client = distributed.Client(place, set_as_default=False)
@@ -172,7 +172,7 @@ class _Ray(_FrameCounter, Workers):
 
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Workers]:
-    ray = required("ray", "Ray clusters need ray, the extra `ray`: pip install 'ray[client]'")
+    ray = import_extra("ray", "Ray clusters need ray, the extra `ray`: pip install 'ray[client]'")
     with _connected(ray, address):
         yield _Ray(ray)
 

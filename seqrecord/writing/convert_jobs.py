@@ -173,7 +173,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                         others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
                     raise SourceError(
                         f"{error.message}; {others}",
-                        **error.facts(),
+                        **error.context(),
                     ) from error
                 files.drop()
                 bad.append(BadEpisode(info.key, str(error)))
@@ -243,7 +243,7 @@ def _as_source_errors() -> Iterator[None]:
     try:
         yield
     except (FrameError, CodecError) as error:
-        raise SourceError(error.message, **error.facts()) from error
+        raise SourceError(error.message, **error.context()) from error
 
 
 _REPORT_SECONDS = 0.1

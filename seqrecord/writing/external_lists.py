@@ -98,7 +98,7 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
         try:
             ExternalList.parse(each.encode(), each.id)
         except FormatError as error:  # readers would refuse it
-            facts = {**error.facts(), "file": each.files[0].root}
+            facts = {**error.context(), "file": each.files[0].root}
             message = f"originals cannot be referred to: {error.message}"
             raise SourceError(message, **facts) from error
         with suppress(ConflictError):  # the same list exists already

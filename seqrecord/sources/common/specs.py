@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.meanings import pixel_kind
+from seqrecord.feature_kinds import pixel_kind
 from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
 from seqrecord.sources.common.images import passthrough_of_both
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.sources.common.files import first_line, read_bytes
 
 METADATA = "metadata.yaml"
@@ -64,7 +64,7 @@ def read_metadata(path: Path) -> BagMetadata:
     Raises `SourceError` for a file that is not this metadata, and for a compressed recording.
     """
     said = "rosbag2 metadata is read by ruamel.yaml, of the extra `mcap`: pip install rosbags"
-    yaml = required("ruamel.yaml", said, str(path))
+    yaml = import_extra("ruamel.yaml", said, str(path))
     try:
         value: Any = yaml.YAML(typ="safe", pure=True).load(read_bytes(path, _MAX_BYTES))
         about = value[_ROOT]
