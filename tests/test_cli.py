@@ -282,7 +282,7 @@ def test_clean(dataset: Path) -> None:
 
 
 def test_reindex_of_originals(tmp_path: Path) -> None:
-    assert "takes the folder of a dataset, not originals" in fail("reindex", tmp_path)
+    assert "expected the folder of a dataset, not of originals" in fail("reindex", tmp_path)
 
 
 def test_reindex(dataset: Path) -> None:
@@ -373,9 +373,9 @@ def test_wrong_use(kept_tree: Path, small: Path, arguments: list[str], message: 
         (["write", "--src", "{dataset}/none"], "no such folder of originals"),
         (["write", "--src", "{tree}", "--codec", "best"], "no such codec"),
         (["write", "--src", "{tree}", "--codec", "image_left=jpeg:q=9"], "jpeg takes quality"),
-        (["write", "--src", "{tree}", "--codec", "none=raw"], "a feature that is not there"),
+        (["write", "--src", "{tree}", "--codec", "none=raw"], "an unknown feature"),
         (["write", "--src", "{tree}", "--features", "none"], "no such feature in this tree"),
-        (["write", "--src", "{tree}", "--dst", "{dataset}"], "a dataset is there already"),
+        (["write", "--src", "{tree}", "--dst", "{dataset}"], "dataset exists already"),
         (["info", "{tree}"], "no dataset, but originals"),
         (["info", "az:///path"], "an az:// URL without container"),
         (["info", "{dataset}", "--features", "none"], "no such feature"),

@@ -222,7 +222,7 @@ def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
     report = convert(
         open_source(a), c, workers=1, fps=10, kinds={"t": "timestamp"}, units={"t": "s"}
     )
-    assert any("fps left out" in note for note in report.inventory.notes)
+    assert any("fps ignored for" in note for note in report.inventory.notes)
     with seqrecord.open(b) as one, seqrecord.open(c) as two:
         assert two.episodes["e"].fps is None
         lags = [dataset.contents.index.lags for dataset in (one, two)]
@@ -346,7 +346,7 @@ def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
 
     # What was there stays in no split, or in its own.
     assert splits() == {"test": {"made/000", "made/004"}, "val": {"made/003"}}
-    with pytest.raises(SourceError, match="not the name of a split"):
+    with pytest.raises(SourceError, match="invalid name of a split"):
         convert(Part(MadeSource(), split="a/b"), tmp_path / "c", workers=1)
     convert(Part(MadeSource(), key="new", split="val"), a, mode="append", workers=1)
     assert splits()["val"] == {"made/003", "new"}

@@ -179,7 +179,7 @@ def test_rename_all_that_a_pattern_fits(tmp_path: Path) -> None:
         with pytest.raises(ClipError) as found:
             rename_episodes(path, keys)
         assert next(iter(keys)) in str(found.value.got)
-    with pytest.raises(ClipError, match="two episodes would have one key"):
+    with pytest.raises(ClipError, match="two episodes would have the same key"):
         rename_episodes(path, {"A/B/e1": "A/{}", "A/9": "A/A/B/e1"})
 
 
@@ -241,15 +241,15 @@ def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
         delete_episodes(path, ["e9"])
     with pytest.raises(ClipError, match="no episode is selected"):
         keep_episodes(path, "nothing*")
-    with pytest.raises(ClipError, match=r"two episodes would have one key.*e2"):
+    with pytest.raises(ClipError, match=r"two episodes would have the same key.*e2"):
         rename_episodes(path, {"e0": "e2"})
-    with pytest.raises(ClipError, match=r"two episodes would have one key.*x"):
+    with pytest.raises(ClipError, match=r"two episodes would have the same key.*x"):
         rename_episodes(path, {"e0": "x", "e1": "x"})
     with pytest.raises(FormatError, match="not an episode key"):
         rename_episodes(path, {"e0": "../x"})
     with pytest.raises(FormatError, match="JSON"):
         set_metadata(path, ["e0"], {"x": float("nan")})
-    with pytest.raises(ClipError, match="not the name of a split"):
+    with pytest.raises(ClipError, match="invalid name of a split"):
         split_episodes(path, ["e0"], "a/b")
     with pytest.raises(NotFoundError, match="no dataset"):
         delete_episodes(tmp_path / "nowhere", ["e0"])
