@@ -309,7 +309,7 @@ def test_a_reindex_says_what_it_leaves_out(
     said, statistics = caplog.records
     assert said.levelname == "WARNING"
     assert "statistics removed" in statistics.getMessage()
-    assert f"without 1 record file that the manifest before named: {gone}" in said.getMessage()
+    assert f"the new dataset lacks 1 record file of the old manifest: {gone}" in said.getMessage()
 
 
 # Nothing that the manifest names is removed, and nothing finished is left out

@@ -312,7 +312,7 @@ def test_a_resume_does_not_keep_stale_values(tmp_path: Path) -> None:
         convert("create")
     last.write_bytes(data)
     path = change_array(root)
-    with pytest.raises(SeqRecordError, match="has changed since its values were copied") as caught:
+    with pytest.raises(SeqRecordError, match="changed after its values were copied") as caught:
         convert("resume")
     assert caught.value.file == str(path)
 

@@ -114,7 +114,7 @@ def test_no_page_is_believed(
     data[offset] ^= 1
     partial(cut).write_bytes(data)
     assert recovered(cut) == found
-    assert ("not whole" in caplog.text) == (len(found) == 1)
+    assert ("incomplete" in caplog.text) == (len(found) == 1)
 
 
 def test_any_cut_note(cut: Path) -> None:

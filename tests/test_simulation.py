@@ -179,7 +179,7 @@ FAULTS = {
     ),
     "what is being removed is recovered": PutBack(
         cleaning,
-        "_condemn",
+        "_mark_removed",
         lambda *_: None,
         ("clean", "only resume"),
         "which the manifest names",
@@ -229,7 +229,7 @@ FAULTS = {
         committing, "put_manifest", put_of_other_content, _COMMITS, "the manifest's fingerprint"
     ),
     "clean changes the dataset": PutBack(
-        *(cleaning, "_condemn", lambda where, *_: rename_episodes(where, {"e4": "f"})),
+        *(cleaning, "_mark_removed", lambda where, *_: rename_episodes(where, {"e4": "f"})),
         *(("append", "split"), "clean changed what there is"),
     ),
 }
