@@ -454,7 +454,7 @@ def test_seconds_of_a_dataset(tmp_path: Path) -> None:
 
     path = write_rated(tmp_path / "other", [10, 30, None])
     for episodes in (None, ["0", "2"], ["2"]):
-        with pytest.raises(ClipError, match="how many frames a second") as caught:
+        with pytest.raises(ClipError, match="episodes with an fps") as caught:
             SeqRecordMapDataset(path, windows={"a": Seconds(0, 1)}, episodes=episodes)
         assert (caught.value.episode, caught.value.got) == ("2", "none")
     with pytest.raises(ClipError, match="other numbers of frames in Seconds") as caught:
@@ -637,9 +637,9 @@ def test_windows_that_time_cannot_bound(timed: Path, tmp_path: Path) -> None:
                         frame = {"time": np.float64(time)} if time else {}
                         episode.append({**frame, "a": np.int64(time)})
     for name in ("back", "none"):
-        error = refused(tmp_path / name, "timestamps do not ascend, or a frame has none")
+        error = refused(tmp_path / name, "timestamps do not ascend, or are missing in a frame")
         assert (error.episode, error.feature) == ("1", "time")
-    assert refused(tmp_path / "back", "a feature that is not there", by="b").got == "b"
+    assert refused(tmp_path / "back", "an unknown feature", by="b").got == "b"
     assert (
         refused(tmp_path / "back", "not a timestamp", by="a").got
         == "kind None, unit None, int64 []"

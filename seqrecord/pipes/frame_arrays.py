@@ -23,7 +23,7 @@ from seqrecord.reading.frames import (
     add_place,
     apply_transform,
     first_frame,
-    unchanged,
+    unchanged_values,
 )
 from seqrecord.text import repr_of
 
@@ -102,4 +102,4 @@ def _transformed(
         else ArraySpec(value.dtype, value.shape)
         for name, value in made.items()
     }
-    return specs, unchanged(given, copies, made)
+    return specs, unchanged_values(given, copies, made)

@@ -10,11 +10,11 @@ from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.machine import local_ranks, usable_memory
 from seqrecord.reading.chunk_sizes import (
-    bytes_beside,
-    bytes_of_run,
     chunk_bytes,
     decoder_bytes,
+    max_chunk_bytes,
     open_chunk_bytes,
+    overlapping_chunk_bytes,
     resized_bytes,
 )
 from seqrecord.sampling.memory import FrameSizes
@@ -76,10 +76,10 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
         staying, held = [frame], [frame + open_chunk_bytes(grid, groups, features)]
         if grid.whole is None:
             lead = tables[grid.group]
-            chunk = whole = sum(int(bytes_beside(lead, *one).max()) for one in sizes)
+            chunk = whole = sum(int(overlapping_chunk_bytes(lead, *one).max()) for one in sizes)
         else:
             chunk, whole = (
-                sum(bytes_of_run(*one, int(some.largest.max())) for one in sizes)
+                sum(max_chunk_bytes(*one, int(some.largest.max())) for one in sizes)
                 for some in (grid, grid.whole)
             )
         beside = sum(spec.nbytes for spec in frames.stored.values()) + frame
