@@ -28,7 +28,7 @@ from seqrecord import SeqRecordError
 from seqrecord.cli.terminal import Commands
 from tests.command_line import COMMAND, fail, run
 from tests.datasets import write_small
-from tests.trees import make_frames, write_v1, write_v2
+from tests.trees import make_frames, write_v1
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 
@@ -57,7 +57,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def test_write(tree: Path) -> None:
-    result = run("write", "--src", tree, "--workers", 1)
+    result = run("write", "--src", f"{tree}/", "--workers", 1)
     destination = tree.with_name("originals-records")
     assert f"{destination}: wrote 2 episodes, 6 frames in" in result.stdout
     assert "the dataset: 2 episodes, 6 frames in 1 record file" in result.stdout
@@ -148,15 +148,6 @@ def test_write_says_how_to_skip_bad_episodes(tree: Path) -> None:
         assert list(dataset.episodes) == ["cave/Easy/P001"]
 
 
-@pytest.mark.parametrize(("value", "is_known"), [("a text", False), (np.zeros(9), True)])
-def test_the_raw_size_is_said_where_it_is_known(tmp_path: Path, value: Any, is_known: bool) -> None:
-    with seqrecord.SeqRecordWriter(tmp_path / "a") as writer, writer.episode("a") as episode:
-        episode.append({"x": value})
-    result = run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--workers", 1)
-    assert (" 72 B raw in " in result.stdout) == is_known
-    assert ("x)" in result.stdout) == is_known
-
-
 def test_write_appends(tree: Path) -> None:
     run("write", "--src", tree, "--workers", 1)
     write_v1(tree / "cave" / "Easy" / "P002", make_frames(2, 2))
@@ -176,17 +167,6 @@ def test_write_compares_no_sizes_where_some_are_unknown(dataset: Path, tmp_path:
 
     assert re.search(r" record file, \S+ \S+ raw in \S+ \S+ \(\S+x\)$", sizes("step", "pose"))
     assert re.search(r" record file, \S+ \S+$", sizes("step", "range"))
-
-
-def test_write_packs_both_layouts_and_folders(tmp_path: Path) -> None:
-    write_v2(tmp_path / "v2" / "cave" / "Data_easy" / "P000", make_frames(0, 3, v2=True))
-    run("write", "--src", f"{tmp_path}/v2/", "--workers", 1)
-    assert "image_lcam_front" in run("info", tmp_path / "v2-records").stdout
-    write_small(tmp_path / "records", episodes={"robot/Easy": 4}, missing=False)
-    names = "image_left,pose,step"
-    run("export", tmp_path / "records", "robot/Easy", tmp_path / "tree", "--features", names)
-    run("write", "--src", tmp_path / "tree", "--workers", 1)
-    assert "step" in run("info", tmp_path / "tree-records").stdout
 
 
 def test_info(dataset: Path) -> None:
@@ -225,7 +205,7 @@ def test_info_lists_episodes(dataset: Path) -> None:
         }
         for number, frames in enumerate((11, 5))
     ]
-    assert "no episode is selected" in fail("info", dataset, "gamma/*")
+    assert "the selection has no episode" in fail("info", dataset, "gamma/*")
 
 
 def test_info_shows_an_episode(dataset: Path) -> None:
@@ -246,7 +226,7 @@ def test_info_shows_an_episode(dataset: Path) -> None:
         [[4, 5], [9, 10]],
         [],
     )
-    assert "no such episode" in fail("info", dataset, "alpha/Easy")
+    assert "unknown episode" in fail("info", dataset, "alpha/Easy")
 
 
 def test_what_lies_where_no_dataset_is(dataset: Path, tmp_path: Path) -> None:
@@ -302,7 +282,7 @@ def test_clean(dataset: Path) -> None:
 
 
 def test_reindex_of_originals(tmp_path: Path) -> None:
-    assert "takes the folder of a dataset, not originals" in fail("reindex", tmp_path)
+    assert "expected the folder of a dataset, not of originals" in fail("reindex", tmp_path)
 
 
 def test_reindex(dataset: Path) -> None:
@@ -399,17 +379,17 @@ def test_wrong_use(kept_tree: Path, small: Path, arguments: list[str], message: 
         (["write", "--src", "{dataset}/none"], "no such folder of originals"),
         (["write", "--src", "{tree}", "--codec", "best"], "no such codec"),
         (["write", "--src", "{tree}", "--codec", "image_left=jpeg:q=9"], "jpeg takes quality"),
-        (["write", "--src", "{tree}", "--codec", "none=raw"], "a feature that is not there"),
+        (["write", "--src", "{tree}", "--codec", "none=raw"], "an unknown feature"),
         (["write", "--src", "{tree}", "--features", "none"], "no such feature in this tree"),
-        (["write", "--src", "{tree}", "--dst", "{dataset}"], "a dataset is there already"),
+        (["write", "--src", "{tree}", "--dst", "{dataset}"], "dataset exists already"),
         (["info", "{tree}"], "no dataset, but originals"),
         (["info", "az:///path"], "an az:// URL without container"),
         (["info", "{dataset}", "--features", "none"], "no such feature"),
         (["info", "{dataset}", "--storage-option", "a=b"], "a local path does not take"),
         (["verify", "{tree}"], "no dataset, but originals"),
-        (["export", "{dataset}", "none", "{tree}"], "no such episode"),
-        (["view", "{dataset}", "--start", "11"], "extends beyond its episode"),
-        (["view", "{dataset}", "--clip-len", "99"], "extends beyond its episode"),
+        (["export", "{dataset}", "none", "{tree}"], "unknown episode"),
+        (["view", "{dataset}", "--start", "11"], "a clip outside its episode"),
+        (["view", "{dataset}", "--clip-len", "99"], "a clip outside its episode"),
         (["view", "{dataset}", "-o", "{dataset}/none/clip.png"], "No such file or directory"),
         (["view", "{dataset}", "-o", "{dataset}/clip.txt"], "unknown image format"),
     ],
@@ -489,6 +469,7 @@ def test_no_command_imports_torch(tree: Path, tmp_path: Path) -> None:
     """One process runs them all; torch takes seconds to import, and none of them needs it."""
     script = f"""
 import sys
+import time
 from tests.command_line import main
 def run(*words):
     try:

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from PIL import Image
 
 import seqrecord
 from seqrecord import (
-    Dataset,
     EncodedImage,
     EpisodeInfo,
     FeatureSpec,
@@ -33,34 +31,14 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import format_names
 from tests.clip_model import write_all
-from tests.command_line import main
+from tests.command_line import run
 from tests.datasets import write_small
 from tests.made_source import MadeSource
-from tests.test_export import datasets
+from tests.test_export import datasets, frames_of
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 from tests.web_server import WebFolder
 
 PNG = ({"id": "seqrecord.image", "format": "png"},)
-
-
-def frames_of(dataset: Dataset) -> dict[str, Any]:
-    """All that the episodes say and hold, with dtypes and shapes."""
-    return {
-        key: (
-            episode.metadata,
-            episode.fps,
-            [
-                {
-                    name: value
-                    if isinstance(value, (str, bytes))
-                    else (value.dtype.str, value.shape, value.tobytes())
-                    for name, value in episode[number].items()
-                }
-                for number in range(len(episode))
-            ],
-        )
-        for key, episode in dataset.episodes.items()
-    }
 
 
 def assert_same(path: Path | str, again: Path | str) -> None:
@@ -88,12 +66,6 @@ def blobs_of(path: Path, feature: str) -> list[bytes]:
         found = [frame for info in source.episodes() for frame in source.frames(info)]
     images = [frame[feature] for frame in found if frame]
     return [image.data for image in images if isinstance(image, EncodedImage)]
-
-
-def run(*words: object) -> str:
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.mark.parametrize("write", [write_small, write_all])
@@ -237,7 +209,7 @@ def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:
 
 
 def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
-    """Their lags are collected, and a rate that they contradict is left out."""
+    """Their time spans are collected, and a rate that they contradict is left out."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     described: dict[str, Any] = {"t": {"kind": "timestamp", "unit": "s"}}
     for path, features in ((a, None), (b, described)):
@@ -250,14 +222,14 @@ def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
     report = convert(
         open_source(a), c, workers=1, fps=10, kinds={"t": "timestamp"}, units={"t": "s"}
     )
-    assert any("fps left out" in note for note in report.inventory.notes)
+    assert any("fps ignored for" in note for note in report.inventory.notes)
     with seqrecord.open(b) as one, seqrecord.open(c) as two:
         assert two.episodes["e"].fps is None
-        lags = [dataset.contents.index.lags for dataset in (one, two)]
-        assert lags[0] is not None
-        assert lags[1] is not None
-        np.testing.assert_equal(lags[1].least, lags[0].least)
-        np.testing.assert_equal(lags[1].most, lags[0].most)
+        time_spans = [dataset.contents.index.time_spans for dataset in (one, two)]
+        assert time_spans[0] is not None
+        assert time_spans[1] is not None
+        np.testing.assert_equal(time_spans[1].least, time_spans[0].least)
+        np.testing.assert_equal(time_spans[1].most, time_spans[0].most)
 
 
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
@@ -374,7 +346,7 @@ def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
 
     # What was there stays in no split, or in its own.
     assert splits() == {"test": {"made/000", "made/004"}, "val": {"made/003"}}
-    with pytest.raises(SourceError, match="not the name of a split"):
+    with pytest.raises(SourceError, match="invalid name of a split"):
         convert(Part(MadeSource(), split="a/b"), tmp_path / "c", workers=1)
     convert(Part(MadeSource(), key="new", split="val"), a, mode="append", workers=1)
     assert splits()["val"] == {"made/003", "new"}

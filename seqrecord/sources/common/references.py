@@ -16,7 +16,7 @@ from seqrecord.errors import LocationError, SourceError, located
 from seqrecord.format.references import (
     SAMPLED_FILES,
     ExternalFile,
-    PartOfFolder,
+    FolderFile,
     ReferencedFile,
     sampled_ranges,
 )
@@ -155,7 +155,7 @@ def place_of(file: ReferencedFile) -> tuple[str, str]:
     return _real_folder(str(path.parent)), path.name
 
 
-def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[PartOfFolder]]:
+def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderFile]]:
     """The sizes of files in a folder that `place_of` gave, and what pages say of them.
 
     Raises `NotFoundError` for a file that is not there, and `SourceError` for an empty one.
@@ -170,7 +170,7 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[PartOfF
         if not size:
             raise SourceError("an empty file", file=f"{storage.url}/{path}")
     sizes = [told[above + name][0] for name in names]
-    return sizes, [PartOfFolder(name, told[above + name][1]) for name in names]
+    return sizes, [FolderFile(name, told[above + name][1]) for name in names]
 
 
 def referring_schema(schema: Schema) -> Schema:
