@@ -41,7 +41,7 @@ def test_tum(tmp_path: Path) -> None:
         f"format    tum: 2 sequences: {TumSource.expected}",
         "left out  calibration.txt: 2 files, no reader",
         "left out  evaluation.json: 1 file, no reader",
-        "left out  rgb/*.png: 1 file, not a frame of a feature",
+        "left out  rgb/*.png: 1 file, an image that belongs to no feature",
         "note      4 rgb without depth",
         "note      2 depth without rgb",
         "note      2 frames without pose",
@@ -147,7 +147,7 @@ def test_lerobot(tmp_path: Path, version: str) -> None:
     rates += "dataset is 10"
     assert {line for line in found if line[:7] not in ("feature", "format ")} == {
         "left out  frames.npz: 1 file, no reader",
-        "left out  x/*.png: 1 file, not a frame of a feature",
+        "left out  x/*.png: 1 file, an image that belongs to no feature",
         "left out  videos/old.mp4: 1 file, no reader",
         "left out  column torque of data/: 16 rows, not declared in meta/info.json",
         f"left out  success in {text}: 3 episodes, no reader",

@@ -381,7 +381,7 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["write", "--src", "{dataset}/none"], "no such folder of originals"),
+        (["write", "--src", "{dataset}/none"], "no such file or folder"),
         (["write", "--src", "{tree}", "--codec", "best"], "no such codec"),
         (["write", "--src", "{tree}", "--codec", "image_left=jpeg:q=9"], "jpeg takes quality"),
         (["write", "--src", "{tree}", "--codec", "none=raw"], "a feature that is not there"),

@@ -409,7 +409,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "a feature lost": (
         lambda folder: shutil.rmtree(folder / "mask"),
-        "a folder that cannot be listed",
+        "cannot list the folder",
         "mask",
     ),
     "an array lost": (lambda folder: (folder / "step.npy").unlink(), "a file that cannot", "step"),

@@ -418,7 +418,7 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
 def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
     images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
     images(tmp_path / "run", ["preview.png"])
-    assert unpacked(FolderSource(tmp_path)) == {"run/preview.png": (1, "not a frame of a feature")}
+    assert unpacked(FolderSource(tmp_path)) == {"run/preview.png": (1, "an image that belongs to no feature")}
 
 
 def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
         open_source(tmp_path / "a" / "Easy" / "P000" / "image_left", format="folders")
     assert "000000_left.png" in str(caught.value.got)
     with pytest.raises(
-        SourceError, match=r"no such format; .*one of seqrecord, tartanair, .*folders"
+        SourceError, match=r"unknown format; .*one of seqrecord, tartanair, .*folders"
     ):
         open_source(tmp_path, format="tartan")
 
@@ -156,7 +156,7 @@ def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install
     folder.mkdir()
     for name in "abcdefgh":
         (folder / f"{name}.bin").write_bytes(b"?")
-    with pytest.raises(SourceError, match="nothing here that can be packed") as caught:
+    with pytest.raises(SourceError, match="no supported dataset found") as caught:
         open_source(folder)
     expected = str(caught.value.expected)
     assert f"{DATASET} (manifest.json of a dataset)" in expected
@@ -164,9 +164,9 @@ def test_an_unknown_folder_lists_what_was_tried(tmp_path: Path, install: Install
         assert f"{each.name} ({each.layout})" in expected
     assert "broken (the format broken of another package cannot be loaded" in expected
     assert caught.value.got == "a.bin, b.bin, c.bin, d.bin, e.bin, f.bin and 2 more"
-    with pytest.raises(SourceError, match=r"nothing here that can be packed.*got: a file"):
+    with pytest.raises(SourceError, match=r"no supported dataset found.*got: a file"):
         open_source(folder / "a.bin")
-    with pytest.raises(SourceError, match="no such folder of originals"):
+    with pytest.raises(SourceError, match="no such file or folder"):
         open_source(folder / "gone")
 
 

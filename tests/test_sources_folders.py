@@ -370,7 +370,7 @@ BROKEN = {
     "a feature twice": fault(
         save("rgb.npy", np.zeros((3, 4, 5, 3), "u1")), ".", "twice", got="rgb/ and rgb.npy"
     ),
-    "a frame twice": fault(write("rgb/2.jpg", b""), "rgb/2.*", "two files of one frame"),
+    "a frame twice": fault(write("rgb/2.jpg", b""), "rgb/2.*", "two files have the same frame number"),
     "image of another size": fault(
         *(write("rgb/1.png", encoded(_images(0, 4, 4, 3))), "rgb/1.png", "differs"),
         got="uint8 [4, 4, 3]",
@@ -505,6 +505,6 @@ def test_an_array_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -> No
     command = [sys.executable, "-c", _CUT, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr  # -7 is SIGBUS
-    assert ran.stdout.startswith("an npy file was cut while it was read; file: ")
+    assert ran.stdout.startswith("the npy file was truncated while it was read; file: ")
     assert "actions.npy; " in ran.stdout
     assert "frame: 3; " in ran.stdout

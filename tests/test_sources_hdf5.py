@@ -257,7 +257,7 @@ def test_texts(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         del file["observations/said"]
         file["observations/said"] = np.array([b"a", b"\xff", b"b"], h5py.string_dtype())
-    with pytest.raises(SourceError, match=r"text that is not UTF-8; .*said; frame: 1"):
+    with pytest.raises(SourceError, match=r"text is not UTF-8; .*said; frame: 1"):
         frames_of(Hdf5Source(tmp_path))
 
 

@@ -206,8 +206,8 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     (lambda t: t.slice(0, 6), "another number of rows than .*; expected: 3; got: 1"),
     (lambda t: t.filter(pc.not_equal(t["index"], 6)), "rows that are missing .*; frame: 1; expec"),
     (column("frame_index", at(7, 1)), "rows that are missing or out of order; .*frame: 2; exp"),
-    (column("timestamp", at(6, 0.0)), "timestamps that go back; .*frame: 1; expected: more than"),
-    (column("timestamp", at(6, float("nan"))), "timestamps that go back"),
+    (column("timestamp", at(6, 0.0)), "timestamps are not ascending; .*frame: 1; expected: more than"),
+    (column("timestamp", at(6, float("nan"))), "timestamps are not ascending"),
     (column("timestamp", at(6, None)), "timestamp that is not one number a row; .*1 of them missi"),
     (column("next.reward", at(6, None)), "not as info.json declares it; .*feature: next.reward"),
     (column("tactile", at(6, [[1, 2, 3, 4]])), r"declares it; .*tactile; .*several lengths"),
@@ -219,7 +219,7 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     ),
     (
         column("observation.image", at(6, {"bytes": png(BLACK[:6])[:-20], "path": None})),
-        "a truncated PNG; .*feature: observation.image; frame: 1",
+        "truncated PNG; .*feature: observation.image; frame: 1",
     ),
     (
         column("observation.image", at(6, {"bytes": png(BLACK), "path": None})),
@@ -328,7 +328,7 @@ def test_broken_tables_of_episodes(tmp_path: Path) -> None:
     refused(column("episode_index", at(1, 0)), "listed twice; .*episode: episode_000000")
     refused(column("data/file_index", at(1, None)), "file_index: not as it must be")
     path.write_bytes(whole[:-20])
-    with pytest.raises(SourceError, match=r"not a parquet file; file: .*file-000.parquet"):
+    with pytest.raises(SourceError, match=r"not a Parquet file; file: .*file-000.parquet"):
         open_source(root).episodes()
     shutil.rmtree(root / "meta/episodes")
     with pytest.raises(SourceError, match="no table of episodes"):

@@ -242,7 +242,7 @@ def test_a_table_without_a_matching_time_is_refused(
 def test_an_empty_list_is_refused(tmp_path: Path, name: str) -> None:
     write_tum(tmp_path)
     (tmp_path / name).write_text("# timestamp filename\n")
-    with pytest.raises(SourceError, match="an empty list of images") as caught:
+    with pytest.raises(SourceError, match="empty list of images") as caught:
         TumSource(tmp_path).schema()
     assert caught.value.file == str(tmp_path / name)
 

@@ -159,7 +159,7 @@ def _fills(path: Path) -> None:
         (_ends(np.array([-4, 3, 9])), [0, 1], "episode_ends that do not rise"),
         (_ends(np.array([4, 4, 9])), [1], "episode_ends that do not rise"),
         (_ends(np.array([4, 6, 1 << 60])), [2], "ends before the episode does"),
-        (_fills, [2], "an episode of too many frames"),
+        (_fills, [2], "too many frames in an episode"),
     ],
 )  # fmt: skip
 def test_a_broken_episode_is_refused_by_name(

@@ -280,9 +280,7 @@ def _read_frame(
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise SourceError(
-                "text that is not UTF-8", file=str(path), got=str(error)[:200]
-            ) from error
+            raise SourceError("text is not UTF-8", file=str(path), got=str(error)[:200]) from error
     ending = path.suffix.lower()
     if ending not in IMAGE_ENDINGS:
         if spec.codec:

@@ -363,4 +363,4 @@ def _text(row: Any) -> str:
     try:
         return row if isinstance(row, str) else bytes(row).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError("text that is not UTF-8", got=repr(bytes(row)[:80])) from error
+        raise SourceError("text is not UTF-8", got=repr(bytes(row)[:80])) from error

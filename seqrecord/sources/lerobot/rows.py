@@ -189,7 +189,7 @@ class _Episodes:
         before = np.concatenate([[-np.inf], times])[:-1]
         for frame in np.flatnonzero(~(times > before))[:1].tolist():
             raise SourceError(
-                "timestamps that go back",
+                "timestamps are not ascending",
                 frame=frame,
                 expected=f"more than {before[frame]} s",
                 got=f"{times[frame]} s",

@@ -108,7 +108,7 @@ class Recording:
                 runs = found.setdefault(topic, [])
                 if runs and len(runs[-1]) and len(times) and times[0] < runs[-1][-1]:
                     raise SourceError(
-                        "timestamps that go back from one file to the next",
+                        "timestamps are not ascending from one file to the next",
                         file=str(path),
                         expected=f"{topic} at {runs[-1][-1]} ns or later",
                         got=f"{times[0]} ns",
@@ -252,7 +252,7 @@ class _Mcap:
                 ordered.sort()
             elif np.any(np.diff(ordered) < 0):
                 raise SourceError(
-                    "timestamps that go back, in a file without an index",
+                    "timestamps are not ascending, in a file without an index",
                     expected="a file that `mcap recover` or `mcap sort` has written",
                     got=topic,
                 )

@@ -415,7 +415,7 @@ class _TopicFeatures:
             elif isinstance(value, str):
                 frame[spec.name] = value
             elif value is not None:
-                check_like_first("a message", value.dtype, value.shape, spec, path)
+                check_like_first("the message", value.dtype, value.shape, spec, path)
                 frame[spec.name] = value if order is None else value[order]
         return frame
 

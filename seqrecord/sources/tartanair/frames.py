@@ -164,7 +164,9 @@ def list_frames(folder: Path, kinds: Sequence[PixelFiles]) -> list[dict[int, str
                 )
             if first in names:
                 raise SourceError(
-                    "two files of one frame", file=str(folder / name), got=f"{names[first]} too"
+                    "two files have the same frame number",
+                    file=str(folder / name),
+                    got=f"{names[first]} too",
                 )
             names[first] = name
     return [dict(sorted(names.items())) for names in found]

@@ -169,7 +169,7 @@ class _Rows:
             back = np.flatnonzero(~(np.diff(times) > 0))
             if len(back) or not np.isfinite(times).all():
                 frame = int(back[0]) + 1 if len(back) else None
-                raise SourceError("timestamps that go back", frame=frame)
+                raise SourceError("timestamps are not ascending", frame=frame)
 
     @property
     def first_tick(self) -> int | None:

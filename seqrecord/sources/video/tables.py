@@ -132,7 +132,7 @@ def _of_rows(
 ) -> IntArray:
     """The packet of each row's frame: the frame nearest to its time, within the tolerance."""
     if not (times[1:] > times[:-1]).all() or not np.isfinite(times).all():
-        raise SourceError("timestamps that go back")
+        raise SourceError("timestamps are not ascending")
     ticks = table.shown_ticks
     after = np.searchsorted(ticks, times / file.tick).clip(0, max(0, len(ticks) - 1))
     before = (after - 1).clip(0)

@@ -305,7 +305,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 last, time = time, seconds_of(sample.key)
                 if last is not None and time is not None and time < last:
                     raise SourceError(
-                        "timestamps that go back; with allow_gaps=true (--source-option) the order "
+                        "timestamps are not ascending; with allow_gaps=true (--source-option) the order "
                         "is not checked",
                         file=str(path),
                         frame=index,
@@ -420,7 +420,7 @@ def _samples(
         name = feature_name(ending.rpartition(".")[0] or ending)
         if (other := sample.fields.setdefault(name, member)) is not member:
             raise SourceError(
-                "two files of one frame",
+                "two files have the same frame number",
                 file=str(path / member.name),
                 feature=name,
                 got=f"{other.name} too",

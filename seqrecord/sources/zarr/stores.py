@@ -105,7 +105,7 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
         storage, name = self._files.storage, self._name(key)
         if part is None:
             try:
-                data: bytes = self._files.asked(
+                data: bytes = self._files.attempt(
                     lambda: storage.read_whole(name, MAX_VALUE_BYTES)[0]
                 )
             except NotFoundError:
@@ -128,7 +128,7 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
 
     def _size(self, key: str) -> int | None:
         try:
-            size: int = self._files.asked(lambda: self._files.storage.size(self._name(key)))
+            size: int = self._files.attempt(lambda: self._files.storage.size(self._name(key)))
         except NotFoundError:
             return None
         return size
