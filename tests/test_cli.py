@@ -385,7 +385,7 @@ def test_wrong_use(tree: Path, dataset: Path, arguments: list[str], message: str
         (["write", "--src", "{tree}", "--codec", "best"], "no such codec"),
         (["write", "--src", "{tree}", "--codec", "image_left=jpeg:q=9"], "jpeg takes quality"),
         (["write", "--src", "{tree}", "--codec", "none=raw"], "a feature that is not there"),
-        (["write", "--src", "{tree}", "--features", "none"], "no such feature in this tree"),
+        (["write", "--src", "{tree}", "--features", "none"], "no such feature"),
         (["write", "--src", "{tree}", "--dst", "{dataset}"], "a dataset is there already"),
         (["info", "{tree}"], "no dataset, but originals"),
         (["info", "az:///path"], "an az:// URL without container"),

@@ -210,7 +210,7 @@ def test_topics_that_are_not_read_are_in_the_inventory(tmp_path: Path) -> None:
     found = inventory_of(
         open_source(tmp_path, clock=CAMERA, features=["camera.image_raw", "log_time"])
     )
-    assert LeftOut("topic /imu/late", 4, "not in the first recording", "messages") in found.left_out
+    assert LeftOut("topic /imu/late", 4, "missing in the first recording", "messages") in found.left_out
     chosen = [each for each in found.left_out if each.pattern == "topic /imu/data"]
     assert [each.reason for each in chosen] == ["not selected by features= or map="]
     assert not chosen[0].is_data

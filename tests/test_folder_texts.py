@@ -384,7 +384,7 @@ def test_the_inventory(tmp_path: Path) -> None:
         ("*/imu.csv", 2, "1,200 rows for 4 frames"),
         ("*/robot.npz: limits", 2, "7 rows for 4 frames"),
         ("*/robot.npz: rate", 2, "no time axis"),
-        ("*/calib.yaml", 2, "camera file: not fx, fy, cx, cy or a matrix of them"),
+        ("*/calib.yaml", 2, "camera file: not fx, fy, cx, cy or a camera matrix"),
         ("sound/*.wav", 8, "no reader"),
         ("words/*.txt", 8, "no reader"),
         ("a/notes.txt", 1, "no reader"),

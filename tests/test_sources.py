@@ -127,7 +127,7 @@ def test_difficulty(tmp_path: Path) -> None:
         assert [i.key for i in TartanAirSource(tmp_path, difficulty=level).episodes()] == [
             "b/Data_hard/P000"
         ]
-    with pytest.raises(SourceError, match="no such difficulty; expected: Easy, Hard; got: medium"):
+    with pytest.raises(SourceError, match="unknown difficulty; expected: Easy, Hard; got: medium"):
         TartanAirSource(tmp_path, difficulty="medium")
     with pytest.raises(SourceError, match="no Hard TartanAir trajectory found"):
         TartanAirSource(tmp_path / "a", difficulty="Hard").episodes()
@@ -147,7 +147,7 @@ def test_cameras_and_features(tmp_path: Path) -> None:
         TartanAirSource(
             tmp_path, features=["seg_right", "mask", "lidar"], cameras=("left",)
         ).schema()
-    with pytest.raises(SourceError, match="no such camera; expected: left, right or both; got: up"):
+    with pytest.raises(SourceError, match="unknown camera; expected: left, right or both; got: up"):
         TartanAirSource(tmp_path, cameras=("up",))
 
 
@@ -162,7 +162,7 @@ def test_an_episode_without_a_folder_lacks_its_features(tmp_path: Path) -> None:
     assert list(source.schema()) == V1_FEATURES
     check_frames(source, 0, no_seg)
     check_frames(source, 1, make_frames(7, 3))
-    with pytest.raises(SourceError, match="a trajectory with none of the features"):
+    with pytest.raises(SourceError, match="the trajectory has none of the selected features"):
         list(TartanAirSource(tmp_path, features=["seg_left"]).frames(source.episodes()[0]))
 
 
@@ -458,7 +458,7 @@ def test_a_mask_value_above_a_byte(tmp_path: Path) -> None:
         frame["mask_lcam_front"] = frame["mask_lcam_front"].astype(np.uint16) + 200
     write_v2(tmp_path / "P000", frames)
     source = TartanAirSource(tmp_path / "P000")
-    with pytest.raises(SourceError, match=r"a mask value that is no byte.*; got: 300"):
+    with pytest.raises(SourceError, match=r"mask value out of range.*; got: 300"):
         list(source.frames(source.episodes()[0]))
 
 

@@ -173,7 +173,7 @@ def test_aloha_compressed_is_what_its_own_reader_gives(tmp_path: Path) -> None:
     assert kept.schema()[name].codec == ({"id": "seqrecord.image", "format": "jpeg"},)
     for frame, row in zip(frames_of(kept), padded, strict=True):
         assert frame[name] == EncodedImage(row.tobytes().rstrip(b"\0"))
-    with pytest.raises(SourceError, match="no such jpeg_order; expected: rgb or bgr; got: gbr"):
+    with pytest.raises(SourceError, match="invalid jpeg_order; expected: rgb or bgr; got: gbr"):
         Hdf5Source(tmp_path, jpeg_order="gbr")
 
 
@@ -455,7 +455,7 @@ BROKEN: dict[str, tuple[Callable[[Any], None], str]] = {
     "virtual": (_virtual, "keeps its values in another file"),
     "external": (_replace(SECRET, **OUTSIDE), "keeps its values in another file"),
     "circle": (_circle, "groups nested too deeply"),
-    "no frames": (_no_frames, "an episode without frames"),
+    "no frames": (_no_frames, "episode without frames"),
     "claims much": (_replace("observations/huge", **HUGE), "rows of /observations/huge .* large"),
     "long text": (_long_text, "rows of /long that are too large"),
     "swollen chunk": (_swollen_chunk, "action has a chunk that stores more than it declares"),
@@ -499,7 +499,7 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
     write_aloha(tmp_path / "episode_0.hdf5", compress=True)
     with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
         file["observations/images/cam_high"][3, :40] = 0
-    with pytest.raises(SourceError, match="a row that is no image") as caught:
+    with pytest.raises(SourceError, match="the row is not an image") as caught:
         frames_of(Hdf5Source(tmp_path))
     assert caught.value.feature == "observations.images.cam_high"
     assert caught.value.frame == 3

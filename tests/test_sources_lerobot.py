@@ -205,7 +205,7 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     (lambda t: t.drop_columns("frame_index"), "lacks a column; .*expected: frame_index"),
     (lambda t: t.slice(0, 6), "another number of rows than .*; expected: 3; got: 1"),
     (lambda t: t.filter(pc.not_equal(t["index"], 6)), "rows that are missing .*; frame: 1; expec"),
-    (column("frame_index", at(7, 1)), "rows that are missing or out of order; .*frame: 2; exp"),
+    (column("frame_index", at(7, 1)), "missing or unordered rows; .*frame: 2; exp"),
     (column("timestamp", at(6, 0.0)), "timestamps are not ascending; .*frame: 1; expected: more than"),
     (column("timestamp", at(6, float("nan"))), "timestamps are not ascending"),
     (column("timestamp", at(6, None)), "timestamp that is not one number a row; .*1 of them missi"),
@@ -331,7 +331,7 @@ def test_broken_tables_of_episodes(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"not a Parquet file; file: .*file-000.parquet"):
         open_source(root).episodes()
     shutil.rmtree(root / "meta/episodes")
-    with pytest.raises(SourceError, match="no table of episodes"):
+    with pytest.raises(SourceError, match="missing table of episodes"):
         open_source(root).episodes()
 
 

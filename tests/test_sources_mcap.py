@@ -197,7 +197,7 @@ def test_messages_out_of_order_in_the_file(tmp_path: Path) -> None:
     np.testing.assert_equal(one, two)
     write_mcap(tmp_path / "plain.mcap", shuffled, use_chunking=False)
     source = open_source(tmp_path / "plain.mcap", clock=CAMERA)
-    with pytest.raises(SourceError, match=r"timestamps are not ascending, in a file without an index"):
+    with pytest.raises(SourceError, match=r"timestamps are not ascending in a file without an index"):
         frames_of(source)
 
 
@@ -226,7 +226,7 @@ def test_a_topic_of_two_types(tmp_path: Path) -> None:
     (tmp_path / "metadata.yaml").write_text("rosbag2_bagfile_information: {}\n")
     write_mcap(tmp_path / "run_0.mcap", [("/a", START, imu([0.0] * 10))])
     path = write_mcap(tmp_path / "run_1.mcap", [("/a", START + 1, joints(["a"], [1.0]))])
-    with pytest.raises(SourceError, match="a topic of two types") as caught:
+    with pytest.raises(SourceError, match="the topic has two types") as caught:
         open_source(tmp_path).schema()
     assert (caught.value.file, caught.value.got) == (str(path), "sensor_msgs/msg/JointState")
 
@@ -384,7 +384,7 @@ def test_images_of_foxglove_in_json(tmp_path: Path) -> None:
     np.testing.assert_array_equal(frame["png"], picture)
     broken = {**small, "data": "no base64!"}
     write_json(tmp_path / "b.mcap", [("/png", "foxglove.CompressedImage", 5, broken)])
-    with pytest.raises(SourceError, match=r"a message that cannot be read; .*b\.mcap.*/png"):
+    with pytest.raises(SourceError, match=r"cannot decode a message; .*b\.mcap.*/png"):
         open_source(tmp_path / "b.mcap").schema()
 
 
@@ -449,17 +449,17 @@ def test_names_and_options_that_are_not_there(tmp_path: Path) -> None:
     write_mcap(tmp_path / "a.mcap", recording())
     with pytest.raises(SourceError, match=r"no such topic; .*expected: some of /camera.*got: /cam"):
         open_source(tmp_path, map={"image": "/cam"}).schema()
-    with pytest.raises(SourceError, match=r"no such topic for the clock; .*got: /cam"):
+    with pytest.raises(SourceError, match=r"no such clock topic; .*got: /cam"):
         open_source(tmp_path, clock="/cam").episodes()
     with pytest.raises(SourceError, match=r"no such feature; .*got: imu.data.mass"):
         open_source(tmp_path, features=["imu.data.mass"]).schema()
     two = open_source(tmp_path, features=["imu.data.orientation", "joint_states.position"])
     with pytest.raises(SourceError, match=r"no clock: name the topic.*clock=TOPIC"):
         two.episodes()
-    with pytest.raises(SourceError, match=r"no such alignment; expected: nearest or last"):
+    with pytest.raises(SourceError, match=r"invalid align; expected: nearest or last"):
         open_source(tmp_path, align="best")
     for tolerance in (-1, float("nan"), "fast", True):
-        with pytest.raises(SourceError, match=r"not a tolerance"):
+        with pytest.raises(SourceError, match=r"invalid tolerance"):
             open_source(tmp_path, tolerance=tolerance)
     twice = [("/a/b", START, imu([0.0] * 10)), ("/a.b", START, imu([0.0] * 10))]
     write_mcap(tmp_path / "a.mcap", twice)
@@ -631,7 +631,7 @@ def test_messages_that_are_none(tmp_path: Path) -> None:
     for data in (b"", b"\0\1\0\0", b"\x28\xb5\x2f\xfd" + bytes(90), bytes(30)):
         messages = [("/j", "sensor_msgs/msg/JointState", 5, data)]
         path = write_raw(tmp_path / "a.mcap", messages)
-        with pytest.raises(SourceError, match=r"a message that cannot be read; .*\.mcap"):
+        with pytest.raises(SourceError, match=r"cannot decode a message; .*\.mcap"):
             frames_of(open_source(path))
 
 
@@ -648,4 +648,4 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["write", *arguments, "--dst", str(tmp_path / "b"),
                                      "--source-option", "clock=/other"])  # fmt: skip
     assert done.exit_code == 1
-    assert "no such topic for the clock" in done.output
+    assert "no such clock topic" in done.output

@@ -251,7 +251,7 @@ def test_shards(tmp_path: Path) -> None:
     for i, key in enumerate(keys):
         assert frames_of(source, key)[0]["state"].tolist() == [i, 0]
     (tmp_path / "a-train.tfrecord-00001-of-00003").unlink()
-    with pytest.raises(SourceError, match=r"a shard is missing; .*expected: train, 1 of 3"):
+    with pytest.raises(SourceError, match=r"missing shard; download it again; .*expected: train, 1 of 3"):
         source.episodes()
 
 
@@ -357,8 +357,8 @@ def test_a_bomb_of_zlib(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "not a features.json"),
-        ("[]", "not a features.json; .*is not an object of a feature"),
+        ("", "invalid features.json"),
+        ("[]", "invalid features.json; .*is not an object of a feature"),
         ('{"featuresDict": 3}', "featuresDict of the file is not an object"),
         (json.dumps({"featuresDict": {"features": {"image": {"image": {}}}}}), "not of episodes"),
         (features_json({"a": {"tensor": {"dtype": "x", "shape": {}}}}), "a dtype of steps/a that"),
@@ -367,7 +367,7 @@ def test_a_bomb_of_zlib(tmp_path: Path) -> None:
         (features_json({"a": {"audio": {}}}), r"kinds that cannot be read.*got: a \(audio\)"),
         (features_json({"a": {"sequence": {"feature": tensor("int8")}}}), r"a \(sequence\)"),
         (features_json({"a": {"image": {"dtype": "float32"}}}), r"a \(image of float32\)"),
-        (features_json({"a/b": tensor("int8"), "a.b": tensor("int8")}), "two features of one name"),
+        (features_json({"a/b": tensor("int8"), "a.b": tensor("int8")}), "duplicate feature names"),
     ],
 )
 def test_a_broken_features_json(tmp_path: Path, text: str, match: str) -> None:

@@ -92,7 +92,7 @@ def test_turned_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: st
     with_matrix(path, 1, 1, -1, 1)
     with pytest.raises(SourceError) as caught:
         open_source(path).schema()
-    assert (caught.value.file, caught.value.expected) == (str(path), "a turn by quarters")
+    assert (caught.value.file, caught.value.expected) == (str(path), "a multiple of 90 degrees")
 
 
 @pytest.mark.parametrize("appends", [False, True])
@@ -141,7 +141,7 @@ def test_files_that_are_cameras(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"lacks a camera; .*episode: two; feature: right"):
         images_of(open_source(tmp_path, by_folder=True), 1, "right")
     write_video(tmp_path / "two/left.mkv", pictures(2))
-    with pytest.raises(SourceError, match=r"two videos of one name; .*left\.mp4"):
+    with pytest.raises(SourceError, match=r"two videos have the same name; .*left\.mp4"):
         open_source(tmp_path, by_folder=True).episodes()
 
 

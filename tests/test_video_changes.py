@@ -242,7 +242,7 @@ def test_a_stream_that_is_not_there(tmp_path: Path, stream: int | str) -> None:
     path = write_streams(tmp_path / "a.mkv", [SMALL, WIDE], ["same", "same"])
     command = ("write", "--src", path, "--dst", tmp_path / "o", "--source-option")
     said = fail(*command, f"stream={stream}")
-    assert "no such stream of video" in said
+    assert "no such video stream" in said
     assert "stream=0 ('same', h264 128x96); stream=1 ('same', h264 192x96)" in said
     run(*command, "stream=1", "--quiet")
 

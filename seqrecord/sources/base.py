@@ -103,8 +103,7 @@ class Source(Protocol):
 
 
 class StoredSource(Source, Protocol):
-    """A source that reads seqrecord datasets. A new dataset keeps their codecs and groups by
-    default.
+    """A source of seqrecord datasets, whose codecs and groups a new dataset keeps by default.
 
     `convert` depends on this protocol only: writers do not import the reading code.
     """
@@ -134,7 +133,7 @@ class StoredSource(Source, Protocol):
         ...
 
     def copy_lists(self, storage: Storage) -> CopiedFiles | None:
-        """Copy the lists of external files that copied chunks refer to. Returns the copied lists."""
+        """Copy the lists of external files that copied chunks refer to; return the copies."""
         ...
 
 

@@ -130,7 +130,7 @@ class _Opening:
         raise SourceError(
             problem,
             file=str(self.path),
-            expected=f"one of these formats: {tried}",
+            expected=f"a supported format: {tried}",
             got=_contents(self.path),
         )
 

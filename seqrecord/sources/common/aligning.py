@@ -143,8 +143,7 @@ class AlignedMessages:
     def frames(
         self, recording: Recording, read: Callable[[str, bytes, Path], Any]
     ) -> Iterator[dict[str, Any]]:
-        """Yield frames as dicts from topic to the result of `read`, which is called once per
-        message.
+        """Yield frames as dicts from topic to the result of `read`, called once per message.
 
         Memory: at most the messages within the tolerance of a frame.
         """

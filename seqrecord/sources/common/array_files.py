@@ -246,8 +246,7 @@ def _zip(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
 
 @contextmanager
 def _opened_member(stream: BinaryIO, member: str | None) -> Iterator[tuple[BinaryIO, int]]:
-    """Open an array's npy file in an npz file. Also returns its declared size, the most that is
-    read."""
+    """Open an array's npy file in an npz file, with its declared size, the most that is read."""
     with _zip(stream) as file:
         names = [name for name in file.namelist() if name.endswith(".npy")]
         name = names[0] if member is None and len(names) == 1 else f"{member}.npy"

@@ -68,8 +68,7 @@ def embedded_value(
 
 
 def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
-    """Yield rows `start` to `stop` (exclusive) of an h5py or zarr array, decompressing each chunk
-    once.
+    """Yield rows `start` to `stop` (exclusive) of an h5py or zarr array, each chunk read once.
 
     `array.chunks` is `None` if the values are contiguous. Raises `SourceError` for unreadable data.
     """

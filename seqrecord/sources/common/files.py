@@ -230,7 +230,7 @@ def check_array(
 
 
 def json_object(data: bytes, where: str = "", **options: Any) -> dict[str, Any]:
-    """Parse a JSON object; `options` are those of `json.loads`.
+    """Parse a JSON object; `options` are passed to `json.loads`.
 
     Raises `SourceError` otherwise; `where` is appended to the message: " in line 3".
     """

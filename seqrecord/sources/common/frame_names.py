@@ -90,7 +90,7 @@ class FrameFiles:
             file, other = self.unlike
             raise SourceError(
                 "file names differ by more than a number (two recordings, or a copy); move "
-                "one of them to a folder of its own",
+                "one recording to a folder of its own",
                 file=str(folder / file),
                 feature=feature,
                 expected=f"names like {other}",
@@ -248,7 +248,7 @@ def _in_order(names: Sequence[_Name]) -> FrameFiles:
 
 
 def _unlike(names: Sequence[_Name]) -> tuple[_Name, _Name | None]:
-    """Return a name of the most frequent kind, and one of another kind, if any.
+    """Return a name of the most frequent kind, and a name of another kind, if any.
 
     Names without numbers are one kind.
     """

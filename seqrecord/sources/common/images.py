@@ -2,7 +2,7 @@
 
 Pillow decodes files of most formats. It would silently convert 16-bit colour PNGs and TIFFs to 8
 bits, so imagecodecs, an optional extra, decodes these. The first bytes identify PNG and JPEG; other
-formats also need their file name ending. Names of raw encodings are those of ROS,
+formats also need their file name ending. Raw encodings have ROS's names,
 `sensor_msgs/image_encodings.hpp`, which Foxglove's schemas share.
 """
 
@@ -146,7 +146,7 @@ def passthrough_codec(
 ) -> tuple[CodecConfig, ...]:
     """Return the codec that keeps images like this one encoded; empty if not possible.
 
-    `endings` are those of all files, if known: some may be of the other format.
+    `endings` are the endings of all files, if available: some may be of the other format.
     """
     is_kept = header.format in IMAGE_FORMATS.values() and DECODED_FORMATS.keys().isdisjoint(endings)
     if header.mode != "RGB" or header.dtype != np.uint8 or not is_kept:
@@ -158,8 +158,7 @@ def passthrough_codec(
 def passthrough_of_both(
     one: tuple[CodecConfig, ...], other: tuple[CodecConfig, ...]
 ) -> tuple[CodecConfig, ...]:
-    """Merge the codecs of a feature in two episodes; `any` if one has PNG and the other JPEG
-    images."""
+    """Merge a feature's codecs of two episodes; `any` for both PNG and JPEG images."""
     if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
         formats = {config["format"] for config in (*one, *other)}
         return ({**one[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
@@ -403,8 +402,7 @@ def _undecodable(error: Exception) -> SourceError:
 def pixels(
     data: memoryview, *, height: int, width: int, encoding: str, step: int, big_endian: bool
 ) -> npt.NDArray[Any]:
-    """Decode raw pixels to [H, W] for one channel, else [H, W, C] in RGB or RGBA order,
-    little-endian.
+    """Decode raw pixels, little-endian: [H, W] for one channel, else [H, W, C], RGB or RGBA.
 
     Bayer images stay mosaics. `step` is the bytes of a row, padding included. Raises `ValueError`
     for an unknown encoding and for sizes that do not match `data`.

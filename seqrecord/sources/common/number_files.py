@@ -216,6 +216,6 @@ def _no_numbers(path: Path, got: str) -> SourceError:
     return SourceError(
         "not a table of numbers",
         file=str(path),
-        expected="rows of numbers, all of one length, separated by comma, semicolon or blanks",
+        expected="rows of equally many numbers, separated by comma, semicolon or blanks",
         got=got,
     )

@@ -113,8 +113,7 @@ class FirstError:
 
     @contextmanager
     def skipped(self, then: Callable[[], None] = lambda: None, **facts: Any) -> Iterator[None]:
-        """Suppress a `SourceError` of the block: add missing facts to it, record it and call
-        `then`."""
+        """Suppress a `SourceError` of the block: add missing facts, record it and call `then`."""
         try:
             with located(SourceError, **facts):
                 yield
@@ -142,8 +141,7 @@ class Scan:
     errors: FirstError = field(default_factory=FirstError)
 
     def unless_broken(self, info: EpisodeInfo) -> AbstractContextManager[None]:
-        """Record an error of the block, and add the episode `info`: reading its frames raises
-        again."""
+        """Record an error of the block, and add `info` as an episode whose reading raises again."""
         return self.errors.skipped(lambda: self.episodes.append(info), episode=info.key)
 
 

@@ -125,8 +125,7 @@ class ParquetTable:
 
 
 def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:
-    """Convert to Python values. Raises `SourceError` for invalid UTF-8, which pyarrow does not
-    check."""
+    """Convert to Python values. Raises `SourceError` for invalid UTF-8."""
     try:
         found: list[Any] = values.to_pylist()
         return found

@@ -231,8 +231,7 @@ def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
 
 
 def checksum_of(file: str, start: int, stop: int) -> int:
-    """Return the CRC32C of bytes `[start, stop)` of a file; 1 in place of 0, which means no
-    checksum.
+    """Return the CRC32C of bytes `[start, stop)` of a file; 1 in place of 0, which means none.
 
     Raises `SourceError` for shorter files.
     """

@@ -140,7 +140,7 @@ class RemoteFiles:
             raise
 
     def name_of(self, path: Path) -> str:
-        """Return the path relative to the URL, as `storage` expects it; empty for the URL itself."""
+        """Return the path relative to the URL, as `storage` expects it; "" for the URL itself."""
         name = path.relative_to(self.root).as_posix()
         return "" if name == "." else name
 

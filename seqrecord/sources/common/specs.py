@@ -65,16 +65,14 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str
 
 
 def frame_rate(value: object) -> float | None:
-    """Return the value as frames per second if it is a number above 0 and below a million, else
-    `None`."""
+    """Return the value if it is a frame rate, a number above 0 and below a million, else `None`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 < value < 1e6 else None
 
 
 def widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
-    """Merge two specs of a feature: dimensions that differ become variable, and the codec covers
-    both.
+    """Merge two specs of a feature: dimensions that differ become variable, codecs cover both.
 
     If dtype or number of dimensions differ, `known` is returned; reading the other episode then
     fails.
@@ -112,8 +110,7 @@ def chosen_names(
     message: str,
     offered: Iterable[str] = (),
 ) -> list[str]:
-    """Return `features`, by default all `known` names. Raises `SourceError` for unknown or no
-    names."""
+    """Return `features`, by default all `known` names. Raises `SourceError` for unknown names."""
     every = list(known)
     if not every and features is None:
         raise SourceError(

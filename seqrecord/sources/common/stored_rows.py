@@ -119,8 +119,7 @@ def zarr_spec(spec: FeatureSpec, array: Any, path: Path) -> FeatureSpec:
 
 
 def zarr_rows(array: Any, folder: Path, wanted: range, spec: FeatureSpec) -> _Rows:
-    """Yield the byte range of each `wanted` row of an array in `folder`, or the values of missing
-    rows.
+    """Yield the byte range of each `wanted` row of an array in `folder`, or values of missing rows.
 
     Raises `SourceError` for a chunk or shard index that differs from its declaration.
     """
