@@ -408,9 +408,9 @@ def test_what_is_no_data_set(tmp_path: Path) -> None:
 
 def test_a_folder_above_data_sets_and_a_part_of_one(tmp_path: Path) -> None:
     root = made(tmp_path)
-    with pytest.raises(SourceError, match=r"above 1 dataset \(lerobot\)"):
+    with pytest.raises(SourceError, match=r"contains 1 dataset \(lerobot\)"):
         examine(root.parent)
-    with pytest.raises(SourceError, match="a part of a LeRobot dataset"):
+    with pytest.raises(SourceError, match="part of a LeRobot dataset"):
         examine(root / "data")
 
 

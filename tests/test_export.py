@@ -399,12 +399,12 @@ def _feature(name: str, **facts: Any) -> Callable[[Path], None]:
 BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a frame lost": (
         lambda folder: (folder / "note" / "000003.npy").unlink(),
-        "files of frames that are missing",
+        "exported files are missing",
         "note",
     ),
     "a frame of another number": (
         lambda folder: (folder / "note" / "000003.npy").rename(folder / "note" / "000099.npy"),
-        "files of frames that are missing",
+        "exported files are missing",
         "note",
     ),
     "a feature lost": (
@@ -412,10 +412,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "cannot list the folder",
         "mask",
     ),
-    "an array lost": (lambda folder: (folder / "step.npy").unlink(), "a file that cannot", "step"),
+    "an array lost": (
+        lambda folder: (folder / "step.npy").unlink(),
+        "cannot read the file",
+        "step",
+    ),
     "an array too short": (
         lambda folder: np.save(folder / "step.npy", np.arange(3)),
-        "a frame list that disagrees",
+        "the features have different frames",
         "step",
     ),
     "an array of another dtype": (
@@ -430,7 +434,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
 }
 BROKEN |= {
-    what: (damage, "not the description", "json")
+    what: (damage, "invalid description", "json")
     for what, damage in {
         "no JSON": lambda folder: (folder / "seqrecord.json").write_bytes(b"{"),
         "no UTF-8": lambda folder: (folder / "seqrecord.json").write_bytes(b"\xff"),

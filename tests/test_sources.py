@@ -127,7 +127,9 @@ def test_difficulty(tmp_path: Path) -> None:
         assert [i.key for i in TartanAirSource(tmp_path, difficulty=level).episodes()] == [
             "b/Data_hard/P000"
         ]
-    with pytest.raises(SourceError, match="unknown difficulty; expected: Easy, Hard; got: medium"):
+    with pytest.raises(
+        SourceError, match="unknown difficulty; expected: Easy or Hard; got: medium"
+    ):
         TartanAirSource(tmp_path, difficulty="medium")
     with pytest.raises(SourceError, match="no Hard TartanAir trajectory found"):
         TartanAirSource(tmp_path / "a", difficulty="Hard").episodes()
@@ -282,38 +284,43 @@ BROKEN = {
         save("flow/000004_000005_flow.npy", NO_FLOW), "flow", "list", got="frame 4 too many"
     ),
     "flow over two frames": fault(
-        save("flow/000003_000005_flow.npy", NO_FLOW), "flow/000003*", "neighbours", got="3 and 5"
+        save("flow/000003_000005_flow.npy", NO_FLOW),
+        "flow/000003*",
+        "not consecutive",
+        got="3 and 5",
     ),
     "right images missing at the end": fault(
         *(remove("image_right/000003_right.png"), "image_right", "list"), got="frame 3 missing"
     ),
     "no depth at all": fault(remove(*ALL_DEPTHS), "depth_left", "list", got="frame 0 missing"),
     "the same id twice": fault(
-        write("image_left/2_left.png", b""), "image_left/*2_left.png", "two files have the same frame number"
+        write("image_left/2_left.png", b""),
+        "image_left/*2_left.png",
+        "two files have the same frame number",
     ),
     # images
-    "truncated PNG": fault(
-        cut(IMAGE, -30), IMAGE, "truncated PNG", feature="image_left", frame=2
-    ),
+    "truncated PNG": fault(cut(IMAGE, -30), IMAGE, "truncated PNG", feature="image_left", frame=2),
     "PNG without its end": fault(cut(IMAGE, -12), IMAGE, "truncated PNG"),
-    "PNG cut in its header": fault(cut(IMAGE, 20), IMAGE, "cannot be decoded"),
+    "PNG cut in its header": fault(cut(IMAGE, 20), IMAGE, "cannot decode"),
     "flipped bit in a PNG": fault(edit(IMAGE, flipped(60)), IMAGE, "checksum", offset=33),
-    "PNG with too few pixels": fault(edit(IMAGE, png_of_few_pixels), IMAGE, "cannot be decoded"),
-    "PNG of absurd size": fault(edit(IMAGE, huge_png), IMAGE, "cannot be decoded|too large"),
+    "PNG with too few pixels": fault(edit(IMAGE, png_of_few_pixels), IMAGE, "cannot decode"),
+    "PNG of absurd size": fault(edit(IMAGE, huge_png), IMAGE, "cannot decode|too large"),
     "empty PNG": fault(write(IMAGE, b""), IMAGE, "neither a PNG", got="b''"),
     "text named PNG": fault(write(IMAGE, b"hello" * 20), IMAGE, "neither a PNG"),
     "JPEG named PNG": fault(
-        write(IMAGE, encoded(RGB, kind="jpeg")), IMAGE, "its name", expected="png", got="jpeg"
+        write(IMAGE, encoded(RGB, kind="jpeg")), IMAGE, "file name", expected="png", got="jpeg"
     ),
     "grayscale image": fault(
-        write(IMAGE, encoded(RGB[..., 0])), IMAGE, "kind", expected="RGB", got="L"
+        write(IMAGE, encoded(RGB[..., 0])), IMAGE, "wrong image mode", expected="RGB", got="L"
     ),
-    "palette image": fault(write(IMAGE, encoded(RGB, "P")), IMAGE, "kind", got="P"),
-    "image with alpha": fault(write(IMAGE, encoded(RGB, "RGBA")), IMAGE, "kind", got="RGBA"),
+    "palette image": fault(write(IMAGE, encoded(RGB, "P")), IMAGE, "wrong image mode", got="P"),
+    "image with alpha": fault(
+        write(IMAGE, encoded(RGB, "RGBA")), IMAGE, "wrong image mode", got="RGBA"
+    ),
     "image of another size": fault(
         write(IMAGE, encoded(RGB[:4])), IMAGE, "shape", expected=[6, 8, 3], got=[4, 8, 3]
     ),
-    "image that is a folder": fault(_make_folder, IMAGE, "cannot be read", got="Is a directory"),
+    "image that is a folder": fault(_make_folder, IMAGE, "cannot read", got="Is a directory"),
     # arrays
     "truncated npy": fault(
         *(cut(DEPTH, -1), DEPTH, "size"),
@@ -324,10 +331,10 @@ BROKEN = {
     "npy with bytes to spare": fault(
         edit(DEPTH, lambda data: data + b"\0"), DEPTH, "size", got="321 bytes"
     ),
-    "npy cut in its header": fault(cut(DEPTH, 40), DEPTH, "not an npy file"),
-    "empty npy": fault(write(DEPTH, b""), DEPTH, "not an npy file"),
+    "npy cut in its header": fault(cut(DEPTH, 40), DEPTH, "unsupported npy file"),
+    "empty npy": fault(write(DEPTH, b""), DEPTH, "unsupported npy file"),
     "npy of another version": fault(
-        edit(DEPTH, lambda data: data[:6] + b"\x09" + data[7:]), DEPTH, "not an npy file"
+        edit(DEPTH, lambda data: data[:6] + b"\x09" + data[7:]), DEPTH, "unsupported npy file"
     ),
     "npy of an absurd shape": fault(
         write(DEPTH, npy(DESCR % "(1000000, 1000000, 1000000)")), DEPTH, "size", got="128 bytes"
@@ -336,7 +343,7 @@ BROKEN = {
         write(DEPTH, npy(DESCR % "(-6, -8)", b"\0" * 192)), DEPTH, "size"
     ),
     "npy header that is code": fault(
-        write(DEPTH, npy("__import__('os').system('true')")), DEPTH, "not an npy file"
+        write(DEPTH, npy("__import__('os').system('true')")), DEPTH, "unsupported npy file"
     ),
     "npy of objects": fault(save(DEPTH, np.array([{}, None])), DEPTH, "pickled"),
     "depth in double precision": fault(
@@ -353,7 +360,7 @@ BROKEN = {
     ),
     # poses
     "pose file too short": fault(
-        line(POSES, 3, ""), POSES, "disagrees", got="3 lines", feature="pose_left"
+        line(POSES, 3, ""), POSES, "number of poses differs", got="3 lines", feature="pose_left"
     ),
     "pose with NaN": fault(line(POSES, 1, "0 0 nan 0 0 0 1"), POSES, "row in line 2"),
     "pose of six numbers": fault(
@@ -361,8 +368,8 @@ BROKEN = {
     ),
     "pose of words": fault(line(POSES, 0, "tx ty tz qx qy qz qw"), POSES, "row in line 1"),
     "pose of eight numbers": fault(line(POSES, 2, "0 0 0 0 0 0 1 0"), POSES, "row in line 3"),
-    "empty line among poses": fault(line(POSES, 2, ""), POSES, "disagrees"),
-    "binary pose file": fault(write(POSES, bytes(range(128, 256))), POSES, "not text"),
+    "empty line among poses": fault(line(POSES, 2, ""), POSES, "number of poses differs"),
+    "binary pose file": fault(write(POSES, bytes(range(128, 256))), POSES, "not UTF-8 text"),
     "nothing in it": fault(_empty, ".", "without frames"),
 }
 
@@ -409,7 +416,7 @@ V2_SEG = "seg_rcam_front/000000_rcam_front_seg.png"
 
 BROKEN_V2 = {
     "depth without alpha": fault(
-        *(write(V2_DEPTH, encoded(RGB)), V2_DEPTH, "kind"),
+        *(write(V2_DEPTH, encoded(RGB)), V2_DEPTH, "wrong image mode"),
         expected="RGBA",
         got="RGB",
         feature="depth_lcam_front",
@@ -419,9 +426,7 @@ BROKEN_V2 = {
         *(write(V2_FLOW, encoded(RGB)), V2_FLOW, "dtype"), got="uint8", feature="flow_lcam_front"
     ),
     "truncated flow": fault(cut(V2_FLOW, -40), V2_FLOW, "truncated PNG"),
-    "flow with too few pixels": fault(
-        edit(V2_FLOW, png_of_few_pixels), V2_FLOW, "cannot be decoded"
-    ),
+    "flow with too few pixels": fault(edit(V2_FLOW, png_of_few_pixels), V2_FLOW, "cannot decode"),
     "imu of another length": fault(
         *(save("imu/acc.npy", np.zeros((29, 3))), "imu/acc.npy", "shape"),
         expected="[30 or 40, 3]",
@@ -432,7 +437,7 @@ BROKEN_V2 = {
         save("imu/gyro.npy", np.zeros((30, 3), "f4")), "imu/gyro.npy", "dtype", got="float32"
     ),
     "segmentation in colour": fault(
-        write(V2_SEG, encoded(RGB)), V2_SEG, "kind", expected="L", got="RGB"
+        write(V2_SEG, encoded(RGB)), V2_SEG, "wrong image mode", expected="L", got="RGB"
     ),
 }
 

@@ -28,7 +28,7 @@ from seqrecord.sources.common.references import MOST_COPIED, external_files, ext
 
 _FILTERED = "its chunks are compressed or filtered"
 _PARTS = "its chunks contain only parts of frames"
-_OTHERWISE = "its storage layout or number format is not supported in place"
+_OTHERWISE = "its storage layout or number format is not supported"
 _SHARD_INDEX = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 _NOT_THERE = 2**64 - 1  # missing chunk in a shard's index
 

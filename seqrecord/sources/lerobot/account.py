@@ -64,7 +64,7 @@ def account_of(
     left_out = unread_files(root, lambda path: path.relative_to(root).as_posix() in files)
     if len(good) < len(episodes):  # the files of broken episodes are unknown
         left_out = []
-    reason = "recomputed by `seqrecord stats`"
+    reason = "recomputed"
     left_out += [
         LeftOut(name, 1, reason, is_data=False)
         for name in (STATS, EPISODES_STATS)

@@ -33,6 +33,7 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import feature_spec
 from seqrecord.sources.video.files import VideoFile, VideoPacket
 from seqrecord.sources.video.frames import UPRIGHT, FrameForm
+from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
@@ -82,7 +83,7 @@ def read_gops(
             before = rows.taken
             yield from _reencoded(file, chain(packets, group), rows)
             if count := rows.taken - before:
-                _logger.warning("%s: re-encoded %d frames: %s", file.path, count, reason)
+                _logger.warning("%s: re-encoded %s: %s", file.path, counted(count, "frame"), reason)
         rows.check_all()
 
 
