@@ -343,7 +343,7 @@ def test_a_split_without_lengths_of_its_shards(tmp_path: Path) -> None:
     source = RldsSource(tmp_path, features=["state"])
     assert len(source.episodes()) == 3
     assert inventory_of(source).notes == (
-        "split train: no shardLengths in dataset_info.json, records not compared",
+        "split train: no shardLengths in dataset_info.json, record counts not checked",
     )
     info.write_text(json.dumps({"splits": [{"name": "train", "numShards": "3"}]}))
     with pytest.raises(SourceError, match="expected: 3 of train; got: 2"):
@@ -419,4 +419,4 @@ def test_the_inventory_of_rlds(tmp_path: Path) -> None:
         "split more: declared as empty, no files",
     }
     (tmp_path / "dataset_info.json").unlink()
-    assert inventory_of(source).notes == ("no dataset_info.json: numbers of records not compared",)
+    assert inventory_of(source).notes == ("no dataset_info.json: record counts not checked",)

@@ -473,7 +473,7 @@ def seven_scenes(root: Path, third: str) -> FolderSource:
         ("", "not a table of numbers; .*frame-000002.pose.txt.*got: no rows"),
         (
             "1 2 3\n",
-            r"number of columns differs between files; .*000002.pose.txt.*expected: 4 columns.*got: 3",
+            r"columns differs between files; .*000002.pose.txt.*expected: 4 columns.*got: 3",
         ),
         ("-1.#IND nan 0 0\n" + "0 0 0 1\n" * 3, "frame-000002.pose.txt.*got: '-1.#IND nan 0 0'"),
         ("lost\n", "frame-000002.pose.txt.*got: 'lost'"),

@@ -399,7 +399,7 @@ BROKEN = {
         write("metadata.json", b'{"a": NaN}'),
         "metadata.json",
         "invalid JSON",
-        got="NaN is no JSON number",
+        got="NaN is not a JSON number",
     ),
     "metadata that is a list": fault(
         write("metadata.json", b"[]"), "metadata.json", "JSON object", got="[]"

@@ -495,7 +495,7 @@ def test_another_definition_of_a_known_type(tmp_path: Path) -> None:
     text = b"# old\nHeader header\nfloat32 MAX=3\nfloat64[4] orientation\n"
     messages = [("/imu", "sensor_msgs/msg/Imu", 5, bytes(400))]
     path = write_raw(tmp_path / "a.mcap", messages, definition=text)
-    with pytest.raises(SourceError, match=r"definition of sensor_msgs/msg/Imu differs from ROS's: got "
+    with pytest.raises(SourceError, match=r"of sensor_msgs/msg/Imu differs from ROS's: got "
                        "Header header; float64.4. orientation, expected"):  # fmt: skip
         open_source(path).schema()
 
