@@ -582,5 +582,5 @@ def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
         "*/dates.csv": "not a table of numbers: '2020-01-02,1'",
         "run/notes.txt": "no reader",
     }
-    with pytest.raises(SourceError, match=r"without a row for each frame.*decimal commas"):
+    with pytest.raises(SourceError, match=r"does not have one row per frame.*decimal commas"):
         FolderSource(tmp_path, features=["rgb", "semicolons"]).schema()

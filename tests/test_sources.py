@@ -145,7 +145,7 @@ def test_cameras_and_features(tmp_path: Path) -> None:
     assert list(chosen.schema()) == ["pose_right", "mask"]
     frames = list(chosen.frames(chosen.episodes()[0]))
     assert [list(frame) for frame in frames] == [["pose_right", "mask"]] * 2 + [["pose_right"]]
-    with pytest.raises(SourceError, match=r"no such feature .*seg_left.*; got: seg_right, lidar"):
+    with pytest.raises(SourceError, match=r"no such feature; .*seg_left.*; got: seg_right, lidar"):
         TartanAirSource(
             tmp_path, features=["seg_right", "mask", "lidar"], cameras=("left",)
         ).schema()
@@ -265,23 +265,23 @@ DESCR = "{'descr': '<f4', 'fortran_order': False, 'shape': %s, }"
 BROKEN = {
     # frame lists
     "image missing": fault(remove(IMAGE), ".", "gap", got="frame 3 after 1"),
-    "depth missing": fault(remove(DEPTH), "depth_left", "list", got="frame 2 missing"),
+    "depth missing": fault(remove(DEPTH), "depth_left", "different frames", got="frame 2 missing"),
     "depth missing at the end": fault(
-        remove(ALL_DEPTHS[3]), "depth_left", "list", got="frame 3 missing"
+        remove(ALL_DEPTHS[3]), "depth_left", "different frames", got="frame 3 missing"
     ),
     "image missing at the end": fault(
-        *(remove("image_left/000003_left.png"), "depth_left", "list"),
+        *(remove("image_left/000003_left.png"), "depth_left", "different frames"),
         expected="3 files, frames 0 to 2, as in image_left/",
         got="frame 3 too many",
     ),
     "flow missing": fault(
-        remove("flow/000001_000002_flow.npy"), "flow", "list", got="frame 1 missing"
+        remove("flow/000001_000002_flow.npy"), "flow", "different frames", got="frame 1 missing"
     ),
     "mask missing": fault(
-        remove("flow/000002_000003_mask.npy"), "flow", "list", got="frame 2 missing"
+        remove("flow/000002_000003_mask.npy"), "flow", "different frames", got="frame 2 missing"
     ),
     "flow after the last frame": fault(
-        save("flow/000004_000005_flow.npy", NO_FLOW), "flow", "list", got="frame 4 too many"
+        save("flow/000004_000005_flow.npy", NO_FLOW), "flow", "different frames", got="frame 4 too many"
     ),
     "flow over two frames": fault(
         save("flow/000003_000005_flow.npy", NO_FLOW),
@@ -290,9 +290,9 @@ BROKEN = {
         got="3 and 5",
     ),
     "right images missing at the end": fault(
-        *(remove("image_right/000003_right.png"), "image_right", "list"), got="frame 3 missing"
+        *(remove("image_right/000003_right.png"), "image_right", "different frames"), got="frame 3 missing"
     ),
-    "no depth at all": fault(remove(*ALL_DEPTHS), "depth_left", "list", got="frame 0 missing"),
+    "no depth at all": fault(remove(*ALL_DEPTHS), "depth_left", "different frames", got="frame 0 missing"),
     "the same id twice": fault(
         write("image_left/2_left.png", b""),
         "image_left/*2_left.png",

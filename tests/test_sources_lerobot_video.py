@@ -129,7 +129,7 @@ def test_videos_that_are_broken(tmp_path: Path) -> None:
     assert refused(root, 1).frame == 1
     for each in folder.iterdir():
         each.write_bytes(b"")
-    with pytest.raises(SourceError, match=r"not a video .*episode: episode_000000"):
+    with pytest.raises(SourceError, match=r"unsupported video.*episode: episode_000000"):
         open_source(root).schema()
 
 

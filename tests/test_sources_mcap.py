@@ -458,7 +458,7 @@ def test_names_and_options_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no such feature; .*got: imu.data.mass"):
         open_source(tmp_path, features=["imu.data.mass"]).schema()
     two = open_source(tmp_path, features=["imu.data.orientation", "joint_states.position"])
-    with pytest.raises(SourceError, match=r"no clock: name the topic.*clock=TOPIC"):
+    with pytest.raises(SourceError, match=r"no clock topic; choose .*clock=TOPIC"):
         two.episodes()
     with pytest.raises(SourceError, match=r"invalid align; expected: nearest or last"):
         open_source(tmp_path, align="best")
