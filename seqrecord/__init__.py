@@ -67,6 +67,6 @@ if TYPE_CHECKING:
     from seqrecord.writing.stored_statistics import add_statistics as add_statistics
     from seqrecord.writing.writer import SeqRecordWriter as SeqRecordWriter
 
-if not TYPE_CHECKING:  # or a type checker would take any name for one that is there
-    # Each part of this package costs time to import, torch seconds: nothing is, before it is used.
+if not TYPE_CHECKING:  # a module `__getattr__` would make type checkers accept any name
+    # Modules are imported at first use, because importing torch takes seconds.
     __getattr__, __dir__, __all__ = lazy(__name__)

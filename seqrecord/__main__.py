@@ -1,4 +1,4 @@
-"""`python -m seqrecord`, the same as `seqrecord`."""
+"""Runs the command line: `python -m seqrecord`."""
 
 from seqrecord.cli import main
 

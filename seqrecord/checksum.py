@@ -1,4 +1,4 @@
-"""CRC32C (RFC 3720, Castagnoli), the checksum of every stored byte that is read."""
+"""CRC32C (RFC 3720, Castagnoli), the checksum of pages, footers, indexes and manifests."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SMALL = (1 << 20) if hardware_based else (1 << 15)
 
 
 def crc32c(*parts: Buffer, start: int = 0) -> int:
-    """CRC32C of the parts as if they were joined; each is C-contiguous.
+    """CRC32C of the concatenation of `parts`, which are C-contiguous buffers.
 
-    `start` is the checksum of what comes before them. Small parts are summed with the GIL: to get
-    it back would take longer.
+    `start` is the checksum of the bytes before them. The GIL is released for large parts only,
+    because releasing it costs more time than a small sum.
     """
     value = start
     for part in parts:
@@ -27,11 +27,11 @@ def crc32c(*parts: Buffer, start: int = 0) -> int:
 
 
 def combined_crc32c(checksums: Sequence[int], size: int, last_size: int) -> int:
-    """CRC32C of parts as if they were joined, from their own checksums alone.
+    """CRC32C of concatenated parts, computed from the parts' checksums without their bytes.
 
-    All parts have `size` bytes but the last, which has `last_size`. As zlib's `crc32_combine`: the
-    checksum of A and B is that of A, moved by the length of B, xor that of B; to move it by a
-    number of bytes is a linear map over GF(2).
+    Each part has `size` bytes, the last one `last_size`. The method is that of zlib's
+    `crc32_combine`: crc(A + B) = shift(crc(A), len(B)) xor crc(B), where `shift`, by a number of
+    zero bytes, is a linear map over GF(2).
     """
     value = 0
     for number, checksum in enumerate(checksums):
@@ -40,13 +40,13 @@ def combined_crc32c(checksums: Sequence[int], size: int, last_size: int) -> int:
     return value
 
 
-_POLYNOMIAL = 0x82F63B78  # of Castagnoli, bits reversed
+_POLYNOMIAL = 0x82F63B78  # Castagnoli, bits reversed
 
 
 @lru_cache(maxsize=64)
 def _shift(num_bytes: int) -> tuple[int, ...]:
-    """What becomes of each of a checksum's 32 bits when so many zero bytes follow."""
-    square = (_POLYNOMIAL, *(1 << bit for bit in range(31)))  # by one bit
+    """Matrix over GF(2), as 32 columns, that appends `num_bytes` zero bytes to a checksum."""
+    square = (_POLYNOMIAL, *(1 << bit for bit in range(31)))  # appends one zero bit
     columns = tuple(1 << bit for bit in range(32))
     count = 8 * num_bytes
     while count:

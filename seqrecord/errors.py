@@ -1,37 +1,37 @@
-"""The exceptions that seqrecord raises on purpose.
+"""Exception classes of seqrecord.
 
 ::
 
     SeqRecordError
-    ├── FormatError               bytes on disk break docs/format.md
+    ├── FormatError               stored bytes violate docs/format.md
     │   ├── ChecksumError         a page, footer, index or manifest does not match its CRC32C
-    │   └── VersionError          written by a format version that this reader does not know
-    ├── SchemaError               a feature's name, dtype, shape or codec is not allowed
-    │   └── FrameError            a frame does not fit the schema it is written under
-    ├── CodecError                a blob does not decode to what its feature declares
-    ├── StorageError              a file or object could not be read, written or listed
-    │   ├── NotFoundError         it is not there
-    │   ├── LocationError         a path or URL that cannot be understood
-    │   ├── DestinationError      a destination that may not be written to as asked
-    │   │   ├── ConflictError     another writer was there first
-    │   │   └── QueueFullError    frames are recorded faster than they can be written
-    │   ├── CommitUnknownError    nobody knows whether a commit went through, or will
-    │   ├── AccessError           the service refuses: a credential that is wrong, missing, expired
-    │   └── TransientError        it may go well if tried again: a timeout, a reset, a busy server
-    │       └── DeadlineError     it was tried again until the deadline
+    │   └── VersionError          the format version is not supported
+    ├── SchemaError               invalid name, dtype, shape or codec of a feature
+    │   └── FrameError            a frame does not match the schema
+    ├── CodecError                a blob cannot be decoded or encoded
+    ├── StorageError              a file or object cannot be read, written or listed
+    │   ├── NotFoundError         the file, object or dataset does not exist
+    │   ├── LocationError         invalid path or URL
+    │   ├── DestinationError      the destination does not allow this write
+    │   │   ├── ConflictError     another writer committed first
+    │   │   └── QueueFullError    the recorder's queue is full
+    │   ├── CommitUnknownError    the outcome of a commit is unknown
+    │   ├── AccessError           permission denied: wrong, missing or expired credential
+    │   └── TransientError        a retry may succeed: timeout, reset, busy server
+    │       └── DeadlineError     retries failed until the deadline
     ├── SourceError               an original file or episode is missing, broken or inconsistent
-    ├── ClipError                 a clip request that the dataset cannot serve
-    │   └── MemoryLimitError      a memory limit too small for the request
+    ├── ClipError                 invalid loader argument, or a clip request without a result
+    │   └── MemoryLimitError      the memory limit is too small for the request
     ├── EpisodeKeyError           no episode has this key
-    ├── StatisticsKeyError        there are no statistics of this feature
-    ├── StateError                a saved state that belongs to another dataset or to other settings
-    ├── ResourceError             the system gives no more threads, processes or file descriptors
+    ├── StatisticsKeyError        no statistics of this feature
+    ├── StateError                a saved state does not match dataset or settings
+    ├── ResourceError             no more threads, processes or file descriptors
     └── MissingPackageError       an optional package is not installed
 
-The ones that a caller would otherwise expect as a builtin are that builtin too: `SchemaError`,
-`FrameError`, `ClipError`, `LocationError` and `StateError` are `ValueError`s, `NotFoundError` is a
-`FileNotFoundError`, `EpisodeKeyError` and `StatisticsKeyError` are `KeyError`s,
-`MissingPackageError` is an `ImportError`, and `ResourceError` a `RuntimeError`.
+Some classes also derive from a builtin: `SchemaError`, `FrameError`, `ClipError`, `LocationError`
+and `StateError` from `ValueError`, `NotFoundError` from `FileNotFoundError`, `EpisodeKeyError` and
+`StatisticsKeyError` from `KeyError`, `MissingPackageError` from `ImportError`, and `ResourceError`
+from `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -72,11 +72,16 @@ __all__ = [
 
 
 class SeqRecordError(Exception):
-    """Base of every error that this package raises on purpose.
+    """Base class of the errors that this package raises on purpose.
 
-    `str(error)` is one line: the message, then whatever is known of where it happened (`file`,
-    byte `offset`, `episode`, `feature`, `frame`) and of what was `expected` and what was `got`.
-    The same facts are attributes, `None` where unknown.
+    `str(error)` is one line: the message, then the context: `file`, byte `offset`, `episode`,
+    `feature`, `frame`, `expected`, `got`. Each of these is an attribute, `None` if unknown.
+
+    Example:
+        try:
+            seqrecord.open("records/").episodes["no such episode"]
+        except seqrecord.SeqRecordError as error:
+            print(error.message, error.file)
     """
 
     def __init__(
@@ -101,35 +106,35 @@ class SeqRecordError(Exception):
         self.expected = expected
         self.got = got
 
-    _FACTS = ("file", "offset", "episode", "feature", "frame", "expected", "got")
+    _CONTEXT = ("file", "offset", "episode", "feature", "frame", "expected", "got")
 
-    def facts(self) -> dict[str, Any]:
-        """What is known of the error, by name, without the unknown."""
-        return {name: value for name in self._FACTS if (value := getattr(self, name)) is not None}
+    def context(self) -> dict[str, Any]:
+        """Context of the error by attribute name, without unknown values."""
+        return {name: value for name in self._CONTEXT if (value := getattr(self, name)) is not None}
 
     def located(self, **facts: Any) -> SeqRecordError:
-        """The same error with `facts` filled in where it did not know them yet."""
+        """Set attributes that are still `None`, and return this error."""
         for name, value in facts.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
         return self
 
     def __str__(self) -> str:
-        known = self.facts()
+        known = self.context()
         if isinstance(self.file, str):
             known["file"] = shown_place(self.file)
         facts = "".join(f"; {name}: {_text(value)}" for name, value in known.items())
         return f"{self.message}{facts}"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        # Exceptions cross process borders; the default protocol forgets keyword arguments.
-        return _rebuild, (type(self), self.message, self.facts())
+        # For pickling between processes: the default protocol drops keyword arguments.
+        return _rebuild, (type(self), self.message, self.context())
 
 
 def _text(value: object) -> str:
     try:
         return f"{value}"
-    except Exception:  # what somebody gave may have no text, such as an integer of 5,000 digits
+    except Exception:  # for example an integer of 5,000 digits
         return repr_of(value)
 
 
@@ -137,8 +142,11 @@ def _rebuild(cls: type[SeqRecordError], message: str, facts: dict[str, Any]) -> 
     return cls(message, **facts)
 
 
-class located:  # noqa: N801 - as a function, which `contextmanager` makes slower: it is everywhere
-    """Errors of these kinds that the block raises get the facts that they do not know yet."""
+class located:  # noqa: N801 - used as a function; faster than `contextmanager` on hot paths
+    """Context manager: adds context to errors of these classes raised in the block.
+
+    Attributes that an error already has are kept.
+    """
 
     def __init__(
         self, kind: type[SeqRecordError] | tuple[type[SeqRecordError], ...], **facts: Any
@@ -154,7 +162,7 @@ class located:  # noqa: N801 - as a function, which `contextmanager` makes slowe
 
 
 class FormatError(SeqRecordError):
-    """Bytes on disk break the rules of docs/format.md."""
+    """Stored bytes violate docs/format.md."""
 
 
 class ChecksumError(FormatError):
@@ -162,68 +170,75 @@ class ChecksumError(FormatError):
 
 
 class VersionError(FormatError):
-    """Written by a format version that this reader does not know."""
+    """The format version is not supported."""
 
 
 class SchemaError(SeqRecordError, ValueError):
-    """A feature's name, dtype, shape or codec is not allowed."""
+    """Invalid name, dtype, shape or codec of a feature."""
 
 
 class FrameError(SchemaError):
-    """A frame does not fit the schema that it is written under."""
+    """A frame does not match the schema of its dataset."""
 
 
 class CodecError(SeqRecordError):
-    """A blob does not decode to what its feature declares, or cannot be encoded."""
+    """A blob cannot be decoded to the feature's dtype and shape, or a frame cannot be encoded."""
 
 
 class StorageError(SeqRecordError):
-    """A file or object could not be read, written or listed."""
+    """A file or object cannot be read, written or listed."""
 
 
 class NotFoundError(StorageError, FileNotFoundError):
-    """A file, object or dataset is not there."""
+    """The file, object or dataset does not exist.
+
+    Example:
+        try:
+            dataset = seqrecord.open("other-records/")
+        except seqrecord.NotFoundError as error:
+            print("pack the recordings first:", error)
+    """
 
 
 class LocationError(StorageError, ValueError):
-    """A path or URL that cannot be understood; the message shows what to write."""
+    """Invalid path or URL; the message shows a valid one."""
 
 
 class DestinationError(StorageError):
-    """A destination that may not be written to as asked."""
+    """The destination does not allow this write."""
 
 
 class ConflictError(DestinationError):
-    """Another writer was there first: what is there is no longer what this one began with."""
+    """Another writer changed the destination since this writer opened it."""
 
 
 class CommitUnknownError(StorageError):
-    """Nobody knows whether a commit went through, or will: no answer came, and no trace is there.
+    """The outcome of a commit is unknown: the service did not answer, and the commit is not found.
 
-    The message names the id of the commit, which `seqrecord info --json` lists if it went through.
-    Nothing was removed. If it is not there after some minutes, run the same command again.
+    The message has the id of the commit. `seqrecord info --json` lists it if the commit succeeded.
+    No data was removed. If the id is still missing after some minutes, run the command again.
     """
 
 
 class QueueFullError(DestinationError):
-    """Frames are recorded faster than they can be written, and there is no room for one more."""
+    """The recorder's queue is full: frames arrive faster than they are written."""
 
 
 class AccessError(StorageError):
-    """The service refuses the request; the message says which credential to check."""
+    """The service denied the request; the message names the credential to check."""
 
 
 class TransientError(StorageError):
-    """A failure that may be gone at the next attempt: a timeout, a reset, a server that is busy."""
+    """A failure that a retry may fix: a timeout, a connection reset, a busy server."""
 
     retry_after: float | None = None
-    """Seconds that the server asked to wait, if it did."""
+    """Delay in seconds that the server asked for; `None` without one."""
 
 
 class DeadlineError(TransientError):
-    """Attempts failed until the deadline, or the server asks to wait longer than allowed.
+    """Retries failed until the deadline, or the server asked for a longer delay than allowed.
 
-    The message has the number of attempts and the last one's cause, or the requested seconds.
+    The message has the number of attempts and the last error, or the requested delay in seconds.
     """
 
 
@@ -232,31 +247,38 @@ class SourceError(SeqRecordError):
 
 
 class ClipError(SeqRecordError, ValueError):
-    """A clip request that the dataset cannot serve."""
+    """Invalid loader argument, or a clip request without a result.
+
+    Example:
+        try:
+            pipe = seqrecord.SeqRecordPipe("records/", clip_len=0)
+        except seqrecord.ClipError as error:
+            print(error.expected, error.got)
+    """
 
 
 class MemoryLimitError(ClipError):
-    """A memory limit too small for the request; the message says the least that would do."""
+    """The memory limit is too small for the request; the message has the required minimum."""
 
 
 class EpisodeKeyError(SeqRecordError, KeyError):
-    """No episode of the dataset has this key; the message shows some keys."""
+    """No episode of the dataset has this key; the message lists some keys."""
 
 
 class StatisticsKeyError(SeqRecordError, KeyError):
-    """There are no statistics of this feature; the message says how to compute them."""
+    """No statistics of this feature; the message has the command that computes them."""
 
 
 class StateError(SeqRecordError, ValueError):
-    """A saved state that belongs to another dataset or to other settings.
+    """A saved state does not match this loader's dataset or settings.
 
-    Then `expected` is what the state says, and `got` what this loader has.
+    `expected` is the value in the state, `got` the value of this loader.
     """
 
 
 class ResourceError(SeqRecordError, RuntimeError):
-    """The system gives no more threads, processes or file descriptors than there are."""
+    """The operating system refuses another thread, process or file descriptor."""
 
 
 class MissingPackageError(SeqRecordError, ImportError):
-    """An optional package is not installed; the message says how to install it."""
+    """An optional package is not installed; the message has the `pip install` command."""

@@ -1,4 +1,4 @@
-"""Objects in parsed JSON that came from a file, whose values are checked as they are asked for."""
+"""Parsed JSON of an untrusted file: values are checked on access."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 from seqrecord.errors import FormatError
 from seqrecord.text import repr_of
 
-MAX_JSON_VALUES = 1 << 20  # in all of a manifest, or of a footer
+MAX_JSON_VALUES = 1 << 20  # in a manifest or a footer
 
 
 class JsonObject:
-    """An object in parsed JSON, called `what` in errors; each value is checked as it is asked for.
+    """A JSON object with exactly the keys `keys`, and any of `optional`.
 
-    It has exactly these keys, and perhaps `optional` ones. Every method raises `FormatError`.
+    `what` names the object in errors. Each method checks the value that it returns. Constructor
+    and methods raise `FormatError`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class JsonObject:
         keys: Iterable[str],
         optional: Iterable[str] = (),
     ) -> JsonObject:
-        """All of a file of this package, which says that it is `what` and of which version."""
+        """The root object of a seqrecord file, with checked `format` (`what`) and `version`."""
         found = cls(value, ("format", "version", *keys), f"a file of {what}", optional)
         if (got := found.value["format"]) != f"seqrecord {what}":
             raise FormatError(f"not a file of {what}", got=repr_of(got, 50))
@@ -48,18 +49,18 @@ class JsonObject:
         return found
 
     def text(self, key: str, pattern: re.Pattern[str]) -> str:
-        """Text that is all of the pattern."""
+        """A string that matches `pattern` completely."""
         return self._text(key, self.value[key], pattern)
 
     def integer(self, key: str, least: int = 0, most: int = 2**63 - 1) -> int:
-        """An integer of `least` to `most`, which is no bool."""
+        """An integer, not a bool, of `least` to `most`, both inclusive."""
         number = self.value[key]
         if type(number) is not int or not least <= number <= most:
             raise self._bad(key, f"{least} to {most}", number)
         return number
 
     def list(self, key: str, least: int = 0, most: int = MAX_JSON_VALUES) -> list[Any]:
-        """An array of so many values."""
+        """An array of `least` to `most` values, both inclusive."""
         items = self.value[key]
         if not isinstance(items, list) or not least <= len(items) <= most:
             got = len(items) if isinstance(items, list) else items
@@ -69,7 +70,7 @@ class JsonObject:
     def texts(
         self, key: str, pattern: re.Pattern[str], most: int = MAX_JSON_VALUES
     ) -> tuple[str, ...]:
-        """An array of such texts."""
+        """An array of at most `most` strings, each a complete match of `pattern`."""
         return tuple(self._text(key, text, pattern) for text in self.list(key, 0, most))
 
     def _text(self, key: str, text: object, pattern: re.Pattern[str]) -> str:

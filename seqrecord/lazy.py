@@ -1,4 +1,4 @@
-"""Modules that are imported at first use: they take time, and optional packages may be missing."""
+"""Imports at first use, for slow modules and optional packages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _IMPORT = re.compile(r"^    from ([\w.]+) import (\w+) as \2\b", re.MULTILINE)
 def lazy(
     package: str,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package or module, https://peps.python.org/pep-0562.
+    """`__getattr__`, `__dir__` and `__all__` of a module, https://peps.python.org/pep-0562.
 
-    The imports under `if TYPE_CHECKING:` in its source, each a line `from module import name as
-    name`, are made when a name is first used. A package's own modules are there, too; its `__dir__`
-    lists the public names, `__all__`.
+    Parses the module's source: each line `from module import name as name` under `if
+    TYPE_CHECKING:` is an import at first use of `name`. Submodules of a package are attributes too.
+    `__dir__` returns `__all__`, the sorted names.
 
-    Raises `ImportError` without the source: an application must include the `.py` files, as torch
-    requires, too.
+    Raises `ImportError` without the source. An application must therefore include the `.py` files,
+    as torch requires too.
     """
     loader: Any = sys.modules[package].__loader__
     if (source := loader.get_source(package)) is None:
@@ -42,20 +42,20 @@ def lazy(
     return found, lambda: list(offered), offered
 
 
-def required(module: str, said: str, file: str | None = None) -> Any:
-    """A module of an optional package; `MissingPackageError` that says `said` without it."""
+def import_extra(module: str, message: str, file: str | None = None) -> Any:
+    """Import an optional module; without it raise `MissingPackageError` with this message."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
         if error.name is not None and error.name.partition(".")[0] != package:
-            raise  # it is there, and lacks something itself
-        raise MissingPackageError(said, file=file) from error
+            raise  # installed, but a dependency of it is missing
+        raise MissingPackageError(message, file=file) from error
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package of the index, such as `azure-storage-blob`, or a module can be imported."""
+    """Whether a module, or a distribution such as `azure-storage-blob`, can be imported."""
     try:
         return importlib.util.find_spec(package.replace("-", ".")) is not None
-    except (ImportError, ValueError):  # of one whose parent is missing, half gone, or no package
+    except (ImportError, ValueError):  # no parent package, or a broken one
         return False

@@ -1,4 +1,4 @@
-"""What a frame holds: named features with dtype, shape and codec, in groups; all of it checked."""
+"""Schema of frames: named features with dtype, shape, codec and group."""
 
 from __future__ import annotations
 
@@ -21,22 +21,34 @@ MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A PNG, JPEG or npy file's bytes, to be stored as they are by the codec `seqrecord.image`."""
+    """Bytes of a PNG, JPEG or npy file, stored unchanged by the codec `seqrecord.image`.
+
+    Example:
+        import io
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.new("RGB", (64, 48)).save(file, "png")
+        image = seqrecord.EncodedImage(file.getvalue())
+        with seqrecord.SeqRecordWriter("photos-records/") as writer:
+            with writer.episode("photos") as episode:
+                episode.append({"photo": image})
+    """
 
     data: bytes
 
 
 Frame: TypeAlias = "Mapping[str, npt.ArrayLike | EncodedImage]"
-"""One time step as it is stored: feature name to array, or to an image that stays encoded.
+"""One time step before storing: an array or an `EncodedImage` by feature name.
 
-A feature that the frame lacks is left out.
+Absent features are omitted, not `None`.
 """
 
 
 class Block(NamedTuple):
-    """Consecutive frames of an episode, all of which have the same features.
+    """Consecutive frames of an episode, stored by column; each frame has the same features.
 
-    `columns` has the frames' items by feature: an array [num_frames, …], or a sequence.
+    `columns` has an array [num_frames, …], or a sequence of items, for each feature.
     """
 
     num_frames: int
@@ -44,7 +56,7 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, frame: Frame) -> Block:
-        """One frame; raises `SchemaError` for a feature without a value."""
+        """A block of one frame; raises `SchemaError` if a value is `None`."""
         for name, item in frame.items():
             if item is None:
                 raise SchemaError(
@@ -54,25 +66,31 @@ class Block(NamedTuple):
         return cls(1, {name: (item,) for name, item in frame.items()})
 
     def frames(self) -> Iterator[Frame]:
-        """One by one; arrays are views."""
+        """Iterate over the frames; arrays are views."""
         for row in range(self.num_frames):
             yield {name: column[row] for name, column in self.columns.items()}
 
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """One feature: its name, little-endian dtype, shape and codec.
+    """A feature: name, little-endian dtype, shape of one frame, codec, group, kind and unit.
 
-    `shape` is that of one frame. A dimension of `None` may differ from frame to frame.
-    `codec` is a chain of JSON configurations, in the order in which they encode; empty is raw.
-    Features of one `group` share chunks, and groups have chunks of their own.
-    `kind` says what the feature is (`image`, `depth`, `pose`, …) and `unit` of what its numbers are
-    (`m`, `px`, `rad`, …); `None` where nobody said. `value` is "text" or "bytes" for a feature of
-    `uint8 [?]` whose frames are the bytes of a `str` in UTF-8, or `bytes`. `added` is the id of the
-    writer that added the feature to episodes that were there; `None` for any other. `stored_shape`
-    is the shape of stored frames, where an open dataset resizes them; `None` where it does not.
+    Attributes:
+        shape: of one frame; `None` is a dimension that varies between frames.
+        codec: chain of JSON configurations in the order of encoding; empty for raw frames.
+        group: number of the group. Features of a group share chunks.
+        kind: `image`, `depth`, `pose`, …; `None` if undeclared.
+        unit: of the numbers: `m`, `px`, `rad`, …; `None` if undeclared.
+        value: `"text"` or `"bytes"` if frames are `str` or `bytes`, stored as `uint8 [?]` (text in
+            UTF-8); `"array"` otherwise.
+        added: id of the writer that added the feature to existing episodes; `None` otherwise.
+        stored_shape: shape on disk if the open dataset resizes frames; `None` otherwise.
 
-    Raises `SchemaError` for what docs/format.md does not allow.
+    Raises `SchemaError` for values that docs/format.md does not allow.
+
+    Example:
+        spec = seqrecord.open("records/").features["image_left"]
+        print(spec.dtype, spec.shape, spec.kind)
     """
 
     name: str
@@ -106,45 +124,47 @@ class FeatureSpec:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every frame has the same shape."""
+        """Whether all frames have the same shape."""
         return None not in self.shape
 
     @property
     def is_dropped(self) -> bool:
-        """Whether no reader gives it: it only tells how pages lie in record files."""
+        """Whether the feature was dropped: only its pages remain, readers ignore it."""
         return self.name.startswith("~")
 
     @property
     def is_raw(self) -> bool:
-        """Whether pages hold the frames' bytes as they are."""
+        """Whether pages are the frames' bytes, without a codec and a resize."""
         return not self.codec and self.is_fixed and self.stored_shape is None
 
     @property
     def stored(self) -> FeatureSpec:
-        """The feature as it is stored, without the resize of an open dataset."""
+        """The feature with its shape on disk, before the resize of an open dataset."""
         if self.stored_shape is None:
             return self
         return replace(self, shape=self.stored_shape, stored_shape=None)
 
     @property
     def is_video(self) -> bool:
-        """Whether pages hold groups of pictures, rather than a blob for each frame."""
+        """Whether pages are groups of pictures rather than a blob per frame."""
         return bool(self.codec) and self.codec[0]["id"] == "video"
 
     @property
     def may_be_referred_to(self) -> bool:
-        """Whether frames may stay in files that are not ours: packets of video, and files that are
-        kept as they were encoded, all of one shape."""
+        """Whether pages may be references to external files.
+
+        True for video, and for image files of one shape that are stored unchanged.
+        """
         is_kept = bool(self.codec) and self.codec[0]["id"] == "seqrecord.image"
         return self.is_video or (is_kept and self.is_fixed)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one decoded frame; a variable dimension counts as one."""
+        """Bytes of one decoded frame; a variable dimension counts as 1."""
         return self.dtype.itemsize * math.prod(n for n in self.shape if n is not None)
 
     def accepts(self, shape: Sequence[int]) -> bool:
-        """Whether a frame of this shape fits."""
+        """Whether `shape` matches the feature's shape."""
         return len(shape) == len(self.shape) and all(
             want is None or want == got for want, got in zip(self.shape, shape, strict=True)
         )
@@ -165,7 +185,7 @@ class FeatureSpec:
 
     @classmethod
     def from_json(cls, value: object) -> FeatureSpec:
-        """Inverse of `to_json`; trusts nothing."""
+        """Inverse of `to_json`; raises `SchemaError` for malformed input."""
         if not isinstance(value, dict) or set(value) | {"added"} != _KEYS | {"added"}:
             raise SchemaError(
                 "a feature is not an object of the right keys",
@@ -176,14 +196,14 @@ class FeatureSpec:
         if not isinstance(name, str):
             raise SchemaError("a feature's name is not text", got=repr_of(name))
         dtype = value["dtype"]
-        if not isinstance(dtype, str) or dtype not in DTYPES:  # NumPy would parse far more
+        if not isinstance(dtype, str) or dtype not in DTYPES:  # NumPy accepts many other texts
             raise unstorable(name, repr_of(dtype))
         for key in ("shape", "codec"):
             if not isinstance(value[key], list):
                 raise SchemaError(f"{key} is not a list", feature=name, got=repr_of(value[key]))
         rest = {key: value[key] for key in ("group", "kind", "unit", "value")}
         if "added" in value:
-            rest["added"] = value["added"] if value["added"] is not None else ""  # not allowed
+            rest["added"] = value["added"] if value["added"] is not None else ""  # null is invalid
         return cls(name, np.dtype(dtype), tuple(value["shape"]), tuple(value["codec"]), **rest)
 
     def __str__(self) -> str:
@@ -197,9 +217,13 @@ _KEYS = frozenset(field.name for field in fields(FeatureSpec)) - {"added", "stor
 
 
 class Schema(Mapping[str, FeatureSpec]):
-    """The features of a dataset in their stored order, by name.
+    """The features of a dataset by name, in stored order.
 
-    Raises `SchemaError` for no feature, too many, or a name used twice.
+    Raises `SchemaError` for an empty list, too many features or duplicate names.
+
+    Example:
+        schema = seqrecord.open("records/").features
+        print(list(schema), schema.frame_nbytes)
     """
 
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
@@ -223,13 +247,13 @@ class Schema(Mapping[str, FeatureSpec]):
         return len(self._features)
 
     def values(self) -> ValuesView[FeatureSpec]:
-        return self._features.values()  # what `Mapping` has looks each one up
+        return self._features.values()  # faster than the lookups of `Mapping`
 
     def items(self) -> ItemsView[str, FeatureSpec]:
         return self._features.items()
 
     def __eq__(self, other: object) -> bool:
-        # The order counts: it is that of the columns.
+        # The order matters: it is the order of columns.
         return isinstance(other, Schema) and list(self.values()) == list(other.values())
 
     def __hash__(self) -> int:
@@ -240,14 +264,14 @@ class Schema(Mapping[str, FeatureSpec]):
 
     @property
     def active(self) -> Schema:
-        """The features without those that were dropped."""
+        """The schema without dropped features."""
         kept = [spec for spec in self.values() if not spec.is_dropped]
         return self if len(kept) == len(self) else Schema(kept)
 
     def continues(self, other: Schema, *, edited: bool = False) -> bool:
-        """Whether this is the other schema with features behind it, or some dropped, or neither.
+        """Whether this schema equals `other` after appending or dropping features.
 
-        If `edited`, features may have other kinds and units.
+        With `edited`, kinds and units may differ.
         """
         if len(other) > len(self):
             return False
@@ -272,22 +296,22 @@ class Schema(Mapping[str, FeatureSpec]):
 
     @property
     def num_groups(self) -> int:
-        """How many groups the features lie in."""
+        """Number of groups."""
         return len({spec.group for spec in self.values()})
 
     @property
     def groups(self) -> tuple[Schema, ...]:
-        """The features of each group, by the groups' numbers."""
+        """A schema for each group, in order of group number."""
         return tuple(self.group(number) for number in sorted({s.group for s in self.values()}))
 
     def group(self, number: int) -> Schema:
-        """The features of one group, in their order. `SchemaError` where it has none."""
+        """The features of one group, in order. Raises `SchemaError` if there is none."""
         return Schema([spec for spec in self.values() if spec.group == number])
 
     def check_groups(self) -> None:
-        """`SchemaError` unless groups are numbered 0, 1, … in the order of their first features.
+        """Raise `SchemaError` unless groups are numbered 0, 1, … in order of their first features.
 
-        So it is in a dataset; a selection of its features keeps its numbers.
+        A dataset's schema must satisfy this. A selection of features keeps its group numbers.
         """
         numbers = list(dict.fromkeys(spec.group for spec in self.values()))
         if numbers != list(range(len(numbers))):
@@ -306,11 +330,11 @@ class Schema(Mapping[str, FeatureSpec]):
                 )
 
     def position(self, name: str) -> int:
-        """The feature's place in the schema, counted over all groups."""
+        """Position of the feature in the schema, over all groups."""
         return list(self._features).index(name)
 
     def select(self, names: Sequence[str] | None) -> Schema:
-        """The named features in the asked order; for `None` all that were not dropped."""
+        """The named features in the order of `names`; for `None` all except dropped ones."""
         kept = self.active
         if names is None:
             return kept
@@ -326,7 +350,7 @@ class Schema(Mapping[str, FeatureSpec]):
         return Schema([self[name] for name in names])
 
     def with_codecs(self, codecs: Mapping[str, Sequence[CodecConfig]]) -> Schema:
-        """The same features with the codecs of those named replaced."""
+        """The same features with new codecs for the names in `codecs`."""
         return Schema(
             [
                 replace(spec, codec=tuple(codecs[spec.name])) if spec.name in codecs else spec
@@ -335,7 +359,7 @@ class Schema(Mapping[str, FeatureSpec]):
         )
 
     def renamed(self, names: Mapping[str, str]) -> Schema:
-        """The same features, some with other names. `SchemaError` for a name used twice."""
+        """The same features with new names. Raises `SchemaError` for duplicate names."""
         return Schema([replace(s, name=names.get(s.name, s.name)) for s in self.values()])
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -343,7 +367,7 @@ class Schema(Mapping[str, FeatureSpec]):
 
     @classmethod
     def from_json(cls, value: object) -> Schema:
-        """Inverse of `to_json`; trusts nothing."""
+        """Inverse of `to_json`; raises `SchemaError` for malformed input."""
         if not isinstance(value, list):
             raise SchemaError("a schema is not a list of features", got=repr_of(value))
         if len(value) > MAX_FEATURES:
@@ -362,27 +386,27 @@ class Schema(Mapping[str, FeatureSpec]):
         return schema
 
 
-MAX_NAME_LENGTH = 128  # characters, all of them ASCII
+MAX_NAME_LENGTH = 128  # ASCII characters
 MAX_DIMENSIONS = 8
 MAX_CODECS = 4  # in a feature's chain
 MAX_GROUPS = 256
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
-_DROPPED = re.compile(r"~[0-9]{1,4}")  # a feature that was dropped, by its place in the schema
+_DROPPED = re.compile(r"~[0-9]{1,4}")  # a dropped feature: its position in the schema
 ADDED = re.compile(r"[0-9a-f]{16}")
 KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 UNIT = re.compile(r"[\x20-\x7e]{1,32}")
 DTYPES = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())  # noqa: SIM905
 
 ValueKind = Literal["array", "text", "bytes"]
-"""What a frame's value of a feature is to its users: an array, `str` or `bytes`."""
+"""Type of a frame's value in Python: NumPy array, `str` or `bytes`."""
 
 CodecConfig = Mapping[str, Any]
 """A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
 
 
 def check_name(name: object) -> None:
-    """`SchemaError` for a text that names no feature."""
+    """Raise `SchemaError` for an invalid feature name."""
     text = name if isinstance(name, str) and len(name) <= MAX_NAME_LENGTH else ""
     if not (_NAME.fullmatch(text) or _DROPPED.fullmatch(text)):
         raise SchemaError(
@@ -393,7 +417,7 @@ def check_name(name: object) -> None:
 
 
 def check_group(name: str, group: object) -> None:
-    """`SchemaError` for what is not the number of a group."""
+    """Raise `SchemaError` for an invalid group number."""
     if type(group) is not int or not 0 <= group < MAX_GROUPS:
         raise SchemaError(
             "not the number of a group",
@@ -404,7 +428,7 @@ def check_group(name: str, group: object) -> None:
 
 
 def check_matches(name: str, what: str, text: object, pattern: re.Pattern[str]) -> None:
-    """`SchemaError` for a text, such as a kind or a unit, that is not as it must be; None is."""
+    """Raise `SchemaError` unless `text` is `None` or matches `pattern`; `what` names it."""
     if text is not None and not (isinstance(text, str) and pattern.fullmatch(text)):
         raise SchemaError(
             f"not a {what}",
@@ -415,12 +439,12 @@ def check_matches(name: str, what: str, text: object, pattern: re.Pattern[str]) 
 
 
 def check_value(name: str, value: object, dtype: np.dtype[Any], shape: object) -> None:
-    """`SchemaError` for a kind of value that is none, or that such arrays do not hold."""
+    """Raise `SchemaError` for a value type that is unknown, or does not fit dtype and shape."""
     if value not in get_args(ValueKind):
         raise SchemaError(
             "not a kind of value",
             feature=name,
-            expected=f"one of {', '.join(get_args(ValueKind))}",
+            expected=f"any of {', '.join(get_args(ValueKind))}",
             got=repr_of(value, 50),
         )
     if value != "array" and (dtype.str != "|u1" or shape != (None,)):
@@ -433,7 +457,7 @@ def check_value(name: str, value: object, dtype: np.dtype[Any], shape: object) -
 
 
 def check_dtype(name: str, dtype: object) -> np.dtype[Any]:
-    """The dtype as it is stored, little-endian; `SchemaError` for one that cannot be stored."""
+    """The dtype in little-endian; raises `SchemaError` if it cannot be stored."""
     try:
         checked: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError) as error:
@@ -441,23 +465,23 @@ def check_dtype(name: str, dtype: object) -> np.dtype[Any]:
     little = checked.newbyteorder("<")
     if little.str not in DTYPES:
         raise unstorable(name, str(checked)[:200], _REMEDIES.get(checked.kind, ""))
-    plain: np.dtype[Any] = np.dtype(little.str)  # without what NumPy may attach to a dtype
+    plain: np.dtype[Any] = np.dtype(little.str)  # without metadata
     return plain
 
 
 _REMEDIES = {
-    "O": "; of objects, an array of numbers of one shape, or str or bytes alone",
-    "V": "; of a structured array, a feature for each field: array['name']",
-    "M": "; of datetimes, array.astype('int64') with a unit",
-    "m": "; of time differences, array.astype('int64') with a unit",
-    "U": "; of texts, a str",
-    "S": "; of bytes, bytes",
+    "O": "; for objects, an array of numbers of one shape, or a single str or bytes",
+    "V": "; for a structured array, a feature per field: array['name']",
+    "M": "; for datetimes, array.astype('int64') with a unit",
+    "m": "; for time differences, array.astype('int64') with a unit",
+    "U": "; for texts, a str",
+    "S": "; for bytes, bytes",
 }
-"""By kind of a dtype that cannot be stored."""
+"""Suggestions by kind of unsupported dtype."""
 
 
 def unstorable(name: str, got: str, remedy: str = "") -> SchemaError:
-    """What is said of a dtype that cannot be stored."""
+    """Error for a dtype that cannot be stored."""
     return SchemaError(
         "a dtype that cannot be stored",
         feature=name,
@@ -467,7 +491,7 @@ def unstorable(name: str, got: str, remedy: str = "") -> SchemaError:
 
 
 def check_shape(name: str, shape: object) -> tuple[int | None, ...]:
-    """The shape as integers, None for a variable dimension; `SchemaError` for another thing."""
+    """The shape as integers, `None` for a variable dimension; raises `SchemaError` if invalid."""
     if not isinstance(shape, tuple) or len(shape) > MAX_DIMENSIONS:
         raise SchemaError(
             "not a shape",
@@ -487,7 +511,7 @@ def check_shape(name: str, shape: object) -> tuple[int | None, ...]:
 
 
 def check_codec(name: str, codec: object) -> tuple[CodecConfig, ...]:
-    """A copy of a chain of codecs; `SchemaError` for what is none."""
+    """A copy of a codec chain; raises `SchemaError` if invalid."""
     if not isinstance(codec, tuple) or len(codec) > MAX_CODECS:
         raise SchemaError(
             f"not a chain of at most {MAX_CODECS} codecs", feature=name, got=repr_of(codec)

@@ -1,4 +1,4 @@
-"""How counts, numbers, shapes and codecs are printed."""
+"""Formatting of counts, numbers, shapes, codecs and untrusted values for messages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LONG_INTEGER = 10_000  # bits; Python refuses to print more than 4,300 digits
 _BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}")}
 
 
-_originals: dict[str, str] = {}  # by the folder of their index
+_originals: dict[str, str] = {}  # location of an original by the folder of its index
 
 
 def name_index(folder: str, original: str) -> None:
-    """From now on messages name the original in place of the folder of its index."""
+    """Make messages show `original` in place of `folder`, the folder of its index."""
     _originals[folder] = original
 
 
 def shown_place(place: str) -> str:
-    """A place as messages name it; a file of an index in `SEQRECORD_HOME` by its original."""
+    """A path or URL for messages; for files of a registered index, the original's location."""
     if place in _originals:
         return _originals[place]
     for folder, original in _originals.items():
@@ -36,12 +36,12 @@ def counted(count: int, noun: str) -> str:
 
 
 def one_line(message: object) -> str:
-    """Its text without line breaks."""
+    """Text of `message` without line breaks."""
     return " ".join(str(message).split())
 
 
 def printable(text: str) -> str:
-    """`text` with what would move a cursor or turn the line around as escapes."""
+    """Escape control characters, such as cursor movements and changes of direction."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -58,17 +58,17 @@ def percent(share: float) -> str:
 
 
 def range_text(low: float, high: float) -> str:
-    """Both ends with as many decimals as tell them apart: `-27.21 to -27.03`."""
+    """Two numbers with enough decimals to differ: `-27.21 to -27.03`."""
     span = high - low
     if not span or max(abs(low), abs(high)) >= 100_000 or span < 1e-4:
         return number_text(low) if low == high else f"{number_text(low)} to {number_text(high)}"
     decimals = min(max(1 - math.floor(math.log10(span)), 0), 4)
-    # Adding zero makes a rounded -0.0 a plain 0.
+    # Adding zero turns -0.0 into 0.0.
     return " to ".join(f"{round(value, decimals) + 0.0:.{decimals}f}" for value in (low, high))
 
 
 _SLASH, _AT = r"(?:[/\\]|%(?:25)*(?:2F|5C))", re.compile(r"@|%(?:25)*40", re.IGNORECASE)
-# Where the name and password of a URL begin, with any number of slashes.
+# Start of user name and password in a URL, after any number of slashes.
 _START = re.compile(rf"[a-z][a-z0-9+.-]*(?::|%(?:25)*3A){_SLASH}*|{_SLASH}{{2,}}", re.IGNORECASE)
 _NAMES = (
     r"(?:(?<![a-z])(?:sig|sas|pwd)|(?:signature|token|secret|passw(?:or)?d|passphrase|credential|"
@@ -81,7 +81,7 @@ _SECRETS = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         r"((?:Bearer|Basic|Digest|Negotiate|SharedKey\w*|AWS4-HMAC-SHA256)\s+)[^\s'\"]+",
-        # In queries, quoted into another URL or not; in headers, connection strings, dicts, JSON.
+        # In queries, also quoted ones; in headers, connection strings, dicts, JSON.
         rf"({_NAMES}['\"]?{_IS})(?![\w-]+\s+…){_VALUE}",
         r"\b((?:hf|gh[a-z]|github_pat|glpat|xox[a-z])[_-]|ya29\.|eyJ)[\w.-]{8,}",
     )
@@ -89,11 +89,11 @@ _SECRETS = [
 
 
 def without_secrets(text: str) -> str:
-    """`text` without passwords, keys, tokens and signatures, of URLs, headers, options and such.
+    """Hide passwords, keys, tokens and signatures in URLs, headers, options and messages.
 
-    All between a URL's scheme and the last `@` before a space is hidden, because a password may
-    hold any character; so are values of names such as `sig`, `token` and `AccountKey`. More may be
-    hidden than need be.
+    Hides all text between a URL's scheme and the last `@` before a space, because a password may
+    contain any character. Also hides values of names such as `sig`, `token` and `AccountKey`. May
+    hide more than necessary.
     """
     for pattern in _SECRETS:
         text = pattern.sub(r"\1…", text)
@@ -109,11 +109,11 @@ def _without_userinfo(run: re.Match[str]) -> str:
 
 
 def repr_of(value: object, limit: int = 200) -> str:
-    """The first `limit` characters of the `repr` of a value that somebody has given.
+    """The first `limit` characters of the `repr` of an untrusted value.
 
-    Of a long list or text no more than that is made into text. A long integer is shown by its
-    length, and an object whose `repr` fails by its type. Of a URL, which may hold a password, only
-    the scheme is shown, and nothing after it.
+    Formats only the shown beginning of a long list or text. Shows the bit length of a huge
+    integer, and the type of an object whose `repr` fails. Shows only the scheme of a URL, because
+    the rest may contain a password.
     """
     text = ""
     for part in _parts(value, limit):
@@ -125,17 +125,17 @@ def repr_of(value: object, limit: int = 200) -> str:
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
-    """`480 x 640 x 3`; a dimension that varies is `?`."""
+    """`480 x 640 x 3`; a variable dimension is `?`."""
     return " x ".join("?" if n is None else str(n) for n in shape) or "scalar"
 
 
 def codec_text(codec: Sequence[Mapping[str, Any]]) -> str:
-    """A chain for people: `delta(-1) + zigzag + blosc(zstd, 2)`."""
+    """A codec chain: `delta(-1) + zigzag + blosc(zstd, 2)`."""
     return " + ".join(map(_step_text, codec)) or "raw"
 
 
 def table_lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Aligned columns: the first `left` to the left, the others, numbers, to the right."""
+    """Align columns: the first `left` ones to the left, the rest (numbers) to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -147,17 +147,17 @@ def table_lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
 
 
 def _parts(value: object, limit: int) -> Iterator[str]:
-    """The `repr` of a value, little by little: who has enough does not ask for the rest."""
+    """Pieces of the `repr` of a value, generated on demand so that the caller can stop early."""
     kind = type(value)
     if isinstance(value, (str, bytes, bytearray)) and kind in (str, bytes, bytearray):
         yield repr(value[:limit])
     elif isinstance(value, dict) and kind is dict:
         before = "{"
-        for key, held in value.items():
+        for key, item in value.items():
             yield before
             yield from _parts(key, limit)
             yield ": "
-            yield from _parts(held, limit)
+            yield from _parts(item, limit)
             before = ", "
         yield "}" if value else "{}"
     elif isinstance(value, (list, tuple, set)) and kind in _BRACKETS and value:
@@ -177,7 +177,7 @@ def _parts(value: object, limit: int) -> Iterator[str]:
 
 
 def _step_text(config: Mapping[str, Any]) -> str:
-    hidden = ("id", "width", "shuffle", "blocksize")  # of little meaning beside the others
+    hidden = ("id", "width", "shuffle", "blocksize")  # minor parameters
     values = [str(value) for key, value in config.items() if key not in hidden]
     name = config["id"].removeprefix("seqrecord.")
     return f"{name}({', '.join(values)})" if values else name

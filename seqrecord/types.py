@@ -1,4 +1,4 @@
-"""Types of what this package takes and gives: for annotations, and for what is not made by hand."""
+"""Types for annotations: reports, options and protocols that users do not construct."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Numbers that somebody gives: integers, seeds, sizes in bytes and durations in seconds, as numbers
-or as text. Errors name the argument, what was expected, and what came."""
+"""Checks and parsing of arguments: integers, seeds, sizes in bytes, durations in seconds.
+
+Errors name the argument, the expected values and the given value.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of a size such as `2147483648`, `"2GiB"`, `"1.5 GB"`; parts of a byte are dropped.
+    """Bytes of a size such as `2147483648`, `"2GiB"` or `"1.5 GB"`; rounds down.
 
-    `KB` is 1000 bytes and `KiB` 1024, as in IEC 80000-13. Raises `ValueError` for anything else.
+    `KB` is 1000 bytes and `KiB` is 1024, as in IEC 80000-13. Raises `ValueError` if invalid.
     """
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
@@ -33,7 +35,7 @@ def parse_size(size: int | str) -> int:
             raise ValueError(f"not a size: {size[:50]!r}; write for example 2GiB or 500MB")
         return _checked(int(Fraction(match[1]) * _UNITS[match[2].upper()]))
     try:
-        # The latter is an index for numpy before 2.
+        # NumPy before version 2 accepts `np.bool_` as an index.
         number = -1 if isinstance(size, (bool, np.bool_)) else operator.index(size)
     except TypeError:
         number = -1
@@ -51,7 +53,7 @@ def _checked(size: int) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration such as `90`, `30m`, `12h`, `7d`. `ValueError` for anything else."""
+    """Seconds of a duration such as `90`, `30m`, `12h`, `7d`. Raises `ValueError` if invalid."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2] not in _SECONDS:
         raise ValueError(f"not a duration: {text[:50]!r}; write for example 7d, 12h or 30m")
@@ -59,7 +61,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_size(size: int) -> str:
-    """A size for people: `1.4 GiB`."""
+    """A size with a binary unit: `1.4 GiB`."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if round(value, 1) < 1024 or unit == "TiB":
@@ -68,14 +70,14 @@ def format_size(size: int) -> str:
     return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-MOST = (1 << 63) - 1
-"""What an integer of the format can be, and more than any setting needs."""
+MAX_INT = (1 << 63) - 1
+"""Largest int64: the maximum of integers in the format and in settings."""
 
-SEED_LIMIT = 1 << 1024  # of a seed without its sign, exclusive
+SEED_LIMIT = 1 << 1024  # exclusive bound of a seed's absolute value
 
 
 def is_integer(value: object) -> bool:
-    """Whether this is an integer of Python or NumPy, and no truth value."""
+    """Whether `value` is an integer of Python or NumPy, but not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -87,9 +89,9 @@ def check_integer(
     most: int | None = None,
     expected: str = "an integer",
 ) -> int:
-    """The integer that an argument is, from `least` to `most`. Raises `ClipError` for others."""
+    """Convert an argument to an integer of `least` to `most` (inclusive), or raise `ClipError`."""
     try:
-        if isinstance(value, (bool, np.bool_)):  # the latter is an index for numpy before 2
+        if isinstance(value, (bool, np.bool_)):  # NumPy before 2 accepts np.bool_ as an index
             raise TypeError
         number = operator.index(value)
     except TypeError:
@@ -104,9 +106,9 @@ def check_integer(
 
 
 def check_amount(name: str, value: object) -> None:
-    """Raises `ClipError` unless an argument is a number of at least 0, and finite."""
+    """Raise `ClipError` unless an argument is a finite number of at least 0."""
     if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
-        raise ClipError(f"{name} is no amount", expected=">= 0", got=repr_of(value, 100))
+        raise ClipError(f"{name} is not a finite number", expected=">= 0", got=repr_of(value, 100))
 
 
 def check_size(name: str, value: Any, *, least: int = 0) -> Any:
@@ -121,7 +123,7 @@ def check_size(name: str, value: Any, *, least: int = 0) -> Any:
 
 
 def check_seed(value: Any) -> int:
-    """The seed that an argument is, which a state can hold. Raises `ClipError` for others."""
+    """Check a seed, an integer of at most 1024 bits; raises `ClipError` otherwise."""
     seed = check_integer("seed", value)
     if not -SEED_LIMIT < seed < SEED_LIMIT:
         raise ClipError(

@@ -1,4 +1,4 @@
-"""The package's version, in one place."""
+"""Version of the package."""
 
 __version__ = "0.1.0"
 

@@ -73,16 +73,19 @@ def test_the_wish_of_a_busy_server_is_known(make: Make) -> None:
     assert caught.value.retry_after == (None if "Obstore" in repr(reader) else 7)
 
 
-def test_a_connection_that_is_closed_without_an_answer_may_pass(make: Make) -> None:
-    with CannedServer([Canned(b""), Canned(b""), Canned(part(BODY))]) as server:
-        reader = make(server.endpoint)
-        with pytest.raises(errors.TransientError):
-            get(reader, "records/0", 0, 100)
-
-
-@pytest.mark.parametrize("data", [b"", part(BODY[:50], length=100)], ids=["answer", "body"])
-def test_a_server_that_hangs_is_given_up(make: Make, data: bytes) -> None:
-    with CannedServer([Canned(data, "hang")]) as server:
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [Canned(b""), Canned(b""), Canned(part(BODY))],
+        [Canned(b"", "hang")],
+        [Canned(part(BODY[:50], length=100), "hang")],
+    ],
+    ids=["closed", "no answer", "half a body"],
+)
+def test_a_server_that_hangs_or_closes_the_connection_may_pass(
+    make: Make, answers: list[Canned]
+) -> None:
+    with CannedServer(answers) as server:
         reader = make(server.endpoint, timeout=0.2)
         with pytest.raises(errors.TransientError):
             get(reader, "records/0", 0, 100)
@@ -249,35 +252,32 @@ def kind_of(container: AzureContainer) -> str:
     return kind
 
 
-@pytest.mark.parametrize("url", [HTTPS, "abfs://box@acme.dfs.core.windows.net/path/to/"])
-def test_a_url_that_names_its_host(url: str) -> None:
-    account = resolve(url)
-    assert (account.account, account.bucket, account.root) == ("acme", "box", "path/to")
-    assert account.endpoint == "https://acme.blob.core.windows.net"
-    assert kind_of(account) == "default chain"
-    assert account.key("records/a") == "path/to/records/a"
+def test_where_the_account_comes_from() -> None:
+    for url in (HTTPS, "abfs://box@acme.dfs.core.windows.net/path/to/"):
+        account = resolve(url)
+        assert (account.account, account.bucket, account.root) == ("acme", "box", "path/to")
+        assert account.endpoint == "https://acme.blob.core.windows.net"
+        assert kind_of(account) == "default chain"
+        assert account.key("records/a") == "path/to/records/a"
     whole = resolve("https://acme.blob.core.windows.net/acme")  # a container called as its account
     assert (whole.bucket, whole.root, whole.key("records/a")) == ("acme", "", "records/a")
-
-
-@pytest.mark.parametrize(
-    ("options", "environ"),
-    [
-        ({"account_name": "acme"}, {}),
-        ({"account": "acme"}, {}),
-        ({}, {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}),
-        ({}, {"AZURE_STORAGE_ACCOUNT": "acme"}),
-        ({"account_name": "acme"}, {"AZURE_STORAGE_ACCOUNT_NAME": "other"}),
-        ({"connection_string": f"AccountName=acme;AccountKey={SECRET}"}, {}),
-        ({}, {"AZURE_STORAGE_CONNECTION_STRING": f"AccountName=acme;AccountKey={SECRET}=="}),
-    ],
-)
-def test_where_the_account_of_an_az_url_comes_from(
-    options: dict[str, Any], environ: dict[str, str]
-) -> None:
-    account = resolve("az://box/path", options, environ)
-    assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
-    assert account.endpoint == "https://acme.blob.core.windows.net"
+    text, other = f"AccountName=acme;AccountKey={SECRET}", {"AZURE_STORAGE_ACCOUNT_NAME": "other"}
+    found: list[tuple[dict[str, Any], dict[str, str]]] = [
+        *(
+            ({name: "acme"}, environ)
+            for name in ("account_name", "account")
+            for environ in ({}, other)
+        ),
+        *(({}, {f"AZURE_STORAGE_{name}": "acme"}) for name in ("ACCOUNT_NAME", "ACCOUNT")),
+        *(
+            ({"connection_string": text}, {}),
+            ({}, {"AZURE_STORAGE_CONNECTION_STRING": f"{text}=="}),
+        ),
+    ]
+    for options, environ in found:
+        account = resolve("az://box/path", options, environ)
+        assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
+        assert account.endpoint == "https://acme.blob.core.windows.net"
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_the_command_line_says_that_a_cache_is_not_free(
     with CacheFolder(tmp_path / "cache").locked():
         assert seqrecord.cache_info(tmp_path / "cache").entries == 1, "looking needs no lock"
         monkeypatch.setattr(time, "monotonic", lambda: 100 * now())  # its ten seconds are short
-        with pytest.raises(seqrecord.StorageError, match=r"cannot be used.*holds its lock"):
+        with pytest.raises(seqrecord.StorageError, match=r"cannot be used.*locked by another"):
             seqrecord.clear_cache(tmp_path / "cache")
 
 

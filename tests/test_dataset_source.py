@@ -275,7 +275,7 @@ def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
         dataset.episodes["a"][0]
     convert(open_source(tmp_path / "a"), tmp_path / "b", workers=1)
     assert blobs_of(tmp_path / "b", "image") == [data]
-    with pytest.raises(SourceError, match=r"does not decode.*episode: a; feature: image"):
+    with pytest.raises(SourceError, match=r"cannot decode.*episode: a; feature: image"):
         convert(open_source(tmp_path / "a"), tmp_path / "c", codecs={"image": "raw"}, workers=1)
 
 

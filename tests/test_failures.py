@@ -110,22 +110,14 @@ def test_a_missing_package_is_named(module: str, package: str) -> None:
 
 def test_causes_are_looked_at() -> None:
     for attach in ("__cause__", "__context__", "inner_exception", "reason"):
-        outer = RuntimeError("x")
-        setattr(outer, attach, Answer(503, Retry_After="2"))
-        error = classify(outer, FILE)
-        assert isinstance(error, TransientError)
-        assert error.retry_after == 2
+        for text, seconds in (("2", 2), ("9" * 30, 1e30)):
+            outer = RuntimeError("x")
+            setattr(outer, attach, Answer(503, Retry_After=text))
+            error = classify(outer, FILE)
+            assert isinstance(error, TransientError)
+            assert error.retry_after == seconds
     assert isinstance(classify(RuntimeError(ConnectionResetError(104, "x")), FILE), TransientError)
-
-
-def test_a_wait_of_any_length_is_understood() -> None:
-    error = classify(Answer(503, Retry_After="9" * 30), FILE)
-    assert isinstance(error, TransientError)
-    assert error.retry_after == 1e30
-
-
-def test_a_ring_of_causes_ends() -> None:
-    first, second = RuntimeError("1"), RuntimeError("2")
+    first, second = RuntimeError("1"), RuntimeError("2")  # a ring of causes
     first.__cause__, second.__cause__ = second, first
     assert type(classify(first, FILE)) is StorageError
 
@@ -167,21 +159,15 @@ def test_how_long_to_wait(headers: dict[str, str], expected: float | None) -> No
     assert error.retry_after == (expected and pytest.approx(expected, rel=0.1))
 
 
-@pytest.mark.parametrize(
-    "shape", ["status", "status_code", "response.status_code", "response.status"]
-)
-def test_where_clients_keep_the_status(shape: str) -> None:
-    class Bare(Exception):  # noqa: N818
-        pass
-
-    error: Any = Bare("x")
-    name = shape
-    target = error
-    if shape.startswith("response."):
-        target = error.response = type("Response", (), {})()
-        name = shape.partition(".")[2]
-    setattr(target, name, 503)
-    assert type(classify(error, FILE)) is TransientError
+def test_where_clients_keep_the_status() -> None:
+    for shape in ("status", "status_code", "response.status_code", "response.status"):
+        *inside, name = shape.split(".")
+        error: Any = type("Bare", (Exception,), {})("x")
+        target = error
+        if inside:
+            target = error.response = type("Response", (), {})()
+        setattr(target, name, 503)
+        assert type(classify(error, FILE)) is TransientError
 
 
 def test_codes_are_shown_only_if_they_are_known() -> None:

@@ -74,11 +74,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "negated": (lambda: (ONES + 1j).conj().imag, r"value\.resolve_neg\(\)"),
     "failing": (Failing, "Failing: RuntimeError: on a device that is gone"),
     "a ragged list": (lambda: [[1], [1, 2]], "NumPy cannot convert"),
-    "objects": (lambda: np.array([{}, None]), "object.*|of objects, an array of numbers"),
+    "objects": (lambda: np.array([{}, None]), "object.*|for objects, an array of numbers"),
     "structured": (lambda: np.zeros(2, [("x", "f4"), ("y", "i2")]), r"array\['name'\]"),
     "records": (lambda: np.rec.array(np.zeros(2, [("x", "f4")])), r"array\['name'\]"),
     "datetimes": (lambda: np.zeros(2, "M8[ns]"), r"array\.astype\('int64'\)"),
-    "texts": (lambda: np.array(["a", "bc"]), "of texts, a str"),
+    "texts": (lambda: np.array(["a", "bc"]), "for texts, a str"),
     "a turned picture": (turned_picture, r"ImageOps\.exif_transpose\(value\)"),
     "an animation": (animation, "a file of 3 pictures"),
 }

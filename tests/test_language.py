@@ -19,14 +19,11 @@ import pytest
 from tests.language import EXAMPLES, LIMITS, allowed, count, pages, rates
 
 KINDS: dict[str, Callable[[], dict[str, str]]] = {"docs": pages}
-NOT_YET = {"docs/architecture.md"}
-"""Pages that do not keep the limits yet."""
-
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def counted(kind: str) -> dict[str, Counter[str]]:
-    return {name: count(text) for name, text in KINDS[kind]().items() if name not in NOT_YET}
+    return {name: count(text) for name, text in KINDS[kind]().items()}
 
 
 @kinds

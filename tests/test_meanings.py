@@ -22,7 +22,7 @@ from seqrecord import (
     edit,
 )
 from seqrecord.errors import ConflictError, FormatError, SchemaError
-from seqrecord.meanings import parse_unit, partner_of, same_unit, size_in
+from seqrecord.feature_kinds import parse_unit, partner_of, same_unit, size_in
 from tests.bags import image, write_mcap
 from tests.command_line import fail, run
 
@@ -75,44 +75,23 @@ def batch_of(path: Path, *steps: Any, **options: Any) -> dict[str, Any]:
 # ---- units
 
 
-@pytest.mark.parametrize(
-    ("unit", "size"),
-    [
-        ("m", 1),
-        ("mm", 1e-3),
-        ("1/5000 m", 1 / 5000),
-        ("0.001 m", 1e-3),
-        ("cm", 0.01),
-        ("1e-3 m", 1e-3),
-    ],
-)
-def test_sizes_of_units(unit: str, size: float) -> None:
-    assert size_in(unit, "m") == pytest.approx(size)
-    assert size_in(unit, "s") is None
-
-
-@pytest.mark.parametrize(
-    "unit",
-    ["m/s", "m/s^2", "rad/s", "px", "N/m", "1/s", "m^3", "deg/s", "kg*m^2", "Nm", "%", "uT", "min"],
-)
-def test_units_that_exist(unit: str) -> None:
-    assert parse_unit(unit) is not None
-
-
-@pytest.mark.parametrize(
-    "unit", ["meters", "MM", "", "m/", "m//s", "metre", "0 m", "1/0 m", "x", "m^", "1..2 m", "mmm"]
-)
-def test_units_that_do_not_exist(unit: str) -> None:
-    assert parse_unit(unit) is None
-
-
-def test_equal_units() -> None:
-    assert same_unit("mm", "1/1000 m")
-    assert same_unit("m/s^2", "m/s/s")
-    assert not same_unit("m", "mm")
-    assert not same_unit("rad", "m")
-    assert same_unit("clicks", "clicks")
-    assert not same_unit("clicks", "m")
+def test_units() -> None:
+    sizes = {"m": 1, "mm": 1e-3, "1/5000 m": 1 / 5000, "0.001 m": 1e-3, "cm": 0.01, "1e-3 m": 1e-3}
+    for unit, size in sizes.items():
+        assert size_in(unit, "m") == pytest.approx(size)
+        assert size_in(unit, "s") is None
+    for unit in (
+        *("m/s", "m/s^2", "rad/s", "px", "N/m", "1/s", "m^3", "deg/s", "kg*m^2", "Nm", "%", "uT"),
+        "min",
+    ):
+        assert parse_unit(unit) is not None, unit
+    for unit in ("meters", "MM", "", "m/", "m//s", "metre", "0 m", "1/0 m", "x", "m^", "1..2 m"):
+        assert parse_unit(unit) is parse_unit("mmm") is None, unit
+    for one, other, is_same in (
+        *(("mm", "1/1000 m", True), ("m/s^2", "m/s/s", True), ("clicks", "clicks", True)),
+        *(("m", "mm", False), ("rad", "m", False), ("clicks", "m", False)),
+    ):
+        assert same_unit(one, other) == is_same, (one, other)
 
 
 # ---- given
@@ -181,16 +160,10 @@ def test_wrong_uses(tmp_path: Path) -> None:
     records = dataset(tmp_path / "a", x=np.ones(3))
     for arguments in (["--kind", "x"], ["--unit", "=m"], ["--unit", "x=m", "--unit", "x=mm"], []):
         run("edit", "describe", records, *arguments, code=2)
-    with pytest.raises(SchemaError, match="is not a dict"):
-        edit.describe_features(records, units="mm")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="unknown unit"):
-        edit.describe_features(records, units={"x": 1})  # type: ignore[dict-item]
-    with pytest.raises(SchemaError, match="nothing to change"):
-        edit.describe_features(records)
-
-
-def test_edit_add_refuses_what_does_not_exist(tmp_path: Path) -> None:
-    records = dataset(tmp_path / "a", x=np.ones(3))
+    wrong: dict[str, Any] = {"is not a dict": "mm", "unknown unit": {"x": 1}, "nothing": None}
+    for says, units in wrong.items():
+        with pytest.raises(SchemaError, match=says):
+            edit.describe_features(records, units=units)
     np.savez(tmp_path / "more.npz", e=np.ones((4, 2)))
     add = ("edit", "add", records, "y", "--files", tmp_path / "more.npz")
     assert "unknown kind" in fail(*add, "--kind", "pos")
@@ -302,14 +275,14 @@ def test_a_merge_takes_what_was_edited(tmp_path: Path) -> None:
 
 
 def test_files_of_other_units_are_no_dataset_without_an_edit(tmp_path: Path) -> None:
-    one = dataset(tmp_path / "a", {"d": {"unit": "mm"}}, d=np.ones(3))
-    other = dataset(tmp_path / "b", {"d": {"unit": "m"}}, d=np.ones(3))
+    one, other = (
+        dataset(tmp_path / unit, {"d": {"unit": unit}}, d=np.ones(3)) for unit in ("mm", "m")
+    )
     for file in (other / "records").iterdir():
         file.rename(one / "records" / file.name)
-    with pytest.raises(FormatError, match="different schemas"):
-        seqrecord.reindex(one)
-    with pytest.raises(FormatError, match="different schemas"):
-        SeqRecordWriter(one, mode="resume")
+    for use in (seqrecord.reindex, lambda path: SeqRecordWriter(path, mode="resume")):
+        with pytest.raises(FormatError, match="different schemas"):
+            use(one)
 
 
 def test_statistics_of_other_channels_are_removed(
@@ -433,27 +406,24 @@ def test_coloured_masks_keep_their_colours(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_resize_scales_disparity_by_the_width(tmp_path: Path, device: str | None) -> None:
-    said = {"disp16": {"kind": "disparity"}, "d": {"kind": "disparity"}}
+def test_resize_scales_disparity_and_flips_negate_x_of_normals(
+    tmp_path: Path, device: str | None
+) -> None:
+    normals = np.tile(np.array([0.5, 0.25, -1.0], np.float32), (8, 10, 1))
+    said = {n: {"kind": "disparity"} for n in ("disp16", "d")} | {"n": {"kind": "normals"}}
     values = {
         "disparity": np.full((8, 10), 3.0, np.float32),
         "disp16": np.full((8, 10), 40_000, np.uint16),
         "d": np.full((8, 10, 1), 3.0, np.float64),
         "depth": np.full((8, 10), 3.0, np.float32),
+        "n": normals,
+        "normal": normals,
     }
     path = dataset(tmp_path / "a", said, **values)
     batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
-    assert {*batch["disparity"].unique().tolist()} == {6.0}
-    assert {*np.unique(batch["disp16"]).tolist()} == {65_535}  # the greatest there is
-    assert {*batch["d"].unique().tolist()} == {6.0}
-    assert {*batch["depth"].unique().tolist()} == {3.0}
-
-
-@pytest.mark.parametrize("device", [None, "cpu"])
-def test_flips_negate_x_of_normals(tmp_path: Path, device: str | None) -> None:
-    values = np.tile(np.array([0.5, 0.25, -1.0], np.float32), (8, 10, 1))
-    path = dataset(tmp_path / "a", {"n": {"kind": "normals"}}, n=values, normal=values)
-    batch = batch_of(path, Resize((4, 20)), HorizontalFlip(1.0), device=device)
+    # The greatest disparity of 16 bits stays the greatest.
+    for name, value in {"disparity": 6.0, "disp16": 65_535, "d": 6.0, "depth": 3.0}.items():
+        assert np.unique(batch[name]).tolist() == [value], name
     for name in ("n", "normal"):
         assert np.unique(batch[name].reshape(-1, 3), axis=0).tolist() == [[-0.5, 0.25, -1.0]]
     batch = batch_of(path, Resize((4, 20)))

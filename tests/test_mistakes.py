@@ -272,7 +272,7 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
     *errors, (read, _) = isolated(mount, _READ_ONLY, tmp_path)
     for kind, text in errors:
         assert kind == "DestinationError"
-        assert "it cannot be written: Read-only file system; file: " in text
+        assert "cannot write: Read-only file system; file: " in text
     assert read == "['a']"
 
 
@@ -314,7 +314,7 @@ def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return real(path, flags, *args, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(DestinationError, match="it cannot be written: Permission denied; file: "):
+    with pytest.raises(DestinationError, match="cannot write: Permission denied; file: "):
         write(tmp_path)
 
 

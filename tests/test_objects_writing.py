@@ -267,7 +267,7 @@ def test_nothing_is_left_of_an_upload_that_is_interrupted(
 ) -> None:
     upload = storage.create(PATH)
     upload.write(LARGE)
-    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="nobody waits"):
+    with unwanted_if(lambda: True), pytest.raises(errors.StorageError, match="no longer needed"):
         upload.commit()
     upload.abort()
     assert place.names() == []

@@ -17,7 +17,7 @@ from seqrecord.errors import TransientError
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange, check_wanted, coalesce, plan
-from seqrecord.storage.requests import RequestReader, fill, hurried
+from seqrecord.storage.requests import RequestReader, check_rate, fill
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.own_threads import own_threads
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
@@ -52,22 +52,18 @@ class TestParallelStorage(StorageContract):
 # Which requests
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"),
-    [
-        (1, [1]),
-        (16 * MIB, [16 * MIB]),
-        (16 * MIB + 1, [8 * MIB, 8 * MIB + 1]),
-        (33 * MIB, [11 * MIB] * 3),
-        (160 * MIB, [16 * MIB] * 10),
-    ],
-)
-def test_long_ranges_are_cut_into_equal_pieces(length: int, expected: list[int]) -> None:
-    buffer = memoryview(bytearray(length))
-    parts = plan([ByteRange(7, 7 + length)], [buffer])
-    assert [sum(item.length for item in items) for items, _ in parts] == expected
-    assert parts[0][0][0].start == 7
-    assert parts[-1][0][-1].stop == 7 + length
+def test_long_ranges_are_cut_into_equal_pieces() -> None:
+    for length, expected in {
+        1: [1],
+        16 * MIB: [16 * MIB],
+        16 * MIB + 1: [8 * MIB, 8 * MIB + 1],
+        33 * MIB: [11 * MIB] * 3,
+        160 * MIB: [16 * MIB] * 10,
+    }.items():
+        parts = plan([ByteRange(7, 7 + length)], [memoryview(bytearray(length))])
+        assert [sum(item.length for item in items) for items, _ in parts] == expected
+        assert parts[0][0][0].start == 7
+        assert parts[-1][0][-1].stop == 7 + length
 
 
 _FILE = np.random.default_rng(3).bytes(90)
@@ -170,12 +166,12 @@ def test_a_client_makes_one_request_of_ranges_that_touch() -> None:
         assert array.tobytes() == DATA[item.start : item.stop]
 
 
-@pytest.mark.parametrize("step", [1, 3, 100])
-def test_chunks_of_any_length_fill_views_of_any_length(step: int) -> None:
-    arrays = [np.zeros(n, np.uint8) for n in (1, 5, 2, 9)]
-    chunks = [DATA[i : min(i + step, 20)] for i in range(0, 20, step)]
-    assert fill([array.data for array in arrays], chunks) == 17
-    assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
+def test_chunks_of_any_length_fill_views_of_any_length() -> None:
+    for step in (1, 3, 100):
+        arrays = [np.zeros(n, np.uint8) for n in (1, 5, 2, 9)]
+        chunks = [DATA[i : min(i + step, 20)] for i in range(0, 20, step)]
+        assert fill([array.data for array in arrays], chunks) == 17
+        assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
 
 
 def test_a_body_that_trickles_is_given_up() -> None:
@@ -183,8 +179,8 @@ def test_a_body_that_trickles_is_given_up() -> None:
     chunks = [bytes(640 << 10)] * 2 + [bytes(1000)] * 20  # 64 KiB a second, then next to nothing
     got = []
     with pytest.raises(TransientError, match=r"too slowly: \d+ bytes in 30 s; file: f"):
-        got += list(hurried(iter(chunks), 15, "f", clock=lambda: next(times)))
-    assert len(list(hurried(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
+        got += list(check_rate(iter(chunks), 15, "f", clock=lambda: next(times)))
+    assert len(list(check_rate(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
 
 
 def test_missing_bytes_are_the_files_end_or_an_accident() -> None:
@@ -289,6 +285,8 @@ def test_an_absent_file_is_not_found_whatever_is_asked(tmp_path: Path) -> None:
     storage = ParallelStorage(LocalStorage(tmp_path))
     with pytest.raises(NotFoundError):
         storage.read_ranges("nothing", [ByteRange(0, 0)], [memoryview(b"")])
+    with pytest.raises(ValueError, match="requests"):
+        ParallelStorage(LocalStorage(tmp_path), max_requests=0)
 
 
 def test_where_no_thread_starts_requests_follow_each_other(
@@ -301,11 +299,6 @@ def test_where_no_thread_starts_requests_follow_each_other(
     put(storage, PATH, DATA)
     monkeypatch.setattr(threading.Thread, "start", start)
     assert get(storage, PATH) == DATA
-
-
-def test_places_have_to_be(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="requests"):
-        ParallelStorage(LocalStorage(tmp_path), max_requests=0)
 
 
 # coalesce() against what it promises, on any ranges
@@ -343,9 +336,6 @@ def test_examples() -> None:
     ]
     assert coalesce([ByteRange(0, 99)], max_gap=0, max_length=10) == [(ByteRange(0, 99), [0])]
     assert ByteRange(3, 7).length == 4
-
-
-@pytest.mark.parametrize("bad", [ByteRange(-1, 3), ByteRange(4, 3)])
-def test_not_a_range(bad: ByteRange) -> None:
-    with pytest.raises(ValueError, match="not a byte range"):
-        coalesce([ByteRange(0, 1), bad], max_gap=0, max_length=1)
+    for bad in (ByteRange(-1, 3), ByteRange(4, 3)):
+        with pytest.raises(ValueError, match="not a byte range"):
+            coalesce([ByteRange(0, 1), bad], max_gap=0, max_length=1)

@@ -140,7 +140,7 @@ def test_a_damaged_note_before_others_is_logged(
     for path in (cut / "records").glob("*.seqrec"):
         path.unlink()
     assert recovered(cut) == []
-    assert f"{notes(cut)}: damaged; nothing behind that can be resumed" in caplog.text
+    assert f"{notes(cut)}: damaged; later checkpoints are lost" in caplog.text
 
 
 def test_a_note_twice(cut: Path) -> None:

@@ -218,7 +218,7 @@ def test_formats_of_others_that_cannot_be_used(numbers: Path, install: Install) 
         tartanair="tests.no_such_module:FORMAT",
     )
     for name in ("gone", "function", "other"):
-        with pytest.raises(SourceError, match=f"the format {name} of another package cannot be"):
+        with pytest.raises(SourceError, match=f"cannot load the format {name} of another package"):
             open_source(numbers, format=name)
     with pytest.raises(SourceError, match="no data in the format tartanair"):
         open_source(numbers, format="tartanair")  # this package's own, whatever others say
@@ -353,68 +353,57 @@ def test_a_path_in_a_remote_mount_is_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
 
 
-@pytest.mark.parametrize(
-    ("backend", "kind"), [("obstore", "ObstoreReader"), ("urllib3", "FsspecReader")]
-)
-def test_a_backend_by_name(backend: str, kind: str) -> None:
-    storage = azure(open_storage(AZURE, {"backend": backend, "account_key": "a2V5"}))
-    assert repr(storage).endswith(f", {kind})")
-    assert account_of(storage).config["account_key"] == "a2V5"
-
-
-def test_azure_is_read_by_the_fastest_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for _ in range(2):
-        found.append(repr(azure(open_storage(AZURE))).rpartition(" ")[2])
-        monkeypatch.setitem(sys.modules, "obstore", None)
-    assert found == ["ObstoreReader)", "FsspecReader)"]
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(LocationError, match="obstore: pip install obstore;") as caught:
-        open_storage(AZURE, {"backend": "obstore"})
-    assert caught.value.__cause__ is None
-
-
-def test_writing_without_obstore_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
-    storage = open_storage(AZURE, {"account_key": "a2V5"})
-    with pytest.raises(LocationError, match="pip install obstore") as caught:
-        storage.put("manifest.json", b"x", expected=None)
-    assert caught.value.__cause__ is None
-
-
-def test_blobfiles_urls() -> None:
+def test_the_backend_is_named_or_the_fastest_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for backend, kind in (("obstore", "ObstoreReader"), ("urllib3", "FsspecReader")):
+        storage = azure(open_storage(AZURE, {"backend": backend, "account_key": "a2V5"}))
+        assert repr(storage).endswith(f", {kind})")
+        assert account_of(storage).config["account_key"] == "a2V5"
     for storage in (
-        open_storage("blobfile+az://acme/box/path"),
-        open_storage("az://acme/box/path", {"backend": "blobfile"}),
+        azure(open_storage("blobfile+az://acme/box/path")),
+        azure(open_storage("az://acme/box/path", {"backend": "blobfile"})),
     ):
         account = account_of(storage)
         assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
-        assert "FsspecReader" in repr(azure(storage))
+        assert "FsspecReader" in repr(storage)
     other = azure(open_storage("blobfile+az://acme/box/path", {"backend": "obstore"}))
     assert "ObstoreReader" in repr(other)
+    assert "ObstoreReader" in repr(azure(open_storage(AZURE)))
+    for name in ("obstore", "obstore.store"):
+        monkeypatch.setitem(sys.modules, name, None)
+    storage = azure(open_storage(AZURE, {"account_key": "a2V5"}))
+    assert "FsspecReader" in repr(storage)
+    for use, says in (
+        (lambda: open_storage(AZURE, {"backend": "obstore"}), "obstore: pip install obstore;"),
+        (lambda: storage.put("manifest.json", b"x", expected=None), "pip install obstore"),
+    ):
+        with pytest.raises(LocationError, match=says) as caught:
+            use()
+        assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize(
     ("url", "options", "says"),
     [
-        (AZURE, {"backend": "urllib2"}, "one of adlfs, blobfile, fsspec, obstore, urllib3"),
-        (AZURE, {"backend": "blobfile", "account_key": SECRET}, "its own environment"),
-        (AZURE, {"mount": True}, "local paths alone"),
+        (AZURE, {"backend": "urllib2"}, "any of adlfs, blobfile, fsspec, obstore, urllib3"),
+        (AZURE, {"backend": "blobfile", "account_key": SECRET}, "from the environment"),
+        (AZURE, {"mount": True}, "local paths only"),
         (
             "az://box/path",
             {},
             (
-                r"which account.*https://ACCOUNT\.blob.*account_name.*AZURE_STORAGE_ACCOUNT_NAME.*"
+                r"the account.*https://ACCOUNT\.blob.*account_name.*AZURE_STORAGE_ACCOUNT_NAME.*"
                 r"blobfile\+az"
             ),
         ),
         ("az://acme/box/path", {"account_name": "acme"}, "account or the container"),
-        (AZURE, {"account_name": "other"}, "of one account"),
-        (AZURE, {"connection_string": f"AccountName=other;AccountKey={SECRET}"}, "of one account"),
+        (AZURE, {"account_name": "other"}, "of another account"),
+        (
+            AZURE,
+            {"connection_string": f"AccountName=other;AccountKey={SECRET}"},
+            "of another account",
+        ),
         (AZURE, {"connection_string": f"AccountKey={SECRET}"}, "without an account"),
         (AZURE, {"connection_string": f"BlobEndpoint=https://x?{SECRET};AccountKey=y"}, "endpoint"),
         (AZURE, {"acount_key": SECRET}, "unknown storage option.*acount_key"),
@@ -436,7 +425,7 @@ def test_blobfiles_urls() -> None:
         ("gs://b/p", {"key": SECRET}, "unknown storage option.*key"),
         ("gs://b/p", {"anon": True, "bearer_token": SECRET}, "more than one kind"),
         ("https://h/p", {"token": SECRET}, "unknown storage option.*token"),
-        ("memory://box", {"mount": True}, "local paths alone"),
+        ("memory://box", {"mount": True}, "local paths only"),
         ("records", {"direct": True}, "a local path does not take.*direct"),
         ("records", {"account_key": SECRET}, "a local path does not take.*account_key"),
         ("records", {"deadline": 5}, "a local path does not take.*deadline"),

@@ -29,7 +29,7 @@ from seqrecord.processes.forks import PerProcess
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.storage.retrying import Pace, Quota, Retrier, RetryingStorage
+from seqrecord.storage.retrying import Quota, RateLimiter, Retrier, RetryingStorage
 from tests.datasets import write_small
 from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, put
@@ -159,17 +159,16 @@ def test_what_earlier_attempts_failed_of_is_in_the_error(clock: Clock) -> None:
     assert causes == ["timed out", "reset", "cut", "busy"]
 
 
-def test_long_attempts_count_for_the_deadline(clock: Clock) -> None:
-    work = Failing(*[busy() for _ in range(99)], clock=clock, seconds=30)
-    with pytest.raises(DeadlineError, match=r"it failed: 2 attempts in 60 s"):
-        clock.retrier(deadline=31).call(work, file=FILE)
-
-
-def test_no_time_is_one_attempt(clock: Clock) -> None:
-    work = Failing(busy())
-    with pytest.raises(DeadlineError, match="1 attempt in"):
-        clock.retrier(deadline=0).call(work, file=FILE)
-    assert work.calls == 1
+@pytest.mark.parametrize(
+    ("deadline", "seconds", "says"),
+    [(31, 30, r"it failed: 2 attempts in 60 s"), (0, 0, "1 attempt in")],
+)
+def test_long_attempts_count_and_no_time_is_one(
+    clock: Clock, deadline: float, seconds: float, says: str
+) -> None:
+    work = Failing(*[busy() for _ in range(99)], clock=clock, seconds=seconds)
+    with pytest.raises(DeadlineError, match=says):
+        clock.retrier(deadline=deadline).call(work, file=FILE)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +282,7 @@ def test_closing_wakes_those_that_wait() -> None:
     thread.join(60)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [StorageError]
-    assert "closed while it waited" in str(errors[0])
+    assert "closed while waiting" in str(errors[0])
 
 
 def test_a_closed_storage_is_used_again(tmp_path: Path) -> None:
@@ -385,12 +384,12 @@ def test_a_child_forked_amid_requests_reads_on(tmp_path: Path) -> None:
         assert all(in_a_fork(reads) for _ in range(10))
 
 
-# Pace
+# RateLimiter
 
 
 def test_a_pace_forgets_the_files_that_rest() -> None:
     clock = Clock()
-    pace = Pace(100, clock=clock)
+    pace = RateLimiter(100, clock=clock)
     for i in range(5000):
         clock.now += 1
         assert pace.delay(str(i)) == 0
@@ -427,26 +426,26 @@ def test_a_quota_holds_for_all_files(tmp_path: Path, clock: Clock) -> None:
     assert clock.now >= (requests - 1) / 10 - 0.1
 
 
+def limited(tmp_path: Path, clock: Clock, quota: Quota, fault: Fault | None = None) -> Storage:
+    """A storage with `DATA` at `PATH`, and that quota."""
+    put(LocalStorage(tmp_path), PATH, DATA)
+    retrier = Retrier(deadline=5, clock=clock, sleep=clock.sleep, quota=quota)
+    inner = LocalStorage(tmp_path)
+    return RetryingStorage(inner if fault is None else FaultyStorage(inner, fault), retrier=retrier)
+
+
 def test_a_bandwidth_is_of_the_bytes_that_are_read(tmp_path: Path, clock: Clock) -> None:
-    quota = Quota(bandwidth=len(DATA), clock=clock)
-    retrier = Retrier(deadline=1, clock=clock, sleep=clock.sleep, quota=quota)
-    storage = RetryingStorage(LocalStorage(tmp_path), retrier=retrier)
-    put(storage, PATH, DATA)
+    """And not of the gaps between ranges."""
+    storage = limited(tmp_path, clock, Quota(bandwidth=len(DATA), clock=clock))
     for _ in range(5):
         assert get(storage, PATH, 0, len(DATA)) == DATA
     assert clock.now == pytest.approx(3.9)  # the first goes at once, the next a tenth earlier
     clock.now += 10
     get(storage, PATH, 0, 1)
     assert clock.now == pytest.approx(13.9), "what was not used is not kept"
-
-
-def test_a_bandwidth_is_not_of_the_gaps_between_ranges(tmp_path: Path, clock: Clock) -> None:
     quota = Quota(bandwidth=10, clock=clock)
-    storage = RetryingStorage(
-        LocalStorage(tmp_path), retrier=Retrier(clock=clock, sleep=clock.sleep, quota=quota)
-    )
-    put(storage, PATH, DATA)
     ranges = [ByteRange(0, 10), ByteRange(len(DATA) - 10, len(DATA))]
+    storage = limited(tmp_path / "other", clock, quota)
     storage.read_ranges(PATH, ranges, [memoryview(bytearray(10)) for _ in ranges])
     assert quota.delay(1) == pytest.approx(1.9)  # 20 bytes, and a tenth of a second at once
 
@@ -460,10 +459,7 @@ def test_after_a_wait_for_bytes_requests_keep_their_pace(clock: Clock) -> None:
 
 
 def test_waiting_for_a_quota_is_no_part_of_the_deadline(tmp_path: Path, clock: Clock) -> None:
-    put(LocalStorage(tmp_path), PATH, DATA)
-    quota = Quota(0.1, clock=clock)
-    retrier = Retrier(deadline=5, clock=clock, sleep=clock.sleep, quota=quota)
-    storage = RetryingStorage(faulty(tmp_path, FailAt("read", error=busy())), retrier=retrier)
+    storage = limited(tmp_path, clock, Quota(0.1, clock=clock), FailAt("read", error=busy()))
     get(storage, PATH, 0, 1)  # of two attempts
     get(storage, PATH, 1, 2)
     assert clock.now > 2 * 9
@@ -507,7 +503,7 @@ def test_settings_that_are_none(bad: float) -> None:
     with pytest.raises(ValueError, match="deadline"):
         Retrier(deadline=bad)
     with pytest.raises(ValueError, match="rate"):
-        Pace(bad)
+        RateLimiter(bad)
 
 
 def test_one_value_for_all_threads_of_a_process() -> None:

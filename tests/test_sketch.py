@@ -146,12 +146,12 @@ def test_moments_of_all_numbers(dtype: str, channels: int, count: int) -> None:
         assert found[6:] == (finite.min(), finite.max())
 
 
-@pytest.mark.parametrize("size", [1e300, 1e-200])
-def test_moments_of_what_has_no_square(size: float) -> None:
-    pixels = np.array([[1, 1], [np.nan, 2], [3, 3]]) * [size, 1]
-    large, usual = map(astuple, moments_of(pixels))
-    np.testing.assert_allclose(np.array(large[4:]) / size, [2, 1, 1, 3])
-    np.testing.assert_allclose(usual[4:], [2, np.sqrt(2 / 3), 1, 3])
+def test_moments_of_what_has_no_square() -> None:
+    for size in (1e300, 1e-200):
+        pixels = np.array([[1, 1], [np.nan, 2], [3, 3]]) * [size, 1]
+        large, usual = map(astuple, moments_of(pixels))
+        np.testing.assert_allclose(np.array(large[4:]) / size, [2, 1, 1, 3])
+        np.testing.assert_allclose(usual[4:], [2, np.sqrt(2 / 3), 1, 3])
 
 
 def test_nothing_has_no_quantiles() -> None:
@@ -160,12 +160,9 @@ def test_nothing_has_no_quantiles() -> None:
     assert np.isnan(sketch.quantiles([0, 0.5, 1])).all()
     assert sketch.rank_error == 0
     assert Sketch.from_json(sketch.to_json(), sketch.dtype).to_json() == sketch.to_json()
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_is_from_0_to_1(share: float) -> None:
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        Sketch(np.dtype("<f8")).quantiles([share])
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            sketch.quantiles([share])
 
 
 def test_the_largest_floats_overflow_nothing() -> None:
@@ -192,14 +189,9 @@ def test_large_integers_keep_their_extremes() -> None:
 
 
 def test_dtypes_in_which_numbers_are_kept() -> None:
-    kept = {name: sketch_dtype(np.dtype(name)) for name in ("|b1", "<f2", "<f4", "<i8", "<c8")}
-    assert kept == {
-        "|b1": np.dtype("|u1"),
-        "<f2": np.dtype("<f4"),
-        "<f4": np.dtype("<f4"),
-        "<i8": np.dtype("<i8"),
-        "<c8": None,
-    }
+    for name, kept in {"|b1": "|u1", "<f2": "<f4", "<f4": "<f4", "<i8": "<i8"}.items():
+        assert sketch_dtype(np.dtype(name)) == np.dtype(kept)
+    assert sketch_dtype(np.dtype("<c8")) is None
 
 
 BAD: dict[str, Any] = {
@@ -217,23 +209,13 @@ BAD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("key", "value"), [(k, v) for k, vs in BAD.items() for v in vs])
-def test_bad_json_is_refused(key: str, value: object) -> None:
+@pytest.mark.parametrize("key", BAD)
+def test_bad_json_is_refused(key: str) -> None:
     sketch = Sketch(np.dtype("<f4"))
     sketch.add(np.array([1, 2, 3, 4], np.float32))
     good = sketch.to_json()
     Sketch.from_json(good, sketch.dtype)
-    with pytest.raises(FormatError):
-        Sketch.from_json({**good, key: value}, sketch.dtype)
-
-
-@pytest.mark.parametrize("value", [None, [], "x", {}, {"count": 1}])
-def test_what_is_no_sketch_is_refused(value: object) -> None:
-    with pytest.raises(FormatError):
-        Sketch.from_json(value, np.dtype("<f4"))
-
-
-def test_more_keys_are_refused() -> None:
-    sketch = Sketch(np.dtype("<f4"))
-    with pytest.raises(FormatError):
-        Sketch.from_json({**sketch.to_json(), "more": 1}, sketch.dtype)
+    others: list[Any] = [None, [], "x", {}, {"count": 1}, {**good, "more": 1}]
+    for bad in (*({**good, key: value} for value in BAD[key]), *others):
+        with pytest.raises(FormatError):
+            Sketch.from_json(bad, sketch.dtype)

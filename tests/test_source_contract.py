@@ -27,7 +27,7 @@ import pytest
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.meanings import check_meanings
+from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
 from tests import originals
 from tests.bags import write_bag, write_mcap
@@ -301,7 +301,9 @@ def test_frames_are_as_the_schema_says(case: Set, root: Path) -> None:
         source = opened(case, root, keep_encoded=keep)
         schema, kept = source.schema(), set()
         said = schema.values()
-        check_meanings(schema, {s.name: s.kind for s in said}, {s.name: s.unit for s in said})
+        check_kinds_and_units(
+            schema, {s.name: s.kind for s in said}, {s.name: s.unit for s in said}
+        )
         for info in source.episodes():
             frames = list(source.frames(info))
             assert len(frames) == info.num_frames

@@ -281,7 +281,10 @@ BROKEN = {
         remove("flow/000002_000003_mask.npy"), "flow", "different frames", got="frame 2 missing"
     ),
     "flow after the last frame": fault(
-        save("flow/000004_000005_flow.npy", NO_FLOW), "flow", "different frames", got="frame 4 too many"
+        save("flow/000004_000005_flow.npy", NO_FLOW),
+        "flow",
+        "different frames",
+        got="frame 4 too many",
     ),
     "flow over two frames": fault(
         save("flow/000003_000005_flow.npy", NO_FLOW),
@@ -290,9 +293,12 @@ BROKEN = {
         got="3 and 5",
     ),
     "right images missing at the end": fault(
-        *(remove("image_right/000003_right.png"), "image_right", "different frames"), got="frame 3 missing"
+        *(remove("image_right/000003_right.png"), "image_right", "different frames"),
+        got="frame 3 missing",
     ),
-    "no depth at all": fault(remove(*ALL_DEPTHS), "depth_left", "different frames", got="frame 0 missing"),
+    "no depth at all": fault(
+        remove(*ALL_DEPTHS), "depth_left", "different frames", got="frame 0 missing"
+    ),
     "the same id twice": fault(
         write("image_left/2_left.png", b""),
         "image_left/*2_left.png",

@@ -72,7 +72,7 @@ def test_an_episode_of_every_kind(tmp_path: Path) -> None:
             np.save(tmp_path / "run" / f"{name}.npy", array)
         else:
             _save(tmp_path / "run" / name, array, ending="npy" if name == "points" else "png")
-    metadata = {"task": "pick", "nested": {"list": [1, 2.5, None, True, "ü"]}}
+    metadata = {"task": "pick", "nested": {"different frames": [1, 2.5, None, True, "ü"]}}
     (tmp_path / "run" / "metadata.json").write_text(json.dumps(metadata))
     write_junk(tmp_path)
     source = FolderSource(tmp_path)
@@ -343,20 +343,20 @@ def test_kept_images(tmp_path: Path) -> None:
 
 BROKEN = {
     "one frame fewer": fault(
-        *(remove("rgb/2.png"), "rgb", "list"),
+        *(remove("rgb/2.png"), "rgb", "different frames"),
         feature="rgb",
         expected="3 frames, as in photo/",
         got="2 frames",
     ),
     "another name": fault(
         lambda folder: (folder / "rgb/2.png").rename(folder / "rgb/3.png"),
-        *("rgb", "list"),
+        *("rgb", "different frames"),
         feature="rgb",
         expected="2, as in photo/",
         got="3",
     ),
     "array of another length": fault(
-        save("actions.npy", np.zeros((4, 6))), "actions.npy", "list", got="4 frames"
+        save("actions.npy", np.zeros((4, 6))), "actions.npy", "different frames", got="4 frames"
     ),
     "array without time": fault(save("actions.npy", 1.0), "actions.npy", "without a time axis"),
     "array of another shape": fault(

@@ -279,7 +279,9 @@ def test_a_map_names_features_of_any_layout(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         np.asarray(second["action"]), np.array([3, 4, 5], "<f4"), strict=True
     )
-    with pytest.raises(SourceError, match=r"missing dataset /sensors/back; .*feature: image; .*/ctrl"):
+    with pytest.raises(
+        SourceError, match=r"missing dataset /sensors/back; .*feature: image; .*/ctrl"
+    ):
         open_source(tmp_path, map={"image": "/sensors/back"}).schema()
     write_robomimic(tmp_path / "demos.h5")
     demos = Hdf5Source(tmp_path / "demos.h5", map={"image": "obs/agentview_image"})

@@ -344,7 +344,7 @@ def test_another_size_and_fewer_frames_than_rows(tmp_path: Path) -> None:
     assert (caught.value.episode, caught.value.feature) == ("episode_000002", NAME)
     assert caught.value.frame == ROWS[2] - 1
     said(root, shape=[48, 65, 1])
-    with pytest.raises(SourceError, match="the video size differs from info.json"):
+    with pytest.raises(SourceError, match=r"the video size differs from info\.json"):
         open_source(root).schema()
 
 

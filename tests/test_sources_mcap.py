@@ -431,7 +431,7 @@ def test_types_that_cannot_be_read(tmp_path: Path) -> None:
         open_source(tmp_path).schema()
     said = str(caught.value)
     assert "unsupported types of topics; select the topics to read by --map NAME=TOPIC" in said
-    assert f"expected: some of {CAMERA} (sensor_msgs/msg/Image, cdr), /imu/data" in said
+    assert f"expected: topics among {CAMERA} (sensor_msgs/msg/Image, cdr), /imu/data" in said
     assert "got: /chatter (std_msgs/msg/ColorRGBA, cdr)" in said
     source = open_source(tmp_path, map={"image": CAMERA})
     assert source.episodes()[0].metadata["topics_not_read"] == {
@@ -467,7 +467,9 @@ def test_names_and_options_that_are_not_there(tmp_path: Path) -> None:
             open_source(tmp_path, tolerance=tolerance)
     twice = [("/a/b", START, imu([0.0] * 10)), ("/a.b", START, imu([0.0] * 10))]
     write_mcap(tmp_path / "a.mcap", twice)
-    with pytest.raises(SourceError, match=r"two topics of one name; name them by --map"):
+    with pytest.raises(
+        SourceError, match=r"two topics give the same feature name; rename by --map"
+    ):
         open_source(tmp_path).schema()
 
 

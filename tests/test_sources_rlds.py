@@ -402,9 +402,12 @@ def test_a_broken_dataset_info(tmp_path: Path) -> None:
 
     refused("{", "invalid dataset_info.json")
     refused({"splits": [{"shardLengths": ["x"]}]}, "invalid dataset_info.json")
-    refused({"fileFormat": "array_record"}, "unsupported file format .*; .*expected: tfrecord; got: 'arr")
+    refused(
+        {"fileFormat": "array_record"},
+        "unsupported file format .*; .*expected: tfrecord; got: 'arr",
+    )
     more = {"name": "train", "shardLengths": ["1", "1"]}
-    refused({"splits": [more]}, "another number of shards than .*expected: 2 of train; got: 1")
+    refused({"splits": [more]}, "number of shards differs .*expected: 2 of train; got: 1")
     refused({"splits": [{"name": "more", "shardLengths": ["4"]}]}, "shards of a split are missing")
 
 

@@ -68,27 +68,14 @@ def collected(
     return collector
 
 
-@pytest.mark.parametrize(
-    ("shape", "channels"),
-    [
-        ((), 1),
-        ((7,), 7),
-        ((256,), 256),
-        ((257,), 1),
-        ((None,), 1),
-        ((480, 640), 1),
-        ((480, 640, 1), 1),
-        ((480, 640, 3), 3),
-        ((10, 6), 6),
-        ((None, 6), 6),
-        ((16, 33), 1),
-        ((3, None), 1),
-    ],
-)
-def test_the_last_axis_is_of_channels_where_it_is_short(
-    shape: tuple[int | None, ...], channels: int
-) -> None:
-    assert num_channels(spec("x", "<f4", shape)) == channels
+def test_the_last_axis_is_of_channels_where_it_is_short() -> None:
+    shapes: dict[tuple[int | None, ...], int] = {
+        **dict.fromkeys([(), (257,), (None,), (480, 640), (480, 640, 1), (16, 33), (3, None)], 1),
+        **{(n,): n for n in (7, 256)},
+        (480, 640, 3): 3,
+        **dict.fromkeys([(10, 6), (None, 6)], 6),
+    }
+    assert {shape: num_channels(spec("x", "<f4", shape)) for shape in shapes} == shapes
 
 
 def test_small_features_are_looked_at_whole() -> None:
@@ -208,48 +195,31 @@ def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
     return copy
 
 
-@pytest.mark.parametrize(
-    ("path", "new"),
-    [
-        ("format", "seqrecord"),
-        ("version", 2),
-        ("version", True),
-        ("num_frames", -1),
-        ("num_frames", 10),
-        ("num_frames", 1.0),
-        ("features", []),
-        ("features/flag", None),
-        ("features/flag/num_frames", 12),
-        ("features/flag/channels", []),
-        ("features/flag/channels", [None]),
-        ("features/flag/dtype", "<f2"),
-        ("features/flag/dtype", ["<f4"]),
-        ("features/flag/dtype", "<f8"),
-        ("features/depth/channels/0/count", 0),
-        ("more", 1),
-    ],
-)
-def test_bad_json_is_refused(path: str, new: object) -> None:
+def test_bad_json_is_refused() -> None:
     good = collected(SCHEMA, episodes(8, [11])).statistics().to_json()
-    with pytest.raises(FormatError):
-        Statistics.from_json(changed(good, path, new))
+    bad: list[tuple[str, object]] = [
+        *(("format", "seqrecord"), ("version", 2), ("version", True), ("more", 1)),
+        *(("num_frames", value) for value in (-1, 10, 1.0)),
+        *(("features", []), ("features/flag", None), ("features/flag/num_frames", 12)),
+        *(("features/flag/channels", value) for value in ([], [None])),
+        *(("features/flag/dtype", value) for value in ("<f2", ["<f4"], "<f8")),
+        ("features/depth/channels/0/count", 0),
+    ]
+    for path, new in bad:
+        with pytest.raises(FormatError):
+            Statistics.from_json(changed(good, path, new))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        [spec("action", "<f4", (7,))],
-        [spec("action", "<f8", (6,))],
-        [spec("action", "<c8", (7,))],
-        [spec("pose", "<f8", (7,))],
-    ],
-)
-def test_statistics_of_another_schema_are_refused(other: list[FeatureSpec]) -> None:
+def test_statistics_of_another_schema_are_refused() -> None:
     schema = Schema([spec("action", "<f8", (7,))])
     statistics = collected(schema, {"e": [{"action": np.zeros(7)}]}).statistics()
     statistics.check(schema)
-    with pytest.raises(FormatError, match="feature: action"):
-        statistics.check(Schema(other))
+    for name, dtype, channels in (
+        *(("action", "<f4", 7), ("action", "<f8", 6), ("action", "<c8", 7)),
+        ("pose", "<f8", 7),
+    ):
+        with pytest.raises(FormatError, match="feature: action"):
+            statistics.check(Schema([spec(name, dtype, (channels,))]))
 
 
 # ---- use

@@ -58,37 +58,31 @@ def test_every_form_becomes_one_location(url: str | Path, protocol: str, root: s
     assert (where.protocol, where.root) == (protocol, root)
 
 
-@pytest.mark.parametrize(
-    ("url", "endpoint"),
-    [
-        ("abfs://box@acme.dfs.core.windows.net/path", "https://acme.blob.core.windows.net"),
-        ("az://box@acme.dfs.core.windows.net/path", "https://acme.blob.core.windows.net"),
-        ("https://acme.blob.core.windows.net/box/path", "https://acme.blob.core.windows.net"),
-        (
-            "https://acme.dfs.core.usgovcloudapi.net/box/path",
-            "https://acme.blob.core.usgovcloudapi.net",
+def test_azure_urls_name_the_account_and_its_service() -> None:
+    public = "https://acme.blob.core.windows.net"
+    for url, endpoint in (
+        ("abfs://box@acme.dfs.core.windows.net/path", public),
+        ("az://box@acme.dfs.core.windows.net/path", public),
+        (f"{public}/box/path", public),
+        *(
+            (f"https://acme.{one}/box/path", f"https://acme.{other}")
+            for one, other in (
+                ("dfs.core.usgovcloudapi.net", "blob.core.usgovcloudapi.net"),
+                ("z1.blob.storage.azure.net", "z1.blob.storage.azure.net"),
+            )
         ),
-        ("https://acme.z1.blob.storage.azure.net/b/p", "https://acme.z1.blob.storage.azure.net"),
-    ],
-)
-def test_azure_urls_name_the_account_and_its_service(url: str, endpoint: str) -> None:
-    where = parse_location(url)
-    assert where.options == {"account_name": "acme", "endpoint": endpoint}
-    assert where.shown == url
-
-
-def test_the_account_comes_first_where_blobfile_is_named() -> None:
+    ):
+        where = parse_location(url)
+        assert where.options == {"account_name": "acme", "endpoint": endpoint}
+        assert where.shown == url
+        if not url.startswith("az:"):
+            assert parse_location(url, backend="blobfile") == where
     for where in (
         parse_location("az://acme/box/path", backend="blobfile"),
         parse_location("blobfile+az://acme/box/path"),
     ):
         assert (where.options, where.backend) == ({"account_name": "acme"}, "blobfile")
         assert (where.protocol, where.root) == ("az", "box/path")
-    for url in (
-        "https://acme.blob.core.windows.net/box/p",
-        "abfs://box@acme.dfs.core.windows.net/p",
-    ):
-        assert parse_location(url, backend="blobfile") == parse_location(url)
 
 
 @pytest.mark.parametrize(

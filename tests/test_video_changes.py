@@ -179,7 +179,7 @@ def test_an_odd_size_in_a_writer(tmp_path: Path, codec: str) -> None:
         ):
             episode.append({"image": SMALL[0, :95, :127]})
 
-    with pytest.raises(seqrecord.SeqRecordError, match=r"odd size.*ffv1.*127x95") as caught:
+    with pytest.raises(seqrecord.SeqRecordError, match=r"odd sizes.*ffv1.*127x95") as caught:
         write_frames()
     assert caught.value.feature == "image"
     assert "Errno" not in str(caught.value)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -127,7 +128,7 @@ def test_frames_come_one_by_one_and_decoders_are_used_again() -> None:
             second.read_into(out[1])
             assert np.array_equal(out[1], whole[number - 7])
     assert first.position == 20
-    with pytest.raises(CodecError, match="more frames"):
+    with pytest.raises(CodecError, match="beyond the last frame"):
         first.skip(1)
 
 
@@ -137,7 +138,7 @@ def test_describe() -> None:
     assert shape == (HEIGHT, WIDTH, 3)
     expected = VideoConfig("h264", "yuv444p", matrix=1, range="full")
     assert config == expected.to_json()
-    with pytest.raises(CodecError, match="can be kept"):
+    with pytest.raises(CodecError, match="cannot be stored encoded"):
         describe_video("h264", Gop((b"junk",), (0,)))
 
 
@@ -188,7 +189,7 @@ def _damaged(name: str) -> dict[str, Gop]:
 )
 def test_packets_that_are_not_a_gop(name: str, case: str) -> None:
     gop = _damaged(name)[case]
-    with pytest.raises(CodecError, match="do not decode"):
+    with pytest.raises(CodecError, match="cannot decode video"):
         decode_gop(config_of(name), HEIGHT, WIDTH, gop)
 
 
@@ -197,9 +198,9 @@ def test_a_stream_of_other_frames_is_refused(name: str) -> None:
     small, large = (48, 48), (1024, 1024)
     (gop,) = gops_of(name, moving(2, size=large), 2)
     if name != "ffv1":  # of which packets do not say their size
-        with pytest.raises(CodecError, match="do not decode"):
+        with pytest.raises(CodecError, match="cannot decode video"):
             decode_gop(config_of(name, small), *small, gop)
-        with pytest.raises(CodecError, match="do not decode"):
+        with pytest.raises(CodecError, match="cannot decode video"):
             decode_gop(replace(config_of(name), pixel_format="yuv422p"), *large, gop)
 
 
@@ -271,21 +272,27 @@ def test_names() -> None:
         named_video("av1", dtype, (63, 64, 3))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [{"id": "video"}, {"id": "video", "codec": "h264"}, {"id": "other"},
-     {"id": "video", "codec": "mpeg", "pixel_format": "yuv420p"},
-     {"id": "video", "codec": "h264", "pixel_format": "rgb24"},
-     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "matrix": 99},
-     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "matrix": True},
-     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "range": "tv"},
-     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "gop": None},
-     {"id": "video", "codec": "h264", "pixel_format": "yuv420p", "threads": 4},
-     {"id": "video", "codec": ["h264"], "pixel_format": "yuv420p"}],
-)  # fmt: skip
-def test_configurations_that_are_refused(config: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"video|codec|pixel|colour|takes"):
-        VideoConfig.from_json(config)
+def test_configurations_that_are_refused() -> None:
+    good = {"id": "video", "codec": "h264", "pixel_format": "yuv420p"}
+    wrong: dict[str, list[object]] = {
+        "id": ["other"],
+        "codec": ["mpeg", ["h264"]],
+        "pixel_format": ["rgb24"],
+        "matrix": [99, True],
+        "range": ["tv"],
+        "gop": [None],
+        "threads": [4],
+    }
+    configs: list[dict[str, Any]] = [
+        {"id": "video"},
+        {"id": "video", "codec": "h264"},
+        {"id": "other"},
+    ]
+    configs += [{**good, key: value} for key, values in wrong.items() for value in values]
+    for config in configs:
+        with pytest.raises(ValueError, match=r"video|codec|pixel|colour|takes"):
+            VideoConfig.from_json(config)
+    VideoConfig.from_json(good)
 
 
 def depth_frames(count: int) -> np.ndarray:
@@ -316,16 +323,16 @@ def test_frames_of_16_bits_come_back_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "shape", "said"),
     [
-        ("ffv1", "float32", (47, 61), "float32 .*balanced.*millimetres.*uint16"),
+        ("ffv1", "float32", (47, 61), "float32 .*balanced.*in mm.*uint16"),
         ("av1", "float32", (47, 61, 3), "balanced"),
-        ("ffv1", "uint16", (47, 61, 3), "gray16le holds uint16"),
-        ("ffv1", "uint16", (None, 61), "gray16le holds uint16"),
+        ("ffv1", "uint16", (47, 61, 3), "gray16le stores uint16"),
+        ("ffv1", "uint16", (None, 61), "gray16le stores uint16"),
         ("ffv1", "uint8", (47, 61), "uint8 .H, W, 3., or uint16"),
         ("ffv1", "int16", (47, 61), "not int16"),
         ("ffv1:pixel_format=bgr0", "uint16", (47, 61), "not uint16"),
         ("ffv1:pixel_format=gray16le", "uint8", (47, 61, 3), "not uint8"),
-        ("h264", "uint16", (48, 64), "h264 would lose bits of uint16: `ffv1`"),
-        ("h264:pixel_format=gray16le", "uint8", (48, 64, 3), "h264 has no pixel format"),
+        ("h264", "uint16", (48, 64), "h264 would lose bits of uint16; use ffv1"),
+        ("h264:pixel_format=gray16le", "uint8", (48, 64, 3), "h264 does not support pixel format"),
     ],
 )
 def test_frames_that_a_codec_cannot_hold(
@@ -339,12 +346,12 @@ def test_packets_of_grey_are_no_packets_of_colour() -> None:
     """Neither the other way round: packets do not say their size, but how a pixel is coded."""
     frames = depth_frames(2)
     deep, colour = VideoConfig("ffv1", "gray16le"), VideoConfig("ffv1", "bgr0")
-    with pytest.raises(CodecError, match="do not decode"):
+    with pytest.raises(CodecError, match="cannot decode video"):
         decode_gop(colour, 47, 61, encode_gop(deep, frames))
     pixels = np.zeros((2, 47, 61, 3), np.uint8)
-    with pytest.raises(CodecError, match="do not decode"):
+    with pytest.raises(CodecError, match="cannot decode video"):
         decode_gop(deep, 47, 61, encode_gop(colour, pixels))
-    with pytest.raises(CodecError, match="can be kept"):
+    with pytest.raises(CodecError, match="cannot be stored encoded"):
         describe_video("ffv1", encode_gop(deep, frames))
 
 
@@ -353,24 +360,13 @@ def test_packets_of_grey_are_no_packets_of_colour() -> None:
 
 def test_gop() -> None:
     gop = Gop((b"key", b"p", b"b", b"hidden"), (0, 2, 1, -1))
-    assert gop.num_frames == 3
-    assert gop.nbytes == 11
-
-
-@pytest.mark.parametrize(
-    ("packets", "order"),
-    [
-        ((), ()),
-        ((b"a",), (-1,)),
-        ((b"a",), (1,)),
-        ((b"a", b"b"), (0, 0)),
-        ((b"a", b"b"), (0,)),
-        ((b"a", b""), (0, 1)),
-        ((b"a", b"b"), (0, -2)),
+    assert (gop.num_frames, gop.nbytes) == (3, 11)
+    broken: list[tuple[tuple[bytes, ...], tuple[int, ...]]] = [
+        *(((), ()), ((b"a",), (-1,)), ((b"a",), (1,)), ((b"a", b"b"), (0, 0))),
+        *(((b"a", b"b"), (0,)), ((b"a", b""), (0, 1)), ((b"a", b"b"), (0, -2))),
         ((b"a",) * (MAX_GOP_FRAMES + 1), tuple(range(MAX_GOP_FRAMES + 1))),
         ((b"a",) * (MAX_GOP_PACKETS + 1), (0, *[-1] * MAX_GOP_PACKETS)),
-    ],
-)
-def test_no_gop(packets: tuple[bytes, ...], order: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="GOP"):
-        Gop(packets, order)
+    ]
+    for packets, order in broken:
+        with pytest.raises(ValueError, match="GOP"):
+            Gop(packets, order)

@@ -90,7 +90,7 @@ def _ratios(url: str, options: dict[str, Any], epochs: int) -> list[float]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "read without obstore" not in done.stderr
+    assert "reading without obstore" not in done.stderr
     rates = json.loads(done.stdout)
     return [fork / other for fork, other in zip(rates["fork"], rates["forkserver"], strict=True)]
 

@@ -465,6 +465,8 @@ def test_an_unknown_mode_names_those_that_there_are(tmp_path: Path, mode: Any) -
 
 def test_what_is_no_image_is_no_frame(tmp_path: Path) -> None:
     writer = SeqRecordWriter(tmp_path / "d")
-    refused = pytest.raises(errors.FrameError, match=r"not an image .*episode: a; feature: photo")
+    refused = pytest.raises(
+        errors.FrameError, match=r"this image cannot .*episode: a; feature: photo"
+    )
     with refused, writer, writer.episode("a") as episode:
         episode.append({"photo": EncodedImage(b"no image")})

@@ -395,7 +395,7 @@ def test_the_table_says_what_was_looked_at(tmp_path: Path) -> None:
     found = json.loads(run(tmp_path / "d", "--json").stdout)["depth"]
     [drawn] = found["num_drawn"]
     assert 150 < drawn <= 256
-    assert note == f"quantiles of depth: of {drawn} numbers, drawn from all"
+    assert note == f"quantiles of depth: of a random sample of {drawn} numbers"
 
 
 @pytest.mark.parametrize(("command", "keys"), [("delete", "ab"), ("keep", "aa")])

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from seqrecord.meanings import KINDS
+from seqrecord.feature_kinds import KINDS
 from seqrecord.units import parse_duration, parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.meanings import same_unit, size_in
+from seqrecord.feature_kinds import same_unit, size_in
 from seqrecord.text import repr_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from seqrecord.clips.grids import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.text import repr_of
-from seqrecord.units import MOST, is_integer
+from seqrecord.units import MAX_INT, is_integer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -167,7 +167,7 @@ class _Sized(CropStep):
 
 class _Crop(_Sized):
     def size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        if (height or MOST) < self._size[0] or (width or MOST) < self._size[1]:
+        if (height or MAX_INT) < self._size[0] or (width or MAX_INT) < self._size[1]:
             raise ClipError(
                 f"{type(self).__name__}: the crop is larger than the frame",
                 expected=f"at most {height or '?'} x {width or '?'} pixels",
@@ -276,7 +276,7 @@ class RandomResizedCrop(_Sized):
     ) -> None:
         super().__init__(size, features=features, shared=shared)
         self._scale = _checked_range("scale", scale, 1.0)
-        self._ratio = _checked_range("ratio", ratio, float(MOST))
+        self._ratio = _checked_range("ratio", ratio, float(MAX_INT))
 
     def __repr__(self) -> str:
         return f"RandomResizedCrop({self._size}, {self._scale}, {self._ratio}{_more_of(self)})"
@@ -433,7 +433,7 @@ def checked_size(name: str, size: Any) -> tuple[int, int]:
         if any(isinstance(side, bool | np.bool_) for side in sides):
             raise TypeError
         height, width = map(operator.index, sides)
-        if not (0 < height <= MOST and 0 < width <= MOST):
+        if not (0 < height <= MAX_INT and 0 < width <= MAX_INT):
             raise ValueError
     except (TypeError, ValueError):
         raise ClipError(

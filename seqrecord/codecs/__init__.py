@@ -1,4 +1,4 @@
-"""Codecs: presets, lookup in a closed list, and size-bounded decoding into a given buffer."""
+"""Codecs: presets, lookup in a closed list, decoding into buffers of known size."""
 
 from seqrecord.codecs.chain import (
     FrameCodec,

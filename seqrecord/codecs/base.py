@@ -1,4 +1,4 @@
-"""What all codecs share: numcodecs, the check of a decoded size, and temporaries of a thread."""
+"""Common base of codecs: numcodecs, protocols, checks of decoded sizes, temporary buffers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-# On import numcodecs warns about the package that it takes CRC32C from; we take none from it. It
-# sets a filter first, which no filter of ours could overrule, so the warning is caught here.
+# numcodecs warns on import about its dependency for CRC32C, which is not used here. It sets a
+# warning filter that has precedence over filters of ours, so the warning is caught.
 with warnings.catch_warnings(record=True) as _caught:
     import numcodecs
     import numcodecs.blosc
@@ -47,23 +47,23 @@ UIntArray = npt.NDArray[np.unsignedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
 
 Parameters = dict[str, Collection[object]]
-"""The parameters that a codec takes, and the values that each may have."""
+"""Allowed values of each parameter of a codec."""
 
 ERRORS = (ValueError, RuntimeError, OSError, EOFError, MemoryError, zlib.error, lzma.LZMAError)
-"""What the libraries raise on blobs that are not theirs or are damaged."""
+"""Errors that the libraries raise on damaged or foreign blobs."""
 
 MAX_BUFFER_BYTES = 4 << 20
-"""The most that `thread_buffer` gives out for one purpose."""
+"""Maximum size of a `thread_buffer`."""
 
 _local = threading.local()
 
 
 class Compressor:
-    """A codec of numcodecs that ends a chain, with parameters that have been checked.
+    """A numcodecs codec that ends a chain, with checked parameters.
 
-    The blobs come out of files, so nothing in them is trusted: a size that they declare is compared
-    with the expected one before a library sees them, and a library that takes no limit is fed in
-    steps. Every failure is one of `ERRORS`.
+    Blobs come from files and are not trusted. A declared size is compared with the expected one
+    before a library decodes the blob; a library without a size limit decodes in steps. A failure
+    raises an error in `ERRORS`.
     """
 
     codec_id: ClassVar[str]
@@ -73,19 +73,19 @@ class Compressor:
         self._codec = numcodecs.get_codec({"id": self.codec_id, **parameters})
 
     def encode(self, numbers: npt.NDArray[Any]) -> bytes:
-        """The blob of a C-contiguous array."""
+        """Encode a C-contiguous array to a blob."""
         return bytes(self._codec.encode(numbers))
 
     def decode_into(self, blob: memoryview, out: Bytes) -> None:
-        """Undo `encode` into `out`, uint8 [N], which the blob must fill exactly.
+        """Decode a blob into `out`, uint8 [N]; it must decode to exactly N bytes.
 
-        Holds the GIL only for the checks.
+        The GIL is released except for the checks.
         """
         check_size(self._declared_size(blob), out.size)
         self._decompress(blob, out)
 
     def decoded(self, blob: memoryview, limit: int) -> Bytes:
-        """What a blob decodes to, uint8 [N]; `ValueError` where that is more than `limit` bytes."""
+        """Decode a blob to uint8 [N]; raises `ValueError` if N is above `limit`."""
         size = self._declared_size(blob)
         check_limit(size, limit)
         out = np.empty(size, np.uint8)
@@ -93,30 +93,31 @@ class Compressor:
         return out
 
     def decode_frames(self, blobs: Sequence[memoryview], out: Bytes) -> None:
-        """As `decode_into` of each blob into its row of `out`, uint8 [n, N], in fewer calls where
-        the library can."""
+        """Decode each blob into its row of `out`, uint8 [n, N].
+
+        Faster than `decode_into` per blob if the library decodes several at once.
+        """
         for blob, row in zip(blobs, out, strict=True):
             self.decode_into(blob, row)
 
     def _decompress(self, blob: bytes | memoryview, out: Bytes) -> object:
-        """Decode a blob that declares the size of `out`."""
+        """Decode a blob whose declared size is that of `out`."""
         return self._codec.decode(blob, out)
 
     def _declared_size(self, blob: memoryview) -> int:
-        """How many bytes a blob says that it decodes to; `ValueError` if it does not say."""
+        """Decoded size that a blob declares; raises `ValueError` if it declares none."""
         raise NotImplementedError
 
 
 class Filter(Protocol):
-    """A reversible transform of unsigned integers, of one shape and dtype, that helps to compress.
+    """A reversible transform of unsigned integers, same shape and dtype, that improves compression.
 
-    It is exact modulo the integers' range, and is undone in place; docs/codecs.md defines the
-    bytes. Floats are filtered through their bit patterns, so NaN payloads and negative zeros
-    survive.
+    It is exact modulo the range of the integers, and decodes in place; docs/codecs.md defines the
+    bytes. Floats are filtered as bit patterns, so NaN payloads and negative zeros survive.
 
-    Undoing is what a training run pays for, on every frame of every epoch, so that direction takes
-    only a few NumPy calls that each run over much memory. Few, because a call that releases the GIL
-    must get it back: beside a thread that computes in Python every call can wait for 5 ms.
+    Decoding runs for every frame of every epoch, so it uses few NumPy calls over large arrays. Each
+    call that releases the GIL must acquire it again, which can take 5 ms if another thread runs
+    Python code.
     """
 
     codec_id: ClassVar[str]
@@ -125,32 +126,32 @@ class Filter(Protocol):
     def __init__(self, **parameters: Any) -> None: ...
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Raise `ValueError` unless arrays of this shape and element size can be filtered."""
+        """Raise `ValueError` unless arrays of this shape and item size can be filtered."""
         ...
 
     def encode(self, buf: UIntArray) -> UIntArray:
-        """A new C-contiguous array."""
+        """Filter an array into a new C-contiguous one."""
         ...
 
     def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """The inverse into `out`, which may be `buf` itself."""
+        """Inverse of `encode` into `out`, which may be `buf` itself."""
         ...
 
 
 def check_size(got: int, size: int) -> None:
-    """`ValueError` unless a blob decodes to so many bytes."""
+    """Raise `ValueError` unless the decoded size `got` equals `size`."""
     if got != size:
         raise ValueError(f"{'more than ' if got > size else ''}{min(got, size)} bytes, not {size}")
 
 
 def check_limit(size: int, limit: int) -> None:
-    """`ValueError` for a blob that decodes to more."""
+    """Raise `ValueError` if the decoded size exceeds `limit`."""
     if size > limit:
         raise ValueError(f"more than {limit} bytes")
 
 
 def output(buf: UIntArray, out: UIntArray | None) -> UIntArray:
-    """`buf` itself if that is where the result goes, else `out` or a new array with its values."""
+    """Copy `buf` to `out`, or to a new array if `out` is `None`; `buf` itself if it is `out`."""
     if out is None:
         return np.array(buf, order="C", copy=True)
     if out is not buf:
@@ -159,14 +160,15 @@ def output(buf: UIntArray, out: UIntArray | None) -> UIntArray:
 
 
 def thread_buffer(purpose: str, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """This thread's temporary [count] for one purpose; it holds anything at all.
+    """An uninitialized array [count], cached per thread and purpose.
 
-    At most `MAX_BUFFER_BYTES`, since a thread keeps it for as long as it lives: fresh memory costs
-    more than what is done in it. The next call for the same purpose gives the same memory.
+    Allocation costs more than the arithmetic done in the array. A thread keeps its buffers until it
+    ends, therefore they have at most `MAX_BUFFER_BYTES`. The next call for the same purpose returns
+    the same memory.
     """
     nbytes = count * dtype.itemsize
     if nbytes > MAX_BUFFER_BYTES:
-        raise ValueError(f"a temporary of {nbytes} bytes, at most {MAX_BUFFER_BYTES} are kept")
+        raise ValueError(f"a temporary of {nbytes} bytes; at most {MAX_BUFFER_BYTES} are cached")
     buffer: npt.NDArray[np.uint8] | None = getattr(_local, purpose, None)
     if buffer is None or buffer.size < nbytes:
         buffer = np.empty(nbytes, np.uint8)

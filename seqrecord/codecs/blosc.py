@@ -1,19 +1,20 @@
-"""Blosc, with byte planes that hardly shrink stored as they are.
+"""Blosc, with byte planes stored uncompressed if they hardly shrink.
 
-The lowest bytes of measured floats are close to noise. LZ4 takes a quarter or a third off them, in
-matches so short that undoing them costs as much as all other planes together; stored, they decode
-at the speed of memory, and need not be encoded. Blosc itself stores a plane only if it would grow.
+The lowest bytes of measured floats are close to noise. LZ4 shrinks them by a quarter or a third, in
+matches so short that decoding them takes as long as all other planes together. Uncompressed planes
+decode at memory bandwidth and need no encoding. Blosc itself stores a plane uncompressed only if
+compression would enlarge it.
 
 ::
 
     buffer    │ header 16 │ starts i32 [blocks] │ block 0 │ block 1 │ …
-    block     │ size i32 │ plane 0 │ size i32 │ plane 1 │ …     all planes as one in a short block
+    block     │ size i32 │ plane 0 │ size i32 │ plane 1 │ …     a single plane in a short block
 
-A plane is stored if its size is its share of the block. This is c-blosc's README_CHUNK_FORMAT; any
-Blosc 1 decodes it.
+A plane whose size is its share of the block is uncompressed. The layout is c-blosc's
+README_CHUNK_FORMAT; any Blosc 1 decodes it.
 
-Small frames are decoded several in one call: buffers of one block each, with headers that say the
-same, are what the blocks of a single buffer would be::
+Several small frames decode in one call: buffers of one block each, with equal headers, become the
+blocks of a single buffer::
 
     buffers    │ header │ start │ block │  │ header │ start │ block │  …
     as one     │ header' │ starts │ header │ start │ block │ header │ start │ block │ …
@@ -42,21 +43,21 @@ _HEAD = np.dtype(  # the header, and the start of the first block
 _FORMAT = 2
 _MAX_BYTES = numcodecs.blosc.MAX_BUFFERSIZE
 _BYTE_PLANES, _COPIED, _UNSPLIT = 0x01, 0x02, 0x10
-_MAX_PLANES, _MIN_PLANE_BYTES = 16, 128  # what Blosc keeps apart
-_SEVERAL = 3  # blobs: for fewer, to look at them together takes longer
-_JOINED = 128 << 10  # bytes of a blob: to copy a larger one takes longer than a call
-_WORTH = 2 / 3  # of its size: a plane that a quick LZ4 leaves larger is stored
+_MAX_PLANES, _MIN_PLANE_BYTES = 16, 128  # limits of Blosc for separate planes
+_SEVERAL = 3  # blobs; joining fewer takes longer than decoding them one by one
+_JOINED = 128 << 10  # bytes of a blob; copying a larger one takes longer than a call
+_WORTH = 2 / 3  # a plane is stored uncompressed if a quick LZ4 leaves more than this share
 
-# Blosc's own threads use one context for the whole process. With many threads calling it they only
-# queue for that; without, each call has its own context and they run side by side.
+# Blosc's own threads share one context per process, so concurrent calls queue for it. Without
+# them, each call has its own context and calls run in parallel.
 numcodecs.blosc.use_threads = False
 
 
 class Blosc(Compressor):
-    """Compresses with Blosc."""
+    """The Blosc compressor."""
 
     codec_id = "blosc"
-    # The codec's own method first makes arrays of both, in ten calls of Python.
+    # Direct call: the codec's method spends ten Python calls on conversions.
     _decompress = staticmethod(numcodecs.blosc.decompress)
     parameters: ClassVar[Parameters] = {
         "cname": ("blosclz", "lz4", "lz4hc", "zlib", "zstd"),
@@ -67,10 +68,10 @@ class Blosc(Compressor):
     }
 
     def __init__(self, *, typesize: int | None = None, **parameters: Any) -> None:
-        # Older numcodecs do not take the type size; they take it from the array.
+        # Older numcodecs take the type size from the array, not as a parameter.
         self._typesize = typesize
         super().__init__(**parameters)
-        self._probe: Any = None  # for whom speed matters more than size: see `encode_planes`
+        self._probe: Any = None  # for chains that favour speed over size: see `encode_planes`
         if parameters.get("cname") == "lz4hc" and parameters.get("shuffle", 1) == 1:
             quick = {**parameters, "id": "blosc", "cname": "lz4", "clevel": 9}
             self._probe = numcodecs.get_codec(quick)
@@ -93,7 +94,7 @@ class Blosc(Compressor):
         is_valid = (heads["nbytes"] == nbytes) & (block > 0) & (block <= nbytes)
         is_valid &= (heads["cbytes"] == sizes) & (sizes <= _MAX_BYTES)
         is_valid &= (kind & 0xFF == _FORMAT) & (kind >> 24 != 0)
-        if not is_valid.all():  # which one?
+        if not is_valid.all():  # decode one by one: the invalid blob raises
             super().decode_frames(blobs, out)
             return
         fits = (block == nbytes) & (sizes <= _JOINED) & (kind & _COPIED << 16 == 0)
@@ -110,16 +111,16 @@ class Blosc(Compressor):
             self._decompress(joined, out[some].reshape(-1))
 
     def _declared_size(self, blob: memoryview) -> int:
-        """The size that a Blosc blob declares.
+        """Decoded size in the header of a blob.
 
-        Blosc is not told how long the blob is: it believes the header, so that is checked here.
+        Blosc is not given the length of the blob and trusts the header, so this checks the header.
         """
         if len(blob) < _HEADER.size:
             raise ValueError(f"a Blosc blob of {len(blob)} bytes")
         version, _, _, typesize, nbytes, blocksize, cbytes = _HEADER.unpack_from(blob)
         if version != _FORMAT or not len(blob) == cbytes <= _MAX_BYTES or typesize == 0:
             raise ValueError(
-                f"Blosc's header says version {version}, type size {typesize}, {cbytes} bytes; "
+                f"a Blosc header of version {version}, type size {typesize}, {cbytes} bytes; "
                 f"expected version {_FORMAT} and {len(blob)} bytes"
             )
         if not 0 < blocksize <= nbytes:
@@ -130,17 +131,17 @@ class Blosc(Compressor):
 def _concatenated(
     blobs: Sequence[memoryview], heads: npt.NDArray[Any], sizes: npt.NDArray[np.int64]
 ) -> bytes:
-    """One Blosc buffer of buffers of one block each, whose headers differ in their size alone.
+    """Join one-block buffers, whose headers differ in `cbytes` only, to one Blosc buffer.
 
-    `ValueError` for one whose block is longer than the buffer.
+    Raises `ValueError` if a block is longer than its buffer.
     """
     begin = _HEADER.size + _SIZE.size * len(blobs)
     starts = begin + np.cumsum(sizes) - sizes + heads["start"]
     total, block = begin + int(sizes.sum()), int(heads["blocksize"][0])
     header = bytes(blobs[0][:4]) + struct.pack("<III", block * len(blobs), block, total)
     joined = b"".join([header, starts.astype("<i4").tobytes(), *blobs])
-    # Blosc would read on in the next blob. (A size below 0, which Blosc refuses, is a large one.)
-    numbers = np.ndarray(total - _SIZE.size + 1, "<u4", joined, strides=(1,))  # at any byte
+    # Else Blosc would read on in the next blob. (Blosc refuses negative sizes: here large numbers.)
+    numbers = np.ndarray(total - _SIZE.size + 1, "<u4", joined, strides=(1,))  # at every byte
     at, last = starts, len(numbers) - 1
     for _ in range(_num_planes(header[2], header[3], block)):
         at = at + numbers[np.minimum(at, last)]
@@ -151,7 +152,7 @@ def _concatenated(
 
 
 def _num_planes(flags: int, typesize: int, block: int) -> int:
-    """How many parts a whole block of so many bytes is encoded in."""
+    """Number of separately encoded parts of a full block of `block` bytes."""
     apart = (
         not flags & _UNSPLIT and typesize <= _MAX_PLANES and block // typesize >= _MIN_PLANE_BYTES
     )
@@ -159,9 +160,9 @@ def _num_planes(flags: int, typesize: int, block: int) -> int:
 
 
 def encode_planes(encode: Encode, probe: Encode, numbers: npt.NDArray[Any]) -> bytes:
-    """`encode(numbers)`, a Blosc buffer of byte planes, but with poor planes stored.
+    """`encode(numbers)`, a Blosc buffer, but with poorly compressible planes uncompressed.
 
-    `probe` is a quick encoder with the same blocks, which tells which planes those are.
+    `probe` is a fast encoder with the same blocks; the size of its planes decides.
     """
     sketch = _Buffer(probe(numbers))
     data = numbers.reshape(-1).view(np.uint8).reshape(-1, numbers.itemsize)
@@ -172,7 +173,7 @@ def encode_planes(encode: Encode, probe: Encode, numbers: npt.NDArray[Any]) -> b
         for byte, plane in enumerate(planes):
             if len(planes) > 1 and len(plane) > _WORTH * sketch.length:
                 stored[block, byte] = data[part, byte].tobytes()
-                emptied[part, byte] = 0  # encodes in no time
+                emptied[part, byte] = 0  # takes no time to encode
     if not stored:
         return encode(numbers)
     buffer = _Buffer(encode(emptied.reshape(-1).view(numbers.dtype)))
@@ -185,10 +186,10 @@ def encode_planes(encode: Encode, probe: Encode, numbers: npt.NDArray[Any]) -> b
 
 
 class _Buffer:
-    """A Blosc buffer taken apart.
+    """A parsed Blosc buffer.
 
-    `blocks` are the encoded planes of each block, all as one where Blosc does not keep them apart;
-    there are none where nothing is encoded. `length` is that of a decoded plane.
+    `blocks` has the encoded planes of each block, or one item if Blosc does not separate planes. It
+    is empty if the buffer is not compressed. `length` is the size of a decoded plane.
     """
 
     def __init__(self, blob: bytes) -> None:
@@ -209,7 +210,7 @@ class _Buffer:
             self.blocks.append(planes)
 
     def join(self) -> bytes:
-        """The buffer again."""
+        """Serialize the buffer."""
         blocks = [b"".join(_SIZE.pack(len(p)) + p for p in planes) for planes in self.blocks]
         starts = np.cumsum([_HEADER.size + _SIZE.size * len(blocks), *map(len, blocks)])
         header = self._header[:-4] + _SIZE.pack(starts[-1])

@@ -1,10 +1,10 @@
-"""Chains of codecs: looked up in a closed list, bound to the frames of one feature, and undone.
+"""Chains of codecs: lookup in a closed list, encoding and decoding of a feature's frames.
 
-A chain is a list of JSON configurations in the order in which they encode: any number of filters,
-which keep the frame's size, then at most one compressor; or one image codec alone; or nothing,
-which is raw; or video alone, of which a group of frames is coded together. docs/codecs.md defines
-the bytes. Configurations come out of files, so ids and parameters are checked against closed lists;
-numcodecs' registry is never asked for anything else.
+A chain is a list of JSON configurations in the order of encoding: any number of filters, which keep
+the size of a frame, then at most one compressor. Alternatives are a single image codec, a single
+video codec (which encodes groups of frames), or an empty chain for raw frames. docs/codecs.md
+defines the bytes. Configurations come from files, so ids and parameters are checked against closed
+lists; the registry of numcodecs is not used for lookups.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _PARAMETERS: dict[str, Parameters] = {
     IMAGE: {"format": FORMATS, "quality": range(1, 101), "exif": ("ignore",)},
 }
 _REQUIRED = {Delta.codec_id: {"axis"}, IMAGE: {"format"}}
-_CACHED = 2 << 20  # bytes of frames before their filters are undone: a processor's cache has them
-_EVERY_NAME = (64, 64, 3)  # a shape of uint8 frames that every codec with a name takes
+_CACHED = 2 << 20  # bytes of frames decoded before filtering: they fit into a processor's cache
+_EVERY_NAME = (64, 64, 3)  # a shape that every named codec supports with uint8
 
 
 def resolve(
@@ -66,12 +66,11 @@ def resolve(
     *,
     feature: str | None,
 ) -> tuple[CodecConfig, ...]:
-    """The chain that `codec` means for a feature of this dtype and frame shape.
+    """Codec chain of a feature with this dtype and frame shape; `None` is a variable dimension.
 
-    `codec` is a name, of a preset or of an image codec (`jpeg:quality=90`), or a chain of
-    configurations, which is checked and returned. A dimension of `None` varies. Raises
-    `SchemaError` for an unknown name, id, parameter or value, and for a chain that does not fit
-    the dtype and shape.
+    `codec` is the name of a preset or codec, with parameters (`jpeg:quality=90`), or a chain of
+    configurations to check. Raises `SchemaError` for an unknown name, id, parameter or value, and
+    for a chain that does not support dtype and shape.
     """
     dtype = np.dtype(dtype)
     chain: Sequence[CodecConfig]
@@ -82,7 +81,7 @@ def resolve(
             raise SchemaError(
                 f"no such codec: {error}",
                 feature=feature,
-                expected=f"one of {', '.join(CODEC_NAMES)}, jpeg:quality=90, av1:gop=16, or a list "
+                expected=f"any of {', '.join(CODEC_NAMES)}, jpeg:quality=90, av1:gop=16, or a list "
                 "of codec configurations",
                 got=repr_of(codec),
             ) from error
@@ -93,9 +92,9 @@ def resolve(
 
 
 def check_codec(codec: str | Sequence[CodecConfig], *, feature: str | None = None) -> None:
-    """Raise `SchemaError` for a codec that no feature can have, whatever its dtype and shape.
+    """Raise `SchemaError` for a codec that is invalid for every dtype and shape.
 
-    Of a chain only the configurations are looked at, not whether they go together.
+    Checks the configurations of a chain, but not their combination.
     """
     if isinstance(codec, str):
         resolve(codec, np.uint8, _EVERY_NAME, feature=feature)
@@ -105,28 +104,27 @@ def check_codec(codec: str | Sequence[CodecConfig], *, feature: str | None = Non
             if not _is_video(config):
                 _check_config(config)
     except (ValueError, TypeError) as error:
-        raise SchemaError("not a codec that is allowed", feature=feature, got=str(error)) from error
+        raise SchemaError("invalid codec", feature=feature, got=str(error)) from error
 
 
 def image_chain(data: bytes) -> tuple[CodecConfig, ...]:
-    """The chain that keeps images like this one encoded; `CodecError` if it cannot be kept."""
+    """Chain that stores images such as this one unchanged; raises `CodecError` if unsupported."""
     try:
         return ({"id": IMAGE, "format": probe(data).format},)
     except ValueError as error:
-        raise CodecError("not an image that can be kept encoded", got=str(error)) from error
+        raise CodecError("this image cannot be stored encoded", got=str(error)) from error
 
 
 _Steps: TypeAlias = "Sequence[tuple[Filter, bool]]"
-"""Filters in the order in which they are undone, and whether each waits for the adder."""
+"""Filters in decoding order, each with whether it is bound by the adder: see `delta`."""
 
 
 class FrameCodec:
-    """A chain bound to the dtype and shape of one feature's frames.
+    """A codec chain for frames of one dtype and shape.
 
-    It holds no state between calls and may be used by many threads at once; the heavy steps run
-    without the GIL. With `fast`, it encodes in less time into more bytes, which decode to the same
-    frame with any other codec of this chain. Raises `SchemaError` for a chain that `resolve` would
-    not accept.
+    Stateless between calls and thread-safe; the expensive steps release the GIL. With `fast`,
+    encoding takes less time and yields more bytes, which decode to the same frame with any codec of
+    this chain. Raises `SchemaError` for a chain that `resolve` does not accept.
     """
 
     def __init__(
@@ -148,8 +146,7 @@ class FrameCodec:
     def encode(self, frame: npt.NDArray[Any] | EncodedImage) -> bytes:
         """Encode one frame of any memory layout and byte order.
 
-        Raises `CodecError` for a frame of another dtype or shape, or an image that is not as
-        declared.
+        Raises `CodecError` for another dtype or shape, or an image of another format.
         """
         try:
             if isinstance(frame, EncodedImage):
@@ -168,17 +165,17 @@ class FrameCodec:
                 return numbers.tobytes()
             return self._compressor.encode(numbers)
         except ERRORS as error:
-            raise CodecError("a frame cannot be encoded", got=str(error)) from error
+            raise CodecError("cannot encode a frame", got=str(error)) from error
 
     def decode_into(self, blob: memoryview | bytes, out: npt.NDArray[Any]) -> None:
         """Decode one blob into `out`, a C-contiguous array of the frame's dtype and shape.
 
-        Raises `CodecError`, leaving anything at all in `out`, unless the blob decodes to exactly
-        its bytes. Allocates no more than a small multiple of them, whatever the blob says.
+        Raises `CodecError` unless the blob decodes to exactly the size of `out`, whose contents are
+        then undefined. Memory use is a small multiple of that size, whatever the blob declares.
         """
         self._check(out)
         if not out.flags.c_contiguous or not out.flags.writeable or out.dtype != self.dtype:
-            raise CodecError("frames are decoded into C-contiguous arrays of their own dtype")
+            raise CodecError("`out` must be a writable C-contiguous array of the frame's dtype")
         view = memoryview(blob).cast("B")
         try:
             if self._image is not None:
@@ -188,20 +185,20 @@ class FrameCodec:
             with unbuffered():
                 self._decode([view], numbers, self._steps(numbers))
         except ERRORS as error:
-            raise CodecError("a frame does not decode", got=str(error)) from error
+            raise CodecError("cannot decode a frame", got=str(error)) from error
 
     def decode_frames(self, blobs: Sequence[memoryview], out: npt.NDArray[Any]) -> bool:
-        """As `decode_into` of each blob into a frame of `out`, [n, …], C-contiguous: several frames
-        at a time, in fewer calls.
+        """Decode each blob into a frame of `out`, [n, …], C-contiguous, in fewer calls.
 
-        Whether that was done; if not, `decode_into` does it, or names the damaged blob.
+        Returns false if this failed or is unsupported; then use `decode_into` for each blob, which
+        raises for the damaged one.
         """
         count = len(blobs)
         if not count or not out.size or self._image is not None or out.dtype != self.dtype:
             return False
         self._check(out[0, ...])
         if len(out) != count or not out.flags.c_contiguous or not out.flags.writeable:
-            raise CodecError("frames are decoded into C-contiguous arrays of their own dtype")
+            raise CodecError("`out` must be a writable C-contiguous array of the frame's dtype")
         numbers = _as_unsigned(out)
         steps = self._steps(numbers)
         step = max(1, _CACHED * count // out.nbytes) if steps else count
@@ -215,7 +212,7 @@ class FrameCodec:
         return True
 
     def _steps(self, numbers: UIntArray) -> _Steps:
-        """How the filters are undone in frames [n, …]."""
+        """Decoding steps of the filters for frames [n, …]."""
         shape, size = numbers.shape[1:], numbers.itemsize
         return [
             (step, isinstance(step, Delta) and step.is_serial(shape, size))
@@ -223,12 +220,11 @@ class FrameCodec:
         ]
 
     def _decode(self, views: Sequence[memoryview], numbers: UIntArray, steps: _Steps) -> None:
-        """Decompress frames and undo the filters, into [n, …]; one of `ERRORS` for a blob of
-        another size.
+        """Decompress frames into [n, …] and undo the filters; a failure raises one in `ERRORS`.
 
-        Memory that is not in the cache, as a frame's place seldom is, is slow to write to. A filter
-        that waits for the adder hides that. If there is one, it is the one that writes there, and
-        what comes before it stays in a temporary.
+        Writing to memory outside the cache is slow, and the destination usually is outside. A
+        filter bound by the adder hides this latency. If there is one, it writes to the destination,
+        and earlier steps use a temporary buffer.
         """
         source = numbers
         for _, waits in steps:
@@ -257,14 +253,14 @@ class FrameCodec:
         )
         if not fits or frame.dtype.newbyteorder("<") != self.dtype.newbyteorder("<"):
             raise CodecError(
-                "a frame does not fit its codec",
+                "the frame's dtype or shape differs from the feature's",
                 expected=f"{self.dtype.name} {list(self.shape)}",
                 got=f"{frame.dtype.name} {list(frame.shape)}",
             )
 
     def _keep(self, data: bytes) -> bytes:
         if self._image is None:
-            raise ValueError("an encoded image for a feature that does not keep its images encoded")
+            raise ValueError("an encoded image for a feature that stores no encoded images")
         header = probe(data)
         wanted = self._image["format"]
         if header.format != wanted and (wanted != "any" or header.format == "npy"):
@@ -281,23 +277,23 @@ def _build(
     *,
     is_video_allowed: bool = False,
 ) -> tuple[list[Filter], Compressor | None, dict[str, Any] | None]:
-    """Filters, compressor and image parameters of a chain, all checked; nothing is trusted."""
+    """Filters, compressor and image parameters of an untrusted chain, checked."""
     filters: list[Filter] = []
     compressor: Compressor | None = None
     try:
         if len(configs) > MAX_CODECS:
-            raise ValueError(f"a chain of {len(configs)} codecs, at most {MAX_CODECS} are allowed")
+            raise ValueError(f"a chain of {len(configs)} codecs; at most {MAX_CODECS} are allowed")
         probe_shape = tuple(1 if n is None else n for n in shape)
         if any(_is_video(config) for config in configs):
             video_config(configs, dtype, tuple(shape))
             if not is_video_allowed:
-                raise ValueError("video is not coded frame by frame")
+                raise ValueError("a video codec cannot encode single frames")
             return [], None, None
         for position, config in enumerate(configs):
             name, params = _check_config(config)
             if name == IMAGE:
                 if len(configs) != 1:
-                    raise ValueError("an image codec stands alone")
+                    raise ValueError("an image codec cannot be combined with other codecs")
                 check_storable(dtype, tuple(shape), params["format"])
                 return [], None, params
             if name in _FILTERS:
@@ -305,11 +301,11 @@ def _build(
                 step.check(_unsigned_shape(dtype, probe_shape), _unsigned_size(dtype))
                 filters.append(step)
             elif position != len(configs) - 1:
-                raise ValueError(f"{name} is not the last of its chain")
+                raise ValueError(f"{name} must be the last codec of a chain")
             else:
                 compressor = _COMPRESSORS[name](**params)
     except (ValueError, TypeError) as error:
-        raise SchemaError("not a codec that is allowed", feature=feature, got=str(error)) from error
+        raise SchemaError("invalid codec", feature=feature, got=str(error)) from error
     return filters, compressor, None
 
 
@@ -318,13 +314,13 @@ def _is_video(config: object) -> bool:
 
 
 def _check_config(config: object) -> tuple[str, dict[str, Any]]:
-    """The id and parameters of a configuration; `ValueError` unless all of it is known."""
+    """Id and parameters of a configuration; raises `ValueError` if anything is unknown."""
     if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
         raise ValueError(f"a codec is an object with an id, not {repr_of(config, 100)}")
     name = config["id"]
     if name not in _PARAMETERS:
         expected = ", ".join(sorted(_PARAMETERS))
-        raise ValueError(f"unknown id {name[:50]!r}, expected one of {expected}")
+        raise ValueError(f"unknown id {name[:50]!r}; expected any of {expected}")
     params = {key: value for key, value in config.items() if key != "id"}
     for key, value in params.items():
         allowed = _PARAMETERS[name].get(key)
@@ -337,16 +333,16 @@ def _check_config(config: object) -> tuple[str, dict[str, Any]]:
 
 
 def _is_allowed(value: object, allowed: Collection[object]) -> bool:
-    # 1, True and 1.0 are equal and in each other's ranges, yet only one of them is what is meant.
+    # 1, True and 1.0 are equal, but only a value of the right type is allowed.
     if isinstance(value, bool) or isinstance(next(iter(allowed)), bool):
         return isinstance(value, bool) and isinstance(next(iter(allowed)), bool)
     return (value is None or isinstance(value, (int, str))) and value in allowed
 
 
 def _as_unsigned(array: npt.NDArray[Any]) -> UIntArray:
-    """A C-contiguous array's bits as little-endian unsigned integers, a view.
+    """View of a C-contiguous array as little-endian unsigned integers of the same bits.
 
-    A complex number is two of them, on a new last axis.
+    A complex number becomes two integers, along a new last axis.
     """
     size = _unsigned_size(array.dtype)
     numbers: UIntArray = array.reshape(-1).view(f"<u{size}")

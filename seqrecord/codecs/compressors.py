@@ -1,6 +1,6 @@
-"""Zstandard and LZ4 blobs, which declare their size; zlib, bz2 and lzma streams, which do not.
+"""Compressors: Zstandard and LZ4, which declare the decoded size; zlib, bz2 and lzma streams.
 
-The latter are decoded by Python's own modules.
+The streams do not declare their size; modules of Python's standard library decode them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class Zstd(Compressor):
-    """Compresses with Zstandard."""
+    """The Zstandard compressor."""
 
     codec_id = "zstd"
     parameters: ClassVar[Parameters] = {"level": range(-7, 20), "checksum": (False, True)}
 
     def _declared_size(self, blob: memoryview) -> int:
-        """The content size that the first Zstandard frame declares (RFC 8878, 3.1.1.1)."""
+        """Content size in the first Zstandard frame (RFC 8878, 3.1.1.1)."""
         if len(blob) < 6 or blob[:4] != _MAGIC:
             raise ValueError("not a Zstandard frame")
         descriptor = blob[4]
@@ -37,19 +37,19 @@ class Zstd(Compressor):
 
 
 class Lz4(Compressor):
-    """Compresses with LZ4."""
+    """The LZ4 compressor."""
 
     codec_id = "lz4"
     parameters: ClassVar[Parameters] = {"acceleration": range(1, 65538)}
 
     def _declared_size(self, blob: memoryview) -> int:
-        """The size in front of an LZ4 block, which is how numcodecs stores it."""
+        """Size before the LZ4 block, as numcodecs writes it."""
         if len(blob) < 5:
             raise ValueError(f"an LZ4 blob of {len(blob)} bytes")
         return int.from_bytes(blob[:4], "little")
 
 
-_LZMA_MEMORY = 128 << 20  # the largest preset needs 65 MiB to decode
+_LZMA_MEMORY = 128 << 20  # decoding the largest preset needs 65 MiB
 
 
 class _Decompressor(Protocol):
@@ -60,8 +60,8 @@ class _Decompressor(Protocol):
     def decompress(self, data: memoryview, max_length: int, /) -> bytes: ...
 
 
-class _Stream(Compressor):
-    """A stream is decoded in steps, up to the size that it must have."""
+class _StreamCompressor(Compressor):
+    """A compressor whose streams are decoded up to the expected size."""
 
     def decode_into(self, blob: memoryview, out: Bytes) -> None:
         data = self._read(blob, out.size)
@@ -75,7 +75,7 @@ class _Stream(Compressor):
         return np.frombuffer(data, np.uint8)
 
     def _read(self, blob: memoryview, limit: int) -> bytes:
-        """What comes of the stream, up to one byte more than the limit."""
+        """Decode at most `limit + 1` bytes of a stream."""
         decompressor = self._decompressor()
         data = decompressor.decompress(blob, limit + 1)
         if len(data) <= limit and (not decompressor.eof or decompressor.unused_data):
@@ -86,7 +86,7 @@ class _Stream(Compressor):
         raise NotImplementedError
 
 
-class Zlib(_Stream):
+class Zlib(_StreamCompressor):
     codec_id = "zlib"
     parameters: ClassVar[Parameters] = {"level": range(-1, 10)}
 
@@ -94,7 +94,7 @@ class Zlib(_Stream):
         return zlib.decompressobj()
 
 
-class Bz2(_Stream):
+class Bz2(_StreamCompressor):
     codec_id = "bz2"
     parameters: ClassVar[Parameters] = {"level": range(1, 10)}
 
@@ -102,7 +102,7 @@ class Bz2(_Stream):
         return bz2.BZ2Decompressor()
 
 
-class Lzma(_Stream):
+class Lzma(_StreamCompressor):
     codec_id = "lzma"
     parameters: ClassVar[Parameters] = {
         "format": (1,),

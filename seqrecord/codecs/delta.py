@@ -1,8 +1,8 @@
-"""Differences between neighbours, and the running sums that undo them.
+"""Delta filter: differences of neighbours, and their running sums for decoding.
 
-NumPy has two ways to sum, and which is the faster depends on the shape. One element after another
-waits for the adder, about a cycle for each, and hardly notices where the result goes. Whole rows
-added to the next ones are vectorized and wait for memory.
+NumPy has two ways to compute running sums; the array's shape decides which is faster. A serial sum
+over elements is bound by the adder, about one cycle per element, and hardly by memory. A sum of
+whole rows is vectorized and bound by memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from seqrecord.codecs.base import Codec, Parameters, UIntArray, register_codec
 
 
 class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
-    """Each integer minus the one before it along `axis`; the first stays.
+    """Replaces each integer by its difference to the previous one along `axis`, except the first.
 
-    An `axis` of `None` takes the whole array as one sequence in C order. `width` is the size in
-    bytes of the integers that are subtracted: by default that of the array's elements, or a larger
-    one that holds a whole number of neighbours on the last axis. Wider integers undo faster, and a
-    borrow from one neighbour into the next costs next to nothing. With `restart`, the integers at
-    its multiples stay too, so that the sums undo in one pass instead of two.
+    With `axis=None` the array is one sequence in C order. `width` is the size in bytes of the
+    integers that are subtracted: that of the array's elements by default, or a larger one that
+    covers several neighbours on the last axis. Wider integers decode faster, and borrows between
+    neighbours hardly affect compression. With `restart`, integers at its multiples are stored
+    unchanged too, so that decoding needs one pass in place of two.
     """
 
     codec_id = "seqrecord.delta"
@@ -51,16 +51,16 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
         }
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Raise `ValueError` unless arrays of this shape and element size can be filtered."""
+        """Raise `ValueError` unless arrays of this shape and item size can be filtered."""
         _slab_shape(self.axis, self.width, shape, itemsize)
 
     def is_serial(self, shape: tuple[int, ...], itemsize: int) -> bool:
-        """Whether undoing it waits for the adder and hardly for memory."""
+        """Whether decoding is bound by the adder rather than by memory."""
         slabs = _slab_shape(self.axis, self.width, shape, itemsize)
         return _is_serial(slabs, self.width or itemsize)
 
     def encode(self, buf: UIntArray) -> UIntArray:
-        """A new C-contiguous array of the differences."""
+        """Differences as a new C-contiguous array."""
         out = np.array(buf, order="C", copy=True)
         before, after = self._slabs(np.ascontiguousarray(buf)), self._slabs(out)
         np.subtract(before[:, 1:], before[:, :-1], out=after[:, 1:])
@@ -78,15 +78,15 @@ class Delta(Codec):  # type: ignore[misc]  # numcodecs has no types
         return out
 
     def decode_frames(self, buf: UIntArray, out: UIntArray) -> None:
-        """As `decode` of each of several arrays, [n, …], C-contiguous; faster if `unbuffered`."""
+        """Decode several C-contiguous arrays, [n, …]; faster inside `unbuffered`."""
         target = self._slabs(out, out.shape[1:])
         source = target if out is buf else self._slabs(buf, buf.shape[1:])
         _sum_along(source, target, self.restart)
 
     def _slabs(self, array: UIntArray, each: tuple[int, ...] | None = None) -> UIntArray:
-        """`array` [..., N, ...] as [outer, N, inner] of integers of `width` bytes, a view.
+        """View `array` [..., N, ...] as [outer, N, inner] of integers of `width` bytes.
 
-        It is one array, or several of shape `each`.
+        `each` is the shape of each array if `array` contains several.
         """
         each = array.shape if each is None else each
         _, length, inner = _slab_shape(self.axis, self.width, each, array.dtype.itemsize)
@@ -102,7 +102,7 @@ register_codec(Delta)
 def _slab_shape(
     axis: int | None, width: int | None, shape: tuple[int, ...], itemsize: int
 ) -> tuple[int, int, int]:
-    """The shape of an array as slabs of integers of `width` bytes; `ValueError` if it has none."""
+    """Shape [outer, N, inner] in integers of `width` bytes; raises `ValueError` if impossible."""
     if axis is not None and not -len(shape) <= axis < len(shape):
         raise ValueError(f"no axis {axis} in {len(shape)} dimensions")
     if width is not None:
@@ -118,7 +118,7 @@ def _slab_shape(
 
 
 def _is_serial(shape: tuple[int, ...], itemsize: int) -> bool:
-    """Whether arrays [outer, N, inner] are summed one element after another."""
+    """Whether arrays [outer, N, inner] are summed serially, element by element."""
     _, length, inner = shape
     return inner * itemsize < 256 or length < 16
 
@@ -126,7 +126,7 @@ def _is_serial(shape: tuple[int, ...], itemsize: int) -> bool:
 def _sum_along(source: UIntArray, out: UIntArray, restart: int | None = None) -> None:
     """Running sums of `source` [outer, N, inner] along N into `out`, which may be `source`.
 
-    They start anew at every multiple of `restart`. Both arrays are C-contiguous.
+    Sums restart at each multiple of `restart`. Both arrays are C-contiguous.
     """
     outer, length, inner = out.shape
     size = min(restart or length, length)
@@ -143,9 +143,9 @@ def _sum_along(source: UIntArray, out: UIntArray, restart: int | None = None) ->
 
 
 def _sum_serially(source: UIntArray, out: UIntArray) -> None:
-    """Running sums of [outer, count, N, inner] along N, one element after another."""
+    """Running sums of [outer, count, N, inner] along N, element by element."""
     axis = 2
-    if out.size == out.shape[axis]:  # NumPy has less to do for one axis, and lets go of the GIL
+    if out.size == out.shape[axis]:  # NumPy is faster for one axis, and releases the GIL
         source, out, axis = source.reshape(-1), out.reshape(-1), 0
     np.add.accumulate(source, axis=axis, out=out, dtype=out.dtype)
 
@@ -164,9 +164,9 @@ def _sum_rows(source: UIntArray, out: UIntArray) -> None:
 def _sum_by_blocks(slabs: UIntArray) -> None:
     """Running sums of [outer, N, inner] along the middle axis, in place.
 
-    N is cut into short blocks. First every block sums its own slabs, all blocks at once; then what
-    the blocks before it sum to, found in the same way, is added to each. Two passes over memory,
-    but about twenty calls for an image instead of one for every row.
+    Cuts N into short blocks. First computes the sums within all blocks at once, then adds the total
+    of the previous blocks, computed recursively, to each. This takes two passes over memory, but
+    about twenty calls per image in place of one per row.
     """
     outer, length, inner = slabs.shape
     size = _block_size(length)[1]
@@ -184,9 +184,9 @@ def _sum_by_blocks(slabs: UIntArray) -> None:
 
 @lru_cache(maxsize=1024)
 def _block_size(length: int) -> tuple[int, int]:
-    """The fewest calls that sum `length` slabs, and the size of the blocks that takes them.
+    """Minimum number of calls for sums over `length` slabs, and the block size that achieves it.
 
-    Blocks of all slabs mean that they are summed one by one. Measured, blocks of 8 to 20 do best.
+    A block of all slabs means serial sums. Blocks of 8 to 20 were fastest in measurements.
     """
     return min(
         [
@@ -200,12 +200,10 @@ def _block_size(length: int) -> tuple[int, int]:
 
 @contextmanager
 def unbuffered() -> Iterator[None]:
-    """A context in which `Delta.decode_frames` is fast.
+    """Context in which `Delta.decode_frames` is fast.
 
-    NumPy copies rows that do not follow on one another through a buffer, if a few fit into it.
-
-    In a sum that costs more than the sum; with the smallest buffer no row fits. The setting is the
-    thread's own.
+    NumPy copies non-contiguous rows through a buffer if several fit into it, which takes longer
+    than the sum. With the smallest buffer no row fits. The setting affects this thread only.
     """
     before = np.setbufsize(16)
     try:

@@ -1,7 +1,7 @@
-"""EXIF orientation of image files, and files of several pictures.
+"""EXIF orientation of image files, and detection of files with several pictures.
 
-Nothing here trusts the bytes. Sources: CIPA DC-008 (EXIF), CIPA DC-007 (MPO, a JPEG of
-several pictures), and the PNG specification, third edition: its chunk `eXIf` may follow the pixels.
+Input bytes are not trusted. Sources: CIPA DC-008 (EXIF), CIPA DC-007 (MPO, a JPEG with several
+pictures), and the PNG specification, third edition: its chunk `eXIf` may follow the pixels.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from PIL import Image
 
-_ORIENTATION, _PICTURES, _ENTRIES = 0x0112, 0xB001, 0xB002  # tags of EXIF, and of MPO
+_ORIENTATION, _PICTURES, _ENTRIES = 0x0112, 0xB001, 0xB002  # tags of EXIF and MPO
 _STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1)}
 _STEPS[8] = (-1, 1)
 OPPOSITE = {6: 8, 8: 6}
-"""By orientation the one that undoes it, of those that do not undo themselves."""
+"""Inverse orientation, for orientations other than their own inverse."""
 
 _XMP_ORIENTATION = re.compile(r"tiff:Orientation(?:=[\"']|>)([1-8])")
-_VALUES = {1: "B", 3: "H", 4: "I"}  # of the types of EXIF's numbers
-_LARGE_THUMBNAILS = (0x010001, 0x010002)  # of MPO: previews, which are no other pictures
+_VALUES = {1: "B", 3: "H", 4: "I"}  # `struct` format by EXIF type
+_LARGE_THUMBNAILS = (0x010001, 0x010002)  # MPO types of previews
 
 
 def orientation_of(image: Image.Image, file: BinaryIO | None = None) -> int:
-    """EXIF's orientation of an open image, 1 to 8; 1 where it has none, or one that is no such.
+    """EXIF orientation of an open image, 1 to 8; 1 if missing or invalid.
 
-    EXIF may follow a PNG's pixels. It is there once they are loaded, or is looked for in `file`.
+    In a PNG, EXIF may follow the pixels: load them first, or pass `file` to search it.
     """
     found = None
     if (tags := getattr(image, "tag_v2", None)) is not None:  # TIFF
@@ -52,8 +52,11 @@ def orientation_of(image: Image.Image, file: BinaryIO | None = None) -> int:
 
 
 def check_single(image: Image.Image) -> None:
-    """Raise `ValueError` for an open image file with several pictures: APNG, animated WebP
-    and GIF, TIFF of several pages, MPO of stereo cameras and phones."""
+    """Raise `ValueError` for an image file with several pictures.
+
+    Such files are APNG, animated WebP and GIF, multi-page TIFF, and MPO of stereo cameras and
+    phones.
+    """
     count = getattr(image, "n_frames", 1)
     if "mp" in image.info and b' hdrgm:Version="' not in image.info.get("xmp", b""):
         count = _pictures_of_mpo(image.info["mp"])
@@ -65,7 +68,7 @@ def check_single(image: Image.Image) -> None:
 
 
 def turned(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
-    """Pixels [H, W] or [H, W, C] as viewers show them: a view."""
+    """View of pixels [H, W] or [H, W, C], rotated and flipped as viewers display them."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
     rows, columns = _STEPS[orientation]
@@ -73,22 +76,22 @@ def turned(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
 
 
 def turned_shape(shape: tuple[int, ...], orientation: int) -> tuple[int, ...]:
-    """The shape of `turned` pixels."""
+    """Shape of the result of `turned`."""
     return (shape[1], shape[0], *shape[2:]) if orientation >= 5 else shape
 
 
 def check_upright(orientation: int) -> None:
-    """Raise `ValueError` for an image that viewers turn."""
+    """Raise `ValueError` unless `orientation` is 1 (upright)."""
     if orientation != 1:
         raise ValueError(
-            f"an image of EXIF orientation {orientation}, expected 1: images that are kept encoded "
-            "or read in place are not turned; convert the originals with exif=apply and without "
-            "keep_encoded, or choose the stored pixels by exif=ignore (--source-option)"
+            f"an image of EXIF orientation {orientation}, expected 1: encoded images and images "
+            "read in place are not rotated; convert the originals with exif=apply and without "
+            "keep_encoded, or use the stored pixels with exif=ignore (--source-option)"
         )
 
 
 def _tag(data: bytes, number: int) -> Any:
-    """A number, or bytes, of the first directory of EXIF or MPO; `None` where it has none."""
+    """Number or bytes of a tag in the first directory of EXIF or MPO; `None` if absent."""
     data = data.removeprefix(b"Exif\0\0")
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(data[:4])
     if order is None:
@@ -110,7 +113,7 @@ def _tag(data: bytes, number: int) -> Any:
 
 
 def _pictures_of_mpo(data: bytes) -> int:
-    """How many pictures a JPEG with an index of several (CIPA DC-007) has, but for previews."""
+    """Number of pictures in an MPO file (CIPA DC-007), without previews."""
     count, entries = _tag(data, _PICTURES), _tag(data, _ENTRIES)
     if not isinstance(count, int) or not isinstance(entries, tuple):
         return 1
@@ -120,7 +123,7 @@ def _pictures_of_mpo(data: bytes) -> int:
 
 
 def _exif_behind_pixels(file: BinaryIO) -> bytes:
-    """The EXIF of a PNG, from any of its chunks."""
+    """EXIF data of a PNG, wherever its chunk is."""
     file.seek(8)
     while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
         length = int.from_bytes(head[:4], "big")

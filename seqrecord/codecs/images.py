@@ -1,8 +1,7 @@
-"""Images of one frame: PNG, JPEG and npy files and numbers that a record keeps as they were, and
-JPEG XL.
+"""Image codecs for single frames: PNG, JPEG and npy files stored unchanged, raw numbers, JPEG XL.
 
-Nothing here trusts the bytes. Dimensions are compared with what the caller expects before any
-pixel is decoded, Pillow is told the one format to try, and its many exceptions become `ValueError`.
+Input bytes are not trusted. Dimensions are checked before any pixel is decoded, Pillow tries only
+the expected format, and its many exceptions become `ValueError`.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ import numpy.typing as npt
 
 from seqrecord.codecs.exif import check_single, check_upright, orientation_of
 from seqrecord.codecs.npy import MAGIC, decode_npy_into, encode_npy, npy_header
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 
 if TYPE_CHECKING:
     from PIL import Image
 
 IMAGE = "seqrecord.image"
-"""The id of their codec configuration."""
+"""Id of the codec configuration for images."""
 
 RAW: dict[str, Literal["<", ">"]] = {"raw": "<", "raw_big_endian": ">"}
-"""Formats that are a frame's numbers and nothing else, in C order, and their byte orders."""
+"""Byte order of formats without a header: a frame's numbers in C order."""
 
 FILES = ("png", "jpeg", "any", "npy")
-"""Formats of which files are kept as they are; of `any`, each is a PNG or a JPEG."""
+"""Formats of files that are stored unchanged; `any` allows both PNG and JPEG."""
 
 FORMATS = (*FILES, "jpegxl", *RAW)
-"""What images may be."""
+"""All values of the codec's `format`."""
 
 SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
-"""Format by first bytes."""
+"""Format by first bytes of a file."""
 
 _JPEGXL_EFFORT = 3
 _CHANNELS = {"L": (), "RGB": (3,), "RGBA": (4,), "I;16": (), "I": ()}
-# PNG's (bit depth, colour type) that Pillow decodes without loss, and the modes that it may use.
-# It would quietly halve the depth of 16-bit colour.
+# By PNG bit depth and colour type: lossless Pillow modes. Pillow would silently halve the depth of
+# 16-bit colour.
 _PNG_MODES = {(8, 0): {"L"}, (8, 2): {"RGB"}, (8, 6): {"RGBA"}, (16, 0): {"I;16", "I"}}
 _JPEG_MODES = {"L", "RGB"}
 _ERRORS = (
@@ -50,15 +49,15 @@ _ERRORS = (
     *(TypeError, KeyError, IndexError, AttributeError),
     *(ValueError, OverflowError, struct.error, zlib.error),
 )
-"""What Pillow raises on images that are none, or are damaged."""
+"""Exceptions of Pillow on damaged or foreign images."""
 
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """What an encoded image declares: `shape` is [H, W] for one channel, else [H, W, C].
+    """Header of an encoded image: `shape` is [H, W] for one channel, else [H, W, C].
 
-    `mode` is Pillow's name of the kind of pixels, as `RGB`. `orientation` is that of EXIF, 1 to 8:
-    how viewers turn the stored pixels, of which `shape` is. 1 is upright.
+    `mode` is Pillow's, such as `RGB`. `orientation` is EXIF's, 1 to 8: how viewers transform the
+    stored pixels; 1 is upright. `shape` is that of the stored pixels.
     """
 
     format: str
@@ -69,11 +68,11 @@ class ImageHeader:
 
 
 def probe(data: bytes | memoryview) -> ImageHeader:
-    """Read an image's header without decoding its pixels.
+    """Read the header of an image or npy file without decoding pixels.
 
-    uint8 [H, W], [H, W, 3] or [H, W, 4] (PNG only), or uint16 [H, W] (PNG only). Raises
-    `ValueError` for anything else: palettes, 16-bit colour, CMYK, files of several pictures. An npy
-    file is of any dtype and shape.
+    Supports uint8 [H, W] and [H, W, 3], and for PNG uint8 [H, W, 4] and uint16 [H, W]. An npy file
+    may have any dtype and shape. Raises `ValueError` otherwise: for palettes, 16-bit colour, CMYK,
+    and files with several pictures.
     """
     if data[: len(MAGIC)] == MAGIC:
         dtype, shape, _ = npy_header(io.BytesIO(data))
@@ -85,7 +84,7 @@ def probe(data: bytes | memoryview) -> ImageHeader:
 
 
 def image_format(data: bytes | memoryview) -> str:
-    """`png` or `jpeg`, of an image's first bytes; `ValueError` for anything else."""
+    """`png` or `jpeg`, from the first bytes of an image; raises `ValueError` otherwise."""
     for magic, name in SIGNATURES.items():
         if data[: len(magic)] == magic:
             return name
@@ -95,8 +94,11 @@ def image_format(data: bytes | memoryview) -> str:
 def decode_image_into(
     data: bytes | memoryview, name: str, out: npt.NDArray[Any], *, exif: str | None = None
 ) -> None:
-    """Decode an image of format `name` into `out`; `ValueError` if it does not fit exactly, and for
-    an EXIF orientation that is not upright, unless `exif` is `ignore`."""
+    """Decode an image of format `name` into `out`, which must match exactly.
+
+    Raises `ValueError` for another dtype or shape, and for an EXIF orientation other than upright
+    unless `exif` is `ignore`.
+    """
     if name == "npy":
         decode_npy_into(data, out)
         return
@@ -121,7 +123,7 @@ def decode_image_into(
             image.load()
             pixels = np.asarray(image)
         except _ERRORS as error:
-            raise ValueError(f"the {name} image does not decode: {error}") from error
+            raise ValueError(f"cannot decode the {name} image: {error}") from error
         if exif is None:
             check_upright(orientation_of(image))
     if pixels.shape != out.shape:
@@ -132,12 +134,12 @@ def decode_image_into(
 def encode_image(
     frame: npt.NDArray[Any], name: str, quality: int | None = None, *, fast: bool = False
 ) -> bytes:
-    """Encode a C-contiguous frame; JPEG needs a `quality` of 1 to 100, all else is lossless.
+    """Encode a C-contiguous frame; JPEG needs `quality`, 1 to 100, other formats are lossless.
 
-    Of `any` format it is a PNG. What is `fast` takes a part of the time, and more bytes.
+    Format `any` encodes as PNG. `fast` takes less time and yields more bytes.
 
-    Raises `ValueError` for a dtype or shape that the format does not hold, and
-    `MissingPackageError` for JPEG XL where imagecodecs is not installed.
+    Raises `ValueError` for a dtype or shape that the format does not support, and
+    `MissingPackageError` for JPEG XL without imagecodecs.
     """
     check_storable(frame.dtype, frame.shape, name)
     if name == "npy":
@@ -150,14 +152,14 @@ def encode_image(
         )
         return encoded
     if name == "jpeg" and quality is None:
-        raise ValueError("encoding an array as JPEG loses data: name a quality, as jpeg:quality=90")
+        raise ValueError("JPEG loses data: set a quality, for example jpeg:quality=90")
     level = 1 if fast else 6
     options: dict[str, Any] = {"quality": quality} if name == "jpeg" else {"compress_level": level}
     file = io.BytesIO()
     try:
         _pillow().fromarray(frame).save(file, "jpeg" if name == "jpeg" else "png", **options)
     except _ERRORS as error:
-        raise ValueError(f"Pillow does not encode this frame as {name}: {error}") from error
+        raise ValueError(f"Pillow cannot encode this frame as {name}: {error}") from error
     return file.getvalue()
 
 
@@ -169,33 +171,33 @@ def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: st
         return
     if name in RAW:
         if None in shape:
-            raise ValueError("numbers without a header, of a shape that varies")
+            raise ValueError("raw numbers of a variable shape need a header")
         return
     has_deep = grey if name != "jpegxl" else grey or colour  # 16 bits
     if (dtype == np.uint8 and (grey or colour or rgba)) or (
         dtype == np.uint16 and has_deep and name != "jpeg"
     ):
         return
-    raise ValueError(f"a {name} image does not hold {dtype.name} {list(shape)}")
+    raise ValueError(f"a {name} image cannot store {dtype.name} {list(shape)}")
 
 
 def _decode_jpegxl(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
-    """The decoder compares dtype and dimensions with those of `out` before it decodes pixels."""
+    """Decode into `out`; the decoder compares dtype and dimensions before it decodes pixels."""
     library = _jpegxl()
     try:
         library.jpegxl_decode(data, keeporientation=True, numthreads=1, out=out)
-    except Exception as error:  # it has errors of its own, beside those of Python
-        raise ValueError(f"the jpegxl image does not decode: {error}") from error
+    except Exception as error:  # imagecodecs has exception classes of its own
+        raise ValueError(f"cannot decode the jpegxl image: {error}") from error
 
 
 def _jpegxl() -> Any:
-    said = "JPEG XL is read and written by imagecodecs, the extra `images`: pip install imagecodecs"
-    return required("imagecodecs", said)
+    message = "JPEG XL requires imagecodecs, the extra `images`: pip install imagecodecs"
+    return import_extra("imagecodecs", message)
 
 
 @cache
 def _pillow() -> Any:
-    """`PIL.Image`, imported when an image is first read or written."""
+    """The module `PIL.Image`, imported at first use."""
     from PIL import Image
 
     return Image
@@ -203,10 +205,10 @@ def _pillow() -> Any:
 
 @cache
 def _readers() -> dict[str, Any]:
-    """Pillow's reader of each format.
+    """Pillow's file classes by format.
 
-    `PIL.Image.open` also has a limit of pixels, which any library may change. It is below the
-    limit of a frame, and here a frame's size is known before anything is decoded.
+    `PIL.Image.open` would also apply a pixel limit that any library may change, and that is below
+    the size limit of frames. Here, sizes are checked before decoding.
     """
     from PIL.JpegImagePlugin import JpegImageFile
     from PIL.PngImagePlugin import PngImageFile
@@ -224,13 +226,13 @@ def _open(data: bytes | memoryview, name: str) -> Image.Image:
 
 def _header(image: Image.Image, data: bytes | memoryview, name: str) -> ImageHeader:
     if name == "png":
-        # IHDR comes first, at a fixed place: depth and colour type follow width and height.
+        # IHDR is the first chunk: bit depth and colour type follow width and height.
         modes = _PNG_MODES.get((data[24], data[25]), set()) if len(data) > 25 else set()
     else:
         modes = _JPEG_MODES
     check_single(image)
     if image.mode not in modes:
-        raise ValueError(f"a {name} image of Pillow mode {image.mode} cannot be kept encoded")
+        raise ValueError(f"a {name} image of Pillow mode {image.mode} cannot be stored encoded")
     dtype = np.dtype("<u2" if image.mode.startswith("I") else "u1")
     shape = (image.height, image.width, *_CHANNELS[image.mode])
     return ImageHeader(name, image.mode, dtype, shape)

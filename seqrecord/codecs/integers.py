@@ -1,4 +1,4 @@
-"""Filters of integers: small signed numbers get equal top bytes, colours lose the shared green."""
+"""Integer filters: bias and zigzag for small signed numbers, green subtraction for colours."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from seqrecord.codecs.base import (
 
 
 class Bias(Codec):  # type: ignore[misc]
-    """Adds 0x80 to every byte of an integer but the top one, as a single number: 0x00808080.
+    """Adds 0x80 to every byte but the top one, as one integer addition: 0x00808080.
 
-    Small differences of either sign then have a top byte of 0 and others near 0x80, so their byte
-    planes compress as after `Zigzag`, and one subtraction undoes it instead of four operations.
+    Small differences of either sign then have a top byte of 0 and other bytes near 0x80. Their byte
+    planes compress as well as after `Zigzag`, and one subtraction decodes them in place of four
+    operations.
     """
 
     codec_id = "seqrecord.bias"
     parameters: ClassVar[Parameters] = {}
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Any array will do."""
+        """Accept any array."""
 
     def encode(self, buf: UIntArray) -> UIntArray:
-        """A new C-contiguous array of the sums."""
+        """Sums as a new C-contiguous array."""
         out = np.array(buf, order="C", copy=True)
         np.add(out, _bias(out.dtype), out=out)
         return out
 
     def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """The inverse into `out`, which may be `buf` itself."""
+        """Inverse of `encode` into `out`, which may be `buf` itself."""
         out = output(buf, out)
         np.subtract(out, _bias(out.dtype), out=out)
         return out
@@ -53,7 +54,7 @@ def _bias(dtype: np.dtype[Any]) -> np.unsignedinteger[Any]:
 
 
 class Zigzag(Codec):  # type: ignore[misc]
-    """Signed integers to unsigned ones, 0, -1, 1, -2, ... to 0, 1, 2, 3, ...
+    """Maps signed integers to unsigned ones: 0, -1, 1, -2, … to 0, 1, 2, 3, …
 
     Small differences of either sign then have zero bytes at the top.
     """
@@ -62,10 +63,10 @@ class Zigzag(Codec):  # type: ignore[misc]
     parameters: ClassVar[Parameters] = {}
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Any array will do."""
+        """Accept any array."""
 
     def encode(self, buf: UIntArray) -> UIntArray:
-        """A new C-contiguous array; the sign becomes the lowest bit."""
+        """Encode to a new C-contiguous array; the sign becomes the lowest bit."""
         signed = np.array(buf, order="C", copy=True).view(f"<i{buf.dtype.itemsize}")
         sign = np.right_shift(signed, 8 * buf.dtype.itemsize - 1)
         np.left_shift(signed, 1, out=signed)
@@ -73,7 +74,7 @@ class Zigzag(Codec):  # type: ignore[misc]
         return signed.view(buf.dtype)
 
     def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """The inverse into `out`, which may be `buf` itself."""
+        """Inverse of `encode` into `out`, which may be `buf` itself."""
         out = output(buf, out)
         flat = out.reshape(-1)
         one = flat.dtype.type(1)
@@ -93,18 +94,18 @@ register_codec(Zigzag)
 
 
 class SubtractGreen(Codec):  # type: ignore[misc]
-    """Red minus green, green, blue minus green, of pixels [..., 3] that lie interleaved."""
+    """Maps interleaved pixels [..., 3] to red minus green, green, blue minus green."""
 
     codec_id = "seqrecord.subtract_green"
     parameters: ClassVar[Parameters] = {}
 
     def check(self, shape: tuple[int, ...], itemsize: int) -> None:  # noqa: ARG002
-        """Raise `ValueError` unless the last axis is three channels."""
+        """Raise `ValueError` unless the last axis has three channels."""
         if len(shape) < 1 or shape[-1] != 3:
             raise ValueError(f"pixels need a last axis of 3 channels, not {list(shape)}")
 
     def encode(self, buf: UIntArray) -> UIntArray:
-        """A new C-contiguous array; `ValueError` if the last axis is not three channels."""
+        """Encode to a new C-contiguous array; raises `ValueError` without three channels."""
         self.check(buf.shape, buf.dtype.itemsize)
         out = np.array(buf, order="C", copy=True)
         out[..., 0] -= out[..., 1]
@@ -112,12 +113,12 @@ class SubtractGreen(Codec):  # type: ignore[misc]
         return out
 
     def decode(self, buf: UIntArray, out: UIntArray | None = None) -> UIntArray:
-        """The inverse into `out`, which may be `buf` itself."""
+        """Inverse of `encode` into `out`, which may be `buf` itself."""
         self.check(buf.shape, buf.dtype.itemsize)
         out = output(buf, out)
         flat = out.reshape(-1)
-        # Channel by channel the step in memory is 3 and nothing vectorizes. Instead the greens are
-        # masked out into a copy and added to whole runs of memory, one channel up and one down.
+        # Per-channel operations have a stride of 3 and do not vectorize. Instead, the greens are
+        # masked into a copy, which is added to contiguous memory, shifted by one channel each way.
         mask = _green_mask(flat.dtype)
         temporary = thread_buffer("band", min(mask.size, flat.size), flat.dtype)
         for start in range(0, flat.size, mask.size):
@@ -134,8 +135,8 @@ register_codec(SubtractGreen)
 
 @lru_cache
 def _green_mask(dtype: np.dtype[Any]) -> UIntArray:
-    """0, all ones, 0, 0, all ones, 0, ... for a band of whole pixels."""
+    """0, all ones, 0, 0, all ones, 0, … for a band of whole pixels."""
     pixel = np.array([0, np.iinfo(dtype).max, 0], dtype)
     mask = np.tile(pixel, MAX_BUFFER_BYTES // pixel.nbytes)
-    mask.flags.writeable = False  # all threads share it
+    mask.flags.writeable = False  # shared by all threads
     return mask

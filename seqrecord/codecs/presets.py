@@ -1,8 +1,7 @@
-"""Codecs by name: a preset, or an image codec that may take parameters, `jpeg:quality=90`.
+"""Named codecs: presets, and image codecs with parameters, such as `jpeg:quality=90`.
 
-A preset is a name for chains that depend on a feature's dtype and frame shape.
-
-docs/codecs.md has measurements, and benchmarks/tartanair/CODECS.md says what else was tried.
+A preset maps the dtype and frame shape of a feature to a chain. docs/codecs.md has measurements,
+benchmarks/tartanair/CODECS.md the alternatives that were tried.
 """
 
 from __future__ import annotations
@@ -18,28 +17,27 @@ from seqrecord.codecs.video.config import VIDEO_CODECS
 from seqrecord.schema import CodecConfig
 
 PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
-"""Names of chains that depend on dtype and shape, from the fastest to the smallest."""
+"""Names of the presets, from fastest to smallest."""
 
 _IMAGES: dict[str, tuple[CodecConfig, CodecConfig]] = {
     "png": ({"id": IMAGE, "format": "png"}, {}),
     "jpeg": ({"id": IMAGE, "format": "jpeg"}, {"quality": 90}),
     "jpegxl": ({"id": IMAGE, "format": "jpegxl"}, {}),
 }
-"""By name: the configuration, and the parameters that may be given, with their defaults."""
+"""By name: the configuration, and the default values of its parameters."""
 
 CODEC_NAMES: tuple[str, ...] = (*PRESETS, *_IMAGES, *VIDEO_CODECS)
-"""All names: the presets first, those of video last."""
+"""All names of codecs: presets first, video codecs last."""
 
-_RESTART = 16  # rows: fewer make larger files, more take longer to sum
+_RESTART = 16  # rows; fewer enlarge files, more take longer to sum
 
 
 def named_chain(
     text: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]
 ) -> tuple[CodecConfig, ...]:
-    """The chain that `NAME` or `NAME:PARAMETER=VALUE,…` means for frames of this dtype and shape.
+    """Chain of a codec `NAME` or `NAME:PARAMETER=VALUE,…` for frames of this dtype and shape.
 
-    Values are JSON. Raises `ValueError` for a name or parameter that is not known; values are not
-    checked.
+    Values are JSON and not checked here. Raises `ValueError` for an unknown name or parameter.
     """
     name, _, rest = text.partition(":")
     if name not in CODEC_NAMES:
@@ -54,13 +52,13 @@ def named_chain(
 def preset_chain(
     name: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]
 ) -> tuple[CodecConfig, ...]:
-    """The chain that a preset means for frames of this dtype and shape; `None` varies."""
+    """Chain of a preset for frames of this dtype and shape; `None` is a variable dimension."""
     size = dtype.itemsize * math.prod(n for n in shape if n is not None)
     if name == "raw" or (None not in shape and size < 1024):
         return ()
     if dtype == np.uint8 and _is_grid(shape[:-1]) and shape[-1] == 3:
         return _colour(name)
-    if dtype.itemsize == 1:  # masks, labels, bytes: whole runs repeat
+    if dtype.itemsize == 1:  # masks, labels, bytes: long runs of equal values
         return ({"id": "zstd", "level": 9} if name == "small" else _lz4(shuffle=0),)
     planes = _blosc("zstd", 5) if name == "small" else _lz4()
     if dtype.kind == "f" and _is_grid(shape[:-1]) and shape[-1] in (2, 3, 4):
@@ -72,10 +70,10 @@ def preset_chain(
 
 
 def fast_config(compressor: CodecConfig) -> CodecConfig:
-    """A compressor that takes less time and more bytes, which this one decompresses."""
+    """A compressor with less time and more bytes, whose blobs the given one decodes."""
     name = compressor["id"]
     if name == "blosc" and compressor.get("cname") == "lz4hc":
-        return {**compressor, "cname": "lz4", "clevel": 9}  # of one format
+        return {**compressor, "cname": "lz4", "clevel": 9}  # same format
     if name == "blosc":
         return {**compressor, "clevel": min(compressor.get("clevel", 5), 1)}
     if name == "zlib" or (name == "zstd" and compressor.get("level", 0) >= 0):
@@ -93,13 +91,13 @@ def _colour(name: str) -> tuple[CodecConfig, ...]:
 
 def _flow(name: str, pixel: int, planes: CodecConfig) -> tuple[CodecConfig, ...]:
     width = {"width": pixel} if pixel in (4, 8) else {}
-    # Without a width, neighbours along the flattened array would be channels of one pixel.
+    # Without a width, neighbours along the flattened array are channels of one pixel.
     columns = {"id": "seqrecord.delta", "axis": None if width else -2, **width}
     return ({**_rows(name), **width}, columns, {"id": "seqrecord.bias"}, planes)
 
 
 def _rows(name: str) -> CodecConfig:
-    """Differences from the row above, of pixels with channels."""
+    """Delta filter along rows, for pixels with channels."""
     restart = {} if name == "small" else {"restart": _RESTART}
     return {"id": "seqrecord.delta", "axis": -3, **restart}
 
@@ -115,7 +113,7 @@ def _blosc(cname: str, level: int, *, shuffle: int = 1) -> CodecConfig:
 
 
 def _is_grid(shape: tuple[int | None, ...]) -> bool:
-    """Whether the last two axes are long enough to be an image's height and width."""
+    """Whether the last two dimensions are large enough for an image's height and width."""
     return len(shape) >= 2 and all(n is None or n >= 16 for n in shape[-2:])
 
 

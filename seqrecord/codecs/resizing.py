@@ -1,4 +1,4 @@
-"""Resizes decoded frames: by linear interpolation with antialiasing, or to the nearest pixels."""
+"""Resizing of frames: linear interpolation with antialiasing, or nearest pixels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_CHANNELS = (1, 3, 4)  # of bytes, which Pillow resizes together
+_CHANNELS = (1, 3, 4)  # numbers of uint8 channels that Pillow resizes together
 
 
 def nearest_pixels(length: int, size: int) -> npt.NDArray[np.int64]:
-    """The pixels of an axis whose centres are nearest to those of `size` pixels; int64[size]."""
+    """Indices of the source pixels whose centres are nearest to those of `size` pixels: int64."""
     found: npt.NDArray[np.int64] = (2 * np.arange(size) + 1) * length // (2 * size)
     return found
 
@@ -19,8 +19,8 @@ def nearest_pixels(length: int, size: int) -> npt.NDArray[np.int64]:
 def resize_into(frame: npt.NDArray[Any], out: npt.NDArray[Any], *, smooth: bool) -> None:
     """Resize `frame` [height, width, …] into `out`, C-contiguous, of the same dtype and channels.
 
-    `smooth` interpolates linearly, with antialiasing along an axis that shrinks: integers of up to
-    16 bits and floats of up to 32. Otherwise each pixel is the one whose centre is nearest.
+    `smooth` interpolates linearly, with antialiasing along axes that shrink; it supports integers
+    of up to 16 bits and floats of up to 32. Otherwise each pixel is the nearest source pixel.
     """
     (height, width), size = frame.shape[:2], out.shape[:2]
     if not smooth:
@@ -38,10 +38,10 @@ def resize_into(frame: npt.NDArray[Any], out: npt.NDArray[Any], *, smooth: bool)
 
 
 def _resized(pixels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
-    """Pixels, uint8 [H, W, 1, 3 or 4] or float32 [H, W], in another size."""
-    from PIL import Image  # takes a while
+    """Interpolate pixels, uint8 [H, W, 1, 3 or 4] or float32 [H, W], to `size`."""
+    from PIL import Image  # slow import
 
-    if pixels.shape[2:] == (4,):  # no channel is alpha, by which Pillow would multiply
+    if pixels.shape[2:] == (4,):  # as CMYK, or Pillow would premultiply by an alpha channel
         whole = pixels.shape[1], pixels.shape[0]
         image = Image.frombuffer("CMYK", whole, pixels, "raw", "CMYK", 0, 1)
     else:

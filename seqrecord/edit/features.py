@@ -26,11 +26,11 @@ from seqrecord.errors import (
     SourceError,
     located,
 )
+from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.format.edits import Features
 from seqrecord.format.footer import EpisodePart
 from seqrecord.format.lags import has_lags
 from seqrecord.indexing.opening import opened
-from seqrecord.meanings import check_meanings
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
@@ -110,7 +110,7 @@ def add_feature(
             asked,
             {name: codec} if isinstance(codec, str) else codec,
             None,
-            check_meanings(asked, *said, fits=False),
+            check_kinds_and_units(asked, *said, fits=False),
         ).values()
         writer = new_writer_id()
         new = replace(new, group=manifest.schema.num_groups, added=writer)
@@ -198,7 +198,7 @@ def describe_features(
     with opened_to_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
-            described: Mapping[str, Any] = check_meanings(before, kinds, units)
+            described: Mapping[str, Any] = check_kinds_and_units(before, kinds, units)
             if not described:
                 raise SchemaError("nothing to change", expected="kinds or units of features")
         schema = Schema([replace(s, **described.get(s.name, {})) for s in before.values()])

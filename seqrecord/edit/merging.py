@@ -12,8 +12,8 @@ from typing import Any
 
 from seqrecord.edit.features import loses_data
 from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.feature_kinds import differences
 from seqrecord.format.text import check_key
-from seqrecord.meanings import differences
 from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import FeatureSpec
 from seqrecord.storage import StorageLike, open_storage, parse_location

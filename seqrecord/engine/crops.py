@@ -26,7 +26,7 @@ from seqrecord.clips.transforms import (
 )
 from seqrecord.codecs.resizing import nearest_pixels
 from seqrecord.errors import ClipError
-from seqrecord.meanings import has_pixels, is_flow, is_image, known_kind
+from seqrecord.feature_kinds import has_pixels, is_flow, is_image, known_kind
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 

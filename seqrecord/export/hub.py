@@ -218,8 +218,8 @@ def _size(file: Path | bytes) -> int:
 
 def _prepared(hub: Hub, *, private: bool) -> str:
     """The commit of the branch, after repository and branch were made where there was none."""
-    hub.repeated(partial(hub.change, "create_repo", private=private, exist_ok=True))
-    hub.repeated(partial(hub.change, "create_branch", branch=hub.revision, exist_ok=True))
+    hub.retried(partial(hub.change, "create_repo", private=private, exist_ok=True))
+    hub.retried(partial(hub.change, "create_branch", branch=hub.revision, exist_ok=True))
     commit, is_private = hub.head()
     if private and not is_private:
         raise DestinationError(
@@ -364,7 +364,7 @@ def _pushed(
                 ) from None
             return now  # and the answer was lost
 
-    return hub.repeated(commit)
+    return hub.retried(commit)
 
 
 def _is_version(at: Callable[[str], Storage], manifest: Manifest, commit: str) -> bool:
@@ -386,7 +386,7 @@ def _check_whole(there: Storage, files: Mapping[str, Path | bytes]) -> None:
 
 
 def _put_tag(hub: Hub, tag: str, commit: str) -> None:
-    hub.repeated(partial(hub.change, "create_tag", tag=tag, revision=commit, exist_ok=True))
+    hub.retried(partial(hub.change, "create_tag", tag=tag, revision=commit, exist_ok=True))
     if _commit_of(hub, tag) != commit:
         raise ConflictError(
             "somebody else has made this tag meanwhile", file=hub.shown(""), got=tag

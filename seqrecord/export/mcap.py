@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from seqrecord.errors import DestinationError, SchemaError
 from seqrecord.export.files import disk_errors
+from seqrecord.feature_kinds import size_in
 from seqrecord.indexing.opening import opened
-from seqrecord.lazy import required
-from seqrecord.meanings import size_in
+from seqrecord.lazy import import_extra
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
@@ -263,5 +263,5 @@ def _array(types: Any, kind: str, dtype: np.dtype[Any], value: npt.NDArray[Any],
 def _require_rosbags() -> tuple[Any, Any]:
     """The package's rosbag2, and the types of ROS 2."""
     why = "recordings are written by rosbags, the extra `mcap`: pip install rosbags"
-    typesys = required("rosbags.typesys", why)
-    return required("rosbags.rosbag2", why), typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
+    typesys = import_extra("rosbags.typesys", why)
+    return import_extra("rosbags.rosbag2", why), typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)

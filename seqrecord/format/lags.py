@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
-from seqrecord.meanings import size_in
+from seqrecord.feature_kinds import size_in
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import repr_of
 

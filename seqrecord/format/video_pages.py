@@ -23,8 +23,8 @@ from seqrecord.codecs.video.config import video_config
 from seqrecord.codecs.video.decoding import GopFrames
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
+from seqrecord.feature_kinds import is_image, known_kind
 from seqrecord.format.pages import MAX_PAGE_BYTES
-from seqrecord.meanings import is_image, known_kind
 from seqrecord.schema import FeatureSpec
 
 BEGINS = 1 << 31  # in `frames`: a group of pictures begins

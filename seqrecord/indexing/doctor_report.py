@@ -169,7 +169,7 @@ class Findings:
         """A finding of what an error says."""
         if not isinstance(error, SeqRecordError):
             error = SeqRecordError("a file that cannot be read", got=str(error)[:200])
-        known = {**facts, **{n: v for n, v in error.facts().items() if n != "offset"}}
+        known = {**facts, **{n: v for n, v in error.context().items() if n != "offset"}}
         root = f"{self._root}/"
         known = {n: v.replace(root, "") if isinstance(v, str) else v for n, v in known.items()}
         self.add(kind, error.message, **known)

@@ -17,7 +17,7 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import delta_timestamps
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.indexing.opening import dataset_of
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.lerobot.form import channels_first, numbers
 from seqrecord.lerobot.planned import PlannedIndex, PlannedReader
 from seqrecord.pipes.collating import collate
@@ -126,10 +126,10 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
         """The files of the dataset, downloaded as LeRobot does if some are missing."""
         if not has_all_files(self.meta.root):
-            hub: Any = required("huggingface_hub", _PACKAGE)
+            hub: Any = import_extra("huggingface_hub", _PACKAGE)
             place: dict[str, Any] = {"local_dir": root}
             if root is None:
-                constants: Any = required("lerobot.utils.constants", _PACKAGE)
+                constants: Any = import_extra("lerobot.utils.constants", _PACKAGE)
                 place = {"cache_dir": constants.HF_LEROBOT_HUB_CACHE}
             place |= {"repo_type": "dataset", "revision": self.meta.revision, **login}
             self.meta.root = Path(hub.snapshot_download(self.repo_id, **place))
@@ -343,9 +343,9 @@ def _metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
     """LeRobot's own."""
     theirs: Any
     try:
-        theirs = required("lerobot.datasets.lerobot_dataset", _PACKAGE)
+        theirs = import_extra("lerobot.datasets.lerobot_dataset", _PACKAGE)
     except MissingPackageError:  # before 0.3
-        theirs = required("lerobot.common.datasets.lerobot_dataset", _PACKAGE)
+        theirs = import_extra("lerobot.common.datasets.lerobot_dataset", _PACKAGE)
     meta = theirs.LeRobotDatasetMetadata(*args, **options)
     if getattr(meta, "depth_keys", []):
         meta.rescale_depth_stats(depth_output_unit)

@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 
 from seqrecord.lerobot.dataset import LeRobotDataset
 from seqrecord.lerobot.planned import Order, PlannedIndex, Share
-from seqrecord.units import MOST, check_integer, check_seed
+from seqrecord.units import MAX_INT, check_integer, check_seed
 
 _turns = count()
 
@@ -68,11 +68,11 @@ class PlannedSampler(Sampler[int]):
         self._order = Order(
             check_seed(seed),
             shuffle,
-            check_integer("batch_size", batch_size, least=1, most=MOST),
+            check_integer("batch_size", batch_size, least=1, most=MAX_INT),
             drop_last_frames,
             memory_limit,
-            check_integer("num_replicas", num_replicas, least=1, most=MOST),
-            max(1, check_integer("num_workers", num_workers, least=0, most=MOST)),
+            check_integer("num_replicas", num_replicas, least=1, most=MAX_INT),
+            max(1, check_integer("num_workers", num_workers, least=0, most=MAX_INT)),
         )
         parts, ranks = self._order.parts, self._order.ranks
         self._shares = range(parts)
@@ -95,7 +95,7 @@ class PlannedSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is of this epoch."""
-        self._epoch = check_integer("epoch", epoch, least=0, most=MOST)
+        self._epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
 
     def state_dict(self) -> dict[str, int]:
         """Where the next iteration begins: `epoch`, and `start_index`, the items before it."""
@@ -103,7 +103,7 @@ class PlannedSampler(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration begins there, if it is of the same arguments and dataset."""
-        start = check_integer("start_index", state["start_index"], least=0, most=MOST)
+        start = check_integer("start_index", state["start_index"], least=0, most=MAX_INT)
         self.set_epoch(state["epoch"])
         self._start = start
 

@@ -20,7 +20,7 @@ from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipFunctions, Drawn
 from seqrecord.engine.crops import ClipCrops, Crop
 from seqrecord.errors import ClipError, located
-from seqrecord.meanings import partner_of
+from seqrecord.feature_kinds import partner_of
 from seqrecord.pipes.distributed import say_once
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec

@@ -28,7 +28,7 @@ from seqrecord.pipes.states import Clip, Remainder, Sharing, State
 from seqrecord.pipes.worker_epochs import Start, Turn, Turns, Worker
 from seqrecord.processes.forks import check_fork
 from seqrecord.sampling import Part
-from seqrecord.units import MOST, check_integer
+from seqrecord.units import MAX_INT, check_integer
 
 
 class Epochs:
@@ -220,7 +220,7 @@ class Epochs:
 
     def _go_to(self, start: Start) -> None:
         """To a start of an epoch."""
-        check_integer("epoch", start.epoch, most=MOST)
+        check_integer("epoch", start.epoch, most=MAX_INT)
         self._start, self._is_begun, self._turn, self._place = start, False, None, None
         self._made, self._is_told = None, False
 
@@ -286,9 +286,9 @@ class Epochs:
 def _checked(epoch: int, batches: int, batch_size: int | None) -> Start:
     """A start that somebody gives."""
     return Start(
-        check_integer("epoch", epoch, least=0, most=MOST),
-        check_integer("batches", batches, least=0, most=MOST),
-        1 if batch_size is None else check_integer("batch_size", batch_size, least=1, most=MOST),
+        check_integer("epoch", epoch, least=0, most=MAX_INT),
+        check_integer("batches", batches, least=0, most=MAX_INT),
+        1 if batch_size is None else check_integer("batch_size", batch_size, least=1, most=MAX_INT),
     )
 
 

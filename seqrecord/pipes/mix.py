@@ -25,7 +25,7 @@ from seqrecord.pipes.mix_sources import StoppingStrategy
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.units import MOST, check_integer
+from seqrecord.units import MAX_INT, check_integer
 
 _MOST_BATCHES = 1 << 40  # of an epoch
 _OF_THE_MIX = (
@@ -136,7 +136,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
         super().__init__()
         options = LoaderOptions(
             clip_len=1,
-            batch_size=check_integer("batch_size", batch_size, least=1, most=MOST),
+            batch_size=check_integer("batch_size", batch_size, least=1, most=MAX_INT),
             seed=seed,
             memory_limit=memory_limit,
             rank=rank,

@@ -21,7 +21,7 @@ from seqrecord.engine.buffers import BufferCache, HostBuffers, Needs
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.errors import ClipError
-from seqrecord.meanings import differences
+from seqrecord.feature_kinds import differences
 from seqrecord.pipes.checks import refuse
 from seqrecord.pipes.distributed import say_once
 from seqrecord.pipes.mix_sources import SourceLoader

@@ -22,7 +22,7 @@ from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
-from seqrecord.units import MOST, check_integer, check_seed, check_size, is_integer
+from seqrecord.units import MAX_INT, check_integer, check_seed, check_size, is_integer
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ def one_of(*texts: str) -> _Check:
     return _such(lambda value: isinstance(value, str) and value in texts, expected)
 
 
-def _integer_from(least: int, most: int = MOST) -> _Check:
+def _integer_from(least: int, most: int = MAX_INT) -> _Check:
     """Checks that an argument is an integer from `least` to `most`."""
     return lambda name, value: check_integer(name, value, least=least, most=most)
 

@@ -26,7 +26,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError
 from seqrecord.processes.forks import PerProcess
-from seqrecord.units import MOST
+from seqrecord.units import MAX_INT
 
 _NUM_ROWS = 256
 _ROW = Struct("<12q160s")  # 256 bytes, so that no row is in two pages
@@ -47,7 +47,7 @@ class Start(NamedTuple):
     @property
     def following(self) -> Start:
         """The start of the next epoch."""
-        return Start(min(self.epoch + 1, MOST))
+        return Start(min(self.epoch + 1, MAX_INT))
 
 
 class Worker(NamedTuple):

@@ -1,1 +1,1 @@
-"""Threads, forks, and what a process may use of its machine."""
+"""Threads, forks, and the cores and memory available to a process."""

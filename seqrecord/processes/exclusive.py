@@ -1,4 +1,4 @@
-"""Objects that only their own process uses, and one of its threads at a time."""
+"""Guard for objects that one process uses, from one thread at a time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _T = TypeVar("_T")
 
 
 class Exclusive:
-    """Checks that a call comes from the process that made it, and overlaps no other thread's.
+    """Context manager that rejects calls from another process or from two threads at once.
 
-    A context manager around each public call of an object that writes to `file`; calls inside calls
-    are allowed, and so is a call from another thread afterwards. It never waits. Raises
-    `DestinationError`, before anything is changed. `what` is the object, in errors.
+    Wrap each public method of an object that writes to `file`. Nested calls are allowed, and so are
+    calls from different threads one after another. Never blocks. Raises `DestinationError` before
+    the method runs. `what` names the object in errors.
     """
 
     def __init__(self, what: str, file: str) -> None:
@@ -30,22 +30,22 @@ class Exclusive:
     def __reduce__(self) -> tuple[object, ...]:
         raise self._error(
             "cannot be sent to another process",
-            "a writer that is made there: several may write to one destination",
-            f"a copy of that of process {self._pid}",
+            "a writer created there; several writers may share one destination",
+            f"a pickled writer of process {self._pid}",
         )
 
     @property
     def is_own(self) -> bool:
-        """Whether this is the process that made it, not a fork of that."""
+        """Whether this process created the object, rather than inherited it by a fork."""
         return self._pid == os.getpid()
 
     def check_process(self) -> None:
         """Raise `DestinationError` in a forked process."""
         if self._pid != os.getpid():
             raise self._error(
-                "belongs to another process: a fork has copied it, and cannot use it",
-                f"calls from process {self._pid}; or a writer that is made after the fork, for "
-                "several may write to one destination",
+                "belongs to another process and cannot be used after a fork",
+                f"calls from process {self._pid}, or a writer created after the fork; several "
+                "writers may share one destination",
                 f"a call from process {os.getpid()}",
             )
 
@@ -55,7 +55,7 @@ class Exclusive:
             raise self._error(
                 "is used by two threads at the same time",
                 "one call at a time: a lock around the calls, or a writer for each thread",
-                f"a call from thread {threading.current_thread().name} during one of another",
+                f"a call from thread {threading.current_thread().name} during another call",
             )
 
     def __exit__(self, *_: object) -> None:
@@ -68,7 +68,7 @@ class Exclusive:
 
 
 class HasExclusive(Protocol):
-    """What has methods that are `exclusive`."""
+    """An object with `exclusive` methods."""
 
     @property
     def _exclusive(self) -> Exclusive: ...
@@ -80,7 +80,7 @@ _Self = TypeVar("_Self", bound=HasExclusive)
 def exclusive(
     method: Callable[Concatenate[_Self, _P], _T],
 ) -> Callable[Concatenate[_Self, _P], _T]:
-    """The method, inside the `Exclusive` of its object."""
+    """Decorator: runs the method inside the `Exclusive` of its object."""
 
     @functools.wraps(method)
     def call(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -1,6 +1,6 @@
-"""What a forked process must not take over: locks that other threads held, clients, failed hooks.
+"""Fork safety: values per process, and hooks whose failures the child process reports.
 
-A lock that a fork copies while another thread holds it is never released in the child.
+A lock that another thread has acquired during a fork stays locked in the child forever.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _T = TypeVar("_T")
 
 
 class PerProcess(Generic[_T]):
-    """One value of `make()` for each process, made when it is first asked for there.
+    """One value of `make()` per process, created at first use.
 
-    For locks, and for clients of a cloud, of which none survives a fork. There is no lock here
-    either: if two threads come first together, both make one and both get the same. What a parent
-    has made is kept, unused, since its end could reach for what the child does not have. A pickle
-    has `make` alone.
+    For locks, and for cloud clients, which do not survive a fork. Uses no lock: two threads may
+    both call `make` at first use, but both get the same value. The parent's value stays
+    referenced, since its destructor could use resources that the child lacks. Pickles contain
+    `make` only.
     """
 
     def __init__(self, make: Callable[[], _T]) -> None:
@@ -40,7 +40,7 @@ class PerProcess(Generic[_T]):
         return self._made.setdefault(pid, self._make()) if made is None else made
 
     def take(self) -> _T | None:
-        """This process's value if it was made, so that the next `get` makes another."""
+        """Remove and return this process's value, if any; the next `get` makes a new one."""
         return self._made.pop(os.getpid(), None)
 
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
     from functools import cached_property
 else:
 
-    class cached_property(functools.cached_property):  # noqa: N801 - as it is called there
-        """As it is from Python 3.12 on: without a lock, which all instances of a class share."""
+    class cached_property(functools.cached_property):  # noqa: N801 - name of the standard library
+        """The version of Python 3.12, without the lock that all instances of a class share."""
 
         def __get__(self, instance: object, owner: type | None = None) -> Any:
             if instance is None:
@@ -60,8 +60,8 @@ else:
             return found[self.attrname]
 
 
-_before: list[BaseException] = []  # what hooks have raised before a fork that is under way
-_own: list[BaseException] = []  # … before the fork that has made this process, and after it
+_before: list[BaseException] = []  # errors of hooks before a fork in progress
+_own: list[BaseException] = []  # errors of hooks before and after the fork of this process
 
 
 def at_fork(
@@ -70,9 +70,9 @@ def at_fork(
     after_in_parent: Callable[[], object] | None = None,
     after_in_child: Callable[[], object] | None = None,
 ) -> None:
-    """As `os.register_at_fork`, which tells nobody but stderr what a hook raises.
+    """`os.register_at_fork`, but errors of hooks are recorded, not only printed to stderr.
 
-    What those for the child raise is known there: see `check_fork`.
+    `check_fork` raises in the child if a `before` or `after_in_child` hook failed.
     """
     given = {
         "before": None if before is None else _noting(before, _before),
@@ -83,12 +83,12 @@ def at_fork(
 
 
 def check_fork() -> None:
-    """Raise `SeqRecordError` in a process that was forked, if a hook has failed for it."""
+    """Raise `SeqRecordError` in a forked process if a fork hook of it failed."""
     if _own:
         raise SeqRecordError(
-            "this process was forked, and what the package has to do for that has failed",
+            "a hook of this package failed when this process was forked",
             expected="a worker process that is not forked (multiprocessing_context='spawn'), or "
-            "what the error lacked",
+            "no error of the hook",
             got=repr(_own[0]),
         ) from _own[0]
 

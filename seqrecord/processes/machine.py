@@ -1,4 +1,4 @@
-"""What a process may use of its machine: cores, shared with the other ranks here, and memory."""
+"""Cores and memory that a process may use, limited by containers and shared with other ranks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-# How many ranks there are on this machine: torchrun's and Accelerate's, Open MPI's, MPICH's and
-# Intel's, MVAPICH's.
+# Number of ranks on this machine: torchrun and Accelerate, Open MPI, MPICH and Intel MPI, MVAPICH.
 _LOCAL_RANKS = (
     "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -18,15 +17,15 @@ _LOCAL_RANKS = (
 
 
 def usable_cores(*, environ: Mapping[str, str] | None = None, root: Path | None = None) -> int:
-    """How many cores this process should use, at least 1.
+    """Number of cores that this process should use, at least 1.
 
-    That is the smaller one of two numbers: the cores that it may run on (its affinity, or
-    `os.process_cpu_count` where Python has it), and its share of the machine. The share is the
-    machine's cores, or those that a container's CPU set or quota allows (cgroup v2 `cpu.max` and
-    `cpuset.cpus.effective`, and their counterparts of v1), divided by the ranks on this machine.
-    torchrun, MPI or Slurm say in the environment how many ranks there are; else there is one.
+    The minimum of two numbers: the cores of its affinity mask (`os.process_cpu_count` if
+    available), and its share of the machine. The share is the number of cores, or the limit of a
+    container (cgroup v2 `cpu.max` and `cpuset.cpus.effective`, or their v1 equivalents), divided
+    by the number of ranks on this machine. The environment variables of torchrun, MPI or Slurm
+    give that number; the default is 1.
 
-    `root` is the folder in which the system's files are, for tests.
+    `root` replaces `/` as the root of system files, for tests.
     """
     environ = os.environ if environ is None else environ
     root = Path("/") if root is None else root
@@ -38,15 +37,15 @@ def usable_cores(*, environ: Mapping[str, str] | None = None, root: Path | None 
 
 
 def local_ranks(*, environ: Mapping[str, str] | None = None) -> int:
-    """How many ranks there are on this machine, as `usable_cores` finds them."""
+    """Number of ranks on this machine, from the same environment as `usable_cores`."""
     return _ranks(os.environ if environ is None else environ)[0]
 
 
 def usable_memory(*, root: Path | None = None) -> int:
-    """The bytes that the processes of this machine may have together: its memory, or what the
-    container's groups allow (cgroup v2 `memory.max`, v1 `memory.limit_in_bytes`).
+    """Bytes of memory for all processes of this machine or container together.
 
-    `root` is the folder in which the system's files are, for tests.
+    The minimum of physical memory and the cgroup limits (v2 `memory.max`, v1
+    `memory.limit_in_bytes`). `root` replaces `/` as the root of system files, for tests.
     """
     root = Path("/") if root is None else root
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
@@ -68,17 +67,17 @@ def _allowed() -> int:
 
 
 def _ranks(environ: Mapping[str, str]) -> tuple[int, int | None]:
-    """Ranks on this machine; and of how many cores, where Slurm says how many the step has."""
-    said = next((n for name in _LOCAL_RANKS if (n := _number(environ.get(name)))), None)
+    """Number of ranks on this machine, and the cores of the Slurm step, `None` without Slurm."""
+    launched = next((n for name in _LOCAL_RANKS if (n := _number(environ.get(name)))), None)
     tasks, cores = _slurm_tasks(environ), _number(environ.get("SLURM_CPUS_ON_NODE"))
-    # Ranks that torchrun starts inside one task of Slurm's are torchrun's.
-    if tasks is not None and cores is not None and said in (None, tasks):
+    # torchrun may start several ranks inside one Slurm task: its number then takes precedence.
+    if tasks is not None and cores is not None and launched in (None, tasks):
         return tasks, cores
-    return said or 1, None
+    return launched or 1, None
 
 
 def _slurm_tasks(environ: Mapping[str, str]) -> int | None:
-    """Tasks of this step of Slurm's on this node, of a text such as `8(x2),3`: see srun(1)."""
+    """Tasks of the Slurm step on this node, from a text such as `8(x2),3`; see srun(1)."""
     node, tasks = environ.get("SLURM_NODEID", ""), []
     if "SLURM_LOCALID" not in environ or not node.isdecimal():
         return None
@@ -91,7 +90,7 @@ def _slurm_tasks(environ: Mapping[str, str]) -> int | None:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int | None]:
-    """Cores by each quota and CPU set of the groups that this process is in."""
+    """Core limits by quotas and CPU sets of the cgroups of this process."""
     for controllers, folder in _groups(root):
         if not controllers:
             yield _quota((_text(folder / "cpu.max") or "").split())
@@ -105,11 +104,10 @@ def _cgroup_limits(root: Path) -> Iterator[int | None]:
 
 
 def _groups(root: Path) -> Iterator[tuple[list[str], Path]]:
-    """The groups that this process is in, as cgroups(7) has them: the controllers of each, none for
-    v2, and a folder of its files.
+    """The cgroups of this process, see cgroups(7): controllers (empty for v2) and folder.
 
-    A container may see its own group as the root, or the path that its host sees: so all groups
-    above are there too, and what is not there limits nothing.
+    A container sees its own group as the root, or the path on its host. Therefore all parent
+    groups are included; missing folders set no limit.
     """
     mounted = root / "sys" / "fs" / "cgroup"
     for line in (_text(root / "proc" / "self" / "cgroup") or "").splitlines():
@@ -124,14 +122,14 @@ def _groups(root: Path) -> Iterator[tuple[list[str], Path]]:
 
 
 def _quota(words: list[str]) -> int | None:
-    """Whole cores of a quota and its period, in microseconds; at least 1."""
+    """Whole cores of a quota and its period, both in microseconds; at least 1."""
     if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[1]) == 0:
-        return None  # `max` and `-1` are none
+        return None  # `max` and `-1` mean unlimited
     return max(1, int(words[0]) // int(words[1]))
 
 
 def _count(text: str | None) -> int | None:
-    """How many there are in a list such as `0-3,8`: see cpuset(7)."""
+    """Number of cores in a list such as `0-3,8`; see cpuset(7)."""
     count = 0
     for part in (text or "").strip().split(","):
         found = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
@@ -142,7 +140,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _number(text: str | None) -> int | None:
-    """A positive number, or `None` for what is none."""
+    """A positive integer, or `None` for any other text."""
     return int(text) or None if text is not None and text.isdecimal() else None
 
 

@@ -1,9 +1,8 @@
-"""A pool of threads that drops queued tasks when it ends, and never delays the interpreter's exit.
+"""A thread pool that drops queued tasks at its end and never delays the interpreter's exit.
 
-`concurrent.futures` joins the threads of its pools when the interpreter exits. That happens before
-`atexit` functions run, so nobody can cancel queued tasks, and all of them are done first. The
-threads here are daemons. The maker of a pool ends it. A thread that still runs when the main
-thread exits registers with `atexit` to end its pool.
+`concurrent.futures` joins its threads before `atexit` functions run, so all queued tasks finish
+first and cannot be cancelled. This pool uses daemon threads. Its creator shuts it down. A thread
+that uses a pool and may run while the main thread exits registers a shutdown with `atexit`.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ _T = TypeVar("_T")
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread; `ResourceError` where the system lets none start."""
+    """Start a thread; raises `ResourceError` if the operating system refuses."""
     try:
         thread.start()
     except RuntimeError as error:
         raise ResourceError(
             f"no thread can be started: {error}",
-            expected="a limit of processes and threads (ulimit -u, pids.max of a container) that "
-            "leaves room for some more",
+            expected="a higher limit of processes and threads (ulimit -u, pids.max of a container)",
             got=f"{threading.active_count()} threads in this process",
         ) from error
 
 
 def lower_priority(niceness: int) -> None:
-    """Increase the niceness of this thread, up to 19; threads that it starts inherit it.
+    """Increase the niceness of this thread, up to 19; threads started by it inherit it.
 
-    For Linux, where each thread has a niceness of its own. Raises `ResourceError` if the system
+    Linux only, because niceness is per thread there. Raises `ResourceError` if the system
     refuses.
     """
     if not niceness:
@@ -59,9 +57,9 @@ def lower_priority(niceness: int) -> None:
 
 
 def check_room(count: int) -> None:
-    """Raise `ResourceError` unless the system lets so many threads start: for what hangs without.
+    """Raise `ResourceError` unless `count` more threads can start.
 
-    They end before this returns.
+    For code that would hang without its threads. The started threads end before this returns.
     """
     over = threading.Event()
     started = []
@@ -76,10 +74,10 @@ def check_room(count: int) -> None:
 
 
 class ThreadPool(Executor):
-    """At most `count` threads, started as they are needed, whose names begin with `name`.
+    """An executor of at most `count` daemon threads, started on demand and named `name_…`.
 
-    Where the system lets fewer start, these do the tasks, and `submit` does them where it lets none
-    start. Leaving the `with` block drops what has not begun, and waits for what has.
+    If the system allows fewer threads, these run the tasks; if it allows none, `submit` runs them
+    itself. Leaving the `with` block drops queued tasks and waits for running ones.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -91,24 +89,24 @@ class ThreadPool(Executor):
         self._is_closed = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Have `fn` called; raises `RuntimeError` after `shutdown`."""
+        """Schedule `fn(*args, **kwargs)`; raises `RuntimeError` after `shutdown`."""
         future: Future[_T] = Future()
         task = _Task(future, fn, args, kwargs)
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the pool has ended")
-            # First, or a thread that starts would count as idle beside its own task.
+            # First, so that a thread that starts now does not count as idle.
             self._queue.put(task)
             if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
                 self._start_one()
             if self._threads:
                 return future
-            self._queue.get_nowait()  # the same task: nobody else takes any
+            self._queue.get_nowait()  # this task: there is no thread to take it
         task.do()
         return future
 
     def _start_one(self) -> None:
-        """One thread more, if the system lets one start."""
+        """Start one more thread, if the system allows it."""
         arguments, name = (self._queue, self._idle), f"{self._name}_{len(self._threads)}"
         thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
         with suppress(ResourceError):
@@ -116,7 +114,7 @@ class ThreadPool(Executor):
             self._threads.append(thread)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads, after what is queued or, with `cancel_futures`, without it."""
+        """End the threads after the queued tasks; `cancel_futures` cancels these first."""
         with self._lock:
             self._is_closed = True
             while cancel_futures:
@@ -154,7 +152,7 @@ class _Task:
             result = self._function(*self._args, **self._kwargs)
         except BaseException as error:
             self.future.set_exception(error)
-            del self  # the error's traceback refers to this frame
+            del self  # breaks the reference cycle through the traceback
         else:
             self.future.set_result(result)
 

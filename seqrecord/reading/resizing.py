@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.codecs.base import MAX_BUFFER_BYTES, thread_buffer
 from seqrecord.codecs.resizing import resize_into
 from seqrecord.errors import ClipError
-from seqrecord.meanings import has_pixels, is_flow, is_image, known_kind
+from seqrecord.feature_kinds import has_pixels, is_flow, is_image, known_kind
 from seqrecord.schema import FeatureSpec, Schema
 
 Sizes: TypeAlias = "Mapping[str, tuple[int, int]] | tuple[int, int]"

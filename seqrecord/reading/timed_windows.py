@@ -13,6 +13,7 @@ from seqrecord.clips.frames import OffsetWindow, TimedWindow
 from seqrecord.clips.grids import IntArray
 from seqrecord.clips.windows import Seconds
 from seqrecord.errors import ClipError
+from seqrecord.feature_kinds import size_in
 from seqrecord.format.index import Index
 from seqrecord.format.lags import (
     clock_of,
@@ -21,7 +22,6 @@ from seqrecord.format.lags import (
     is_unit_of_time,
     with_lags,
 )
-from seqrecord.meanings import size_in
 from seqrecord.reading.dataset import Dataset
 from seqrecord.text import counted
 

@@ -1,4 +1,4 @@
-"""Statistics of a dataset's features, as they are computed, merged, stored and used."""
+"""Statistics of a dataset's features: access, merging, normalization, JSON."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 from seqrecord.text import repr_of, table_lines
 
-MAX_CHANNELS = 256  # of a feature of one dimension
-_MAX_IMAGE_CHANNELS = 32  # of one of more: a last axis that is longer is a width
-_PLANES = frozenset("image depth disparity mask segmentation".split())  # noqa: SIM905 - of two axes
+MAX_CHANNELS = 256  # of a one-dimensional feature
+_MAX_IMAGE_CHANNELS = 32  # of others; a longer last axis is a width
+_PLANES = frozenset("image depth disparity mask segmentation".split())  # noqa: SIM905 - [H, W]
 _VERSION = 1
 _SHOWN_QUANTILES = (0.01, 0.5, 0.99)
-_SHOWN_CHANNELS = 8  # of a feature, in a table
+_SHOWN_CHANNELS = 8  # rows per feature in a table
 
 
 def num_channels(spec: FeatureSpec) -> int | None:
-    """How many channels a feature's statistics have; `None` for a feature without statistics.
+    """Number of channels of a feature's statistics; `None` for a feature without statistics.
 
-    The last axis is that of the channels if its length is fixed and at most 256 for a vector, 32
-    for anything else; or there is one channel. Complex numbers, text and bytes have no statistics.
+    The last axis is the channel axis if its length is fixed, and at most 256 for a vector or 32
+    otherwise. Any other feature has one channel. Complex numbers, text and bytes have no
+    statistics.
     """
     if sketch_dtype(spec.dtype) is None or spec.value != "array":
         return None
@@ -40,15 +41,19 @@ def num_channels(spec: FeatureSpec) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class FeatureStatistics:
-    """Statistics of one feature. All arrays are [C], a number for each channel of the last axis.
+    """Statistics of one feature; arrays are [C], one number per channel of the last axis.
 
-    C is 1 for a feature without channels: see `num_channels`. So `normalize`, which is
-    `(x - mean) / std`, takes frames, clips and batches of either kind. NaN and infinities are
-    counted and are in nothing else.
+    C is 1 for a feature without a channel axis, so that `normalize`, `(x - mean) / std`, broadcasts
+    to frames, clips and batches. NaN and infinities are counted separately and ignored otherwise.
 
-    Quantiles of frames of more than 128 pixels are of 128 of them, which are drawn by a seed;
-    `num_drawn` says of how many numbers in all. Everything else is of all numbers of `num_frames`
-    frames, those that were looked at.
+    Quantiles of frames with more than 128 pixels use a random sample of 128 pixels per frame, drawn
+    by a fixed seed; `num_drawn` is the size of the sample. All else uses every number of the
+    `num_frames` frames.
+
+    Example:
+        seqrecord.add_statistics("records/")
+        pose = seqrecord.open("records/").statistics["pose"]
+        print(pose.mean, pose.std, pose.quantile([0.01, 0.99]))
     """
 
     num_frames: int
@@ -56,22 +61,22 @@ class FeatureStatistics:
 
     @property
     def count(self) -> npt.NDArray[np.int64]:
-        """Finite numbers: int64 [C]."""
+        """Number of finite values: int64 [C]."""
         return np.array([sketch.count for sketch in self.sketches], np.int64)
 
     @property
     def num_drawn(self) -> npt.NDArray[np.int64]:
-        """Numbers that quantiles are of, at most `count`: int64 [C]."""
+        """Number of values in the sample for quantiles, at most `count`: int64 [C]."""
         return np.array([sketch.weight for sketch in self.sketches], np.int64)
 
     @property
     def num_nan(self) -> npt.NDArray[np.int64]:
-        """Numbers that were NaN: int64 [C]."""
+        """Number of NaN values: int64 [C]."""
         return np.array([sketch.nan for sketch in self.sketches], np.int64)
 
     @property
     def num_infinite(self) -> npt.NDArray[np.int64]:
-        """Numbers that were infinite, of either sign: int64 [C]."""
+        """Number of infinite values of either sign: int64 [C]."""
         return np.array(
             [sketch.positive_infinity + sketch.negative_infinity for sketch in self.sketches],
             np.int64,
@@ -79,51 +84,51 @@ class FeatureStatistics:
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
-        """Mean: float64 [C], NaN for a channel without numbers."""
+        """Mean: float64 [C], NaN for a channel without finite values."""
         return self._reals([sketch.mean for sketch in self.sketches])
 
     @property
     def std(self) -> npt.NDArray[np.float64]:
-        """Standard deviation of the population: float64 [C], NaN for a channel without numbers."""
+        """Population standard deviation: float64 [C], NaN for a channel without finite values."""
         return self._reals([sketch.std for sketch in self.sketches])
 
     @property
     def min(self) -> npt.NDArray[np.float64]:
-        """The least number: float64 [C], NaN for a channel without numbers."""
+        """Minimum: float64 [C], NaN for a channel without finite values."""
         return self._reals([sketch.min or 0.0 for sketch in self.sketches])
 
     @property
     def max(self) -> npt.NDArray[np.float64]:
-        """The greatest number: float64 [C], NaN for a channel without numbers."""
+        """Maximum: float64 [C], NaN for a channel without finite values."""
         return self._reals([sketch.max or 0.0 for sketch in self.sketches])
 
     @property
     def rank_error(self) -> float:
-        """The bound on the rank of a quantile, as a share of `num_drawn`; see `quantile`."""
+        """Bound on the rank error of a quantile, relative to `num_drawn`; see `quantile`."""
         return max(sketch.rank_error for sketch in self.sketches)
 
     def quantile(self, share: float | Sequence[float]) -> npt.NDArray[np.float64]:
-        """The number below which this share of all lies: float64 [C], or [shares, C] for several.
+        """Quantiles of shares between 0 and 1: float64 [C], or [shares, C] for a sequence.
 
-        Each is one of the numbers, NaN for a channel without any. For share q, at most
-        `q + rank_error` of those drawn are smaller and at least `q - rank_error` are smaller or
-        equal. Raises `ValueError` for a share outside 0 to 1.
+        Each quantile is a value of the sample; NaN for a channel without finite values. For share
+        q, at most `q + rank_error` of the sample is smaller, and at least `q - rank_error` is
+        smaller or equal. Raises `ValueError` for a share outside of [0, 1].
         """
         shares = [share] if isinstance(share, (int, float)) else list(share)
         found = np.stack([sketch.quantiles(shares) for sketch in self.sketches], axis=-1)
         return found[0] if isinstance(share, (int, float)) else found
 
     def normalize(self, values: Any) -> Any:
-        """`(values - mean) / std`, of an array or a tensor [..., C], or [...] where C is 1.
+        """Compute `(values - mean) / std` of an array or tensor [..., C], or [...] if C is 1.
 
-        It is of the same kind, on the same device, and float32, or float64 where the values are. A
-        channel that is always the same (std 0), or that no number was seen of, only loses its mean.
-        Raises `ValueError` where the last axis is not that of the channels.
+        The result has the type and device of `values`, and is float32, or float64 for float64
+        values. A channel with std 0, or without finite values, is divided by 1. Raises `ValueError`
+        if the last axis does not have C channels.
         """
         if (channels := len(self.sketches)) > 1 and tuple(values.shape[-1:]) != (channels,):
             raise ValueError(
-                f"statistics of {channels} channels are for values [..., {channels}], as they are "
-                f"stored; got {list(values.shape)}: normalize before permute"
+                f"expected values [..., {channels}], channels last, as stored; got "
+                f"{list(values.shape)}: normalize before permute"
             )
         mean = np.nan_to_num(self.mean)
         std = np.where(np.nan_to_num(self.std) > 0, self.std, 1.0)
@@ -133,17 +138,17 @@ class FeatureStatistics:
             return made
         numbers = values if values.is_floating_point() else values.float()
         numbers = numbers.float() if numbers.itemsize < np.float32().itemsize else numbers
-        return (numbers - _beside(numbers, mean)).div_(_beside(numbers, std))
+        return (numbers - _to_device_of(numbers, mean)).div_(_to_device_of(numbers, std))
 
     def merged(self, other: FeatureStatistics) -> FeatureStatistics:
-        """The statistics of what both have seen, each number counted once.
+        """Statistics of both inputs together, each value counted once.
 
-        Where their dtypes differ, in one that holds both, as `numpy.result_type` says. Raises
-        `SchemaError` where they have different numbers of channels.
+        Different dtypes are promoted by `numpy.result_type`. Raises `SchemaError` if the numbers of
+        channels differ.
         """
         if len(self.sketches) != len(other.sketches):
             raise SchemaError(
-                "statistics of other channels cannot be merged",
+                "cannot merge statistics of different numbers of channels",
                 expected=f"{len(self.sketches)} channels",
                 got=f"{len(other.sketches)} channels",
             )
@@ -160,11 +165,15 @@ class FeatureStatistics:
 
 
 class Statistics(Mapping[str, FeatureStatistics]):
-    """Statistics of a dataset, by feature; those of `num_frames` frames.
+    """Statistics of a dataset by feature name, from `num_frames` frames.
 
-    A feature that is not there has none: a complex one, text, or images that were kept encoded.
-    Asking for one raises `StatisticsKeyError`. There is no feature at all, and `bool()` is false,
-    where a dataset has no statistics; `lacking` is the dataset's URL then.
+    Features without statistics are absent: complex numbers, text, and images stored encoded. Access
+    to an absent feature raises `StatisticsKeyError`. If a dataset has no statistics, the mapping is
+    empty (`bool()` is false) and `lacking` is the dataset's URL.
+
+    Example:
+        seqrecord.add_statistics("records/")
+        print(seqrecord.open("records/").statistics)
     """
 
     def __init__(
@@ -189,7 +198,7 @@ class Statistics(Mapping[str, FeatureStatistics]):
                 expected=f"`seqrecord stats {self.lacking}` first, which computes them",
             )
         raise StatisticsKeyError(
-            "there are no statistics of this feature",
+            "no statistics of this feature",
             feature=name,
             expected=", ".join(self) or "no feature",
         )
@@ -204,8 +213,10 @@ class Statistics(Mapping[str, FeatureStatistics]):
         return f"Statistics({self.num_frames} frames of {', '.join(self) or 'no feature'})"
 
     def merged(self, other: Statistics) -> Statistics:
-        """The statistics of both datasets together, of the features that both have with as many
-        channels."""
+        """Statistics of both datasets together.
+
+        Includes the common features with equal numbers of channels.
+        """
         return Statistics(
             self.num_frames + other.num_frames,
             {
@@ -216,11 +227,11 @@ class Statistics(Mapping[str, FeatureStatistics]):
         )
 
     def missing(self, schema: Schema) -> list[str]:
-        """The features of which there are none, and could be."""
+        """Names of features that could have statistics but have none."""
         return [n for n, spec in schema.items() if n not in self and num_channels(spec) is not None]
 
     def check(self, schema: Schema) -> None:
-        """Raise `FormatError` unless these can be statistics of a dataset of this schema."""
+        """Raise `FormatError` unless features, channels and dtypes match the schema."""
         for name, feature in self.items():
             expected = None
             if name in schema and (count := num_channels(schema[name])) is not None:
@@ -228,14 +239,14 @@ class Statistics(Mapping[str, FeatureStatistics]):
             got = (len(feature.sketches), feature.sketches[0].dtype)
             if got != expected:
                 raise FormatError(
-                    "statistics of a feature that the dataset does not have so",
+                    "statistics do not match the schema",
                     feature=name,
                     expected=expected and f"{expected[0]} channels of {expected[1]}",
                     got=f"{got[0]} channels of {got[1]}",
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; see docs/format.md."""
+        """Convert to JSON; see docs/format.md."""
         return {
             "format": "seqrecord statistics",
             "version": _VERSION,
@@ -252,7 +263,7 @@ class Statistics(Mapping[str, FeatureStatistics]):
 
     @classmethod
     def from_json(cls, value: object) -> Statistics:
-        """Inverse of `to_json`; trusts nothing. Raises `FormatError`."""
+        """Inverse of `to_json`; raises `FormatError` for malformed input."""
         keys = ("num_frames", "features")
         found = JsonObject.of_file(value, "statistics", _VERSION, keys)
         by_name = found.value["features"]
@@ -266,12 +277,11 @@ class Statistics(Mapping[str, FeatureStatistics]):
         return cls(num_frames, features)
 
     def summary(self) -> dict[str, Any]:
-        """What people look at, as JSON: no sketches; `null` for a channel without numbers."""
+        """The main numbers as JSON, without sketches; `null` for a channel without values."""
         return {name: _summary(feature) for name, feature in self.items()}
 
     def __str__(self) -> str:
-        """A table with a line for each channel, and of how many numbers quantiles are, if not of
-        all."""
+        """A table with a row per channel; a note gives the sample size of drawn quantiles."""
         quantiles = [f"{share:.0%}" for share in _SHOWN_QUANTILES]
         rows: list[Sequence[str]] = [
             (
@@ -299,7 +309,7 @@ class Statistics(Mapping[str, FeatureStatistics]):
             if (more := len(feature.sketches) - _SHOWN_CHANNELS) > 0:
                 rows.append((f"… {more} more", *[""] * (len(rows[0]) - 1)))
         notes = [
-            f"quantiles of {name}: of {feature.num_drawn.max():,} numbers, drawn from all"
+            f"quantiles of {name}: of a random sample of {feature.num_drawn.max():,} numbers"
             for name, feature in self.items()
             if (feature.num_drawn < feature.count).any()
         ]
@@ -334,16 +344,18 @@ def _feature(value: object, num_frames: int) -> FeatureStatistics:
     if (name := found.value["dtype"]) not in _DTYPES:
         expected = ", ".join(_DTYPES)
         raise FormatError(
-            "statistics of a dtype that has none", expected=expected, got=repr_of(name, 50)
+            "statistics of an unsupported dtype", expected=expected, got=repr_of(name, 50)
         )
     dtype = np.dtype(name)
     sketches = tuple(Sketch.from_json(item, dtype) for item in channels)
     return FeatureStatistics(found.integer("num_frames", most=num_frames), sketches)
 
 
-def _beside(numbers: Any, values: npt.NDArray[np.float64]) -> Any:
-    """A tensor of values on the device of others. From memory that is not pinned it would wait for
-    all that a GPU has yet to do."""
+def _to_device_of(numbers: Any, values: npt.NDArray[np.float64]) -> Any:
+    """Copy an array to the device of `numbers`, as a tensor.
+
+    Pinned memory avoids a wait for queued work of the GPU.
+    """
     made, is_late = numbers.new_tensor(values, device="cpu"), numbers.is_cuda
     return (made.pin_memory() if is_late else made).to(numbers.device, non_blocking=is_late)
 

@@ -1,4 +1,4 @@
-"""Collects the statistics of frames that pass by, at about the speed of memory."""
+"""Computes statistics of frames while they are written or read, near memory bandwidth."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from seqrecord.statistics.by_feature import FeatureStatistics, Statistics, num_c
 from seqrecord.statistics.moments import moments_of
 from seqrecord.statistics.sketch import Sketch, sketch_dtype
 
-FRAME_PIXELS = 128  # of a frame, drawn for quantiles
-_PENDING_ROWS = 1 << 14  # of a feature, before they are sketched: sorting many at once pays
-_PENDING_VALUES = 1 << 20  # or so many
+FRAME_PIXELS = 128  # pixels drawn from a frame for quantiles
+_PENDING_ROWS = 1 << 14  # rows of a feature per sketch update: sorting many at once is faster
+_PENDING_VALUES = 1 << 20  # or values
 _SEED = 0
-_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, lie evenly between 0 and 1
+_GOLDEN = 0.6180339887498949  # multiples modulo 1 are evenly spread over [0, 1)
 
 
 class StatisticsCollector:
-    """Statistics of the frames of episodes, up to the last `keep` of each.
+    """Accumulates statistics of episodes; frames count up to the last `keep` of each episode.
 
-    All numbers are counted, and are in means, deviations and extremes. Which pixels of large frames
-    are drawn for quantiles depends on the episode's key and the frame's number alone: not on the
-    worker that sees it, nor on what it saw before. Without a schema nothing is looked at.
+    Counts, means, deviations and extremes use all numbers. The pixels drawn for quantiles depend on
+    episode key and frame number only, not on the worker or on earlier frames. Without a schema, all
+    frames are ignored.
     """
 
     def __init__(self, schema: Schema | None) -> None:
@@ -38,49 +38,49 @@ class StatisticsCollector:
             for name, spec in self._features.items()
             if (count := num_channels(spec)) is not None
         }
-        self._flushed: dict[str, _Feature] = {}  # what was kept of the episode
-        self._episode: dict[str, _Feature] = {}  # what came since
+        self._flushed: dict[str, _Feature] = {}  # frames of the episode before the last `keep`
+        self._episode: dict[str, _Feature] = {}  # frames of the episode since
         self._phase = 0.0
         self._number = 0  # frames of the episode so far
-        self._kept = 0  # of these
+        self._kept = 0  # frames of the episode before the last `keep`
 
     @property
     def names(self) -> frozenset[str]:
-        """The features that are looked at."""
+        """Names of the features with statistics."""
         return frozenset(self._all)
 
     def begin(self, key: str) -> None:
-        """Start an episode; forget what was not kept of the one before."""
-        self._settle()
+        """Start an episode; discard frames of the previous one since its last `keep`."""
+        self._end_episode()
         self._episode = {}
         self._phase = zlib.crc32(key.encode()) / 2**32
         self._number = self._kept = 0
 
     def add(self, frame: Mapping[str, Any]) -> None:
-        """Look at the episode's next frame, which fits the schema. Nothing of it is kept.
+        """Add the episode's next frame, which matches the schema. The arrays are not retained.
 
-        Features that it lacks may come in `add_frames`.
+        Features absent from the frame may follow by `add_frames`.
         """
         for name, item in frame.items():
             if isinstance(item, EncodedImage):
-                self.leave_out(name)  # decoding it would take longer than storing it
+                self.exclude(name)  # decoding takes longer than storing
             elif name in self._all:
                 self.add_frames(name, np.asarray(item)[None], np.array([self._number]))
         self._number += 1
 
-    def leave_out(self, name: str) -> None:
-        """Frames of the episode have a feature that is not looked at: it has no statistics."""
-        if (feature := self._of_episode(name)) is not None:
+    def exclude(self, name: str) -> None:
+        """Exclude a feature from the statistics, because frames of the episode are ignored."""
+        if (feature := self._episode_feature(name)) is not None:
             feature.is_whole = False
 
     def add_frames(
         self, name: str, frames: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
     ) -> None:
-        """Look at one feature of frames [n, …] of the episode, of these numbers [n].
+        """Add frames [n, …] of one feature of the episode; `numbers` [n] are the frame numbers.
 
-        They count as frames by `add` or `skip`. Nothing of the array is kept.
+        The frames must also be counted, by `add` or `skip`. The array is not retained.
         """
-        if (feature := self._of_episode(name)) is None:
+        if (feature := self._episode_feature(name)) is None:
             return
         shares = None
         if frames.size > len(frames) * feature.channels * FRAME_PIXELS:
@@ -89,42 +89,42 @@ class StatisticsCollector:
         feature.add(frames, shares)
 
     def skip(self, count: int) -> None:
-        """So many frames of the episode have passed by."""
+        """Count `count` frames of the episode without looking at their features."""
         self._number += count
 
     def keep(self) -> None:
-        """The episode's frames so far count, unless it is discarded."""
+        """Include the episode's frames so far, unless it is discarded later."""
         _merge(self._flushed, self._episode)
         self._kept = self._number
 
     def discard(self) -> None:
-        """Forget the episode, and what was kept of it."""
+        """Discard all frames of the episode, including kept ones."""
         self._episode, self._flushed = {}, {}
         self._number = self._kept = 0
 
-    def _settle(self) -> None:
-        """The episode before has ended: what was kept of it counts."""
+    def _end_episode(self) -> None:
+        """End the previous episode: include its kept frames."""
         _merge(self._all, self._flushed)
         self._num_frames += self._kept
         self._kept = 0
 
     def statistics(self) -> Statistics:
-        """Those of all frames that were kept."""
-        self._settle()
+        """Statistics of all included frames."""
+        self._end_episode()
         return Statistics(
             self._num_frames,
             {name: feature.statistics() for name, feature in self._all.items() if feature.is_whole},
         )
 
-    def _of_episode(self, name: str) -> _Feature | None:
-        """What is seen of a feature in the episode; `None` for one that is not looked at."""
+    def _episode_feature(self, name: str) -> _Feature | None:
+        """Accumulator of a feature in the episode; `None` for a feature without statistics."""
         if name not in self._episode and name in self._all:
             self._episode[name] = _Feature(self._features[name], self._all[name].channels)
         return self._episode.get(name)
 
 
 def _merge(into: dict[str, _Feature], more: dict[str, _Feature]) -> None:
-    """Take what `more` has seen, which is empty then."""
+    """Move the contents of `more` to `into`."""
     for name, feature in more.items():
         if name in into:
             into[name].merge(feature)
@@ -134,30 +134,34 @@ def _merge(into: dict[str, _Feature], more: dict[str, _Feature]) -> None:
 
 
 class _Feature:
-    """One feature's sketches, and the rows of numbers [n, C] that wait to be sketched: all numbers
-    of frames, and those drawn of frames whose moments are in the sketches already."""
+    """Sketches of one feature, and pending rows [n, C] that are not in the sketches yet.
+
+    Pending rows are whole frames, or pixels drawn from frames whose moments were added already.
+    """
 
     def __init__(self, spec: FeatureSpec, channels: int) -> None:
         dtype = sketch_dtype(spec.dtype)
         assert dtype is not None, "a feature without statistics"
-        self.is_whole = True  # no frame was left out
+        self.is_whole = True  # no frame was ignored
         self.channels = channels
         self._dtype = dtype
         self._num_frames = 0
-        self._sketches: list[Sketch] = []  # of each channel, once there is something to sketch
-        self._pending: dict[bool, list[npt.NDArray[Any]]] = {False: [], True: []}  # drawn or not
+        self._sketches: list[Sketch] = []  # one per channel, made at first use
+        self._pending: dict[bool, list[npt.NDArray[Any]]] = {False: [], True: []}  # by is drawn
         self._pending_values = 0
 
     def add(self, frames: npt.NDArray[Any], shares: npt.NDArray[np.float64] | None) -> None:
-        """Take the pixels of frames [n, …]; for quantiles all, or those at shares [n, pixels] of
-        their number."""
+        """Add the pixels of frames [n, …].
+
+        Quantiles use all pixels, or those at `shares` [n, pixels], positions in [0, 1) of a frame.
+        """
         num_frames = len(frames)
         self._num_frames += num_frames
         if not frames.size:
             return
         rows = np.ascontiguousarray(frames, self._dtype).reshape(-1, self.channels)
         if shares is not None:
-            for sketch, moments in zip(self._made(), moments_of(rows), strict=True):
+            for sketch, moments in zip(self._channel_sketches(), moments_of(rows), strict=True):
                 sketch.add_moments(moments)
             count = len(rows) // num_frames
             places = (shares * count).astype(np.intp) + np.arange(num_frames)[:, None] * count
@@ -169,11 +173,11 @@ class _Feature:
         self._flush_if_many()
 
     def merge(self, other: _Feature) -> None:
-        """Add what another has seen, which is then not used any more."""
+        """Add the contents of `other`, which must not be used afterwards."""
         self.is_whole &= other.is_whole
         self._num_frames += other._num_frames
         if other._sketches:
-            for sketch, more in zip(self._made(), other._sketches, strict=True):
+            for sketch, more in zip(self._channel_sketches(), other._sketches, strict=True):
                 sketch.merge(more)
         for drawn, rows in other._pending.items():
             self._pending[drawn] += rows
@@ -182,7 +186,7 @@ class _Feature:
 
     def statistics(self) -> FeatureStatistics:
         self._flush()
-        sketches = tuple(sketch.copy() for sketch in self._made())
+        sketches = tuple(sketch.copy() for sketch in self._channel_sketches())
         return FeatureStatistics(self._num_frames, sketches)
 
     def _flush_if_many(self) -> None:
@@ -197,16 +201,16 @@ class _Feature:
             columns = np.empty((self.channels, sum(map(len, pending))), self._dtype)
             np.concatenate([rows.T for rows in pending], axis=1, out=columns)
             pending.clear()
-            for sketch, column in zip(self._made(), columns, strict=True):
+            for sketch, column in zip(self._channel_sketches(), columns, strict=True):
                 (sketch.add_drawn if drawn else sketch.add)(column, in_place=True)
         self._pending_values = 0
 
-    def _made(self) -> list[Sketch]:
+    def _channel_sketches(self) -> list[Sketch]:
         self._sketches = self._sketches or [Sketch(self._dtype) for _ in range(self.channels)]
         return self._sketches
 
 
 def _base_shares() -> npt.NDArray[np.float64]:
-    """Shares from 0 to 1, one drawn in each of so many equal parts: float64 [FRAME_PIXELS]."""
+    """A random position in each of FRAME_PIXELS equal intervals of [0, 1): float64."""
     drawn = np.random.default_rng(_SEED).random(FRAME_PIXELS)
     return (np.arange(FRAME_PIXELS) + drawn) / FRAME_PIXELS

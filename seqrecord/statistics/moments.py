@@ -1,4 +1,4 @@
-"""Count, mean, deviation and extremes of all numbers of an array, at about the speed of memory."""
+"""Count, mean, standard deviation and extremes of arrays, near memory bandwidth."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_BLOCK_ROWS, _BLOCK_COLUMNS = 128, 2048  # whose numbers stay in a core's cache, 8 bytes each
-_SMALL, _LARGE = 1e-140, 1e140  # the largest of numbers whose squares are summed as they are
+_BLOCK_ROWS, _BLOCK_COLUMNS = 128, 2048  # a block of 8-byte numbers fits into a core's cache
+_SMALL, _LARGE = 1e-140, 1e140  # magnitudes whose squares neither underflow nor overflow
 
 
 @dataclass(kw_only=True)
 class Moments:
-    """Of numbers; `mean` to `max` are of the finite ones, and 0 or `None` where there is none."""
+    """Moments of numbers; `mean` to `max` ignore NaN and infinities; 0 or `None` if empty."""
 
     count: int = 0  # of finite numbers
     nan: int = 0
@@ -28,9 +28,9 @@ class Moments:
     max: float | int | None = None
 
     def add_moments(self, more: Moments) -> None:
-        """Chan, Golub and LeVeque's update, with deviations in place of their sums of squares.
+        """Merge other moments by the update of Chan, Golub and LeVeque.
 
-        So nothing overflows, whatever the numbers.
+        Uses standard deviations in place of sums of squares, so that nothing overflows.
         """
         self.nan += more.nan
         self.positive_infinity += more.positive_infinity
@@ -49,21 +49,21 @@ class Moments:
 
 
 def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
-    """Those of each column of numbers [n, C], C-contiguous, in native order and not complex.
+    """Moments of each column of a C-contiguous array [n, C] of real numbers in native byte order.
 
-    Sums of uint8 are exact; of others those of differences to about the least number. Takes a few
-    times the memory of `_BLOCK_ROWS * _BLOCK_COLUMNS` numbers.
+    Sums of uint8 are exact. Sums of other dtypes are of differences to about the minimum. Needs
+    memory for a few times `_BLOCK_ROWS * _BLOCK_COLUMNS` numbers.
     """
     channels = pixels.shape[1]
     if not pixels.size:
         return [Moments()] * channels
-    sums = np.zeros((2, channels))  # of differences, of their squares
+    sums = np.zeros((2, channels))  # differences, squared differences
     odd = np.zeros((3, channels), np.int64)  # NaN, inf, -inf
     least: Any = None
     most: Any = None
     shift = np.zeros(channels)
-    is_exact = pixels.dtype == np.uint8  # float32 holds the sums of 258 squares of uint8
-    # One for all blocks: new memory costs more than all that is done here.
+    is_exact = pixels.dtype == np.uint8  # float32 represents sums of 258 squares of uint8 exactly
+    # One buffer for all blocks: allocating takes longer than the arithmetic.
     most_values = max(_BLOCK_ROWS * _BLOCK_COLUMNS, channels)
     buffer = np.empty(min(pixels.size, most_values), np.float32 if is_exact else np.float64)
     with np.errstate(all="ignore"):
@@ -72,10 +72,11 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
             if pixels.dtype.kind == "f" and not np.isfinite(low + high).all():
                 finite = np.isfinite(block)
                 masks = (np.isnan(block), block == np.inf, block == -np.inf)
-                odd += [_folded(np.add, mask.sum(0), channels) for mask in masks]
+                odd += [_by_channel(np.add, mask.sum(0), channels) for mask in masks]
                 low = np.where(finite, block, np.inf).min(0)
                 high = np.where(finite, block, -np.inf).max(0)
-            low, high = _folded(np.minimum, low, channels), _folded(np.maximum, high, channels)
+            low = _by_channel(np.minimum, low, channels)
+            high = _by_channel(np.maximum, high, channels)
             if least is None and not is_exact:
                 shift = np.where(np.isfinite(low), low, 0).astype(np.float64)
             numbers = buffer[: block.size].reshape(block.shape)
@@ -87,17 +88,17 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
                 numbers[~finite] = 0
             least = low if least is None else np.minimum(least, low)
             most = high if most is None else np.maximum(most, high)
-            sums[0] += _folded(np.add, np.add.reduce(numbers, 0), channels)
+            sums[0] += _by_channel(np.add, np.add.reduce(numbers, 0), channels)
             np.multiply(numbers, numbers, out=numbers)
-            sums[1] += _folded(np.add, np.add.reduce(numbers, 0), channels)
+            sums[1] += _by_channel(np.add, np.add.reduce(numbers, 0), channels)
     return [
-        _of_channel(pixels[:, i], odd[:, i], sums[:, i], float(shift[i]), least[i], most[i])
+        _channel_moments(pixels[:, i], odd[:, i], sums[:, i], float(shift[i]), least[i], most[i])
         for i in range(channels)
     ]
 
 
 def _blocks(pixels: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """All of it as blocks [rows, columns] with whole pixels in a row: reducing rows is fast."""
+    """The array as blocks [rows, columns] of whole pixels: reductions along long rows are fast."""
     count, channels = pixels.shape
     wide = max(1, _BLOCK_COLUMNS // channels)
     whole = count // wide * wide
@@ -107,16 +108,16 @@ def _blocks(pixels: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
         yield pixels[whole:].reshape(1, -1)
 
 
-def _folded(reduce: np.ufunc, row: npt.NDArray[Any], channels: int) -> npt.NDArray[Any]:
-    """What a row [pixels * C] comes to for each channel."""
+def _by_channel(reduce: np.ufunc, row: npt.NDArray[Any], channels: int) -> npt.NDArray[Any]:
+    """Reduce a row [pixels * C] to [C]."""
     wide: Any = row.reshape(-1, channels)
-    # Of float32, sums of rows would not be exact any more.
+    # float32 sums over rows would be inexact.
     dtype = np.float64 if reduce is np.add and row.dtype.kind == "f" else None
     found: npt.NDArray[Any] = reduce.reduce(wide, 0, dtype=dtype)
     return found
 
 
-def _of_channel(
+def _channel_moments(
     column: npt.NDArray[Any],
     odd: npt.NDArray[np.int64],
     sums: npt.NDArray[np.float64],
@@ -131,7 +132,7 @@ def _of_channel(
         return found
     low, high = least.item(), most.item()
     largest = max(abs(float(low)), abs(float(high)))
-    if largest and not _SMALL < largest < _LARGE:  # squares overflowed, or were zero
+    if largest and not _SMALL < largest < _LARGE:  # squares overflowed or underflowed
         scaled = np.ascontiguousarray(column[np.isfinite(column), None]) / largest
         [of_scaled] = moments_of(scaled)
         mean, std = of_scaled.mean * largest, of_scaled.std * largest

@@ -1,4 +1,4 @@
-"""A sketch of numbers: moments, extremes and quantiles in little memory, which can be merged."""
+"""Mergeable sketch of numbers: moments, extremes and approximate quantiles in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from seqrecord.json_object import JsonObject
 from seqrecord.statistics.moments import Moments, moments_of
 from seqrecord.text import repr_of
 
-LEVEL_VALUES = 2048  # values that a level holds at most; at most half of them go a level up
-_MAX_LEVELS = 53  # so that counts are exact as floats
-_ROUNDING = 1e-6  # relative; what sums in another order may differ by
+LEVEL_VALUES = 2048  # maximum length of a level; at most half of it moves up
+_MAX_LEVELS = 53  # so that counts are exact as float64
+_ROUNDING = 1e-6  # relative error that a different order of summation may cause
 _COUNTS = ("count", "nan", "positive_infinity", "negative_infinity", "over", "under")
 _KEYS = {*_COUNTS, "mean", "std", "min", "max", "levels"}
 
 
 def sketch_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """The dtype in which values of `dtype` are kept; `None` for complex ones.
+    """The dtype in which a sketch stores values of `dtype`; `None` for complex dtypes.
 
-    It holds every value exactly: bool becomes uint8 and float16 becomes float32.
+    Every value is represented exactly: bool as uint8, float16 as float32.
     """
     if dtype.kind == "c":
         return None
@@ -38,17 +38,18 @@ def sketch_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
 @dataclass(eq=False)
 class Sketch(Moments):
-    """Numbers that were seen: exact count, mean, deviation, extremes; quantiles within a bound.
+    """Count, mean, deviation and extremes of numbers, exact, and quantiles within an error bound.
 
-    Quantiles may be of some of the numbers, which were drawn: of as many as `weight` says. NaN and
-    infinities are counted, and are in nothing else. `mean` is 0 and `std` is 0 of nothing.
+    Quantiles may use a random sample of the numbers; `weight` is its size. NaN and infinities are
+    counted separately and ignored otherwise. `mean` and `std` of no numbers are 0.
 
-    Quantiles come from levels of values: a value of level h stands for 2**h numbers. A full level
-    is sorted and every second value of it goes a level up, which moves the rank of any number by at
-    most 2**h, up or down. `over` and `under` are the sums of these: so the rank that the sketch
-    says is at most `over` too large and at most `under` too small, always. It is the sketch of
-    Manku, Rajagopalan and Lindsay (1998) with levels as in Karnin, Lang and Liberty (2016), without
-    their coin. The bound is about log2(n / 2048) / 8192 of n numbers: 0.2 % at 10**8.
+    Quantiles are computed from levels of values: a value of level h represents 2**h numbers. A full
+    level is sorted, and every second value moves a level up. This changes the rank of any number by
+    at most 2**h, up or down; `over` and `under` are the sums of these changes. So a rank computed
+    from the sketch is at most `over` too large and at most `under` too small, always. The algorithm
+    is that of Manku, Rajagopalan and Lindsay (1998) with the levels of Karnin, Lang and Liberty
+    (2016), but deterministic. The bound for n numbers is about log2(n / 2048) / 8192: 0.2 % at
+    10**8.
     """
 
     dtype: np.dtype[Any]
@@ -58,27 +59,27 @@ class Sketch(Moments):
 
     @property
     def weight(self) -> int:
-        """Of how many numbers quantiles are: `count`, or fewer that were drawn."""
+        """Number of values that quantiles represent: `count`, or the size of the sample."""
         return sum(len(level) << number for number, level in enumerate(self.levels))
 
     @property
     def rank_error(self) -> float:
-        """The bound on a quantile's rank, as a share of `weight`."""
+        """Bound on the rank error of a quantile, relative to `weight`."""
         return max(self.over, self.under) / self.weight if self.weight else 0.0
 
     def add(self, values: npt.NDArray[Any], *, in_place: bool = False) -> None:
-        """Add numbers [n] of the sketch's dtype. The more at once, the smaller the error.
+        """Add numbers [n] of the sketch's dtype. Fewer, larger calls give a smaller error bound.
 
-        With `in_place`, the array may be changed.
+        `in_place` allows this to modify the array.
         """
         [moments] = moments_of(values[:, None])
         self.add_moments(moments)
         self.add_drawn(values, in_place=in_place)
 
     def add_drawn(self, values: npt.NDArray[Any], *, in_place: bool = False) -> None:
-        """Add numbers of which `add_moments` adds the moments, or of some that they are drawn from.
+        """Add numbers to the quantiles only; NaN and infinities are ignored.
 
-        Not finite ones are left out.
+        The moments of these numbers, or of their population, are added by `add_moments`.
         """
         if self.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
             values = values[finite]
@@ -87,7 +88,7 @@ class Sketch(Moments):
             self._compact()
 
     def merge(self, other: Sketch) -> None:
-        """Add what another sketch of the same dtype has seen. It is left as it is."""
+        """Add the contents of another sketch of the same dtype, which stays unchanged."""
         assert other.dtype == self.dtype, "sketches of two dtypes"
         self.add_moments(other)
         self.over += other.over
@@ -97,25 +98,25 @@ class Sketch(Moments):
         self._compact()
 
     def copy(self) -> Sketch:
-        """One that goes on alone. Arrays are shared, for none is ever changed."""
+        """An independent copy. Arrays are shared, because they are never modified."""
         return self.as_dtype(self.dtype)
 
     def as_dtype(self, dtype: np.dtype[Any]) -> Sketch:
-        """A copy in another dtype."""
+        """A copy with another dtype."""
         levels = [level.astype(dtype, copy=False) for level in self.levels]
         ends = [None if end is None else dtype.type(end).item() for end in (self.min, self.max)]
         return replace(self, dtype=dtype, min=ends[0], max=ends[1], levels=levels)
 
     def quantiles(self, shares: Sequence[float]) -> npt.NDArray[np.float64]:
-        """The numbers below which these shares of all lie: float64 [shares], NaN of nothing.
+        """Values at shares between 0 and 1: float64 [shares], NaN for an empty sketch.
 
-        Each is a number that was seen: for share q of n = `weight` numbers, at most `q * n + e`
-        were smaller and at least `q * n - e` were smaller or equal, with `e = rank_error * n`.
-        Raises `ValueError` for a share outside 0 to 1.
+        Each result is a value that was added. For share q and n = `weight`, at most `q * n + e`
+        values are smaller and at least `q * n - e` are smaller or equal, with `e = rank_error * n`.
+        Raises `ValueError` for a share outside of [0, 1].
         """
         wanted = np.asarray(shares, np.float64)
         if not ((wanted >= 0) & (wanted <= 1)).all():
-            raise ValueError(f"a quantile is of a share from 0 to 1, not {list(shares)}")
+            raise ValueError(f"quantiles are for shares from 0 to 1; got {list(shares)}")
         if self.min is None or self.max is None or not self.weight:
             return np.full(wanted.shape, np.nan)
         values = np.concatenate(self.levels)
@@ -131,14 +132,14 @@ class Sketch(Moments):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The sketch as JSON; levels are their values' bytes, little-endian, in base64."""
+        """Convert to JSON; levels are base64 of their little-endian values."""
         value = {key: getattr(self, key) for key in _KEYS - {"levels"}}
         levels = [base64.b64encode(level.tobytes()).decode() for level in self.levels]
         return {**dict(sorted(value.items())), "levels": levels}
 
     @classmethod
     def from_json(cls, value: object, dtype: np.dtype[Any]) -> Sketch:
-        """Inverse of `to_json`; trusts nothing. Raises `FormatError`."""
+        """Inverse of `to_json`; raises `FormatError` for malformed input."""
         found = JsonObject(value, _KEYS, "a sketch")
         sketch = cls(
             dtype,
@@ -152,12 +153,12 @@ class Sketch(Moments):
             sketch.min, sketch.max = (_extreme(found, key, dtype) for key in ("min", "max"))
         elif found.value["min"] is not None or found.value["max"] is not None:
             got = (found.value["min"], found.value["max"])
-            raise _bad("min or max", "null, for no numbers", got)
+            raise _bad("min or max", "null without numbers", got)
         _check_values(sketch)
         return sketch
 
     def _half(self, number: int) -> int:
-        """Which of two values of a level goes up, 0 or 1, counting what that does to ranks."""
+        """Index, 0 or 1, of the values in each pair that move up; updates the error bounds."""
         if self.over <= self.under:
             self.over += 1 << number
             return 0
@@ -165,7 +166,7 @@ class Sketch(Moments):
         return 1
 
     def _add_level(self, number: int, values: npt.NDArray[Any]) -> None:
-        """Add sorted values to a level, which is sorted."""
+        """Merge sorted values into a sorted level."""
         while len(self.levels) <= number:
             self.levels.append(np.empty(0, self.dtype))
         level = self.levels[number]
@@ -175,7 +176,7 @@ class Sketch(Moments):
             self.levels[number] = values
 
     def _compact(self) -> None:
-        """Bring every level below `LEVEL_VALUES`, from the lowest up."""
+        """Shrink every level below `LEVEL_VALUES`, from the lowest up."""
         number = 0
         while number < len(self.levels):
             level = self.levels[number]
@@ -187,7 +188,7 @@ class Sketch(Moments):
 
 
 def _sorted(values: npt.NDArray[Any], *, in_place: bool = False) -> npt.NDArray[Any]:
-    if values.dtype == np.uint8:  # of which NumPy's sort takes ten times as long as of others
+    if values.dtype == np.uint8:  # `np.sort` of uint8 is ten times slower than of other dtypes
         return np.repeat(np.arange(256, dtype=np.uint8), np.bincount(values, minlength=256))
     if not in_place:
         return np.sort(values)
@@ -206,22 +207,22 @@ def _level(text: object, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         raise _bad("level", f"less than {LEVEL_VALUES} values of {dtype}", f"{len(data)} bytes")
     values = np.sort(np.frombuffer(data, dtype))
     if dtype.kind == "f" and not np.isfinite(values).all():
-        raise _bad("level", "finite values", "one that is not")
+        raise _bad("level", "finite values", "NaN or infinity")
     return values
 
 
 def _check_count(sketch: Sketch) -> None:
     if sketch.weight > sketch.count:
-        raise _bad("count", f"{sketch.weight} or more, which its levels stand for", sketch.count)
+        raise _bad("count", f"at least {sketch.weight}, the weight of its levels", sketch.count)
     if max(sketch.over, sketch.under) > sketch.weight * _MAX_LEVELS:
-        raise _bad("bound", "one that can have come", (sketch.over, sketch.under))
+        raise _bad("bound", "a possible error bound", (sketch.over, sketch.under))
 
 
 def _check_values(sketch: Sketch) -> None:
-    """Raise `FormatError` for moments and values that numbers from `min` to `max` cannot have."""
+    """Raise `FormatError` if moments or values contradict `min` and `max`."""
     if sketch.min is None or sketch.max is None:
         if sketch.mean or sketch.std:
-            raise _bad("mean or std", "0, for no numbers", (sketch.mean, sketch.std))
+            raise _bad("mean or std", "0 without numbers", (sketch.mean, sketch.std))
         return
     least, most = sketch.min, sketch.max
     if least > most or any(
@@ -244,7 +245,7 @@ def _real(sketch: JsonObject, key: str) -> float:
 
 
 def _extreme(sketch: JsonObject, key: str, dtype: np.dtype[Any]) -> float | int:
-    """A value of the dtype, as Python's float or int."""
+    """A value of the dtype, as a Python float or int."""
     value = sketch.value[key]
     if dtype.kind == "f":
         number = _real(sketch, key)

@@ -1,4 +1,4 @@
-"""Storages: local disk, mounts, object stores, any fsspec filesystem; retries and the cache."""
+"""Storages: local disks, mounts, object stores, fsspec filesystems; retries and a local cache."""
 
 from __future__ import annotations
 

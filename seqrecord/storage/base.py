@@ -1,6 +1,6 @@
-"""The Storage protocol: the few operations on files that all other rooms use.
+"""The `Storage` protocol: all file operations of this package.
 
-`StorageWrapper` is a storage around another one, which passes every call on.
+`StorageWrapper` is the base class of storages around another storage.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import without_commit
 from seqrecord.text import repr_of
 
-MAX_PUT_BYTES = 64 << 20  # of a file that is put in place in one step; a manifest is smaller
+MAX_PUT_BYTES = 64 << 20  # of a file written by `Storage.put`, such as the manifest
 
 
 class Upload(Protocol):
-    """A file being written front to back. Nothing is visible under its name before `commit`.
+    """A file under construction, written sequentially and invisible until `commit`.
 
-    A killed process leaves it neither committed nor aborted; see `Storage.unfinished`.
-    Used by one thread at a time.
+    If its process is killed, the upload is neither committed nor aborted; see `Storage.unfinished`.
+    Use it from one thread at a time.
     """
 
     @property
@@ -33,28 +33,28 @@ class Upload(Protocol):
         """Append bytes."""
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Number of bytes written so far."""
 
     def checkpoint(self, note: bytes) -> None:
-        """Keep what has been written so far, and `note`, even if the process is killed later."""
+        """Preserve the bytes written so far, and `note`, in case the process is killed."""
 
     @property
     def is_durable(self) -> bool:
-        """Whether a kill loses no checkpoint: some storages keep one a few seconds after it."""
+        """Whether all checkpoints survive a kill: some storages need a few seconds for that."""
 
     def rewind(self, offset: int) -> None:
-        """Forget everything after `offset`; `ValueError` if there are fewer bytes."""
+        """Truncate to `offset` bytes; raises `ValueError` if fewer were written."""
 
     def commit(self) -> None:
         """Make the file durable, then visible under its name, in one step."""
 
     def abort(self) -> None:
-        """Leave nothing behind. Does nothing after a `commit` that succeeded."""
+        """Remove all traces of the upload. No-op after a successful `commit`."""
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """A finished file: its length in bytes, and when it was last changed, in seconds since 1970."""
+    """A finished file: path, size in bytes, time of modification in seconds since 1970."""
 
     path: str
     size: int
@@ -62,121 +62,121 @@ class FileInfo:
 
 
 class Unfinished(Protocol):
-    """The durable bytes of an upload that has not ended: its writer was killed, or still runs.
+    """The durable bytes of an upload in progress, or of one whose writer was killed.
 
-    It can be read by anyone, on any machine, and nothing here disturbs its writer. It may grow, or
-    go because its writer finished the file, between two calls.
+    Any process on any machine can read it without affecting the writer. Between two calls it may
+    grow, or vanish because the writer committed it.
     """
 
     @property
     def path(self) -> str:
-        """The path of the file when it is finished."""
+        """Path of the file after its commit."""
 
     @property
     def modified(self) -> float:
-        """When it last grew, in seconds since 1970."""
+        """Time of the last write, in seconds since 1970."""
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
-        """The bytes written at each checkpoint, with its note, in order, as far as both are whole.
+        """Size and note of each checkpoint, in order, as far as both are complete.
 
-        Bytes below the last one may still be wrong where a machine went down with its writer.
+        After a machine crash, even bytes before the last checkpoint may be wrong.
         """
 
     def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
-        """As `Storage.read_ranges`, of bytes below the last checkpoint."""
+        """Read bytes before the last checkpoint; see `Storage.read_ranges`."""
 
     def remove(self) -> None:
-        """Remove all that is there of it; for `seqrecord clean` alone."""
+        """Remove the upload. Only `seqrecord clean` calls this."""
 
 
 @runtime_checkable
 class Storage(Protocol):
-    """Files below one root, named by clean relative POSIX paths (`records/00000-ab.seqrec`).
+    """Files below one root, named by relative POSIX paths such as `records/00000-ab.seqrec`.
 
-    Safe to use from many threads. Picklable: a copy in another process opens its own handles, and
-    a forked one works as well. Raises `NotFoundError` for a file that is not there, `LocationError`
-    for a path that is not clean and `StorageError` for any other failure; messages name the file
-    and never hold a credential, nor do the exceptions behind them.
+    Paths are clean: see `check_path`. Storages are thread-safe and picklable; a copy in another
+    process opens its own handles, and a copy in a forked process works too. Methods raise
+    `NotFoundError` for a missing file, `LocationError` for an invalid path, and `StorageError` for
+    any other failure. Messages and chained exceptions contain the file's name, but no credential.
     """
 
     @property
     def url(self) -> str:
-        """The root as it may be shown to anyone: no credentials, no query."""
+        """The root for display, without credentials and query."""
 
     @property
     def place(self) -> str:
-        """The root as no other has it, account and endpoint included; nor are there credentials."""
+        """Unique name of the root, with account and endpoint, without credentials."""
 
     def size(self, path: str) -> int:
-        """A file's length in bytes. Looks anew: of a file replaced since, the new one's.
+        """Size of a file in bytes, never from a cache.
 
-        Files are not changed in place, but the manifest is replaced; reads that follow are of the
-        file that this saw, or of a newer one.
+        Files are immutable except for the manifest, which is replaced. Later reads return the
+        version whose size this returned, or a newer one.
         """
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
-        """Fill `buffers[i]`, writable and of exactly that length, with bytes `ranges[i]`.
+        """Fill `buffers[i]`, writable and of exactly the right size, with bytes `ranges[i]`.
 
-        All of them or an error: never a short buffer. One call is one unit for the storage, which
-        may merge, split, reorder and overlap its ranges.
+        Fills all buffers completely or raises. The storage may merge, split, reorder and
+        parallelize the ranges of one call.
         """
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        """A small file's bytes and its tag, which belong together whoever replaces it meanwhile.
+        """Content and digest of a small file, consistent even if it is being replaced.
 
-        A file that was replaced has another tag. Looks anew. `StorageError` for a file of more than
-        `limit` bytes, of which no more than that are read.
+        Never from a cache. A replaced file has another digest. Raises `StorageError` for a file of
+        more than `limit` bytes without reading more.
         """
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        """Put a small file in place, durably and in one step, if its tag is still `expected`.
+        """Write a small file atomically and durably if its current digest is `expected`.
 
-        `None`: if nothing is there. Otherwise `ConflictError`, and what is there stays as it is.
-        An attempt whose answer was lost is not a conflict: see `put_once`.
+        `None` expects that there is no file. Otherwise raises `ConflictError` and changes nothing.
+        A lost response to a successful attempt is not a conflict: see `put_once`.
 
-        After a `TransientError` nobody knows: the file may be in place, or come there later. After
-        any other error of this package it is not there, and never comes.
+        After a `TransientError` the outcome is unknown: the file may exist already, or appear
+        later. After any other error of this package it was not written, and will not be.
         """
 
     @property
     def has_conditions(self) -> bool:
-        """Whether `put` compares and replaces in one step; else two may replace the same file."""
+        """Whether `put` is atomic; otherwise, concurrent writers may both succeed."""
 
     def files(self, folder: str) -> list[FileInfo]:
-        """The finished files directly in a folder, sorted by path; empty if there is none."""
+        """Finished files directly in a folder, sorted by path; empty without the folder."""
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        """Uploads into a folder that have not ended, sorted by path."""
+        """Unfinished uploads into a folder, sorted by path."""
 
     def create(self, path: str) -> Upload:
-        """Start a file under a name that nobody else uses; if it is used, `DestinationError`."""
+        """Start an upload to a unique path; raises `DestinationError` if the path is in use."""
 
     def remove(self, path: str) -> None:
-        """Remove a file and what an interrupted upload of it left; neither need be there."""
+        """Remove a file and the remains of an interrupted upload, if they exist."""
 
     def local_path(self, path: str) -> str | None:
-        """Where the file can be memory-mapped, if it can."""
+        """Local path for memory-mapping the file; `None` if impossible."""
 
     def counters(self) -> dict[str, int]:
-        """What was counted in this process so far, by name; empty where nothing is.
+        """Counters of this process by name: `requests`, `retries`, and the cache's.
 
-        `requests` to a service, `retries` of them, and what a cache has served.
+        Empty if the storage has no counters.
         """
 
     def close(self) -> None:
-        """Close handles. Uploads that are still open stay as a kill would leave them.
+        """Close handles. Open uploads remain as after a kill.
 
-        The storage opens its handles again when it is used again.
+        The storage can be used again and then opens new handles.
         """
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or a folder: its name without a path, and the bytes of a file.
+    """A file or folder in a listing: its name without path, and its size in bytes if a file.
 
-    `identity` is what `identity_of` says of the file, where the listing tells that; else `None`.
+    `identity` is the result of `identity_of` if the listing includes it, else `None`.
     """
 
     name: str
@@ -187,53 +187,53 @@ class Entry:
 
 @runtime_checkable
 class Browsable(Protocol):
-    """A storage of which folders can be listed, whoever wrote them."""
+    """A storage that can list any folder, including folders of other programs."""
 
     def entries(self, folder: str) -> list[Entry]:
-        """Files and folders directly in a folder, `""` for the root, sorted by name.
+        """Files and folders directly in a folder (`""` for the root), sorted by name.
 
-        Empty for a folder that is not there. Raises as the other requests of a `Storage` do.
+        Empty if the folder does not exist. Raises the errors of `Storage`.
         """
         ...
 
 
 def entries_of(storage: Storage, folder: str) -> list[Entry]:
-    """`Browsable.entries`; `LocationError` for a storage that lists no folders."""
+    """List a folder; raises `LocationError` if the storage is not `Browsable`."""
     if not isinstance(storage, Browsable):
-        raise LocationError("a storage that lists no folders", file=storage.url)
+        raise LocationError("this storage cannot list folders", file=storage.url)
     return storage.entries(folder)
 
 
 def identity_of(storage: Storage, path: str) -> tuple[int, str | None]:
-    """A file's length, and text that changes when the file does; `None` where nothing tells that.
+    """Size of a file, and a text that changes with its content, `None` if unavailable.
 
-    Looks anew. Raises as `Storage.size` does.
+    Never from a cache. Raises the errors of `Storage.size`.
     """
     identity = getattr(storage, "identity", None)
     return (storage.size(path), None) if identity is None else identity(path)
 
 
 def fixed_url_of(storage: Storage) -> str:
-    """The root's URL; where that is of a branch, the URL of the commit that is read."""
+    """URL of the root; for a branch on the Hub, the URL of the commit that is read."""
     found: str | None = getattr(storage, "fixed_url", None)
     return storage.url if found is None else found
 
 
 def reads_commit(storage: Storage) -> bool:
-    """Whether the files are those of a commit of the Hub, which never change."""
+    """Whether the storage is a commit on the Hub, whose files never change."""
     url = fixed_url_of(storage)
     return without_commit(url) != url
 
 
 def has_fixed_files(storage: Storage) -> bool:
-    """Whether no file below the storage's place is ever replaced: it names a commit."""
+    """Whether the storage's `place` names a commit, so that no file is ever replaced."""
     return getattr(storage, "has_fixed_files", False)
 
 
 def expect_pages(storage: Storage) -> None:
-    """Say that all files of a storage are read for their pages, as record files are.
+    """Announce that the files of a storage will be read page by page, as record files are.
 
-    Then it may use a client that does not survive a fork; see `ObstoreReader`.
+    The storage may then use a client that does not survive forks; see `ObstoreReader`.
     """
     expect = getattr(storage, "expect_pages", None)
     if expect is not None:
@@ -241,7 +241,7 @@ def expect_pages(storage: Storage) -> None:
 
 
 def check_path(path: str) -> str:
-    """`path` if it is a clean relative POSIX path, else `LocationError`."""
+    """Return `path`; raises `LocationError` unless it is a clean relative POSIX path."""
     parts = path.split("/")
     if (
         not path.isprintable()
@@ -251,29 +251,29 @@ def check_path(path: str) -> str:
     ):
         raise LocationError(
             "not a clean relative path",
-            expected="names joined by single slashes, none of them . or .., of printable "
-            "characters and without a backslash",
+            expected="names joined by single slashes, without . and .., with printable characters "
+            "and without backslashes",
             got=repr_of(path),
         )
     return path
 
 
 def check_buffers(ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
-    """`ValueError` unless every range has a buffer of its length: a caller's mistake."""
+    """Raise `ValueError` (a bug of the caller) unless each buffer has the size of its range."""
     for item, buffer in zip(ranges, buffers, strict=True):
         start, stop = item
         if not 0 <= start <= stop or buffer.nbytes != stop - start:
-            raise ValueError(f"{item} does not go into a buffer of {buffer.nbytes} bytes")
+            raise ValueError(f"{item} does not match a buffer of {buffer.nbytes} bytes")
 
 
 def check_rewind(size: int, offset: int) -> None:
-    """`ValueError` unless `size` bytes can be cut to `offset`: a caller's mistake."""
+    """Raise `ValueError` (a bug of the caller) unless `offset` is in [0, size]."""
     if not 0 <= offset <= size:
         raise ValueError(f"cannot rewind {size} bytes to {offset}")
 
 
 def short_read(file: str, item: ByteRange, got: int) -> StorageError:
-    """The error of a file that ends inside a range that it should hold."""
+    """Error for a file that ends inside a requested range."""
     return StorageError(
         "the file ended early",
         file=file,
@@ -283,13 +283,13 @@ def short_read(file: str, item: ByteRange, got: int) -> StorageError:
     )
 
 
-def tag_of(data: bytes) -> str:
-    """The tag of a file that holds `data`: whichever client reads it, it is the same."""
+def digest_of(data: bytes) -> str:
+    """Digest of a file's content: SHA-256 in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def too_large(file: str, limit: int, size: int) -> StorageError:
-    """The error of a file that is to be read as a whole, and has more bytes than that may have."""
+    """Error for a file of more than `limit` bytes."""
     return StorageError(
         "the file is too large",
         file=file,
@@ -299,7 +299,7 @@ def too_large(file: str, limit: int, size: int) -> StorageError:
 
 
 class StorageWrapper:
-    """Passes every call on, but maps no file into memory: such reads would not come through it."""
+    """Forwards every call to `inner`, except memory-mapping, which would bypass the wrapper."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
@@ -355,7 +355,7 @@ class StorageWrapper:
         return has_fixed_files(self.inner)
 
     def entries(self, folder: str) -> list[Entry]:
-        """See `Browsable`; `LocationError` where the inner storage lists no folders."""
+        """See `Browsable`; raises `LocationError` if the inner storage cannot list folders."""
         return entries_of(self.inner, folder)
 
     def unfinished(self, folder: str) -> list[Unfinished]:
@@ -367,7 +367,7 @@ class StorageWrapper:
     def remove(self, path: str) -> None:
         self.inner.remove(path)
 
-    def local_path(self, path: str) -> str | None:  # noqa: ARG002 - never mapped
+    def local_path(self, path: str) -> str | None:  # noqa: ARG002 - no memory-mapping
         return None
 
     def counters(self) -> dict[str, int]:
@@ -378,7 +378,7 @@ class StorageWrapper:
 
 
 def innermost(storage: Storage) -> Storage:
-    """The storage below all wrappers."""
+    """The storage inside all wrappers."""
     while isinstance(storage, StorageWrapper):
         storage = storage.inner
     return storage

@@ -1,7 +1,4 @@
-"""A storage that keeps on local disk what is read from another one, within a limit.
-
-For people: what a cache holds, and emptying it.
-"""
+"""A storage with a cache on local disk, and functions to inspect and clear such caches."""
 
 from __future__ import annotations
 
@@ -34,38 +31,38 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import is_place_of, local_path, shown_place
 from seqrecord.units import format_size, parse_size
 
-# Files that never change under their name, since it holds a unique id. The manifest does.
+# These files are immutable, since their names have a unique id. The manifest is not.
 _CACHED = (".seqrec", ".arrow")
-_BLOCK_BYTES = 8 << 20  # of other files: their pages are small, and lie in the order of episodes
+_BLOCK_BYTES = 8 << 20  # read-ahead for other files: their pages are small, in episode order
 _LOCKS = 64
 
-_PATIENCE_SECONDS = 2.0  # for the lock of the cache; all hold it briefly
-_PAUSE_SECONDS = 10.0  # without the cache after its disk has failed, or somebody else had it
+_PATIENCE_SECONDS = 2.0  # maximum wait for the cache's lock, which is released quickly
+_PAUSE_SECONDS = 10.0  # without the cache, after an error of its disk or a busy lock
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("seqrecord")
 
 
 class CachedStorage(StorageWrapper):
-    """Keeps ranges of record and index files in a folder of a local disk, up to a limit.
+    """Caches ranges of record and index files in a folder on a local disk, up to a size limit.
 
-    Ranges are kept as they are read. Later, any process that uses the folder gets any part of them
-    from the cache; missing bytes are read and kept too. All other files, above all the manifest,
-    are not kept, unless no file of the storage is ever replaced, as on the Hub at a commit: there
-    blocks of 8 MiB are read and kept, each by one thread, until entries must make room. Cache
-    errors never fail a read: they are counted. The cache never blocks a read: reading takes no
-    lock, and if another process has the lock for adding for longer than `patience` seconds (a
-    stopped process, for example), nothing is added for `pause` seconds. A cache on a read-only disk
-    is read. The cache identifies files by where they are, account and endpoint included, and holds
-    no credential.
+    Ranges are cached as they are read. Any process that uses the folder later reads all parts of
+    them from the cache; missing bytes are read and cached. Other files, notably the manifest, are
+    not cached, unless the storage is a commit on the Hub, whose files never change. Then blocks of
+    8 MiB are read and cached, each by one thread, until the first eviction.
 
-    `counters` has, beside the inner storage's: `cache_hits` and `cache_misses`, ranges that came
-    from the cache alone and those that did not; `cache_bytes` that it has served, `cache_evictions`
-    of entries that made room, `cache_damaged` entries found, which are read anew, `cache_failures`
-    of its disk, and `cache_busy`, how often another had it for too long.
+    Cache errors never fail a read; they are counted. The cache never blocks a read: reading takes
+    no lock. If another process, for example a stopped one, has the lock for adding for longer than
+    `patience` seconds, nothing is added for `pause` seconds. A cache on a read-only disk is used
+    for reading. Files are identified by their location, with account and endpoint; credentials are
+    not stored.
 
-    Raises `LocationError` for a folder that holds something else, and for a limit that is none or
-    too small.
+    `counters` are the inner storage's and: `cache_hits`, ranges read from the cache only;
+    `cache_misses`, other ranges; `cache_bytes` read from the cache; `cache_evictions`, entries
+    removed to make room; `cache_damaged`, damaged entries, which are read again;
+    `cache_failures`, disk errors; `cache_busy`, timeouts of the lock.
+
+    Raises `LocationError` for a folder with other content, and for an invalid or too small limit.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class CachedStorage(StorageWrapper):
         self._lock = PerProcess(threading.Lock)
         self._block_locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
         self._counts: Counter[str] = Counter()
-        # On the monotonic clock: until when nothing is asked of the cache, and nothing is added.
+        # Times of the monotonic clock, before which the cache is not read, or not added to.
         self._paused_until = self._adding_paused_until = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,7 +105,7 @@ class CachedStorage(StorageWrapper):
         key = CacheKey(self.place, path)
         missing: list[tuple[ByteRange, memoryview]] = []
         for item, out in wanted:
-            gaps, damaged = self._held_of(key, item, out)
+            gaps, damaged = self._read_cached(key, item, out)
             if gaps and has_blocks and self._is_filling():
                 self._fill_blocks(key, item, out)
                 self._count(cache_misses=1)
@@ -126,27 +123,27 @@ class CachedStorage(StorageWrapper):
                 cache_evictions=self._try(partial(self._cache.add, key, missing), 0, is_adding=True)
             )
 
-    def _held_of(
+    def _read_cached(
         self, key: CacheKey, item: ByteRange, out: memoryview
     ) -> tuple[list[ByteRange], int]:
         """See `CacheFolder.fill`."""
         return self._try(partial(self._cache.fill, key, item, out), ([item], 0))
 
     def _is_filling(self) -> bool:
-        """Whether what is kept stays: else more than is asked for would be read again and again."""
-        held = self._counts
-        return not (held["cache_evictions"] or held["cache_failures"] or held["cache_busy"])
+        """Whether to read ahead: not after evictions or errors, which would repeat the reading."""
+        counts = self._counts
+        return not (counts["cache_evictions"] or counts["cache_failures"] or counts["cache_busy"])
 
     def _fill_blocks(self, key: CacheKey, item: ByteRange, out: memoryview) -> None:
-        """Read a range by the blocks in which it lies, and keep these."""
+        """Read a range by whole blocks, and cache these."""
         size = self.inner.size(key.path)
         for at in range(item.start - item.start % _BLOCK_BYTES, item.stop, _BLOCK_BYTES):
-            # What lies behind the end is asked for too: then that is the error.
+            # A range beyond the end of the file is requested too, so that it raises the error.
             block = ByteRange(at, min(at + _BLOCK_BYTES, max(size, item.stop)))
             part = ByteRange(max(at, item.start), min(block.stop, item.stop))
             target = out[part.start - item.start :][: part.length]
             with self._block_locks.get()[hash((key, at)) % _LOCKS]:
-                gaps, _ = self._held_of(key, part, target)  # another thread may have read it
+                gaps, _ = self._read_cached(key, part, target)  # another thread may have read it
                 if not gaps:
                     continue
                 data = memoryview(bytearray(block.length))
@@ -156,7 +153,7 @@ class CachedStorage(StorageWrapper):
                 self._count(cache_evictions=self._try(add, 0, is_adding=True))
 
     def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:
-        """Drop what is held of ranges of a file; whether there was any."""
+        """Remove cached ranges of a file; whether there were any."""
         key = CacheKey(self.place, path)
         dropped = self._try(partial(self._cache.forget, key, ranges), 0)
         self._count(cache_damaged=dropped)
@@ -164,7 +161,7 @@ class CachedStorage(StorageWrapper):
 
     @property
     def limit(self) -> int:
-        """The most bytes that the folder may take."""
+        """Maximum size of the folder in bytes."""
         return self._limit
 
     def counters(self) -> dict[str, int]:
@@ -172,9 +169,9 @@ class CachedStorage(StorageWrapper):
             return {**self.inner.counters(), **{name: self._counts[name] for name in _COUNTERS}}
 
     def _try(self, function: Callable[[], _T], otherwise: _T, *, is_adding: bool = False) -> _T:
-        """The function's result, or what stands for it while the disk of the cache fails.
+        """Result of `function`, or `otherwise` if the cache's disk fails or is paused.
 
-        While only adding fails, what is held is still read.
+        If only adding fails, reading from the cache continues.
         """
         if time.monotonic() < max(self._paused_until, is_adding and self._adding_paused_until):
             return otherwise
@@ -206,14 +203,13 @@ class CachedStorage(StorageWrapper):
 
 
 def worth_rereading(storage: Storage, path: str, ranges: Sequence[ByteRange]) -> bool:
-    """Whether bytes that do not match their checksum may be right if they are read once more.
+    """Whether reading again may fix a checksum mismatch; removes the ranges from caches.
 
-    They may have been damaged on their way from anywhere but a local disk. A cache may have kept
-    them as they came, and drops them here.
+    Bytes may be damaged on the way from any storage but a local disk, and cached so.
     """
     if storage.local_path(path) is not None:
         return False
-    _logger.warning("%s/%s: not as it was written; it is read once more", storage.url, path)
+    _logger.warning("%s/%s: checksum mismatch; reading again", storage.url, path)
     while isinstance(storage, StorageWrapper):
         if isinstance(storage, CachedStorage):
             storage.forget(path, ranges)
@@ -226,19 +222,19 @@ def with_cache(
     cache_dir: str | os.PathLike[str] | None,
     cache_limit: int | str | None,
 ) -> Storage:
-    """The storage with the cache that is asked for; without one, as it is.
+    """Wrap the storage in a cache, if one is configured.
 
-    Raises `LocationError` for a local folder, and for one of the two without the other.
+    Raises `LocationError` for a local folder, and if only one of the two arguments is given.
     """
     if cache_dir is None and cache_limit is None:
         return storage
     if cache_dir is None or cache_limit is None:
         raise LocationError(
-            "cache_dir and cache_limit belong together",
+            "cache_dir and cache_limit must be set together",
             file=storage.url,
             expected="for example cache_dir='/scratch/cache', cache_limit='200GiB'",
         )
-    if type(storage) is LocalStorage:  # a mount may have one
+    if type(storage) is LocalStorage:  # but a mount may have a cache
         raise LocationError("a local path needs no cache; leave out cache_dir", file=storage.url)
     return CachedStorage(storage, cache_dir, cache_limit)
 
@@ -261,12 +257,12 @@ def _checked_limit(limit: int | str) -> int:
     return size
 
 
-_REPORT_PATIENCE_SECONDS = 10.0  # a person would rather wait than start again
+_REPORT_PATIENCE_SECONDS = 10.0  # longer, for interactive use
 
 
 @dataclass(frozen=True, order=True)
-class Held:
-    """What is held of one storage: entries, and bytes on disk."""
+class CachedDataset:
+    """Cached data of one storage: number of entries, and bytes on disk."""
 
     url: str
     entries: int
@@ -275,10 +271,15 @@ class Held:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """What a cache holds.
+    """Contents of a cache.
 
-    `size` is what it takes on disk, in bytes, its index included; `datasets` are those of which
-    something is held. The times of the use that is longest ago, and of the latest, are UTC.
+    Attributes:
+        path: the cache's folder.
+        size: bytes on disk, with the cache's index.
+        entries: number of cached byte ranges.
+        oldest_use: time in UTC of the least recent use of an entry; `None` for an empty cache.
+        latest_use: time in UTC of the most recent use.
+        datasets: storages with cached data.
     """
 
     path: str
@@ -286,10 +287,10 @@ class CacheInfo:
     entries: int
     oldest_use: datetime | None
     latest_use: datetime | None
-    datasets: tuple[Held, ...]
+    datasets: tuple[CachedDataset, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it; times as ISO 8601."""
+        """Convert to JSON; times are in ISO 8601."""
         return {
             **asdict(self),
             "oldest_use": self.oldest_use and self.oldest_use.isoformat(timespec="seconds"),
@@ -301,63 +302,74 @@ class CacheInfo:
         if self.oldest_use is not None and self.latest_use is not None:
             lines.append(f"used from {_minute(self.oldest_use)} to {_minute(self.latest_use)} UTC")
         lines += [
-            f"  {held.url}: {format_size(held.size)} in {_entries(held.entries)}"
-            for held in self.datasets
+            f"  {dataset.url}: {format_size(dataset.size)} in {_entries(dataset.entries)}"
+            for dataset in self.datasets
         ]
         return "\n".join(lines)
 
 
 def cache_info(cache_dir: str | os.PathLike[str]) -> CacheInfo:
-    """What the cache in a folder holds, while others may use it.
+    """Contents of the cache in a folder, also while other processes use it.
 
-    Raises `NotFoundError` where there is no cache.
+    Raises `NotFoundError` if the folder is not a cache.
+
+    Example:
+        try:
+            print(seqrecord.cache_info("cache/"))
+        except seqrecord.NotFoundError:
+            print("no cache yet")
     """
     with _opened(cache_dir) as folder:
         entries, size = folder.scan()
-        held = _held(folder)
+        cached = _cached_datasets(folder)
         return CacheInfo(
             path=str(folder.path),
             size=size,
             entries=len(entries),
             oldest_use=_time(entries[0].used) if entries else None,
             latest_use=_time(entries[-1].used) if entries else None,
-            datasets=tuple(sorted(each for each in held.values() if each.entries)),
+            datasets=tuple(sorted(each for each in cached.values() if each.entries)),
         )
 
 
 def clear_cache(
     cache_dir: str | os.PathLike[str], location: str | os.PathLike[str] | None = None
 ) -> int:
-    """Empty a cache, or remove what it holds of the dataset at `location`; the bytes freed.
+    """Remove all cached data, or that of the dataset at `location`; returns the bytes freed.
 
-    A location without account and endpoint means the datasets of that name in all of them; one of
-    them is meant by what `cache_info` calls it.
-    Processes that use the cache meanwhile continue, and read again. Raises `NotFoundError` where
-    there is no cache, or where it holds nothing of that dataset.
+    A location without account and endpoint matches datasets of that name in all of them; use the
+    URL in `cache_info` to choose one. Processes that use the cache continue, and read the data
+    again. Raises `NotFoundError` if the folder is not a cache, or has no data of that dataset.
+
+    Example:
+        try:
+            freed = seqrecord.clear_cache("cache/", "az://datasets/records")
+        except seqrecord.NotFoundError:
+            freed = 0
     """
     with _opened(cache_dir) as folder:
-        held = _held(folder)
+        cached = _cached_datasets(folder)
         if location is not None:
-            found = {at: each for at, each in held.items() if is_place_of(location, each.url)}
+            found = {at: each for at, each in cached.items() if is_place_of(location, each.url)}
             if not any(each.entries for each in found.values()):
                 raise NotFoundError(
-                    "the cache holds nothing of this dataset",
+                    "the cache has no data of this dataset",
                     file=str(folder.path),
-                    expected=", ".join(each.url for each in held.values() if each.entries)[:500]
-                    or "it is empty",
+                    expected=", ".join(each.url for each in cached.values() if each.entries)[:500]
+                    or "an empty cache",
                     got=shown_place(location),
                 )
-            held = found
-        folder.clear(list(held))
-        return sum(each.size for each in held.values())
+            cached = found
+        folder.clear(list(cached))
+        return sum(each.size for each in cached.values())
 
 
-def _held(folder: CacheFolder) -> dict[Path, Held]:
-    """What is held of each storage, by its folder."""
+def _cached_datasets(folder: CacheFolder) -> dict[Path, CachedDataset]:
+    """Cached data of each storage, by its folder."""
     found = {}
     for path, url in folder.places().items():
         entries, _ = CacheFolder(path).scan()
-        found[path] = Held(url, len(entries), sum(entry.size for entry in entries))
+        found[path] = CachedDataset(url, len(entries), sum(entry.size for entry in entries))
     return found
 
 

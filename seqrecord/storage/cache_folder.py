@@ -1,23 +1,23 @@
-"""The folder of a cache: its names are its index, so that nothing else has to be kept right.
+"""The folder of a cache. File names are its index.
 
 ::
 
-    CACHEDIR.TAG                            tells backup programs what the folder is
-    taken                                   bytes that it takes at most; locked by whoever adds
-    new/<random>                            an entry that is being written, locked by its writer
-    <digest>/where                          the place of a storage, of which that is the digest
-    <digest>/<path>.<block>/<start>-<stop>  an entry: a byte range of a stored file
+    CACHEDIR.TAG                            marks the folder as a cache for backup programs
+    taken                                   upper bound of the bytes used; locked by adders
+    new/<random>                            an entry under construction, locked by its writer
+    <digest>/where                          the place of a storage; <digest> is its hash
+    <digest>/<path>.<block>/<start>-<stop>  an entry: a byte range of a file
 
-An entry holds one byte range of one stored file, with its checksums; integers are little-endian::
+An entry has one byte range of one file, with checksums; integers are little-endian::
 
-    │ data │ CRC32C of each piece │ CRC32C of what it is and of these │
+    │ data │ CRC32C of each piece │ CRC32C of the entry's label and of these │
 
-Pieces are what is checked as one, so that a part of the range can be read without the rest.
+Each piece is checked separately, so that a part of the range can be read alone.
 
-An entry is read without a lock, and its time of change is that of its last use. Who adds one takes
-its space in `taken` before its file has a byte. While somebody adds, and so after a kill there,
-`taken` holds no number; after a kill elsewhere it may be more than there is, never less. It is
-counted anew then, where room seems to be lacking, and after the machine was started anew.
+Reading takes no lock; the modification time of an entry is its last use. A writer reserves space in
+`taken` before it writes a byte. During adding, and so after a kill in the middle, `taken` has no
+number; after other kills it may be too large, but never too small. The size is then counted again,
+and also if space seems to be lacking, and after a reboot.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from seqrecord.text import repr_of
 
 MIN_LIMIT = 1 << 20
 
-_BLOCK_BYTES = 8 << 20  # of a stored file, in one folder; no entry reaches over its end
+_BLOCK_BYTES = 8 << 20  # range of a file per folder; entries do not cross its end
 _MIN_ENTRY_BYTES = 64 << 10
 _FOLDER_BYTES = 4096
-_NAME_BYTES = 128  # of a name in its folder, at most
-_UNCOUNTED_BYTES = 4 * _FOLDER_BYTES  # for what of the cache's own is not there when first counted
-_SETTLED_NS = 10**8  # the kernel's times are some milliseconds apart
+_NAME_BYTES = 128  # upper bound for a directory entry
+_UNCOUNTED_BYTES = 4 * _FOLDER_BYTES  # reserve for the cache's own files
+_SETTLED_NS = 10**8  # kernel timestamps have a resolution of some milliseconds
 
 _NEW, _WHERE, _TAKEN, _TAG = "new", "where", "taken", "CACHEDIR.TAG"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -71,14 +71,14 @@ _logger = logging.getLogger("seqrecord")
 
 
 class CacheKey(NamedTuple):
-    """A stored file: the place of its storage, and its path in it."""
+    """A cached file: the place of its storage, and its path."""
 
     place: str
     path: str
 
 
-class Entry(NamedTuple):
-    """An entry; its size on disk and its last use, in nanoseconds, as a scan has found them."""
+class CacheEntry(NamedTuple):
+    """An entry; size on disk and time of last use in nanoseconds are set by `scan`."""
 
     range: ByteRange
     path: str
@@ -87,31 +87,31 @@ class Entry(NamedTuple):
 
 
 class CacheFolder:
-    """The cache in folder `path`, which is made when it is first used.
+    """The cache in folder `path`, created at first use.
 
-    What adds keeps it within `limit` bytes on disk: the least recently used entries go first.
-    Others may use the folder with another limit: each keeps to its own, from its first look on.
-    Where the folder is on a read-only disk, what it holds is found, and nothing changes.
+    Adding keeps the size on disk within `limit` bytes by evicting the least recently used entries.
+    Processes may use one folder with different limits; each enforces its own. On a read-only disk
+    entries are readable and nothing changes.
 
-    Safe to use from many threads and processes, and after a fork: nothing stays open. Methods raise
-    `OSError` when the disk fails; those that add `CacheBusyError` where another process does not
-    let go of the cache for `patience` seconds, and `CacheReadOnlyError`.
+    Safe for threads, processes and forks: no file stays open. Methods raise `OSError` for disk
+    errors. Methods that add raise `CacheBusyError` if another process has the lock for `patience`
+    seconds, and `CacheReadOnlyError`.
     """
 
     def __init__(self, path: Path, limit: int = MIN_LIMIT, *, patience: float = 0.0) -> None:
         self.path = path
         self._limit, self._patience = limit - _UNCOUNTED_BYTES, patience
-        # Smaller ones in a small cache, so that it is not one entry that goes or stays.
+        # Smaller entries in a small cache, so that evictions are not all or nothing.
         self._entry_bytes = min(_BLOCK_BYTES, max(_MIN_ENTRY_BYTES, limit // 8))
-        self._oldest: deque[Entry] = deque()  # as of the last scan
+        self._oldest: deque[CacheEntry] = deque()  # as of the last scan
         self._is_trimmed = False
         self._now = 0
-        self._ignored: set[str] = set()  # paths of entries to be dropped, which could not be
+        self._ignored: set[str] = set()  # paths of damaged entries that could not be removed
 
     def fill(self, key: CacheKey, item: ByteRange, out: memoryview) -> tuple[list[ByteRange], int]:
-        """Fill `out` with what is held of a range, which counts as a use.
+        """Fill `out` with the cached parts of a range, and mark these as used.
 
-        Returns what is missing, and how many entries were found damaged, and dropped.
+        Returns the missing ranges, and the number of damaged entries, which are removed.
         """
         if not self._is_trimmed:
             self._is_trimmed = True
@@ -125,9 +125,9 @@ class CacheFolder:
             try:
                 self._read(key, entry, part, out[part.start - item.start :][: part.length])
             except FileNotFoundError:
-                continue  # another process needed the room
+                continue  # evicted by another process
             except _DamagedError as error:
-                _logger.warning("%s: a damaged entry, read anew: %s", self.path, error)
+                _logger.warning("%s: damaged cache entry, reading again: %s", self.path, error)
                 damaged += 1
                 self._drop(entry)
                 continue
@@ -137,9 +137,9 @@ class CacheFolder:
         return [gap for gap in gaps if gap.length], damaged
 
     def add(self, key: CacheKey, parts: Sequence[tuple[ByteRange, memoryview]]) -> int:
-        """Keep ranges of a file, as far as they fit; how many entries had to make room.
+        """Cache ranges of a file, as far as they fit; returns the number of evicted entries.
 
-        What is kept already is left as it is.
+        Ranges that are already cached are left unchanged.
         """
         evicted = 0
         files: list[tuple[ByteRange, memoryview, Path, int]] = []
@@ -156,41 +156,41 @@ class CacheFolder:
                 for item, data in new:
                     self._make_folders(taken, key, item)
                     path = self._new()
-                    # Its lock tells others that it is being written.
+                    # The lock marks it as under construction.
                     fd = with_descriptor(functools.partial(os.open, path, _CREATE, 0o600))
                     files.append((item, data, path, fd))
                     _try_lock(fd)
-                    os.ftruncate(fd, _entry_bytes(item.length))  # so that a scan sees its size
+                    os.ftruncate(fd, _entry_bytes(item.length))  # a scan must count its final size
                     taken.bytes += _on_disk(_entry_bytes(item.length))
             for item, data, path, fd in files:
                 _write_entry(fd, _label(key, item), data)
                 self._note_use(fd)
-                # Not where the cache was cleared meanwhile.
+                # The folder is gone if the cache was cleared meanwhile.
                 with contextlib.suppress(FileNotFoundError):
                     path.replace(self._block(key, item.start) / _name(item))
         finally:
             for _, _, path, fd in files:
                 with contextlib.suppress(OSError):
-                    path.unlink()  # of those that have not got their name
+                    path.unlink()  # unless it was renamed
                 os.close(fd)
         return evicted
 
     def forget(self, key: CacheKey, ranges: Sequence[ByteRange]) -> int:
-        """Drop what is held of ranges of a file; how many entries that were."""
+        """Remove cached ranges of a file; returns the number of removed entries."""
         entries = {entry for item in ranges for entry in self._overlapping(key, item)}
         for entry in entries:
             self._drop(entry)
         return len(entries)
 
-    def scan(self) -> tuple[list[Entry], int]:
-        """All entries, those first whose use is longest ago, and bytes on disk of all there is."""
-        entries: list[Entry] = []
+    def scan(self) -> tuple[list[CacheEntry], int]:
+        """All entries, least recently used first, and the size on disk of everything."""
+        entries: list[CacheEntry] = []
         sizes: dict[int, int] = {}  # by inode
         for folder, folders, names in os.walk(self.path):
-            folders.sort(key=_NEW.__ne__)  # what is being written first: it may get its name
+            folders.sort(key=_NEW.__ne__)  # `new` first: its files may be renamed during the scan
             with contextlib.suppress(FileNotFoundError):
                 found = Path(folder).stat()
-                # A folder that has held many names stays as large as it has become.
+                # A folder does not shrink when files are removed.
                 sizes[found.st_ino] = max(_FOLDER_BYTES, found.st_blocks * 512)
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
@@ -198,16 +198,16 @@ class CacheFolder:
                     found = os.lstat(path)
                     sizes[found.st_ino] = size = _on_disk(found.st_size)
                     if (item := _range(name)) is not None:
-                        entries.append(Entry(item, path, size, found.st_mtime_ns))
+                        entries.append(CacheEntry(item, path, size, found.st_mtime_ns))
         return sorted(entries, key=lambda entry: (entry.used, entry.path)), sum(sizes.values())
 
     def places(self) -> dict[Path, str]:
-        """The place of each storage of which something may be held, by its folder."""
+        """Places of the storages that may have cached data, by folder."""
         found = self.path.glob(f"*/{_WHERE}")
         return {where.parent: where.read_text("utf-8", "replace") for where in found}
 
     def clear(self, folders: Sequence[Path]) -> None:
-        """Remove these folders of storages, and what is being written."""
+        """Remove folders of storages, and entries under construction."""
         with self.locked() as taken:
             taken.is_known = False
             for folder in (*folders, self.path / _NEW):
@@ -215,11 +215,11 @@ class CacheFolder:
                     shutil.rmtree(folder)
 
     def locked(self) -> contextlib.AbstractContextManager[_Taken]:
-        """Alone with the cache, but for readers; see `locked`."""
+        """Acquire the lock against other writers; see `_locked`."""
         return _locked(self.path, self._patience)
 
     def _make_room(self, taken: _Taken, needed: int) -> tuple[bool, int]:
-        """Whether so much more may be taken now, and how many entries had to go."""
+        """Evict entries; returns whether `needed` bytes are available, and the number evicted."""
         evicted, is_counted = 0, False
         while not taken.is_known or taken.bytes + needed > self._limit:
             if needed > self._limit:
@@ -255,7 +255,7 @@ class CacheFolder:
         return folder / secrets.token_hex(12)
 
     def _remove_abandoned(self) -> None:
-        """Remove what kills have left half written."""
+        """Remove unfinished entries of killed processes."""
         with contextlib.suppress(FileNotFoundError):
             for path in list((self.path / _NEW).iterdir()):
                 fd = with_descriptor(functools.partial(os.open, path, _READ))
@@ -265,17 +265,17 @@ class CacheFolder:
                 finally:
                     os.close(fd)
 
-    def _drop(self, entry: Entry) -> None:
-        """Remove an entry. If it cannot be removed, it is not found here any more."""
+    def _drop(self, entry: CacheEntry) -> None:
+        """Remove an entry; if that fails, ignore it from now on."""
         try:
             self._remove(entry)
         except OSError:
             self._ignored.add(entry.path)
 
-    def _remove(self, entry: Entry, *, unless_used: bool = False) -> int:
-        """Remove an entry, and its folder after the last one; bytes on disk that this gives back.
+    def _remove(self, entry: CacheEntry, *, unless_used: bool = False) -> int:
+        """Remove an entry, and its folder if empty; returns the bytes freed on disk.
 
-        `unless_used`: but not one that was used since it was looked at.
+        With `unless_used`, an entry used since the scan is kept.
         """
         path, given_back = Path(entry.path), 0
         with contextlib.suppress(FileNotFoundError):
@@ -283,45 +283,45 @@ class CacheFolder:
                 return 0
             path.unlink()
             given_back = entry.size
-            with contextlib.suppress(OSError):  # it holds others
+            with contextlib.suppress(OSError):  # not empty
                 path.parent.rmdir()
                 given_back += _FOLDER_BYTES
         return given_back
 
-    def _read(self, key: CacheKey, entry: Entry, part: ByteRange, out: memoryview) -> None:
+    def _read(self, key: CacheKey, entry: CacheEntry, part: ByteRange, out: memoryview) -> None:
         fd = with_descriptor(lambda: os.open(entry.path, _READ))
         try:
             _read_entry(fd, _label(key, entry.range), entry.range, part, out)
-            with contextlib.suppress(OSError):  # of a read-only disk
+            with contextlib.suppress(OSError):  # read-only disk
                 self._note_use(fd)
         finally:
             os.close(fd)
 
     def _note_use(self, fd: int) -> None:
-        # Nanoseconds since 1970, each later than the one before.
+        # Nanoseconds since 1970, strictly increasing.
         self._now = max(time.time_ns(), self._now + 1)
         os.utime(fd, ns=(self._now, self._now))
 
-    def _overlapping(self, key: CacheKey, item: ByteRange) -> list[Entry]:
-        """Entries that hold some of a range, in its order.
+    def _overlapping(self, key: CacheKey, item: ByteRange) -> list[CacheEntry]:
+        """Entries that overlap a range, in order.
 
-        Of entries that overlap, which several writers at once may make, some may be left out.
+        Concurrent writers may create overlapping entries; some of these may be missing.
         """
         found = []
         for at in range(item.start - item.start % _BLOCK_BYTES, item.stop, _BLOCK_BYTES):
             folder = str(self._block(key, at))
             try:
-                changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - for every read
+                changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - speed: for every read
                 is_settled = time.time_ns() - changed > _SETTLED_NS
                 names = (_names if is_settled else _names.__wrapped__)(folder, changed)
             except FileNotFoundError:
                 continue
-            # Of those that start before the range, the last may reach into it.
+            # The last entry that starts before the range may overlap it.
             first = bisect.bisect(names, f"{item.start:016}")
             for name in names[max(0, first - 1) : bisect.bisect_left(names, f"{item.stop:016}")]:
                 each, path = _range(name), f"{folder}/{name}"
                 if each is not None and item.start < each.stop and path not in self._ignored:
-                    found.append(Entry(each, path))
+                    found.append(CacheEntry(each, path))
         return found
 
     def _of(self, place: str) -> Path:
@@ -334,7 +334,7 @@ class CacheFolder:
 def _entries(
     parts: Sequence[tuple[ByteRange, memoryview]], longest: int
 ) -> Iterator[tuple[ByteRange, memoryview]]:
-    """The parts as entries: what touches is one, none is longer than that or leaves its block."""
+    """Split parts into entries: joins adjacent parts, limits the length, cuts at blocks."""
     ranges = [item for item, _ in parts]
     for (start, stop), members in coalesce(ranges, max_gap=0, max_length=1 << 62):
         data = memoryview(parts[members[0]][1])
@@ -351,18 +351,18 @@ def _entries(
 
 
 @functools.lru_cache(maxsize=256)
-def _names(folder: str, changed: int) -> list[str]:  # noqa: ARG001 - what is kept is as of then
-    """Names in a folder that was changed at that time, sorted."""
-    return sorted(os.listdir(folder))  # noqa: PTH208 - there may be thousands
+def _names(folder: str, changed: int) -> list[str]:  # noqa: ARG001 - part of the cache key
+    """Sorted names in a folder with modification time `changed`."""
+    return sorted(os.listdir(folder))  # noqa: PTH208 - speed: there may be thousands
 
 
 def _needed(item: ByteRange) -> int:
-    """Bytes on disk for an entry at most, with folders that are not there yet."""
+    """Upper bound of the size on disk of a new entry, with new folders."""
     return _on_disk(_entry_bytes(item.length)) + 3 * _FOLDER_BYTES
 
 
 def _on_disk(length: int) -> int:
-    """Bytes that a file of `length` bytes takes, with its name."""
+    """Size on disk of a file of `length` bytes, with its directory entry."""
     return -(-length // 4096) * 4096 + _NAME_BYTES
 
 
@@ -371,26 +371,26 @@ def _label(key: CacheKey, item: ByteRange) -> bytes:
 
 
 def _name(item: ByteRange) -> str:
-    return f"{item.start:016}-{item.stop}"  # in the order of numbers
+    return f"{item.start:016}-{item.stop}"  # sorts numerically
 
 
 def _range(name: str) -> ByteRange | None:
-    """The range of an entry, which is its name."""
+    """Byte range of an entry, from its name; `None` for other names."""
     start, _, stop = name.partition("-")
     return ByteRange(int(start), int(stop)) if start.isdecimal() and stop.isdecimal() else None
 
 
 class CacheBusyError(OSError):
-    """Another process has held the lock for too long: the cache is not used for a while."""
+    """Timeout: another process has the cache's lock."""
 
 
 class CacheReadOnlyError(OSError):
-    """The cache can be read and not changed."""
+    """The cache can be read but not changed."""
 
 
 @dataclass
 class _Taken:
-    """The bytes that a cache takes, where that is known."""
+    """Size of a cache on disk, if known."""
 
     bytes: int
     is_known: bool
@@ -398,10 +398,10 @@ class _Taken:
 
 @contextlib.contextmanager
 def _locked(folder: Path, patience: float) -> Iterator[_Taken]:
-    """Alone with the cache in a folder, which is made, but for readers.
+    """Acquire the lock of a cache folder, created if missing, against other writers.
 
-    Whoever wants it asks again and again, for `patience` seconds, and holds nothing meanwhile.
-    Raises `CacheBusyError` where another has it, and `CacheReadOnlyError`.
+    Polls for `patience` seconds, and takes nothing else meanwhile. Raises `CacheBusyError` on
+    timeout, and `CacheReadOnlyError`.
     """
     end, wait = time.monotonic() + patience, _FIRST_WAIT
     fd = _open_taken(folder)
@@ -409,7 +409,7 @@ def _locked(folder: Path, patience: float) -> Iterator[_Taken]:
         while not _try_lock(fd):
             if time.monotonic() >= end:
                 raise CacheBusyError(
-                    errno.EWOULDBLOCK, "another process or thread holds its lock", folder
+                    errno.EWOULDBLOCK, "locked by another process or thread", folder
                 )
             time.sleep(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
@@ -421,26 +421,26 @@ def _locked(folder: Path, patience: float) -> Iterator[_Taken]:
         if taken.is_known:
             os.pwrite(fd, f"{_boot()} {taken.bytes}".ljust(80).encode(), 0)
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # or a forked child would hold it
+        fcntl.flock(fd, fcntl.LOCK_UN)  # before `close`: a forked child may have a copy of `fd`
         os.close(fd)
 
 
 def check_folder(path: Path) -> bool:
-    """Whether a folder is a cache; `LocationError` if it is neither that nor empty."""
+    """Whether a folder is a cache; raises `LocationError` if it has other content."""
     try:
         names = {each.name for each in path.iterdir()}
     except NotADirectoryError:
         raise LocationError("the cache's folder is a file", file=str(path)) from None
     except OSError:
-        return False  # it is not there; anything else is found out, and counted, when it is used
+        return False  # missing; other errors appear, and are counted, at the first use
     is_cache = {_TAG, _TAKEN} <= names
-    # `lost+found` is what a disk brings with it.
+    # A new disk has a `lost+found`.
     other = names - {_TAG, _TAKEN, _NEW, "lost+found"}
     if other and not is_cache:
         raise LocationError(
-            "not a folder for a cache: something else is in it",
+            "this folder is not a cache and not empty",
             file=str(path),
-            expected="an empty folder, or one that is not there yet",
+            expected="an empty folder, or a path that does not exist yet",
             got=repr_of(min(other)),
         )
     return is_cache
@@ -462,7 +462,7 @@ def _open_taken(folder: Path) -> int:
 
 
 def _boot() -> str:
-    """When the machine went down, `taken` may be older than the entries."""
+    """Id of this boot: after a crash, `taken` may be older than the entries."""
     try:
         return _BOOT.read_text("ascii").strip()
     except OSError:
@@ -478,16 +478,16 @@ def _try_lock(fd: int) -> bool:
 
 
 class _DamagedError(Exception):
-    """An entry does not hold what it should."""
+    """An entry is damaged."""
 
 
 def _entry_bytes(length: int) -> int:
-    """Bytes of the file of an entry of `length` bytes."""
+    """File size of an entry with `length` bytes of data."""
     return length + 4 * -(-length // _PIECE_BYTES) + 4
 
 
 def _write_entry(fd: int, label: bytes, data: memoryview) -> None:
-    """Write an entry; `label` says what it is."""
+    """Write an entry; `label` identifies it."""
     pieces = (data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES))
     checksums = b"".join(_checksum(piece) for piece in pieces)
     at = 0
@@ -501,10 +501,9 @@ def _write_entry(fd: int, label: bytes, data: memoryview) -> None:
 def _read_entry(
     fd: int, label: bytes, entry: ByteRange, wanted: ByteRange, out: memoryview
 ) -> None:
-    """Fill `out` with bytes `wanted`, a part of the range `entry` that the file should hold.
+    """Fill `out` with bytes `wanted` of a file's range, from the entry for range `entry`.
 
-    Raises `_DamagedError` if it does not hold it, or not as it was written; `out` may then hold
-    anything.
+    Raises `_DamagedError` if the entry is damaged; the content of `out` is then undefined.
     """
     size = _entry_bytes(entry.length)
     tail = os.pread(fd, size, entry.length)
@@ -514,7 +513,7 @@ def _read_entry(
     for at in range(start - start % _PIECE_BYTES, stop, _PIECE_BYTES):
         end = min(at + _PIECE_BYTES, entry.length)
         low, high = max(at, start), min(end, stop)
-        # What is not wanted of the first piece and the last goes beside `out`.
+        # Unwanted bytes of the first and last piece go to temporary buffers.
         before, after = bytearray(low - at), bytearray(end - high)
         parts: list[Buffer] = [before, out[low - start : high - start], after]
         index = at // _PIECE_BYTES * 4

@@ -1,6 +1,6 @@
-"""Clients of a service: one for each process, another one after a refusal, and clean logs of all.
+"""Clients of services: one per process, renewed after a refusal, without secrets in their logs.
 
-A fork does not copy the threads of obstore's runtime: `RUNTIME` says whether it can be used here.
+A fork does not copy the threads of obstore's runtime; `RUNTIME` records whether it is usable.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from seqrecord.processes.forks import PerProcess, at_fork
 from seqrecord.storage.failures import call
 from seqrecord.text import without_secrets
 
-# Python may give one of two threads that first import a package at once, as obstore, a half of it.
-_ONE_AT_A_TIME = PerProcess(threading.RLock)
+# If two threads import a package at once, such as obstore, one may see it half initialized.
+_IMPORT_LOCK = PerProcess(threading.RLock)
 
 
 class Clients:
-    """Clients that `make()` makes: of obstore, of fsspec or of our own.
+    """Clients of a service by `make()`, one per process, since no client survives a fork.
 
-    `is_reread` says that a new one looks for its credential anew: in the environment, a file or a
-    function. No client survives a fork, so each process makes its own when it first needs one.
+    With `is_reread`, a new client reads its credential again from the environment, a file or a
+    function.
     """
 
     def __init__(self, make: Callable[[], Any], *, is_reread: bool) -> None:
@@ -33,10 +33,10 @@ class Clients:
         self._made = PerProcess(self._new)
 
     def ask(self, file: str, function: Callable[[Any], Any]) -> Any:
-        """`function(client)`, with errors of ours about `file`.
+        """Call `function(client)`; errors become errors of this package about `file`.
 
-        After a refusal it is called once more with a new client, where that may find another
-        credential.
+        If the service refuses and `is_reread`, calls again with a new client, which may find
+        another credential.
         """
         try:
             return call(file, self._ask, function)
@@ -47,14 +47,14 @@ class Clients:
         return call(file, self._ask, function)
 
     def close(self) -> None:
-        self._made.take()  # it closes its connections when it is collected
+        self._made.take()  # its connections close on garbage collection
 
     def _ask(self, function: Callable[[Any], Any]) -> Any:
         client = self._made.get()
         try:
             return function(client)
         except Exception:
-            # obstore makes text of what its credential's provider raises: see `Provider`.
+            # obstore converts errors of a credential provider to text: see `Provider`.
             failure = getattr(getattr(client, "credential_provider", None), "failure", None)
             if failure is None:
                 raise
@@ -62,11 +62,11 @@ class Clients:
 
     def _new(self) -> Any:
         redact_logs()
-        with _ONE_AT_A_TIME.get():
+        with _IMPORT_LOCK.get():
             return self._make()
 
 
-# Those that log URLs as they are: urllib3 at DEBUG every one, and what it tries again as a warning.
+# Loggers that print full URLs: urllib3 every URL at DEBUG, and retries as warnings.
 _LOGGERS = """
 aiobotocore aiobotocore.endpoint aiohttp.client asyncio
 azure.core.pipeline.policies.http_logging_policy azure.storage.blob._shared.policies
@@ -81,9 +81,9 @@ _PACKAGES = {name.partition(".")[0] for name in _LOGGERS.split()} | {"adlfs", "r
 
 
 def redact_logs() -> None:
-    """From now on, URLs in the logs of client libraries have no signature and no password.
+    """Hide signatures and passwords of URLs in the logs of client libraries, from now on.
 
-    For the whole process, and as often as one likes.
+    Affects the whole process; may be called repeatedly.
     """
     there = (name for name in [*logging.root.manager.loggerDict] if name.split(".")[0] in _PACKAGES)
     for name in [*_LOGGERS.split(), *there]:
@@ -95,12 +95,12 @@ class _Redaction(logging.Filter):
         try:
             text = record.getMessage()
         except Exception:
-            return True  # whoever formats it will say so
+            return True  # the formatter will report it
         clean = without_secrets(text)
         if clean != text:
             record.msg, record.args = clean, ()
         if record.exc_info and record.exc_info[1] is not None:
-            # The formatter takes the text that is there.
+            # `logging.Formatter` uses an existing text.
             record.exc_text = without_secrets(logging.Formatter().formatException(record.exc_info))
         return True
 
@@ -109,10 +109,10 @@ _FILTER = _Redaction()
 
 
 class Runtime:
-    """obstore's Rust runtime in this process: `used`, or `lost`.
+    """State of obstore's Rust runtime in this process: `used`, or `lost` by a fork.
 
-    There is one in a process, whose threads a fork does not copy: in a child of a process that had
-    used obstore every call would wait forever. `warned` says that the log says so.
+    There is one runtime per process, and a fork does not copy its threads: in the child, every call
+    would hang. `warned` records whether the log has a warning about that.
     """
 
     def __init__(self) -> None:
@@ -124,9 +124,9 @@ class Runtime:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether all reading may go through obstore: nobody will fork here after it.
+        """Whether obstore should do all reads, because no fork is expected after its use.
 
-        A daemonic process, such as a DataLoader's worker, may have no children.
+        Daemonic processes, such as DataLoader workers, cannot have children.
         """
         return self.used or multiprocessing.current_process().daemon
 
@@ -136,12 +136,12 @@ at_fork(after_in_child=RUNTIME.after_fork)
 
 
 def use_obstore(file: str) -> None:
-    """Note that this process uses obstore, for `file`; `LocationError` where it cannot."""
+    """Record that this process uses obstore for `file`; raises `LocationError` if lost."""
     if RUNTIME.lost:
         raise LocationError(
             "obstore was used before this process was forked, and cannot be used here",
             file=file,
             expected="a process that is spawned, as workers are with multiprocessing_context="
-            '"forkserver"; or only to read, and no option of obstore alone',
+            '"forkserver"; or reading only, without options of obstore',
         )
     RUNTIME.used = True

@@ -1,8 +1,8 @@
-"""Exceptions of cloud clients and of the system as errors of this package.
+"""Conversion of exceptions of cloud clients and of the OS into errors of this package.
 
-A client's exception may hold a signed URL or a header with a key, in its text, its attributes and
-those that it chains. So only these are kept: its kind, its HTTP status, the service's code if that
-is known, its errno and the seconds that the server asked to wait.
+A client's exception may contain a signed URL or a header with a key, in its text, its attributes or
+chained exceptions. Therefore only these are kept: class name, HTTP status, known service code,
+errno, and the delay in seconds that the server asked for.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _T = TypeVar("_T")
 
 
 def call(shown: str, function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
-    """`function(*args, **kwargs)`, or an error of this package about the file or place `shown`.
+    """Call `function(*args, **kwargs)`; exceptions become errors about the file or place `shown`.
 
-    Raised outside the `except`, it does not have the client's exception as its context.
+    The error is raised outside of the `except` block, so that the original is not its context.
     """
     try:
         return function(*args, **kwargs)
@@ -45,16 +45,16 @@ def call(shown: str, function: Callable[..., _T], /, *args: Any, **kwargs: Any) 
 
 
 def is_busy(status: int) -> bool:
-    """Whether a server that answers this status may answer otherwise later."""
+    """Whether a retry may get another response than this HTTP status."""
     return str(status) in _BUSY
 
 
 def classify(error: BaseException, shown: str) -> StorageError:
-    """The error of this package that an exception of any client means, without the client's text.
+    """Convert an exception of any client to an error of this package, without its text.
 
-    `NotFoundError` for a missing file or container, `AccessError` for a refusal, `LocationError`
-    for a host that does not exist and a missing package, `TransientError` for what may go well if
-    tried again, and `StorageError` for the rest.
+    Returns `NotFoundError` for a missing file or container, `AccessError` for a refusal,
+    `LocationError` for an unknown host or a missing package, `TransientError` if a retry may
+    succeed, and `StorageError` otherwise.
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
         name = error.name if error.name.startswith("azure.") else error.name.partition(".")[0]
@@ -62,13 +62,13 @@ def classify(error: BaseException, shown: str) -> StorageError:
         return LocationError(f"a package is missing: pip install {package}", file=shown)
     chain = list(_chain(error))
     status, code, number = _first(_status, chain), _first(_code, chain), _first(_errno, chain)
-    said = "\n".join(str(item) for item in chain if _is_of(item, "obstore"))
+    obstore_text = "\n".join(str(item) for item in chain if _is_of(item, "obstore"))
     marks = {str(status), str(code), errno.errorcode.get(number or 0, "")}
     marks.update(mark for item in chain for mark in _kinds(item))
     described = _describe(error, status, code, number)
     for kind, message, marked, texts in _RULES[: None if status is None else -1]:
-        if not marks.isdisjoint(marked) or any(text in said for text in texts):
-            check = _REFUSALS.get(str(code), "check the key, SAS or identity and what it may do")
+        if not marks.isdisjoint(marked) or any(text in obstore_text for text in texts):
+            check = _REFUSALS.get(str(code), "check the key, SAS or identity and its permissions")
             failure = kind(message.format(described, check=check), file=shown)
             if isinstance(failure, TransientError):
                 failure.retry_after = _first(_retry_after, chain)
@@ -76,30 +76,30 @@ def classify(error: BaseException, shown: str) -> StorageError:
     return StorageError(f"the storage failed: {described}", file=shown)
 
 
-_CHECKS = {  # what to check, by the service's codes
+_CHECKS = {  # suggestions by service codes
     "the key or SAS is wrong or expired, or the clock here is; check them": "AuthenticationFailed",
-    "check the key or SAS, what it may do, and the account's network rules": "AuthorizationFailure",
+    "check the key or SAS, its permissions, the account's network rules": "AuthorizationFailure",
     "check the permissions of the SAS, or the identity's role": "AuthorizationPermissionMismatch",
     "the SAS is for another protocol, service, resource or address; check it": (
         "AuthorizationProtocolMismatch AuthorizationResourceTypeMismatch "
         "AuthorizationServiceMismatch AuthorizationSourceIPMismatch"
     ),
-    "check what the key, SAS or identity may do": "InsufficientAccountPermissions",
-    "the credential cannot be understood; check it": "InvalidAuthenticationInfo",
+    "check the permissions of the key, SAS or identity": "InsufficientAccountPermissions",
+    "the credential is malformed; check it": "InvalidAuthenticationInfo",
     "the account is disabled": "AccountIsDisabled",
-    "the account takes no keys; use an identity": "KeyBasedAuthenticationNotPermitted",
-    "no credential was given; give a key, SAS or identity": (
+    "the account accepts no keys; use an identity": "KeyBasedAuthenticationNotPermitted",
+    "no credential was given; set a key, SAS or identity": (
         "NoAuthenticationInformation PublicAccessNotPermitted"
     ),
-    "check what the key or identity may do there; of a file that is missing S3 and GCS say so too, "
-    "to whoever may not list": "AccessDenied",
+    "check the permissions of the key or identity; without permission to list, S3 and GCS report "
+    "missing files so too": "AccessDenied",
     "the session token has expired; renew it": "ExpiredToken TokenRefreshRequired",
-    "there is no such access key; check it": "InvalidAccessKeyId",
+    "this access key does not exist; check it": "InvalidAccessKeyId",
     "the session token is wrong; check it": "InvalidToken",
     "the clock here is wrong; check it": "RequestTimeTooSkewed",
     "the secret access key is wrong, or the clock here is; check them": "SignatureDoesNotMatch",
 }
-GIVE_ONE = "give a key, a profile or an identity, or skip_signature for what is public"
+SET_CREDENTIAL = "set a key, a profile or an identity, or skip_signature for public data"
 _REFUSALS = {code: check for check, codes in _CHECKS.items() for code in codes.split()}
 _BUSY = ("408", "425", "429", "500", "502", "503", "504")
 
@@ -110,19 +110,19 @@ def _rule(kind: type[StorageError], message: str, marks: str = "", *texts: str) 
     return kind, message, frozenset(marks.split()), texts
 
 
-# What it is and what to say; the marks that tell it: HTTP statuses, a service's codes, numbers of
-# the system, kinds of exceptions by name, so that no client is imported to understand the errors of
-# another; and texts of obstore's errors, which have nothing else. The first rule that fits counts,
-# and the last one only where there is no HTTP status.
+# Error class and message; marks: HTTP statuses, service codes, errno names, names of exception
+# classes (so that no client needs to be imported); and parts of texts of obstore's errors, which
+# have no other attributes. The first matching rule applies; the last one only without an HTTP
+# status.
 _RULES = (
     _rule(
         StorageError,
-        "the server's certificate is not trusted: check the endpoint, or give its authority in "
-        "SSL_CERT_FILE (of S3 AWS_CA_BUNDLE too) or as storage option root_certificate",
+        "the server's certificate is not trusted: check the endpoint, or set its authority in "
+        "SSL_CERT_FILE (for S3 AWS_CA_BUNDLE too) or as storage option root_certificate",
         "SSLCertVerificationError",
         *("InvalidCertificate", "invalid peer certificate", "certificate verify failed"),
     ),
-    _rule(  # a token endpoint's too; of GCS rate limits come with status 403 or 429
+    _rule(  # also of token endpoints; GCS sends rate limits with status 403 or 429
         TransientError,
         "the storage failed: {}",
         f"{' '.join(_BUSY)} InternalError OperationTimedOut RequestTimeout ServerBusy SlowDown "
@@ -133,7 +133,7 @@ _RULES = (
     _rule(ConflictError, "another writer replaced it", "obstore.PreconditionError"),
     _rule(
         StorageError,
-        "the server does not answer ranges (206 and Content-Range): it would send whole files",
+        "the server does not support ranges (206 and Content-Range): it would send whole files",
         "",
         *("NotPartial", "RangeNotSupported", "non-partial response"),
     ),
@@ -146,7 +146,7 @@ _RULES = (
     _rule(NotFoundError, "no such bucket: check its name", "NoSuchBucket"),
     _rule(
         LocationError,
-        "the bucket is in another region or place ({}): check the endpoint, and the storage "
+        "the bucket is in another region ({}): check the endpoint, and the storage "
         "option region or AWS_REGION",
         "301 AuthorizationHeaderMalformed IllegalLocationConstraintException PermanentRedirect "
         "TemporaryRedirect",
@@ -154,7 +154,7 @@ _RULES = (
     ),
     _rule(
         AccessError,
-        f"no credential was found ({{}}): {GIVE_ONE}",
+        f"no credential was found ({{}}): {SET_CREDENTIAL}",
         "CredentialUnavailableError DefaultCredentialsError NoCredentialsError",
         *("169.254.169.254", "169.254.170.2", "metadata.google.internal"),
     ),
@@ -198,7 +198,7 @@ _OBSTORE_KINDS = ("Connect", "Decode", "Interrupted", "Request", "Timeout")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, those behind it and those it wraps; each once."""
+    """The exception and all chained or wrapped ones, each once."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < 20:
         item = waiting.pop(0)
@@ -220,27 +220,27 @@ def _is_of(error: BaseException, *packages: str) -> bool:
 
 
 def _kinds(error: BaseException) -> Iterator[str]:
-    """Names of its classes; those of obstore also with its name before them."""
+    """Names of its classes, with and without the package's name."""
     for kind in type(error).__mro__:
         yield kind.__name__
         yield f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
     if _is_of(error, "google") and getattr(error, "retryable", False):
         yield "google.retryable"
     is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
-    if is_unknown or getattr(error, "response_status", None) == 600:  # blobfile's own number
+    if is_unknown or getattr(error, "response_status", None) == 600:  # status of blobfile
         yield "EAI_NONAME"
 
 
 def _status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
-    said = response if isinstance(response, dict) else {}  # botocore's
+    botocore = response if isinstance(response, dict) else {}  # botocore's
     names = ("status", "status_code", "response_status")  # the last is blobfile's
     values = [
-        said.get("ResponseMetadata", {}).get("HTTPStatusCode"),
+        botocore.get("ResponseMetadata", {}).get("HTTPStatusCode"),
         getattr(error, "code", None) if _is_of(error, "gcsfs") else None,
         *(getattr(holder, name, None) for holder in (error, response) for name in names),
     ]
-    if _is_of(error, "botocore", "obstore"):  # of botocore an endpoint's that gives credentials
+    if _is_of(error, "botocore", "obstore"):  # botocore: of an endpoint for credentials
         text = r"(?:Received non 200 response|status(?: code)?:?) (\d{3})\b"
         values += map(int, re.findall(text, str(error)))
     return next((v for v in values if type(v) is int and 100 <= v < 600), None)
@@ -250,15 +250,15 @@ def _code(error: BaseException) -> str | None:
     response = getattr(error, "response", None)
     code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
     code = code or getattr(error, "error_code", None) or getattr(error, "error", None)
-    code = getattr(code, "value", code)  # azure-core has an enum
-    if code is None:  # obstore's errors have nothing but text, and some of them are builtins
+    code = getattr(code, "value", code)  # an enum in azure-core
+    if code is None:  # obstore's errors have only text, and some are builtins
         found = re.search(r"<Code>(\w+)</Code>|\b(\w*[rR]ateLimitExceeded)\b", str(error))
         code = (found[1] or found[2]) if found else None
     return code if isinstance(code, str) and code in _CODES else None
 
 
 def _errno(error: BaseException) -> int | None:
-    if isinstance(error, ssl.SSLError):  # whose numbers are OpenSSL's
+    if isinstance(error, ssl.SSLError):  # numbers of OpenSSL
         return None
     number = error.errno if isinstance(error, OSError) else None
     return number if type(number) is int and number > 0 else None
@@ -267,7 +267,7 @@ def _errno(error: BaseException) -> int | None:
 def _describe(
     error: BaseException, status: int | None, code: str | None, number: int | None
 ) -> str:
-    """The kind of error, in words that cannot hold a secret."""
+    """Description of an error from parts that cannot contain a secret."""
     words = [type(error).__name__]
     if _is_of(error, "obstore") and (kind := re.search(r"HttpError \{\s*kind: (\w+)", str(error))):
         words += [kind[1]] if kind[1] in _OBSTORE_KINDS else []
@@ -278,7 +278,7 @@ def _describe(
 
 
 def _retry_after(error: BaseException) -> float | None:
-    """Seconds that the server asked to wait."""
+    """Delay in seconds that the server asked for."""
     holders = (error, getattr(error, "response", None))
     headers: list[Any] = [getattr(holder, "headers", None) for holder in holders]
     pairs = [pair for each in headers if hasattr(each, "items") for pair in each.items()]
@@ -287,15 +287,15 @@ def _retry_after(error: BaseException) -> float | None:
     for name, unit in units.items():
         if name in found and (seconds := _seconds(found[name], found.get("date"))) is not None:
             return seconds * unit
-    # Of a window in which nothing is left (draft-ietf-httpapi-ratelimit-headers-09).
+    # A rate limit window without remaining requests (draft-ietf-httpapi-ratelimit-headers-09).
     left = re.search(r"\br=0\b.*?\bt=(\d{1,15})\b", found.get("ratelimit", ""))
     return float(left[1]) if left else None
 
 
 def _seconds(text: str, date: str | None) -> float | None:
-    """Seconds from now, of a `Retry-After`: a number or a date (RFC 9110, 10.2.3).
+    """Seconds from now until a `Retry-After`, a number or a date (RFC 9110, 10.2.3).
 
-    A date counts from the answer's own `Date`, if there is one: the clocks may differ.
+    A date is relative to the response's `Date` if available, since clocks may differ.
     """
     if re.fullmatch(r"\d{1,300}(\.\d{1,9})?", text.strip()):
         return float(text)
@@ -306,7 +306,7 @@ def _seconds(text: str, date: str | None) -> float | None:
 
 
 def _timestamp(text: str) -> float | None:
-    """Seconds since 1970 of a date in one of HTTP's three formats, which are all in UTC."""
+    """Seconds since 1970 of a date in any of HTTP's three formats, which are in UTC."""
     try:
         found = email.utils.parsedate_to_datetime(text)
         return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()

@@ -1,4 +1,4 @@
-"""Files of a local disk or of anything mounted like one."""
+"""Storage on local disks, and detection of remote mounts."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from seqrecord.storage.open_files import Handle, OpenFiles, with_descriptor
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.text import repr_of
 
-_MAX_PARTS = 512  # of a read: Linux takes 1,024
+_MAX_PARTS = 512  # buffers per read; the limit of Linux is 1,024
 
 
 class LocalStorage:
-    """Storage in a folder.
+    """Storage in a local folder.
 
-    Files are read with `preadv` and stay open, see `open_files`. They are written under another
-    name, then synced and renamed. Links that lead out of the folder are not followed, and what is
-    not a regular file is not opened.
+    Files are read with `preadv` and stay open, see `open_files`. They are written under a temporary
+    name, then synced and renamed. Links that point outside of the folder are not followed, and only
+    regular files are opened.
     """
 
     has_conditions = True
-    _shared = False  # whether other machines may write here too
+    _shared = False  # whether other machines may write too
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
@@ -77,12 +77,12 @@ class LocalStorage:
         return self._stat(path).st_size
 
     def identity(self, path: str) -> tuple[int, str | None]:
-        """Its length and the time of its change; see `identity_of`."""
+        """Size and modification time; see `identity_of`."""
         found = self._stat(path)
         return found.st_size, _identity(found)
 
     def entries(self, folder: str) -> list[Entry]:
-        """See `Browsable`; without links, which may lead out of the folder."""
+        """See `Browsable`; without links, which may point outside of the folder."""
         found = []
         try:
             where = self._inside(folder) if folder else self.root
@@ -91,7 +91,7 @@ class LocalStorage:
                     if entry.is_dir(follow_symlinks=False):
                         found.append(Entry(entry.name, is_folder=True))
                     elif entry.is_file(follow_symlinks=False):
-                        with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                             about = entry.stat()
                             found.append(Entry(entry.name, False, about.st_size, _identity(about)))
         except NotFoundError:
@@ -99,7 +99,7 @@ class LocalStorage:
         return sorted(found, key=lambda entry: entry.name)
 
     def _stat(self, path: str) -> os.stat_result:
-        self._drop(path)  # reads that follow are of this file or of a newer one
+        self._drop(path)  # later reads must return this version or a newer one
         with self._errors(path):
             found = self._inside(path).stat()
             if not stat.S_ISREG(found.st_mode):
@@ -114,8 +114,8 @@ class LocalStorage:
             handle = self._opened.get(path, lambda: Handle(self._inside(path)))
             fd, preadv, begin = handle.fd, os.preadv, 0
             while begin < len(ranges):
-                # What follows each other is read in one call. That is mostly enough, and this is
-                # done for every few kilobytes of a batch.
+                # One call for adjacent ranges. Avoid further work: this runs for every few
+                # kilobytes of a batch.
                 start, stop = ranges[begin]
                 end = begin + 1
                 while end < len(ranges) and ranges[end][0] == stop and end - begin < _MAX_PARTS:
@@ -136,7 +136,7 @@ class LocalStorage:
             make_folder(target.parent)
             put_file(target, data, expected, shared=self._shared)
         self._drop(path)
-        with contextlib.suppress(OSError):  # the file is in place
+        with contextlib.suppress(OSError):  # the file was written
             self._tidy()
 
     def files(self, folder: str) -> list[FileInfo]:
@@ -162,9 +162,9 @@ class LocalStorage:
                 name.unlink(missing_ok=True)
 
     def _tidy(self) -> None:
-        """Remove what a kill leaves that hits between a rename and the removal of its notes."""
+        """Remove notes that remain if a kill hits between the rename and their removal."""
         for notes in self.root.glob(f"[!.]*/*{NOTES}"):
-            # A writer makes the first note after the file that it is of.
+            # A writer creates the notes after the partial file.
             if not with_suffix(notes.with_suffix(""), PARTIAL).exists():
                 notes.unlink(missing_ok=True)
 
@@ -177,7 +177,7 @@ class LocalStorage:
     def close(self) -> None:
         self._opened.close()
         for upload in list(self._uploads):
-            upload.leave()
+            upload.abandon()
 
     def _infos(self, folder: str, is_meant: Callable[[str], bool]) -> list[FileInfo]:
         found = []
@@ -187,7 +187,7 @@ class LocalStorage:
                 for entry in entries:
                     if not entry.name.startswith(".") and is_meant(entry.name):
                         path = f"{folder}/{entry.name}"
-                        with contextlib.suppress(NotFoundError):  # it has gone meanwhile
+                        with contextlib.suppress(NotFoundError):  # removed meanwhile
                             with self._errors(path):
                                 about = entry.stat()
                             if stat.S_ISREG(about.st_mode):
@@ -199,7 +199,7 @@ class LocalStorage:
     def _errors(
         self, path: str, *, writing: bool = False
     ) -> contextlib.AbstractContextManager[None]:
-        """The system's errors as this package's, about a path."""
+        """Context manager: OS errors become errors of this package about `path`."""
         return local_errors(self._shown(path), writing=writing)
 
     def _shown(self, path: str) -> str:
@@ -213,10 +213,7 @@ class LocalStorage:
 
 
 class _Unfinished:
-    """What is there of a file that is being written, or whose writer was killed; see `Unfinished`.
-
-    It is read through the storage in which it lies.
-    """
+    """An unfinished local upload; see `Unfinished`. Reads go through its storage."""
 
     def __init__(self, storage: LocalStorage, path: str, modified: float) -> None:
         self.path, self.modified = path, modified
@@ -224,11 +221,11 @@ class _Unfinished:
         self._notes, self._partial = (storage.root / (path + end) for end in (NOTES, PARTIAL))
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
-        # First the notes: bytes are written before their note.
+        # Notes first, because bytes are written before their note.
         with self._storage._errors(self.path + NOTES):
             notes = read_notes(self._notes)
         size = self._storage.size(self.path + PARTIAL)
-        # A note of more bytes than there are: the machine went down before they were on disk.
+        # After a machine crash, a note may refer to bytes that were not on disk yet.
         return [(end, note) for end, note in notes if end <= size]
 
     def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
@@ -245,7 +242,7 @@ def _identity(about: os.stat_result) -> str:
 
 
 def _inside(root: Path, real_root: str, path: str) -> Path:
-    """Where a file lies; `StorageError` if that is outside of the folder."""
+    """Local path of a file; raises `StorageError` if that is outside of the root."""
     target = root / check_path(path)
     real = os.path.realpath(target)
     if os.path.commonpath([real, real_root]) != real_root:
@@ -259,9 +256,9 @@ def _inside(root: Path, real_root: str, path: str) -> Path:
 
 
 def missing_folders(storage: Storage, folder: str) -> list[Path]:
-    """The folder, its storage's root and those above that are not there, the innermost first.
+    """Missing folders among `folder`, the storage's root and its parents, innermost first.
 
-    None of a storage that is not local.
+    Empty for a storage that is not local.
     """
     if (root := local_root(storage)) is None:
         return []
@@ -269,13 +266,13 @@ def missing_folders(storage: Storage, folder: str) -> list[Path]:
 
 
 def local_root(storage: Storage) -> Path | None:
-    """The folder of a storage that is a local path, whatever is around it; else `None`."""
+    """Folder of a local storage, inside any wrappers; else `None`."""
     found = innermost(storage)
     return found.root if isinstance(found, LocalStorage) else None
 
 
 def remove_empty_folders(folders: Sequence[Path]) -> None:
-    """Remove those of the folders that are there and empty, the innermost first."""
+    """Remove empty folders, innermost first; skips others."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -283,16 +280,16 @@ def remove_empty_folders(folders: Sequence[Path]) -> None:
 
 _TABLE = Path("/proc/self/mountinfo")
 
-# Filesystems of the kernel that another machine serves, or shares the disk with: what they hold
-# may shrink or go without this machine's doing. Folders of a virtual machine's host are 9p (in
-# sandboxes too), prl_fs, vboxsf, virtiofs and vmhgfs; cvfs is StorNext's, dvs Cray's, fhgfs was
-# BeeGFS's, pvfs2 OrangeFS's.
+# Kernel filesystems served by another machine, or on a disk shared with one: their files may shrink
+# or vanish without an action of this machine. Folders of a virtual machine's host are 9p (also in
+# sandboxes), prl_fs, vboxsf, virtiofs and vmhgfs. cvfs is StorNext, dvs Cray, fhgfs the former name
+# of beegfs, pvfs2 that of orangefs.
 _NETWORK = """
     9p acfs afs auristorfs beegfs ceph cifs coda cvfs dvs fhgfs gfs2 glusterfs gpfs lustre ncp ncpfs
     nfs nfs4 ocfs2 orangefs panfs prl_fs pvfs2 smb3 smbfs vboxsf virtiofs vmhgfs wekafs
 """
 
-# FUSE filesystems over local disks; any other one is taken for remote.
+# FUSE filesystems on local disks; any other FUSE filesystem counts as remote.
 _LOCAL_FUSE = """
     archivemount bindfs cryfs encfs exfat ext2 fuse-ext2 fuse-overlayfs gocryptfs lxcfs mergerfs
     ntfs ntfs-3g portal securefs squashfuse unionfs unionfs-fuse zfs
@@ -300,12 +297,12 @@ _LOCAL_FUSE = """
 
 
 def find_remote_mount(path: str | os.PathLike[str], *, table: str | None = None) -> str | None:
-    """The mount point above `path` of a filesystem that is likely to fetch what it is asked for.
+    """Mount point of the remote filesystem that contains `path`; `None` if it is local.
 
-    Such are network and cluster filesystems, folders of a virtual machine's host, and FUSE
-    filesystems, but for those that are known to be over a local disk.
-    `None` for any other, and where the system has no such table. `path` need not exist. `table` is
-    the text to look in, as proc(5) has it under mountinfo, by itself the one of this process.
+    Network and cluster filesystems, folders of a virtual machine's host, and FUSE filesystems count
+    as remote, except FUSE filesystems known to be on local disks. Returns `None` if the OS has no
+    mount table. `path` need not exist. `table` replaces the text of /proc/self/mountinfo, see
+    proc(5).
     """
     if table is None:
         try:
@@ -314,14 +311,14 @@ def find_remote_mount(path: str | os.PathLike[str], *, table: str | None = None)
             return None
     real = os.path.realpath(path)
     found, is_remote = "", False
-    for line in table.split("\n"):  # other ends of lines may be in names
+    for line in table.split("\n"):  # not `splitlines`: names may contain other line ends
         left, _, right = line.partition(" - ")
         columns, kinds = left.split(" "), right.split(" ")
         if len(columns) < 5:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), columns[4])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
-        # Of two mounts at one place the later is what one sees.
+        # The later mount at the same point hides the earlier one.
         if inside and len(point) >= len(found):
             found, is_remote = point, _is_remote(*kinds[:2])
     return found if is_remote else None
@@ -330,6 +327,6 @@ def find_remote_mount(path: str | os.PathLike[str], *, table: str | None = None)
 def _is_remote(kind: str, source: str = "") -> bool:
     family, _, name = kind.partition(".")
     if family == "fuse":
-        program = source.rpartition("/")[2].partition("#")[0]  # where the type has no name
+        program = source.rpartition("/")[2].partition("#")[0]  # if the type has no name
         return not {name, program}.intersection(_LOCAL_FUSE.split())
     return kind in _NETWORK.split()

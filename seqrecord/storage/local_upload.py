@@ -1,7 +1,7 @@
-"""Uploads to a local folder: a file beside the target, synced and renamed when it is whole.
+"""Uploads to a local folder: a temporary file, synced and renamed when complete.
 
-`<path>.partial` has the bytes, `<path>.notes` the checkpoints; anyone may read both meanwhile. A
-name is safe from a loss of power when its folder is synced.
+`<path>.partial` has the bytes, `<path>.notes` the checkpoints; other processes may read both. A
+name survives a power loss only after its folder was synced.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _logger = logging.getLogger("seqrecord")
 PARTIAL = ".partial"
 NOTES = ".notes"
 _MAX_LINE = (1 << 26) + 1000  # characters: the largest footer, 2^25 bytes, in hexadecimal
-# Of more at once, the page cache gets larger pieces of memory, which Linux first has to make:
-# 323 MB took 0.1 s of a core in pieces of 128 KiB, and 0.1 to 0.9 s in pieces of 256 KiB to 8 MiB.
-# But after each the thread may wait for the GIL, 5 ms where another does not let go of it: a piece
-# that has waited is followed by larger ones.
+# Size of writes. For larger ones, the page cache allocates large folios, which Linux must assemble
+# first: 323 MB took 0.1 s of CPU in writes of 128 KiB, and 0.1 to 0.9 s in writes of 256 KiB to
+# 8 MiB. But after each write the thread may wait 5 ms for the GIL. So after such a wait, writes
+# get larger.
 _PIECE_BYTES, _MOST_PIECE_BYTES = 128 << 10, 8 << 20
 _WAIT_SECONDS = 3e-3
-_NO_NOTE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # of a line's JSON
+_NO_NOTE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # malformed lines
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 class LocalUpload:
-    """Writes beside its target; checkpoints go to a file of notes, one JSON line each."""
+    """Writes a file beside its target; checkpoints are JSON lines in a second file."""
 
     def __init__(self, path: str, target: Path) -> None:
         self.path = path
@@ -49,14 +49,14 @@ class LocalUpload:
         try:
             self._fd = with_descriptor(lambda: os.open(self._partial, flags, 0o666))
         except FileExistsError:
-            raise DestinationError("somebody writes this file already", file=str(target)) from None
+            raise DestinationError("another writer has begun this file", file=str(target)) from None
 
     def write(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         fd = self._open_fd()
         with local_errors(str(self._target)):
             has_waited = False
-            if len(view) <= _PIECE_BYTES:  # it is at most one wait, whatever is done
+            if len(view) <= _PIECE_BYTES:  # a single write
                 written = os.write(fd, view)
                 self._size += written
                 view = view[written:]
@@ -86,7 +86,7 @@ class LocalUpload:
         fd = self._open_fd()
         check_rewind(self._size, offset)
         if offset < self._noted:
-            self._add_note({"size": offset})  # or notes above it would count in a longer file
+            self._add_note({"size": offset})  # invalidates the notes beyond `offset`
             self._noted = offset
         with local_errors(str(self._target)):
             os.ftruncate(fd, offset)
@@ -102,7 +102,7 @@ class LocalUpload:
                 if os.write(fd, line) < len(line):
                     raise StorageError("the disk is full", file=str(self._notes))
             except BaseException:
-                os.ftruncate(fd, before)  # or what follows would be lost with the half line
+                os.ftruncate(fd, before)  # later notes must not follow an incomplete line
                 raise
             finally:
                 os.close(fd)
@@ -112,7 +112,7 @@ class LocalUpload:
         try:
             with local_errors(str(self._target)):
                 os.fsync(fd)
-                # Nobody else uses its name, so nothing comes between this and the rename.
+                # Paths are unique, so that nothing happens between this and the rename.
                 if self._target.exists():
                     raise DestinationError("the file exists already", file=str(self._target))
                 self._partial.replace(self._target)
@@ -120,7 +120,7 @@ class LocalUpload:
                 sync_folder(self._target.parent)
                 self._notes.unlink(missing_ok=True)
         finally:
-            self.leave()
+            self.abandon()
 
     def abort(self) -> None:
         if self._committed:
@@ -130,17 +130,17 @@ class LocalUpload:
                 self._notes.unlink(missing_ok=True)
                 self._partial.unlink(missing_ok=True)
         finally:
-            self.leave()  # after that: a mount may send what is closed
+            self.abandon()  # after the removal, because a mount may upload a file when it is closed
 
-    def leave(self) -> None:
-        """Close it, as a kill does."""
+    def abandon(self) -> None:
+        """Close the file and keep it, as after a kill."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):  # what has to be on disk was synced before
+            with contextlib.suppress(OSError):  # durable data was synced before
                 os.close(fd)
 
     def __del__(self) -> None:
-        self.leave()
+        self.abandon()
 
     def _open_fd(self) -> int:
         if self._fd < 0:
@@ -154,7 +154,7 @@ def with_suffix(path: Path, suffix: str) -> Path:
 
 @contextlib.contextmanager
 def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
-    """The system's errors as this package's; `DestinationError` where nothing may be written."""
+    """OS errors become errors of this package; `DestinationError` for refused writes."""
     try:
         yield
     except StorageError:
@@ -163,7 +163,7 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
         raise NotFoundError("no such file", file=file) from error
     except OSError as error:
         if writing and error.errno in _REFUSED:
-            raise DestinationError(f"it cannot be written: {error.strerror}", file=file) from error
+            raise DestinationError(f"cannot write: {error.strerror}", file=file) from error
         if error.errno == errno.EMFILE:
             raise StorageError(
                 "too many open files: raise the limit with `ulimit -n` or "
@@ -175,7 +175,7 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
 
 
 def read_notes(path: Path) -> list[tuple[int, bytes]]:
-    """Notes up to the first that was not written whole, without those that were taken back."""
+    """Valid notes before the first incomplete line, without those removed by `rewind`."""
     notes: list[tuple[int, bytes]] = []
     with contextlib.suppress(FileNotFoundError):
         handle = Handle(path, os.O_NOFOLLOW)
@@ -188,8 +188,8 @@ def read_notes(path: Path) -> list[tuple[int, bytes]]:
                 except _NO_NOTE:
                     size, note = -1, None
                 if size < 0:
-                    if file.readline(1):  # the last one may be cut by a kill
-                        _logger.warning("%s: damaged; nothing behind that can be resumed", path)
+                    if file.readline(1):  # only the last line may be incomplete
+                        _logger.warning("%s: damaged; later checkpoints are lost", path)
                     break
                 if note is not None:
                     notes.append((size, note))
@@ -199,7 +199,7 @@ def read_notes(path: Path) -> list[tuple[int, bytes]]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are not there; their names are on disk then."""
+    """Create a folder and its missing parents durably."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -208,13 +208,13 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk."""
+    """Wait until the names in a folder are durable."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     fd = with_descriptor(lambda: os.open(folder, flags))
     try:
         os.fsync(fd)
     except OSError as error:
-        # Some mounts cannot sync a folder; they make renames durable on their own.
+        # Some mounts cannot sync a folder, but make renames durable on their own.
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF):
             raise
     finally:

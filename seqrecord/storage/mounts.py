@@ -1,6 +1,6 @@
-"""Files of a mount: a local path behind which something fetches them, such as blobfuse.
+"""Storage on a remote mount, such as blobfuse: a local path whose files are fetched on demand.
 
-`Streams` has the open handles: files are best read front to back, each handle by one reader.
+`HandlePool` manages open handles: mounts are fastest if each handle is read sequentially.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MAX_HANDLES = 64
 
 
 class MountStorage(LocalStorage):
-    """Storage in a folder of a mount: blobfuse, rclone, s3fs, gcsfuse, goofys, NFS, …
+    """Storage in a folder of a mount, such as blobfuse, rclone, s3fs, gcsfuse, goofys or NFS.
 
-    Reads go through handles that stay open, each of which is read front to back; see `Streams`.
-    `max_handles` bounds them, since each may cost its mount read-ahead memory. Nothing is
-    memory-mapped: a fault there would be a signal instead of an error. What may pass, such as EIO,
-    ESTALE or a mount that is gone for a while, is a `TransientError`, and the next read opens its
-    file anew.
+    Reads use open handles, each of which is read sequentially; see `HandlePool`. `max_handles`
+    limits them, because each may cost the mount read-ahead memory. Files are not memory-mapped,
+    because an error would then be a signal, not an exception. Failures that may pass, such as EIO,
+    ESTALE or a mount that is temporarily gone, raise `TransientError`, and the next read reopens
+    its file.
 
-    Files are written as on a local disk, so the mount needs a write cache. The mount decides
-    what it uploads when.
+    Files are written as on a local disk, so the mount needs a write cache. The mount decides when
+    it uploads them.
     """
 
     _shared = True
@@ -44,7 +44,7 @@ class MountStorage(LocalStorage):
     def __init__(self, root: str | os.PathLike[str], *, max_handles: int = _MAX_HANDLES) -> None:
         super().__init__(root)
         self._max_handles = max_handles
-        self._streams = PerProcess(lambda: Streams(max_handles))
+        self._handles = PerProcess(lambda: HandlePool(max_handles))
         self._was_tried = False
         self._mount_point = find_remote_mount(self.root)
 
@@ -61,7 +61,7 @@ class MountStorage(LocalStorage):
         start, stop = wanted[0][0].start, max(item.stop for item, _ in wanted)
         with (
             self._errors(path),
-            self._streams.get().take(
+            self._handles.get().take(
                 path, start, stop, lambda: Handle(self._inside(path))
             ) as handle,
         ):
@@ -69,7 +69,7 @@ class MountStorage(LocalStorage):
                 handle.read(item, buffer.cast("B"), self._shown(path))
 
     def create(self, path: str) -> Upload:
-        """As `Storage.create`; `DestinationError` where the mount cannot do what writing takes."""
+        """See `Storage.create`; raises `DestinationError` if the mount does not support writing."""
         with self._errors(path, writing=True):
             if not self._was_tried:
                 make_folder(self.root)
@@ -82,15 +82,15 @@ class MountStorage(LocalStorage):
         return None
 
     def close(self) -> None:
-        self._streams.get().drop()
+        self._handles.get().drop()
         super().close()
 
     def _drop(self, path: str) -> None:
-        self._streams.get().drop(path)
+        self._handles.get().drop(path)
 
     @contextmanager
     def _errors(self, path: str, *, writing: bool = False) -> Iterator[None]:
-        """The system's errors as this package's, told apart by whether they may pass."""
+        """OS errors become errors of this package; `TransientError` if they may pass."""
         shown = self._shown(path)
         try:
             yield
@@ -101,14 +101,14 @@ class MountStorage(LocalStorage):
             failure: StorageError
             if isinstance(error, FileNotFoundError) and self._is_gone():
                 failure = TransientError(
-                    "it is not mounted any more", file=shown, expected=self._mount_point
+                    "the mount is gone", file=shown, expected=self._mount_point
                 )
             else:
                 failure = classify(error, shown)
             if writing and not isinstance(failure, (NotFoundError, TransientError)):
                 failure = DestinationError(
                     f"this mount cannot be written to ({error.strerror}): mount it writable and "
-                    "with a write cache, or write to the URL of what is mounted",
+                    "with a write cache, or write to the URL of the mounted storage",
                     file=shown,
                 )
         raise failure
@@ -118,7 +118,7 @@ class MountStorage(LocalStorage):
 
 
 def _try_to_write(folder: Path) -> None:
-    """What an upload does: write, take some of it back, append, sync, rename."""
+    """Try the operations of an upload: write, truncate, append, sync, rename."""
     name = folder / f".seqrecord-{secrets.token_hex(6)}"
     renamed = name.with_suffix(".renamed")
     try:
@@ -129,7 +129,7 @@ def _try_to_write(folder: Path) -> None:
                 more.write(b"again")
                 os.fsync(file.fileno())
                 name.replace(renamed)
-            except OSError:  # what fails while these are closed then tells less
+            except OSError:  # more informative than an error of `close`
                 for opened in (more, file):
                     with suppress(OSError):
                         opened.close()
@@ -142,61 +142,61 @@ def _try_to_write(folder: Path) -> None:
 _MAX_GAP = 64 << 20
 
 
-class Streams:
-    """Handles of files, at most `limit` while fewer are in use, among those of `open_files`.
+class HandlePool:
+    """Open handles of files, at most `limit` except for handles in use; see `open_files`.
 
-    What fetches a file for its readers looks at each handle by itself: it reads ahead where a
-    handle goes on where it was, and gives that up after jumps. So a read takes the handle that was
-    last nearest below it, or a new one where none is; and reads of one handle wait for their turn,
-    in the order in which they asked for it.
+    A mount tracks each handle separately: it reads ahead if reads continue at the handle's last
+    position, and stops that after jumps. So a read uses the handle whose last position is nearest
+    before it, or a new handle if there is none. Reads on one handle wait for each other, in order
+    of arrival.
 
     ::
 
         handle 1   [chunk 3][chunk 4][chunk 5]…
         handle 2                                [chunk 70][chunk 71]…
 
-    Safe to use from many threads; a forked child makes its own.
+    Thread-safe; a forked child opens its own handles.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._opened = OpenFiles()
         self._lock = threading.Lock()
-        self._streams: list[_Stream] = []  # least recently used first
+        self._handles: list[_PooledHandle] = []  # least recently used first
         self._count = 0
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """The file of each handle, and where its reads will end; least recently used first."""
+        """File of each handle and the end of its last read; least recently used first."""
         with self._lock:
-            return [(each.path, each.tail) for each in self._streams]
+            return [(each.path, each.tail) for each in self._handles]
 
     @contextmanager
     def take(
         self, path: str, start: int, stop: int, open_file: Callable[[], Handle]
     ) -> Iterator[Handle]:
-        """A handle to read bytes `[start, stop)` of a file, which nobody else uses meanwhile.
+        """Handle for reading bytes `[start, stop)` of a file, for exclusive use in the context.
 
-        `open_file` is called where a new one is needed. After an error the handle is not used
-        again: a mount that came back may not know it any more.
+        Calls `open_file` for a new handle. After an error the handle is dropped, because it may be
+        invalid after a remount.
         """
         ended = threading.Event()
         with self._lock:
             near = [
                 each
-                for each in reversed(self._streams)
+                for each in reversed(self._handles)
                 if each.path == path and 0 <= start - each.tail <= _MAX_GAP
             ]
             stream = max(near, key=lambda each: each.tail, default=None)
             if stream is None:
                 self._count += 1
-                stream = _Stream(path, self._count)
-            self._streams = [each for each in self._streams if each is not stream]
-            dropped = self._streams[: max(0, len(self._streams) + 1 - self._limit)]
-            self._streams = [*self._streams[len(dropped) :], stream]
+                stream = _PooledHandle(path, self._count)
+            self._handles = [each for each in self._handles if each is not stream]
+            dropped = self._handles[: max(0, len(self._handles) + 1 - self._limit)]
+            self._handles = [*self._handles[len(dropped) :], stream]
             stream.tail = stop
             before, stream.last = stream.last, ended
-        self._close(dropped)  # outside the lock; one in use is closed after its last read
+        self._close(dropped)  # outside the lock; handles in use are closed after their last read
         handle: Handle | None = None
         try:
             before.wait()
@@ -206,7 +206,7 @@ class Streams:
             if handle is not None:
                 handle.close()
             with self._lock:
-                self._streams = [each for each in self._streams if each is not stream]
+                self._handles = [each for each in self._handles if each is not stream]
             self._close([stream])
             raise
         finally:
@@ -215,20 +215,20 @@ class Streams:
             ended.set()
 
     def drop(self, path: str | None = None) -> None:
-        """Forget the handles of a file, or all; those in use are closed when they are done."""
+        """Drop the handles of a file, or all; handles in use are closed after their last read."""
         with self._lock:
-            dropped = self._streams
-            self._streams = [each for each in dropped if path not in (None, each.path)]
+            dropped = self._handles
+            self._handles = [each for each in dropped if path not in (None, each.path)]
         self._close([each for each in dropped if path in (None, each.path)])
 
-    def _close(self, streams: Sequence[_Stream]) -> None:
+    def _close(self, streams: Sequence[_PooledHandle]) -> None:
         for stream in streams:
             stream.is_dropped = True
             self._opened.close(stream.number)
 
 
-class _Stream:
-    """A handle's number, where its last booked read will end, and what that read waits for."""
+class _PooledHandle:
+    """A handle's number, the end of its last scheduled read, and an event set when that ends."""
 
     def __init__(self, path: str, number: int) -> None:
         self.path, self.number = path, number

@@ -1,14 +1,15 @@
-"""Open files: one LRU cache for all storages of a process, sized by the limit on descriptors.
+"""Open files: one LRU cache for all storages of a process, limited by the file descriptor limit.
 
-At most half of the soft limit `RLIMIT_NOFILE` stays open, and no more than 4,096 files. The limit
-is looked up at each open, because it may change. A new descriptor is the lowest free number: in the
-last quarter below the limit it shows that others have many, and the least recently used half is
-closed, so that imports, sockets and shared memory find descriptors. If an open fails with `EMFILE`
-or `ENFILE`, the least recently used half is closed and the open is repeated. A file in use by a
-thread is closed after its read. A forked child inherits open files, and closes its own copies.
+At most half of the soft limit `RLIMIT_NOFILE` stays open, and at most 4,096 files. Each open checks
+the limit, because it may change. New descriptors have the lowest free number. If that is in the
+last quarter below the limit, other code has many descriptors open, and the least recently used half
+of the files is closed to leave descriptors for imports, sockets and shared memory. If an open fails
+with `EMFILE` or `ENFILE`, the least recently used half is closed and the open is repeated. A file
+in use by a thread is closed after its read. A forked child inherits open files, and closes its own
+copies.
 
-There is no lock: each step is one call of an `OrderedDict` with keys of built-in types, which is
-atomic. So nothing is left locked by a fork or by a finalizer.
+There is no lock: each step is a single call of an `OrderedDict` with keys of built-in types, which
+is atomic. So neither a fork nor a finalizer can leave a lock behind.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _T = TypeVar("_T")
 
 
 class Handle:
-    """A regular file that is open for reading; it is closed with its last use."""
+    """A regular file open for reading; closed when garbage collected."""
 
     def __init__(self, path: Path, flags: int = 0) -> None:
         self.fd = -1
-        # Opening a pipe would otherwise wait for its other end.
+        # Without O_NONBLOCK, opening a pipe would wait for its other end.
         flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         self.fd = with_descriptor(lambda: os.open(path, flags))
         if not stat.S_ISREG(os.fstat(self.fd).st_mode):
             raise StorageError("not a regular file", file=str(path))
 
     def read(self, item: ByteRange, buffer: memoryview, shown: str) -> None:
-        """Fill `buffer`, of bytes. `TransientError` if the file ends before its reported size."""
+        """Fill `buffer`, of bytes; raises `TransientError` for a read that ends too early."""
         done = 0
         while done < item.length:
             rest = buffer[done:] if done else buffer
@@ -60,41 +61,41 @@ class Handle:
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):  # of a dead mount; the descriptor is gone even so
+            with contextlib.suppress(OSError):  # a dead mount; the descriptor is closed anyway
                 os.close(fd)
 
     def __del__(self) -> None:
         self.close()
 
 
-_Key = tuple[int, str | int]  # owner, and a name that the owner chose
+_Key = tuple[int, str | int]  # owner, and a name chosen by the owner
 _open: OrderedDict[_Key, Handle] = OrderedDict()  # least recently used first
 _numbers = itertools.count()
 
 
 class OpenFiles:
-    """The open files of one owner, by name. They are closed when the owner closes or drops it."""
+    """Open files of one owner, by name; closed by `close` or when the owner is collected."""
 
     def __init__(self) -> None:
         self._owner = next(_numbers)
         weakref.finalize(self, _close_owner, self._owner).atexit = False
 
     def get(self, name: str | int, open_file: Callable[[], Handle]) -> Handle:
-        """The open file of this name; `open_file()` if none is open."""
+        """The open file of this name, else `open_file()`."""
         key = self._owner, name
         handle = _open.get(key)
         if handle is None:
             handle = _open.setdefault(key, open_file())
             _close_oldest(_most_open(handle.fd))
             return handle
-        try:  # noqa: SIM105 - for every read
+        try:  # noqa: SIM105 - speed: for every read
             _open.move_to_end(key)
         except KeyError:  # another thread closed it
             pass
         return handle
 
     def close(self, name: str | int | None = None) -> None:
-        """Close the file of this name, or all."""
+        """Close the file of this name, or all files."""
         if name is None:
             _close_owner(self._owner)
         else:
@@ -102,7 +103,7 @@ class OpenFiles:
 
 
 def with_descriptor(function: Callable[[], _T]) -> _T:
-    """`function()`, which opens a file; repeated with fewer open files if there are too many."""
+    """Call `function`, which opens a file; close cached files and repeat if too many are open."""
     while True:
         try:
             return function()
@@ -113,7 +114,7 @@ def with_descriptor(function: Callable[[], _T]) -> _T:
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have; `RLIM_INFINITY` counts as the largest number."""
+    """Soft limit of file descriptors of this process; the largest int32 if unlimited."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (1 << 31) - 1 if limit == resource.RLIM_INFINITY else limit
 
@@ -127,11 +128,11 @@ def _most_open(newest: int) -> int:
 
 
 def _close_oldest(left: int) -> None:
-    """Close the least recently used files until so many are left."""
+    """Close least recently used files until `left` remain."""
     while len(_open) > max(0, left):
         try:
             _open.popitem(last=False)
-        except KeyError:  # another thread was faster
+        except KeyError:  # another thread emptied it
             return
 
 

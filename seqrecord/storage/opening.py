@@ -1,4 +1,4 @@
-"""Opens the storage of a location: its options, its backend, and the layers around it."""
+"""`open_storage`: options, backend and layers (retries, parallel requests, cache) by location."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OBJECT_BACKENDS = (None, "obstore", "urllib3")
 _PACKAGES = {"az": "adlfs", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # fsspec's
 
 StorageLike: TypeAlias = "str | os.PathLike[str] | Storage"
-"""A local path, a URL, or a storage that is open already."""
+"""A local path, a URL, or an open storage."""
 
 
 def open_storage(
@@ -41,14 +41,23 @@ def open_storage(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
 ) -> Storage:
-    """The storage of a location; a storage is its own.
+    """Open the storage of a path or URL; returns an open storage unchanged.
 
-    Of `storage_options`, some are this package's: see `StorageSettings`. The others go to the
-    client that serves the URL; of Azure they are the account and its credential. `cache_dir` is a
-    folder that keeps what is read from a URL or a mount, `cache_limit` the most that it may take;
-    see `CachedStorage`. Nothing is asked of a service here.
+    No request is made yet.
 
-    Raises `LocationError` for a location or option that is unclear, and where a package is missing.
+    Args:
+        location: a local path, a URL, or an open storage.
+        storage_options: settings of this package, see `StorageSettings`, and options of the
+            client, such as account and credential for Azure.
+        cache_dir: local folder for caching data of a URL or mount; see `CachedStorage`.
+        cache_limit: maximum size of the cache, such as `"200GiB"`.
+
+    Raises `LocationError` for an invalid location or option, and for a missing package.
+
+    Example:
+        storage = seqrecord.storage.open_storage("records/")
+        data, digest = storage.read_whole("manifest.json", limit=64 << 20)
+        print(storage.size("manifest.json"), digest)
     """
     return with_cache(_opened(location, dict(storage_options or {})), cache_dir, cache_limit)
 
@@ -59,7 +68,7 @@ def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
             raise LocationError("an open storage takes no storage_options", file=location.url)
         return location
     where = parse_location(location, backend=options.get("backend"))
-    # What the URL says of a backend counts where the options say nothing.
+    # Options take precedence over a backend in the URL.
     settings, rest = split_options({"backend": where.backend, **options}, where.shown)
     return (_local if where.protocol == "file" else _remote)(where, settings, rest)
 
@@ -79,16 +88,16 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
         return LocalStorage(where.root)
     from seqrecord.storage.mounts import MountStorage
 
-    # Not in parallel pieces, because a mount's handles must be read front to back. The mount itself
-    # decides how many requests it makes.
+    # Not in parallel pieces, since handles of a mount must be read sequentially. The mount itself
+    # determines the number of requests.
     mount = MountStorage(where.root)
     return RetryingStorage(mount, requests_per_second=math.inf, retrier=settings.retrier())
 
 
 def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
     if settings.mount:
-        raise LocationError("storage option mount is of local paths alone", file=where.shown)
-    # Here, since what reads URLs takes longer to import than all that a local disk needs.
+        raise LocationError("storage option mount applies to local paths only", file=where.shown)
+    # Imported here, because clients of URLs are slow to import.
     from seqrecord.storage.objects import is_object, open_objects
 
     is_ours = settings.backend in _OBJECT_BACKENDS and is_object(where)
@@ -109,11 +118,11 @@ def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
         raise LocationError(
             f"no such backend for {where.protocol}://",
             file=where.shown,
-            expected=f"one of {', '.join(sorted(known))}",
+            expected=f"any of {', '.join(sorted(known))}",
             got=settings.backend,
         )
-    said = {name: value for name, value in where.options.items() if name != "endpoint"}
-    options = {**said, **rest}  # those of the filesystem
+    in_url = {name: value for name, value in where.options.items() if name != "endpoint"}
+    options = {**in_url, **rest}  # of the filesystem
     return FsspecStorage(
         where.protocol,
         where.root,
@@ -124,23 +133,26 @@ def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any])
 
 
 def _layered(storage: Storage, settings: StorageSettings) -> Storage:
-    """What fails is repeated, piece by piece of what is read at once."""
-    pace = settings.requests_per_second or REQUESTS_PER_SECOND
-    retrying = RetryingStorage(storage, requests_per_second=pace, retrier=settings.retrier())
+    """Add parallel requests, each of which is retried separately."""
+    rate = settings.requests_per_second or REQUESTS_PER_SECOND
+    retrying = RetryingStorage(storage, requests_per_second=rate, retrier=settings.retrier())
     return ParallelStorage(retrying, max_requests=settings.max_requests)
 
 
 @dataclass(frozen=True)
 class StorageSettings:
-    """What this package itself takes from `storage_options`.
+    """Settings of this package in `storage_options`.
 
-    `backend` names the client that reads: `obstore`, a package that reads without it, or for any
-    other URL `fsspec`. `mount` says whether a local path is a mount of remote storage; by default
-    the kernel's table of mounts says it. For a URL or a mount, a request that fails is tried again
-    for `deadline` seconds, and at most `max_requests` are in flight. A server that asks to wait
-    more than `max_retry_after` seconds is an error. All threads of a process
-    together start at most `requests_per_second`, by default any number but at most 400 a second for
-    one file, and read at most `bandwidth` bytes a second.
+    Attributes:
+        backend: client for reading: `obstore`, a package that reads without obstore, or `fsspec`.
+        mount: whether a local path is a mount of remote storage; by default from the kernel's mount
+            table.
+        deadline: seconds during which a failing request of a URL or mount is retried.
+        max_retry_after: maximum delay in seconds that a server may ask for; more is an error.
+        max_requests: maximum number of concurrent requests.
+        requests_per_second: rate limit of all threads of a process together. By default there is
+            only a limit per file, 400.
+        bandwidth: maximum bytes read per second by all threads of a process together.
     """
 
     backend: str | None = None
@@ -153,24 +165,24 @@ class StorageSettings:
 
     @cached_property
     def quota(self) -> Quota | None:
-        """One for all that asks the storage; `None` where nothing limits it."""
+        """Rate limits shared by all requests of the storage; `None` without limits."""
         if self.requests_per_second is None and self.bandwidth is None:
             return None
         return Quota(self.requests_per_second or math.inf, self.bandwidth or math.inf)
 
     def retrier(self) -> Retrier:
-        """Repeats requests until the deadline, as the quota allows."""
+        """Make a `Retrier` with these settings."""
         return Retrier(self.deadline, quota=self.quota, max_retry_after=self.max_retry_after)
 
     def given(self) -> list[str]:
-        """Names of those that differ from their defaults."""
+        """Names of the settings that differ from their defaults."""
         return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
 
 
 def split_options(options: Mapping[str, Any], shown: str) -> tuple[StorageSettings, dict[str, Any]]:
-    """Ours, and the rest for the client; raises `LocationError` for a value that is not allowed.
+    """Split options into ours and the client's; raises `LocationError` for an invalid value.
 
-    Values may be text, as the command line gives them.
+    Values may be text from the command line.
     """
     rest = dict(options)
     ours = {each.name: rest.pop(each.name) for each in fields(StorageSettings) if each.name in rest}

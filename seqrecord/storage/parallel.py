@@ -1,4 +1,4 @@
-"""Plans the requests of a call and makes several at once, at most so many of a storage."""
+"""Parallel requests: splits a read into requests and limits the concurrent ones of a storage."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _Result = TypeVar("_Result")
 
 
 class ParallelStorage(StorageWrapper):
-    """Makes the requests of a call with one call of the inner storage each; see `plan`.
+    """Splits each read into requests, see `plan`, and makes them in parallel.
 
-    All reading calls together have at most `max_requests` requests under way; one that is tried
-    again below keeps its place meanwhile. A call with one request stays in its thread, any other
-    has threads until it returns, and none outlives it: after an error nothing is written into its
-    buffers any more. The requests that have not begun then, or that wait to be tried again, are
-    given up.
+    Each request is one call of the inner storage. All reads together have at most `max_requests`
+    requests in flight; a request that is being retried counts. A read of a single request runs in
+    the calling thread. Other reads start threads, which end before the read returns, so that
+    nothing is written to the buffers after an error. Requests that have not begun, or wait for a
+    retry, are then cancelled.
     """
 
     def __init__(
@@ -80,26 +80,26 @@ class ParallelStorage(StorageWrapper):
     def requests(
         self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> list[ReadRequest]:
-        """The requests of a call, at least one."""
+        """The requests of a read, at least one."""
         parts = plan(ranges, buffers, max_gap=self.max_gap, max_bytes=self.max_bytes)
-        # That of empty ranges says whether the file is there.
+        # The request for empty ranges checks that the file exists.
         return parts or [(list(ranges), list(buffers))]
 
 
 def layers(storage: Storage) -> Iterator[Storage]:
-    """A storage, and those that it wraps."""
+    """Iterate over a storage and the storages inside it."""
     yield storage
     if isinstance(storage, StorageWrapper):
         yield from layers(storage.inner)
 
 
 def parallel_of(storage: Storage) -> ParallelStorage | None:
-    """The layer that plans requests; `None` of disks and mounts, which need none."""
+    """The layer that plans requests; `None` for disks and mounts, which have none."""
     return next((each for each in layers(storage) if isinstance(each, ParallelStorage)), None)
 
 
 def requests_by_file(storage: Storage) -> int:
-    """Requests for a file beside those of its ranges: on the Hub one, for its address."""
+    """Number of extra requests per file: 1 on the Hub, for the file's address, else 0."""
     *_, served = layers(storage)
     return getattr(served, "requests_by_file", 0)
 
@@ -111,14 +111,16 @@ class RequestThreads:
         self._pool = pool
 
     def submit(self, function: Callable[[_Item], _Result], item: _Item) -> Future[_Result]:
-        """Have `function(item)` called."""
+        """Schedule `function(item)`."""
         return self._pool.submit(copy_context().run, function, item)
 
     def map(
         self, function: Callable[[_Item], _Result], items: Iterable[_Item], ahead: int
     ) -> Iterator[_Result]:
-        """`function(item)` of each item, in order; at most `ahead` of them are under way, and items
-        are taken as they are needed."""
+        """Yield `function(item)` for each item, in order.
+
+        At most `ahead` calls are scheduled; items are consumed on demand.
+        """
         pending: deque[Future[_Result]] = deque()
         for item in items:
             pending.append(self.submit(function, item))
@@ -130,9 +132,9 @@ class RequestThreads:
 
 @contextmanager
 def request_threads(count: int, name: str) -> Iterator[RequestThreads]:
-    """At most `count` threads. None outlives the block, however it ends.
+    """At most `count` threads, which end before the context exits.
 
-    Requests that have not begun then are dropped, and those that wait to be tried again give up.
+    Requests that have not begun then are dropped, and those waiting for a retry are cancelled.
     """
     over = threading.Event()
     with unwanted_if(over.is_set), ThreadPool(count, f"seqrecord-{name}") as pool:
@@ -145,9 +147,10 @@ def request_threads(count: int, name: str) -> Iterator[RequestThreads]:
 def map_files(
     storage: Storage, function: Callable[[str], _Result], paths: Iterable[str]
 ) -> dict[str, _Result]:
-    """`function(path)` for each path, in order; of a remote storage up to 16 at the same time.
+    """Call `function(path)` for each path; up to 16 at a time for a remote storage.
 
-    Raises the error of the first path, in order, that fails; calls that have not begun are dropped.
+    Returns results in the order of `paths`. Raises the error of the first failing path in that
+    order; calls that have not begun are dropped.
     """
     paths = list(paths)
     if len(paths) < 2 or storage.local_path(paths[0]) is not None:

@@ -1,5 +1,4 @@
-"""Byte ranges, how several become the reads or the requests of a call, and whether anybody still
-wants what is read; no I/O."""
+"""Byte ranges: merging, splitting into requests, and cancellation; no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from seqrecord.errors import StorageError
 
 MAX_REQUEST_BYTES = 16 << 20
-MAX_GAP = 256 << 10  # unwanted bytes that cost less than another request
+MAX_GAP = 256 << 10  # unwanted bytes that take less time than another request
 
 
 class ByteRange(NamedTuple):
@@ -27,20 +26,24 @@ class ByteRange(NamedTuple):
 
 
 ReadRequest = tuple[list[ByteRange], list[memoryview]]
-"""Ranges that touch each other, in file order, and a view for each: a client makes one request."""
+"""Adjacent ranges in file order, with a view for each: one request of a client."""
 
 
 def coalesce(
     ranges: Sequence[ByteRange], *, max_gap: int, max_length: int
 ) -> list[tuple[ByteRange, list[int]]]:
-    """Merge ranges of one file that lie close together into fewer, longer reads.
+    """Merge nearby ranges of one file into fewer, longer reads.
 
-    Two neighbours are merged when at most `max_gap` unwanted bytes lie between them and the whole
-    stays within `max_length` bytes; a single range longer than that stays whole. Returns the reads
-    in file order, each with the positions in `ranges` of those that it covers. Pure: no I/O, and
-    the thresholds have no defaults, so that one caller owns them.
+    Merges neighbours with at most `max_gap` unwanted bytes between them, up to `max_length` bytes
+    in total; a longer single range is not split. Returns the reads in file order, each with the
+    indices of its ranges. Thresholds have no defaults here, so that one caller defines them.
 
-    Raises `ValueError` for a range that is not `0 <= start <= stop`.
+    Raises `ValueError` unless each range has `0 <= start <= stop`.
+
+    Example:
+        from seqrecord.storage.ranges import ByteRange, coalesce
+        reads = coalesce([ByteRange(0, 10), ByteRange(12, 20)], max_gap=4, max_length=100)
+        assert reads == [(ByteRange(0, 20), [0, 1])]
     """
     for item in ranges:
         if not 0 <= item.start <= item.stop:
@@ -66,12 +69,12 @@ def plan(
     max_gap: int = MAX_GAP,
     max_bytes: int = MAX_REQUEST_BYTES,
 ) -> list[ReadRequest]:
-    """The requests that fill the buffers of a call, in file order.
+    """Plan the requests that fill the buffers of a read, in file order.
 
-    A range longer than `max_bytes` is cut into equal pieces. Neighbours with at most `max_gap`
-    unwanted bytes between them are one request if it stays within `max_bytes`; the unwanted bytes
-    go into memory of their own. Ranges that overlap are requests apart, and an empty range needs
-    none. Pure: no I/O, and the views are of the given buffers.
+    Splits a range longer than `max_bytes` into equal pieces. Merges neighbours with at most
+    `max_gap` unwanted bytes between them, up to `max_bytes` in total; unwanted bytes go to extra
+    memory. Overlapping ranges become separate requests, and empty ranges none. Views refer to the
+    given buffers.
     """
     parts: list[ReadRequest] = []
     for item, view in sorted(_pieces(ranges, buffers, max_bytes), key=lambda piece: piece[0]):
@@ -106,10 +109,10 @@ _is_unwanted: ContextVar[Callable[[], bool]] = ContextVar("is_unwanted", default
 
 @contextmanager
 def unwanted_if(condition: Callable[[], bool]) -> Iterator[None]:
-    """In this context, requests to a storage are cancelled once `condition()` is true.
+    """Context manager: cancels storage requests in this context once `condition()` is true.
 
-    A cancelled request raises `StorageError` soon, instead of being repeated until its deadline.
-    Requests of other users of the storage continue. Any thread may call the condition, and often.
+    A cancelled request soon raises `StorageError` in place of retrying until its deadline. Requests
+    from other contexts continue. The condition is called often, by any thread.
     """
     outer = _is_unwanted.get()
     token = _is_unwanted.set(lambda: condition() or outer())
@@ -120,6 +123,6 @@ def unwanted_if(condition: Callable[[], bool]) -> Iterator[None]:
 
 
 def check_wanted(file: str) -> None:
-    """Raise `StorageError` if nobody waits for what this thread reads or writes."""
+    """Raise `StorageError` if this thread's requests were cancelled; see `unwanted_if`."""
     if _is_unwanted.get()():
-        raise StorageError("given up, since nobody waits for it any more", file=file)
+        raise StorageError("cancelled, because its result is no longer needed", file=file)

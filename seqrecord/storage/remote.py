@@ -1,4 +1,4 @@
-"""Files of any filesystem that fsspec knows: hf, memory, sftp, …"""
+"""Storage on any fsspec filesystem: hf, memory, sftp, …"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload, tag_of
+from seqrecord.storage.base import MAX_PUT_BYTES, Entry, FileInfo, Upload, digest_of
 from seqrecord.storage.failures import call
 from seqrecord.storage.requests import FsspecReader
 from seqrecord.storage.retrying import Retrier
@@ -31,7 +31,7 @@ from seqrecord.storage.url import named_place
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of
 
 _PARTIAL = ".partial"
-# Of object stores: a file is there when it is closed.
+# Object stores: a file becomes visible when it is closed.
 _OBJECT_STORES = ("az", "gcs", "gs", "hf", "oci", "oss", "s3", "s3a")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
@@ -41,10 +41,10 @@ _logger = logging.getLogger("seqrecord")
 class FsspecStorage(WholeFileStorage):
     """Storage below a path of an fsspec filesystem.
 
-    The filesystem is made when it is first used, in each process anew: no client survives a fork.
-    An object store shows a file when it is closed; elsewhere a file gets another name while it is
-    written. fsspec has no conditional writes, so of two writers who put a file at the same time
-    both may think that they were first; what each checks is the file before and after it.
+    Each process creates the filesystem at first use, because clients do not survive forks. On
+    object stores a file becomes visible when it is closed; elsewhere it has a temporary name until
+    then. fsspec has no conditional writes: `put` checks the file before and after writing, but two
+    concurrent writers may both succeed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FsspecStorage(WholeFileStorage):
         self._options = {**url_options(protocol, root, shown), **(options or {})}
         self._protocol = protocol
         self._remote = FsspecReader(
-            # Not the cached instance, which would be another one in every thread.
+            # Without fsspec's instance cache, which has an instance per thread.
             functools.partial(kind, skip_instance_cache=True, **self._options),
             call(shown, kind._strip_protocol, url),
             shown,
@@ -83,18 +83,18 @@ class FsspecStorage(WholeFileStorage):
         try:
             self.overwrite(path, data)
         except (AccessError, DestinationError, LocationError, NotFoundError):
-            raise  # it was refused
+            raise  # refused, so not written
         except StorageError as error:
             raise _maybe_done(error) from error
         try:
             tag = self._tag(path)
         except StorageError as error:
             raise _maybe_done(error) from error
-        if tag != tag_of(data):
+        if tag != digest_of(data):
             raise ConflictError("another writer replaced it at the same time", file=shown)
 
     def create(self, path: str) -> Upload:
-        self._ask(path, lambda _: None)  # a package that is missing is noticed now
+        self._ask(path, lambda _: None)  # raises early if a package is missing
         return super().create(path)
 
     def upload(self, path: str, pieces: Pieces) -> None:
@@ -104,7 +104,7 @@ class FsspecStorage(WholeFileStorage):
         self._write(path, [data])
 
     def _write(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Put a file in place, under another name until it is whole."""
+        """Write a file under a temporary name, then rename it (object stores: write directly)."""
         full = self._remote.full(path)
         target = full if self._protocol in _OBJECT_STORES else full + _PARTIAL
 
@@ -118,7 +118,7 @@ class FsspecStorage(WholeFileStorage):
             except BaseException:
                 with contextlib.suppress(Exception):
                     file.discard()
-                # An fsspec file uploads when it is closed, and closes itself when it is collected.
+                # An fsspec file uploads in `close`, also when garbage collected.
                 with contextlib.suppress(Exception):
                     file.closed = True
                 raise
@@ -150,7 +150,7 @@ class FsspecStorage(WholeFileStorage):
                 found = fs.ls(full, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-            # Of a file, some list the file itself.
+            # For a file, some filesystems list the file itself.
             inside = [each for each in found if each["name"].strip("/") != full.strip("/")]
             return sorted(map(_entry, inside), key=lambda entry: entry.name)
 
@@ -183,14 +183,14 @@ class FsspecStorage(WholeFileStorage):
 
 
 def _maybe_done(error: StorageError) -> TransientError:
-    """The error of a put that may have been done all the same."""
+    """Error of a `put` whose outcome is unknown."""
     if isinstance(error, TransientError):
         return error
-    return TransientError(error.message, **error.facts())
+    return TransientError(error.message, **error.context())
 
 
 def url_options(protocol: str, root: str, shown: str) -> dict[str, Any]:
-    """What a URL says before its path, such as a host, which are options of some filesystems."""
+    """Options that fsspec derives from a URL, such as a host."""
     kind = call(shown, _kind_of, protocol, shown)
     return dict(call(shown, kind._get_kwargs_from_urls, _full_url(protocol, root)))
 
@@ -205,7 +205,7 @@ def _entry(found: Mapping[str, Any]) -> Entry:
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
-    """When a file was last changed; now, where the filesystem does not say."""
+    """Modification time in seconds since 1970; the current time if unavailable."""
     for name in _TIMES:
         value = entry.get(name)
         if isinstance(value, str):
@@ -218,19 +218,19 @@ def _modified(entry: Mapping[str, Any]) -> float:
     return time.time()
 
 
-@functools.cache  # once in a process
+@functools.cache  # once per process
 def _warn_once(url: str) -> None:
     _logger.warning(
-        "%s: this storage has no conditional writes: let one writer be at work at a time", url
+        "%s: this storage has no conditional writes; use a single writer at a time", url
     )
 
 
 def _kind_of(protocol: str, shown: str) -> Any:
-    """The class of a filesystem."""
+    """Class of the filesystem for a protocol."""
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError:
-        raise LocationError("no known kind of URL", file=shown, got=f"{protocol}://") from None
+        raise LocationError("unsupported URL scheme", file=shown, got=f"{protocol}://") from None
     except ImportError:
         needed = known_implementations.get(protocol, {}).get("err", "")
         raise LocationError(

@@ -1,6 +1,6 @@
-"""Reads a file request by request: what is common to all clients that answer ranges.
+"""Base class of clients that read byte ranges by requests.
 
-`FsspecReader` reads through any filesystem of fsspec.
+`FsspecReader` is the one for fsspec filesystems.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from seqrecord.storage.base import check_buffers, check_path, short_read, too_la
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.ranges import ByteRange, plan
 
-SLOWEST = 64 << 10  # bytes a second
-TIMEOUT_SECONDS = 30.0  # without a byte
+MIN_BYTES_PER_SECOND = 64 << 10  # minimum bytes per second
+TIMEOUT_SECONDS = 30.0  # without receiving a byte
 
 Request = tuple[ByteRange, list[memoryview]]
-"""Bytes of a file, and where they go one after the other: views that are as long together."""
+"""Byte range of a file, and consecutive views of the same total size for its content."""
 
 
 class RequestReader(ABC):
-    """Reads, and makes one request of ranges that touch, as `plan` leaves them."""
+    """Reads ranges; makes one request per run of adjacent ranges, see `plan`."""
 
     @abstractmethod
     def length(self, path: str) -> int:
-        """A file's length, of a clean path; asked for without its bytes."""
+        """Size of a file in bytes, requested without its content."""
 
     def size(self, path: str) -> int:
         check_path(path)
@@ -40,19 +40,19 @@ class RequestReader(ABC):
             return self.length(path)
         except NotFoundError:
             pass
-        # Reading says whether it is the container that is not there.
+        # An error of reading distinguishes a missing container from a missing file.
         self.read(path, (ByteRange(0, 1), [memoryview(bytearray(1))]))
-        return self.length(path)  # now it is there
+        return self.length(path)  # the file was created meanwhile
 
     @abstractmethod
     def read(self, path: str, request: Request) -> None:
-        """Make one request, of a clean path. All of its bytes or an error."""
+        """Make one request; fills all views or raises."""
 
     @abstractmethod
     def close(self) -> None: ...
 
-    def expect_pages(self) -> None:  # noqa: B027 - most readers do nothing else then
-        """All files are read as record files are, from now on."""
+    def expect_pages(self) -> None:  # noqa: B027 - no-op for most readers
+        """See `seqrecord.storage.base.expect_pages`."""
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -61,19 +61,18 @@ class RequestReader(ABC):
         check_path(path)
         parts = plan(ranges, buffers, max_gap=0, max_bytes=sys.maxsize)
         if not parts:
-            self.size(path)  # raises if it is not there
+            self.size(path)  # raises if the file is missing
         for items, views in parts:
             self.read(path, (ByteRange(items[0].start, items[-1].stop), views))
 
     @abstractmethod
     def read_whole(self, path: str, limit: int) -> bytes:
-        """A small file's bytes, all of the same moment; `StorageError` for more than `limit`."""
+        """Consistent content of a small file; raises `StorageError` above `limit` bytes."""
 
     def missing(self, path: str, file: str, item: ByteRange, got: int) -> StorageError:
-        """The error of an answer that held `got` bytes of a range, and was no error itself.
+        """Error for a successful response with only `got` bytes of a range.
 
-        The file's length tells whether it ends there, or whether another attempt may bring the
-        rest.
+        Checks the file's size: the file may end there, or a retry may return the rest.
         """
         if self.size(path) < item.stop:
             return short_read(file, item, got)
@@ -87,9 +86,9 @@ class RequestReader(ABC):
 
 
 def fill(views: Iterable[memoryview], chunks: Iterable[Buffer]) -> int:
-    """Copy chunks, none of them empty, into views one after the other; the bytes that came.
+    """Copy non-empty chunks into consecutive views; returns the number of bytes copied.
 
-    Stops when the views are full. NumPy copies, since it releases the GIL meanwhile.
+    Stops when the views are full. NumPy copies, because it releases the GIL.
     """
     targets = iter(views)
     target = np.empty(0, np.uint8)
@@ -109,34 +108,34 @@ def fill(views: Iterable[memoryview], chunks: Iterable[Buffer]) -> int:
     return total
 
 
-def hurried(
+def check_rate(
     chunks: Iterable[Buffer],
     timeout: float,
     file: str,
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Buffer]:
-    """The chunks, or a `TransientError` when they come too slowly: the next attempt may be faster.
+    """Yield the chunks; raises `TransientError` if they arrive too slowly for a retry to be worse.
 
-    That is, when after `timeout` seconds they were fewer than 64 KiB a second.
+    Too slow is less than 64 KiB per second on average, checked after `timeout` seconds.
     """
     start, got = clock(), 0
     for chunk in chunks:
         yield chunk
         got += len(chunk)
         seconds = clock() - start
-        if seconds > timeout and got < seconds * SLOWEST:
+        if seconds > timeout and got < seconds * MIN_BYTES_PER_SECOND:
             raise TransientError(
                 f"the body comes too slowly: {got} bytes in {seconds:.0f} s", file=file
             )
 
 
 class FsspecReader(RequestReader):
-    """Reads below the path `root` of the filesystem that `make` makes.
+    """Reads files below the path `root` of an fsspec filesystem, created by `make`.
 
-    Of the filesystem `info` and `cat_file` are used, so two methods make one. A request is held in
-    memory before it is copied to its buffers. `shown` is the root as it may be shown, and
-    `is_reread` as of `Clients`.
+    Only uses `info` and `cat_file`, so any object with these methods works. A response is in memory
+    as a whole before it is copied to the buffers. `shown` is the root for messages; see `Clients`
+    for `is_reread`.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class FsspecReader(RequestReader):
         if found.get("type") == "directory":
             raise NotFoundError("no such file", file=shown)
         if found.get("size") is None:
-            raise StorageError("the server does not tell the file's length", file=shown)
+            raise StorageError("the server does not report the file's size", file=shown)
         return int(found["size"])
 
     def read(self, path: str, request: Request) -> None:
@@ -171,10 +170,10 @@ class FsspecReader(RequestReader):
 
     def read_whole(self, path: str, limit: int) -> bytes:
         shown, full, data = f"{self._shown}/{path}", self.full(path), b""
-        if size := self.size(path):  # of an empty file no range can be read
+        if size := self.size(path):  # no range of an empty file can be requested
             if size <= limit:
                 data = self.clients.ask(shown, lambda fs: _cat(fs, full, 0, limit + 1))
-                data, size = bytes(data), len(data)  # it may be another file now
+                data, size = bytes(data), len(data)  # the file may have been replaced
             if size > limit:
                 raise too_large(shown, limit, size)
         return data
@@ -183,13 +182,13 @@ class FsspecReader(RequestReader):
         self.clients.close()
 
     def full(self, path: str) -> str:
-        """The path in the filesystem."""
+        """Path in the filesystem."""
         root = self.root if self.root.endswith("/") or not self.root else f"{self.root}/"
         return root + check_path(path)
 
 
 def _cat(fs: Any, path: str, start: int, stop: int) -> bytes:
-    # Where it is done with a buffered file, that would read ahead, megabytes beyond each range.
+    # A buffered file would read megabytes ahead of each range.
     is_buffered = isinstance(fs, AbstractFileSystem) and not fs.async_impl
     is_buffered = is_buffered and type(fs).cat_file is AbstractFileSystem.cat_file
     buffering = {"cache_type": "none"} if is_buffered else {}

@@ -1,7 +1,7 @@
-"""Attempts that are repeated until one goes well or a deadline passes.
+"""Retries of failed requests until a deadline, and rate limits.
 
-Requests to each file are limited too: a service answers 503 to more. A quota limits those to all
-files of a storage, and the bytes that are read.
+Requests per file are limited, since services answer 503 above a rate. A quota limits the requests
+to all files of a storage, and the bytes read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.text import counted
 
 DEADLINE_SECONDS = 120.0
-MAX_RETRY_AFTER = 600.0  # seconds that a server may ask to wait
-REQUESTS_PER_SECOND = 400.0  # to one file; Azure's limit is about 500 to a blob
+MAX_RETRY_AFTER = 600.0  # maximum delay in seconds that a server may ask for
+REQUESTS_PER_SECOND = 400.0  # per file; Azure's limit is about 500 per blob
 
-_LONGEST_WAIT = 8.0  # so that a server that recovers is soon asked again
+_LONGEST_WAIT = 8.0  # so that a recovered server is used soon
 _POLL_SECONDS = 0.25
-_OTHER_CAUSES = 3  # in an error, beside the last attempt's
-PATIENCE_SECONDS = 5.0  # until a warning, and between two of them
+_OTHER_CAUSES = 3  # earlier errors in a message, beside the last one
+PATIENCE_SECONDS = 5.0  # before the first warning, and between warnings
 
 _logger = logging.getLogger("seqrecord")
 
@@ -51,28 +51,26 @@ _T = TypeVar("_T")
 
 
 class Retrier:
-    """Repeats what raises `TransientError`, and nothing else.
+    """Repeats calls that raise `TransientError`; other errors propagate.
 
-    The wait before attempt n + 1 is drawn from the upper half of [0, 0.25 s * 2 ** (n - 1)], at
-    most 8 s of it, so that threads which failed together don't try again together. Where the server
-    said how long to wait, see `heed`, that comes on top, even after the deadline. The last attempt
-    starts at the deadline, `deadline` seconds after the first, or later if the server asked for it;
-    when it fails too, it is a `DeadlineError`, which says how many there were, the last one's
-    cause, and up to three other causes of those before it. An attempt itself takes as long as its
-    client lets it.
+    The delay before attempt n + 1 is random in the upper half of [0, 0.25 s * 2 ** (n - 1)], at
+    most 8 s, so that threads that failed together do not retry together. A delay that the server
+    asked for, see `check_server_delay`, is added, even beyond the deadline. The last attempt starts
+    `deadline` seconds after the first, or later if the server asked for it. If it fails too, raises
+    `DeadlineError` with the number of attempts, the last error and up to three earlier ones. The
+    duration of an attempt is up to its client.
 
-    What has failed for `patience` seconds is logged as a warning, and what goes well then too; of
-    many requests that fail together, one speaks.
+    A request that fails for `patience` seconds is logged as a warning, and so is its later
+    success; only one of many simultaneous failures is logged.
 
-    Each attempt first waits until `quota` allows it, which the deadline does not count.
+    Each attempt waits for the `quota` first; this time does not count for the deadline.
 
-    `close`, the end of the main thread, and the condition of `unwanted_if`, wake those that wait;
-    they fail with `StorageError`.
-    Safe to use from many threads, and after a fork; a pickled copy counts from zero. `clock`,
-    `sleep`, `draw`, a number from [0, 1), and another `first_wait` are for tests.
+    `close`, the end of the main thread, and the condition of `unwanted_if` end all delays with
+    `StorageError`. Thread-safe and fork-safe; a pickled copy has new counters. `clock`, `sleep`,
+    `draw` (a random number in [0, 1)) and other values of `first_wait` are for tests.
     """
 
-    first_wait = 0.25  # seconds before the second attempt, doubled each time
+    first_wait = 0.25  # seconds before the second attempt, doubled for each further one
 
     def __init__(
         self,
@@ -104,15 +102,15 @@ class Retrier:
         item: ByteRange | None = None,
         nbytes: int | None = None,
     ) -> _T:
-        """What `function()` returns, in the end. `file` and its range `item` are for the error.
+        """Result of `function()`, after retries. `file` and its range `item` are for the error.
 
-        An attempt reads `nbytes`, by default all of the range.
+        An attempt reads `nbytes`, by default the length of the range.
         """
         if nbytes is None:
             nbytes = 0 if item is None else item.length
         state, start = self._state.get(), self.clock()
         closed, backoff, attempts = state.closed, self.first_wait, 0
-        causes: list[str] = []  # each once, the last attempt's last
+        causes: list[str] = []  # unique, the last attempt's last
         while True:
             if self.quota is not None and (turn := self.quota.delay(nbytes)) > 0:
                 self.sleep(turn, file=file, closed=closed)
@@ -122,7 +120,7 @@ class Retrier:
             try:
                 result = function()
             except DeadlineError:
-                raise  # of a retrier below
+                raise  # from an inner retrier
             except TransientError as error:
                 cause, asked = error.message, error.retry_after or 0.0
                 causes = [*(each for each in causes if each != cause), cause][-1 - _OTHER_CAUSES :]
@@ -134,7 +132,7 @@ class Retrier:
             left = start + self.deadline - now
             if left <= 0:
                 break
-            self.heed(asked, file=file)
+            self.check_server_delay(asked, file=file)
             if now - start >= self._patience and state.may_warn(now, self._patience):
                 _logger.warning("%s: %s; tried again for %.0f s more", file, cause, left)
             state.count("retries")
@@ -148,10 +146,10 @@ class Retrier:
             file=file,
         )
 
-    def heed(self, asked: float, *, file: str) -> None:
-        """Log a warning if a server asked to wait for a second or more before the next request.
+    def check_server_delay(self, asked: float, *, file: str) -> None:
+        """Log a warning if a server asked for a delay of a second or more.
 
-        Raises `DeadlineError` if it asked for more than `max_retry_after` seconds.
+        Raises `DeadlineError` if the delay exceeds `max_retry_after` seconds.
         """
         if asked > self._max_retry_after:
             raise DeadlineError(
@@ -164,7 +162,7 @@ class Retrier:
             _logger.warning("%s: the server asks to wait %.0f s; waiting", file, asked)
 
     def sleep(self, seconds: float, *, file: str, closed: threading.Event | None = None) -> None:
-        """Wait; `StorageError` if closed, if the interpreter exits, or the request is cancelled."""
+        """Sleep; raises `StorageError` after `close`, at interpreter exit, or if cancelled."""
         if self._sleep is not None:
             self._sleep(seconds)
             return
@@ -172,17 +170,17 @@ class Retrier:
         end = time.monotonic() + seconds
         check_wanted(file)
         while (left := end - time.monotonic()) > 0 or closed.is_set():
-            # The end of the main thread sets no event, and nothing may run then but what was there.
+            # The end of the main thread sets no event, and must be polled.
             if closed.wait(min(left, _POLL_SECONDS)) or not threading.main_thread().is_alive():
-                raise StorageError("closed while it waited to be tried again", file=file)
+                raise StorageError("closed while waiting for a retry", file=file)
             check_wanted(file)
 
     def counters(self) -> dict[str, int]:
-        """`requests`, attempts that is, and `retries`, the attempts after a first, so far."""
+        """`requests` (all attempts) and `retries` (attempts after the first) of this process."""
         return dict(self._state.get().counts)
 
     def close(self) -> None:
-        """Wake the threads that wait. Calls that start afterwards may wait again."""
+        """End all current delays with an error. Later calls may wait again."""
         state = self._state.get()
         closed, state.closed = state.closed, threading.Event()
         closed.set()
@@ -191,13 +189,13 @@ class Retrier:
 def put_once(
     storage: Storage, path: str, data: bytes, *, expected: str | None, is_lost: bool = False
 ) -> None:
-    """One attempt of `storage.put`; the file that is there then tells whether it succeeded.
+    """One attempt of `storage.put`; reads the file back if the outcome is unclear.
 
-    `is_lost` says that the answer to an attempt before was lost. After a refusal or an error that
-    may pass, the file is read: if it holds `data`, the put succeeded and only its answer was lost.
-    So no other file may ever hold the same bytes. If it is still the one of the tag `expected`, the
-    error is raised again, for another attempt: a `TransientError` where one before may yet be done.
-    Otherwise another writer was there first, or has replaced what was put: `ConflictError`.
+    `is_lost` means that the response to an earlier attempt was lost. After a `ConflictError` or
+    `TransientError`, the file is read. If its content is `data`, the put succeeded. This requires
+    that no other file has the same bytes. If the digest is still `expected`, the error is raised
+    for a retry, as a `TransientError` if an earlier attempt may still take effect. Otherwise
+    another writer was first, or has replaced the file: raises `ConflictError`.
     """
     try:
         storage.put(path, data, expected=expected)
@@ -214,22 +212,22 @@ def put_once(
     except TransientError:
         raise
     except StorageError:
-        tag = expected  # as far as can be seen
+        tag = expected  # the best guess
     if found == data:
         return
     if tag != expected:
         raise ConflictError("another writer replaced it meanwhile", file=f"{storage.url}/{path}")
     if is_lost and isinstance(failure, ConflictError):
-        raise TransientError(failure.message, **failure.facts()) from failure
+        raise TransientError(failure.message, **failure.context()) from failure
     raise failure
 
 
 class RetryingStorage(StorageWrapper):
-    """Repeats every request of the inner storage that may go well the next time; see `Retrier`.
+    """Retries requests of the inner storage; see `Retrier`.
 
-    A call of `read_ranges` is one request, and is repeated whole: its buffers hold all of what one
-    attempt read. Requests to one file are kept below `requests_per_second`. Uploads are passed on
-    as they are: only who makes them knows what of them may be sent twice.
+    A call of `read_ranges` is one request and is repeated as a whole, so that all its buffers are
+    from one attempt. Requests per file stay below `requests_per_second`. Writes of uploads are
+    forwarded without retries: only the upload itself can repeat them safely.
     """
 
     def __init__(
@@ -241,7 +239,7 @@ class RetryingStorage(StorageWrapper):
     ) -> None:
         super().__init__(inner)
         self.retrier = retrier or Retrier()
-        self._pace = PerProcess(partial(Pace, requests_per_second, clock=self.retrier.clock))
+        self._rate = PerProcess(partial(RateLimiter, requests_per_second, clock=self.retrier.clock))
 
     def size(self, path: str) -> int:
         return self._repeated(path, lambda: self.inner.size(path))
@@ -266,7 +264,7 @@ class RetryingStorage(StorageWrapper):
         return self._repeated(path, lambda: self.inner.read_whole(path, limit))
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        lost = False  # the answer to an attempt, which may yet be done
+        lost = False  # whether an attempt without a response may still take effect
 
         def attempt() -> None:
             nonlocal lost
@@ -284,7 +282,7 @@ class RetryingStorage(StorageWrapper):
             refused = isinstance(error, ConflictError) and self.has_conditions
             if refused or not lost:
                 raise
-            raise TransientError(error.message, **error.facts()) from error
+            raise TransientError(error.message, **error.context()) from error
 
     def files(self, folder: str) -> list[FileInfo]:
         return self._repeated(folder, lambda: self.inner.files(folder))
@@ -321,7 +319,7 @@ class RetryingStorage(StorageWrapper):
         file = f"{self.url}/{path}"
 
         def request() -> _T:
-            delay = self._pace.get().delay(path)
+            delay = self._rate.get().delay(path)
             if delay > 0:
                 self.retrier.sleep(delay, file=file)
             return function()
@@ -330,7 +328,7 @@ class RetryingStorage(StorageWrapper):
 
 
 class _RetryingUnfinished:
-    """Repeats what is read of an unfinished upload."""
+    """Retries reads of an unfinished upload."""
 
     def __init__(
         self, inner: Unfinished, repeated: Callable[[str, Callable[[], Any]], Any]
@@ -350,7 +348,7 @@ class _RetryingUnfinished:
 
 
 class _State:
-    """What a process has counted, and the event that wakes its threads."""
+    """Counters of a process, and the event that ends delays."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()
@@ -363,27 +361,27 @@ class _State:
             self.counts[name] += 1
 
     def may_warn(self, now: float, patience: float) -> bool:
-        """Whether it is time for another warning; then one is given."""
+        """Whether another warning is due; if so, records it as given."""
         with self._lock:
             due = self._warned is None or now - self._warned >= patience
             self._warned = now if due else self._warned
             return due
 
     def was_warned(self) -> bool:
-        """Whether a warning stands; no longer after this."""
+        """Whether a warning was given since the last call."""
         with self._lock:
             warned, self._warned = self._warned, None
             return warned is not None
 
 
-_BURST_SECONDS = 0.1  # this much of a second's requests may come at once
+_BURST_SECONDS = 0.1  # requests of this time may go at once
 _MANY = 1024
 
 
-class Pace:
-    """When the next request to a file may go: at most `rate` a second, and a tenth more at once.
+class RateLimiter:
+    """Rate limit per file: at most `rate` requests per second, with bursts of a tenth of that.
 
-    The algorithm is the "virtual scheduling" one of ITU-T I.371. Safe to use from many threads.
+    Uses the "virtual scheduling" algorithm of ITU-T I.371. Thread-safe.
     """
 
     def __init__(self, rate: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -392,17 +390,16 @@ class Pace:
         self._interval = 1 / rate
         self._clock = clock
         self._lock = threading.Lock()
-        self._due: dict[str, float] = {}  # when the next request is due, at an even pace
+        self._due: dict[str, float] = {}  # time of the next request at an even rate
 
     def __len__(self) -> int:
-        """Files that it keeps in mind."""
+        """Number of tracked files."""
         return len(self._due)
 
     def delay(self, path: str, amount: int = 1, *, after: float = 0.0) -> float:
-        """Seconds that a request to `path` must wait, `after` at least; the turn after it is
-        another's.
+        """Reserve a request to `path`; returns the seconds to wait, at least `after`.
 
-        One that counts as several delays those after it, not itself.
+        A request of a larger `amount` delays later ones, not itself.
         """
         with self._lock:
             now = self._clock()
@@ -414,8 +411,10 @@ class Pace:
 
 
 class Quota:
-    """What all threads of a process together may ask of a storage: requests a second, and bytes
-    that are read a second. Picklable; a copy in another process has a pace of its own."""
+    """Rate limits of all threads of a process together: requests and bytes read per second.
+
+    Picklable; a copy in another process has separate limits.
+    """
 
     def __init__(
         self,
@@ -424,12 +423,12 @@ class Quota:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._requests = PerProcess(partial(Pace, requests_per_second, clock=clock))
-        self._bytes = PerProcess(partial(Pace, bandwidth, clock=clock))
+        self._requests = PerProcess(partial(RateLimiter, requests_per_second, clock=clock))
+        self._bytes = PerProcess(partial(RateLimiter, bandwidth, clock=clock))
 
     def delay(self, nbytes: int = 0) -> float:
-        """Seconds that a request must wait, which reads so many bytes.
+        """Reserve a request that reads `nbytes`; returns the seconds to wait.
 
-        Its turn among requests comes when it may read them, or many would go together then.
+        Waits for bandwidth first, since requests delayed by bandwidth would otherwise go at once.
         """
         return self._requests.get().delay("", after=self._bytes.get().delay("", nbytes))

@@ -1,8 +1,8 @@
-"""Uploads to storages that take only whole files: written to a local file, and sent from it.
+"""Uploads to storages without appends: spooled to a local file, then sent as one object.
 
-Until the upload is one file, parts hold what is to outlive a kill; docs/storage_details.md has
-their bytes. The parts of `records/a` are `parts/records/a/00000` and so on. A part that begins
-before the end of those before it replaces what they have from there on.
+Before that, parts preserve checkpoints in case of a kill; docs/storage_details.md defines their
+bytes. The parts of `records/a` are `parts/records/a/00000` and so on. A part that begins before the
+end of earlier parts replaces their content from there on.
 """
 
 from __future__ import annotations
@@ -36,63 +36,64 @@ from seqrecord.storage.ranges import ByteRange, check_wanted, unwanted_if
 
 PARTS = "parts"
 
-_HEAD = struct.Struct("<8sIIQQI")  # magic, CRC32C of what follows, version, start, stop, notes
-_NOTE = struct.Struct("<QI")  # bytes written at the checkpoint, length of the note that follows
+_HEAD = struct.Struct("<8sIIQQI")  # magic, CRC32C of the rest, version, start, stop, notes
+_NOTE = struct.Struct("<QI")  # bytes written at the checkpoint, length of the following note
 _MAGIC, _VERSION = b"SEQPART\0", 1
 _CHECKED_FROM = 12
-_MOST_BYTES = 256 << 20  # a part is smaller, and read as a whole
+_MOST_BYTES = 256 << 20  # limit for reading a part, which is smaller
 _NUMBER = re.compile(r"\d{5,9}")
 
 _logger = logging.getLogger("seqrecord")
 
 
 class WholeFiles(Protocol):
-    """What uploads ask of a storage that only takes whole files.
+    """Interface of storages without appends, as needed by uploads.
 
-    `send`, `put_part` and `remove_part` repeat what may pass; all raise `StorageError`s.
+    `send`, `put_part` and `remove_part` retry; all methods raise `StorageError`.
     """
 
     @property
     def url(self) -> str: ...
 
     def send(self, path: str, content: Content) -> None:
-        """Store a new file; `DestinationError` if there is one."""
+        """Store a new file; raises `DestinationError` if it exists."""
 
     def put_part(self, path: str, data: bytes) -> None:
-        """Store a small file under a name that nobody else uses, in place of what is there."""
+        """Store a small file with a unique name, replacing an earlier attempt."""
 
     def remove_part(self, path: str) -> None:
-        """Remove a file, which need not be there."""
+        """Remove a file if it exists."""
 
     def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
-        """Files in a folder whose paths are clean; with `deep` below it too."""
+        """Files with clean paths in a folder; `deep` includes subfolders."""
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        """As `Storage.read_whole`: a part may have been put twice."""
+        """See `Storage.read_whole`: a part may have been replaced by a retry."""
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
-        """As `Storage.read_ranges`."""
+        """See `Storage.read_ranges`."""
 
 
 class Content(Protocol):
-    """The bytes of a file that is sent."""
+    """Content of a file that is sent."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes `start` to `stop`, fewer at the end; `StorageError` if the upload has ended."""
+        """Bytes `[start, stop)`, fewer at the end; raises `StorageError` after the upload's end."""
 
 
 @dataclass(frozen=True)
 class UploadTiming:
-    """How soon after a checkpoint parts are put, and how much of the file each has at most.
+    """Timing and size of parts.
 
-    With the request, a checkpoint is durable within five seconds. Where the whole file is being
-    sent and none of it is in parts, they wait for that, for `whole_seconds` at most. The end of an
-    upload waits for `leave_seconds` at most for a part that is under way.
+    A part is sent `save_seconds` after a checkpoint, with at most `part_bytes`, so that a
+    checkpoint is durable within five seconds. If the whole file is being sent and there are no
+    parts yet, they wait for up to `whole_seconds`. The end of an upload waits up to `leave_seconds`
+    for a part in progress.
     """
 
     save_seconds: float = 4.0
@@ -102,18 +103,17 @@ class UploadTiming:
 
 
 class SpooledUpload:
-    """Writes go to a temporary local file without a name, which `commit` sends as one object.
+    """Upload that writes to an unnamed temporary file, sent by `commit` as one object.
 
-    From the first checkpoint to the end of the upload, a thread puts what lies below the last
-    checkpoint as parts, so that it can be read after a kill. What it fails with is raised by the
-    next call.
+    After the first checkpoint, a thread sends the bytes before the last checkpoint as parts, so
+    that they are readable after a kill. An error of the thread is raised by the next call.
     """
 
     def __init__(self, path: str, store: WholeFiles, timing: UploadTiming | None = None) -> None:
         self.path = path
         self._store = store
         self._spool = _Spool(path, store, timing or UploadTiming())
-        # When it is collected, and when the interpreter leaves.
+        # On garbage collection and at interpreter exit.
         self._stop = weakref.finalize(self, self._spool.stop)
 
     def write(self, data: Buffer) -> None:
@@ -133,7 +133,7 @@ class SpooledUpload:
         self._spool.rewind(offset)
 
     def commit(self) -> None:
-        # Checkpoints go on being kept meanwhile: it may take minutes.
+        # Meanwhile, checkpoints are still preserved: sending may take minutes.
         self._spool.send()
         self._end()
 
@@ -141,43 +141,43 @@ class SpooledUpload:
         if self._stop.alive:
             self._end()
 
-    def leave(self) -> None:
-        """Stop as a kill would, but keep the checkpoints so far if that takes no long time."""
+    def abandon(self) -> None:
+        """Stop as a kill would, but preserve checkpoints if that takes little time."""
         self._spool.finish()
         self._stop()
 
     def _end(self) -> None:
         self._stop()
-        # The last first: a kill in between leaves a run that is shorter, and whole.
+        # In reverse order: a kill leaves a shorter, but contiguous sequence.
         for number in reversed(range(self._spool.num_parts)):
             try:
                 self._store.remove_part(_part_path(self.path, number))
             except StorageError as error:
-                _logger.warning("a part is not needed but cannot be removed: %s", error)
+                _logger.warning("cannot remove an obsolete part: %s", error)
                 return
 
 
 class _Spool:
-    """The local file, and the thread that keeps what lies below checkpoints."""
+    """The temporary file, and the thread that sends parts."""
 
     def __init__(self, path: str, store: WholeFiles, timing: UploadTiming) -> None:
         self._path, self._store, self._shown = path, store, f"{store.url}/{path}"
         self._timing = timing
         self._pid = os.getpid()
-        self._changed = threading.Condition()  # of what follows
+        self._changed = threading.Condition()  # guards the following attributes
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `stop`
-        self._notes: list[tuple[int, bytes]] = []  # of checkpoints that are in no part yet
-        self._saved = 0  # bytes that are in parts
-        self._is_undone = False  # some of what is in parts
-        self._due: float | None = None  # when notes are to go into parts, on the monotonic clock
-        self._is_busy = self._is_sent = False  # now, with a part, and as a whole
+        self._notes: list[tuple[int, bytes]] = []  # of checkpoints not in a part yet
+        self._saved = 0  # bytes in parts
+        self._is_undone = False  # whether `rewind` invalidated bytes in parts
+        self._due: float | None = None  # monotonic time of the next part
+        self._is_busy = self._is_sent = False  # sending a part; sending the whole file
         self._keeper: threading.Thread | None = None
-        self._failure: BaseException | None = None  # of the thread
+        self._failure: BaseException | None = None  # error of the thread
         self._stopped = threading.Event()
         self.size = self.num_parts = 0
 
     def check(self) -> None:
-        """Raise what the thread has failed with; `StorageError` after the end."""
+        """Raise an error of the thread; `StorageError` after the end of the upload."""
         if self._failure is not None:
             raise self._failure
         if self._stopped.is_set():
@@ -207,7 +207,7 @@ class _Spool:
 
     @property
     def is_durable(self) -> bool:
-        """Whether all that is to be in parts is there."""
+        """Whether all checkpoints are in parts."""
         with self._changed:
             return self._due is None and not self._is_busy and self._failure is None
 
@@ -219,7 +219,7 @@ class _Spool:
             self._file.seek(offset)
             self.size = offset
             self._notes = [note for note in self._notes if note[0] <= offset]
-            if offset < self._saved:  # a part without bytes takes back what parts have
+            if offset < self._saved:  # an empty part invalidates bytes in parts
                 self._saved, self._is_undone = offset, True
                 self._set_due()
 
@@ -237,14 +237,14 @@ class _Spool:
             raise
 
     def read(self, start: int, stop: int) -> bytes:
-        """As `Content.read`."""
+        """See `Content.read`."""
         with self._changed:
             if self._stopped.is_set():
                 raise StorageError("the upload is closed", file=self._shown)
             return self._bytes(start, min(stop, self.size))
 
     def finish(self) -> None:
-        """Keep what is to be kept now, and wait for that."""
+        """Send due parts now, and wait for that."""
         if self._pid != os.getpid():
             return
         with self._changed:
@@ -254,9 +254,9 @@ class _Spool:
             self._changed.wait_for(self._is_done, self._timing.leave_seconds)
 
     def stop(self) -> None:
-        """End the thread, after the request that it is at, and drop the file."""
+        """End the thread after its current request, and close the file."""
         if self._pid != os.getpid():
-            return  # a forked child has neither the thread nor, perhaps, the lock
+            return  # a forked child has no thread, and the lock may be taken
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
@@ -275,7 +275,7 @@ class _Spool:
         return is_idle or self._stopped.is_set() or self._failure is not None
 
     def _put_parts(self) -> None:
-        """The thread: put parts when they are due."""
+        """Main function of the thread: sends parts when due."""
         try:
             with unwanted_if(self._stopped.is_set):
                 while self._wait():
@@ -287,7 +287,7 @@ class _Spool:
             self._changed.notify_all()
 
     def _wait(self) -> bool:
-        """Whether parts are due, as soon as they are; false at the end."""
+        """Wait until a part is due; false at the end of the upload."""
         with self._changed:
             while not self._stopped.is_set():
                 left = None
@@ -301,14 +301,14 @@ class _Spool:
         return False
 
     def _save(self) -> None:
-        """Put one part: all that is due, or as much of it as goes into one."""
+        """Send one part with all due bytes, up to `part_bytes`."""
         with self._changed:
             end = self._notes[-1][0] if self._notes else self._saved
             start, stop = self._saved, min(end, self._saved + self._timing.part_bytes)
             notes = [note for note in self._notes if note[0] <= stop]
             data = self._bytes(start, stop)
             number, is_needed = self.num_parts, bool(notes or data or self._is_undone)
-            # Taken as done: after a failure nothing is kept any more.
+            # Recorded before sending: after a failure, no part is sent any more.
             self._is_undone = False
             self._notes, self._saved = self._notes[len(notes) :], stop
             self.num_parts += is_needed
@@ -324,7 +324,7 @@ class _Spool:
     def _bytes(self, start: int, stop: int) -> bytes:
         data: bytes = self._local(os.pread, self._file.fileno(), stop - start, start)
         if len(data) < stop - start:
-            raise StorageError("the temporary file was cut", file=self._shown)
+            raise StorageError("the temporary file was truncated", file=self._shown)
         return data
 
     def _local(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -333,14 +333,14 @@ class _Spool:
         except OSError as error:
             cause = error.strerror or type(error).__name__
         raise StorageError(
-            f"the temporary file of an upload, in {tempfile.gettempdir()}: {cause}; TMPDIR names "
-            "another folder",
+            f"the temporary file of an upload, in {tempfile.gettempdir()}: {cause}; set TMPDIR to "
+            "use another folder",
             file=self._shown,
         )
 
 
 class _PartFile(NamedTuple):
-    """Bytes `start` to `stop` of the upload, which begin at `offset` of the file `path`."""
+    """A part: bytes `start` to `stop` of the upload, at `offset` in the file `path`."""
 
     path: str
     offset: int
@@ -354,7 +354,7 @@ def _part_path(path: str, number: int) -> str:
 
 
 def encode_part(start: int, data: bytes, notes: Sequence[tuple[int, bytes]]) -> bytes:
-    """The part that holds `data`, from byte `start` on, and notes of checkpoints."""
+    """Encode a part: `data` from byte `start` on, and notes of checkpoints."""
     pieces = [_HEAD.pack(_MAGIC, 0, _VERSION, start, start + len(data), len(notes))]
     for size, note in notes:
         pieces += [_NOTE.pack(size, len(note)), note]
@@ -365,7 +365,7 @@ def encode_part(start: int, data: bytes, notes: Sequence[tuple[int, bytes]]) -> 
 
 
 def unfinished_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
-    """Uploads into a folder of which there are parts, sorted by path."""
+    """Uploads with parts into a folder, sorted by path."""
     prefix = f"{PARTS}/{check_path(folder)}/"
     found: dict[str, dict[int, FileInfo]] = {}
     for file in store.listed(prefix.rstrip("/"), deep=True):
@@ -376,7 +376,7 @@ def unfinished_uploads(folder: str, store: WholeFiles) -> list[Unfinished]:
 
 
 class _UnfinishedUpload:
-    """An `Unfinished` upload, of its parts by number. Of those, the unbroken run from 0 counts."""
+    """An `Unfinished` upload in parts; the contiguous sequence from part 0 on counts."""
 
     def __init__(self, path: str, files: dict[int, FileInfo], store: WholeFiles) -> None:
         self.path = path
@@ -405,13 +405,13 @@ class _UnfinishedUpload:
             self._store.read_ranges(path, inside, views)
 
     def remove(self) -> None:
-        # The last first: a kill in between leaves a run that is shorter, and whole.
+        # In reverse order: a kill leaves a shorter, but contiguous sequence.
         for number in sorted(self._files, reverse=True):
             self._store.remove_part(self._files[number].path)
 
     @cached_property
     def _run(self) -> list[_PartFile]:
-        """Read and checked once; together its parts hold each byte once, up to the last's end."""
+        """Valid parts, read once and cut so that each byte of the upload is in one part."""
         run: list[_PartFile] = []
         for number in range(len(self._files)):
             part = _read(self._store, self._files.get(number))
@@ -422,7 +422,7 @@ class _UnfinishedUpload:
 
 
 def _read(store: WholeFiles, file: FileInfo | None) -> _PartFile | None:
-    """The part that a file holds, if it is a whole one."""
+    """Read a part; `None` if it is missing or damaged."""
     if file is None or file.size > _MOST_BYTES:
         return None
     notes = []
@@ -436,13 +436,13 @@ def _read(store: WholeFiles, file: FileInfo | None) -> _PartFile | None:
             size, length = _NOTE.unpack_from(data, at)
             at += _NOTE.size + length
             notes.append((size, bytes(data[at - length : at])))
-    except (NotFoundError, struct.error):  # its writer has finished the file, or it is cut
+    except (NotFoundError, struct.error):  # the writer committed the file, or it is truncated
         return None
     return _PartFile(file.path, at, start, stop, notes) if stop - start == len(data) - at else None
 
 
 def _cut(part: _PartFile, end: int) -> _PartFile:
-    """The part without what lies at `end` and after it."""
+    """The part without bytes and notes from `end` on."""
     if part.stop <= end:
         return part
     notes = [note for note in part.notes if note[0] <= end]

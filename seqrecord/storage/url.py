@@ -1,11 +1,11 @@
-"""Turns every form of a path or URL into one Location, and names the place of a dataset.
+"""Parsing of paths and URLs into a `Location`, and unique names of places.
 
-The name of a place has account and endpoint, and no credentials::
+The name of a place has account and endpoint, but no credentials::
 
     https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH
-    s3://BUCKET/PATH?endpoint=https://HOST          said beside the URL
+    s3://BUCKET/PATH?endpoint=https://HOST          endpoint from options
     az://CONTAINER/PATH?account_name=ACCOUNT&endpoint=http://HOST
-    github://BRANCH/PATH?org=ORG&repo=REPO          said before the @ of the URL
+    github://BRANCH/PATH?org=ORG&repo=REPO          from the part of the URL before @
     /local/path
 """
 
@@ -23,7 +23,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from seqrecord.errors import LocationError
 from seqrecord.text import repr_of
 
-# The public cloud, the national ones, and accounts that have a DNS zone.
+# The public cloud, national clouds, and accounts with a DNS zone.
 _CLOUD = (
     r"(core\.windows\.net|core\.usgovcloudapi\.net|core\.chinacloudapi\.cn|storage\.azure\.net)"
 )
@@ -41,8 +41,7 @@ _KNOWN = (
     r"abfss?|adl|az|blobfile\+az|dbfs|file|ftps?|gc?s|gcs|github|hdfs|hf|https?|memory|oci|oss|r2|"
     r"s3[an]?|sftp|smb|ssh|wasbs?|webdavs?"
 )
-# Text that was meant as a URL: `http:/…`, `http:…`, `http//…`, `http;//…`, `user:password@host`,
-# `host?sig=…`.
+# Malformed URLs: `http:/…`, `http:…`, `http//…`, `http;//…`, `user:password@host`, `host?sig=…`.
 _BROKEN = re.compile(
     rf"\s*(?:(?P<a>[a-z][a-z0-9+.-]+):[/\\]|(?P<b>{_KNOWN})(?:[/\\]{{2}}|:(?=.*(?:@|[?&].*=)))|"
     rf"(?:(?P<c>[a-z][a-z0-9+.-]*)(?::|//)|(?P<d>{_KNOWN})\W?/{{1,3}}|[^/\\@]*//)?"
@@ -54,12 +53,16 @@ _BROKEN = re.compile(
 
 @dataclass(frozen=True)
 class Location:
-    """Where a dataset lies.
+    """Parsed location of a dataset.
 
-    `protocol` is `file`, `az` or fsspec's name of a filesystem, `root` the path in it (of Azure,
-    `CONTAINER/PATH`), and `shown` the URL without credentials. `options` are those that the URL
-    itself says, and `backend` is the one that it names. `root` and `options` may hold credentials,
-    so `repr` leaves them out.
+    Attributes:
+        protocol: `file`, `az`, or fsspec's name of a filesystem.
+        root: path in it; `CONTAINER/PATH` for Azure.
+        shown: URL without credentials.
+        options: storage options in the URL.
+        backend: backend in the URL's scheme.
+
+    `root` and `options` may contain credentials, so `repr` omits them.
     """
 
     protocol: str
@@ -70,19 +73,19 @@ class Location:
 
 
 def parse_location(location: str | os.PathLike[str], *, backend: str | None = None) -> Location:
-    """Understand a local path or a URL; nothing is asked of anyone.
+    """Parse a local path or a URL, without any request.
 
     Local: a path or `file:///path`. Azure: `https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH`,
-    with a SAS as its query or without, `abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH`,
+    optionally with a SAS as its query, `abfs[s]://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH`,
     `az://CONTAINER/PATH` with the account from `storage_options` or the environment, and blobfile's
-    `az://ACCOUNT/CONTAINER/PATH` where `backend` is `"blobfile"` or the scheme `blobfile+az`.
-    Without PATH, the whole container. Anything else goes to fsspec as it is: `memory://`, `s3://`,
-    `gs://`, `http://`.
+    `az://ACCOUNT/CONTAINER/PATH` if `backend` is `"blobfile"` or the scheme is `blobfile+az`.
+    Without PATH, the whole container. Other URLs go to fsspec: `memory://`, `s3://`, `gs://`,
+    `http://`.
 
-    A path object cannot hold a URL: `pathlib` drops one of the two slashes. So a path object with
-    `SCHEME:/` in it is refused, and so is text that begins with it.
+    Path objects cannot represent URLs, since `pathlib` drops one of two slashes. Path objects with
+    `SCHEME:/` inside, and texts that begin with it, are refused.
 
-    Raises `LocationError` for what is unclear; the message shows what to write.
+    Raises `LocationError` for an invalid location; the message shows a valid one.
     """
     text = _text(location, "not a path or URL")
     if "://" not in text:
@@ -94,7 +97,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         parts = urlsplit(text) if found else None
     except ValueError:
         parts = None
-    if found is None or parts is None:  # the error of urlsplit may hold a password, as context too
+    if found is None or parts is None:  # without urlsplit's error: it may contain a password
         raise LocationError("not a URL", expected="SCHEME://HOST/PATH")
     authority = re.sub(r"\[.*?\]", "", found["authority"])
     user = (not found["authority"] and scheme != "file") or ":" in authority
@@ -102,7 +105,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     if (user and re.search("@|%(25)*40", rest)) or re.match("/+[^/]*:[^/]*@", rest):
         raise LocationError(
             "a URL that may have a password with / in it",
-            expected="in names and passwords %2F for /, and in paths %40 for @",
+            expected="%2F for / in names and passwords, and %40 for @ in paths",
             got=f"{scheme}://…",
         )
     host = parts.netloc.rpartition("@")[2]
@@ -111,7 +114,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         "%(25)*(40|3A)", host, re.IGNORECASE
     ):
         raise LocationError(
-            "a URL with a port that is no number",
+            "a URL with a port that is not a number",
             expected=f"{scheme}://HOST[:PORT]/PATH, with a credential in storage_options",
             got=f"{scheme}://…",
         )
@@ -128,7 +131,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
         return _abfs(parts, shown)
     if parts.query or parts.fragment:
         raise LocationError(
-            "a URL with ? or # cannot be a folder's", expected=shown, got=f"{shown}?…"
+            "the URL of a folder cannot contain ? or #", expected=shown, got=f"{shown}?…"
         )
     if scheme in _BUCKETS and "@" in parts.netloc:
         raise LocationError(
@@ -149,7 +152,7 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
 
 
 def is_blob_service(endpoint: str, account: str) -> bool:
-    """Whether this is the address of an account's blob service in one of Azure's clouds."""
+    """Whether `endpoint` is the blob service of an account in a public or national cloud."""
     host = _HOST.fullmatch(endpoint.removeprefix("https://"))
     if host is None or not endpoint.startswith("https://"):
         return False
@@ -157,10 +160,9 @@ def is_blob_service(endpoint: str, account: str) -> bool:
 
 
 def local_path(path: str | os.PathLike[str], what: str) -> Path:
-    """The path of something that lies on this machine and nowhere else, with `~` expanded.
+    """Parse a path that must be local, with `~` expanded; `what` names it in errors.
 
-    `what` names it in the error. Raises `LocationError` for a URL, whose text may hold a signature
-    and is therefore not shown.
+    Raises `LocationError` for a URL, without showing it, since it may contain a signature.
     """
     text = _text(path, f"{what}: not a path")
     if (found := _SCHEME.match(text)) is not None:
@@ -181,16 +183,16 @@ def _text(path: str | os.PathLike[str], problem: str) -> str:
         raise LocationError(problem, expected="text", got=repr_of(path))
     is_url = "://" in text
     try:
-        # A name on a local disk may have bytes that are no UTF-8, which Python shows as surrogates.
+        # Local names may have bytes that are not UTF-8, which Python represents as surrogates.
         text.encode("utf-8", "strict" if is_url else "surrogateescape")
     except UnicodeEncodeError as error:
-        shown = text[error.start : error.end] if is_url else text  # the rest may hold a signature
+        shown = text[error.start : error.end] if is_url else text  # the rest may be secret
         raise LocationError(problem, expected="Unicode", got=repr_of(shown)) from None
     return text
 
 
 def _refuse_broken_url(path: str | os.PathLike[str], text: str) -> None:
-    """Raise `LocationError` for a URL that has lost a slash. Not shown: it may be signed."""
+    """Raise `LocationError` for a malformed URL, without showing it: it may be signed."""
     places = [0] if isinstance(path, str) else [0, *(m.end() for m in re.finditer("/", text))]
     matches = ((at, match) for at in places if (match := _BROKEN.match(text, at)))
     if found := [match for at, match in matches if not at or any(match.groups())]:
@@ -246,7 +248,7 @@ def _blobfile(parts: SplitResult, shown: str) -> Location:
 
 
 def _account(host: re.Match[str]) -> dict[str, Any]:
-    """The account's name and blob service, of its own host name."""
+    """Account name and blob service, from the host name of an account."""
     zone = host["zone"] or ""
     endpoint = f"https://{host['account']}{zone}.blob.{host['cloud']}"
     return {"account_name": host["account"], "endpoint": endpoint}
@@ -256,76 +258,76 @@ def _in_container(container: str, path: str) -> str:
     return f"{container}/{path.strip('/')}".strip("/")
 
 
-# Options that say where files are, by any of their names.
+# Options that identify the place of files, with their aliases.
 _OPTIONS = ("account_name", "endpoint", "endpoint_url", "base_url", "host", "port", "org", "repo")
-_SAID = rf"({'|'.join(_OPTIONS)})=[^&]*"
-_PLACE = re.compile(rf"(?P<url>[^?]*://[^?]*)\?(?P<said>{_SAID}(&{_SAID})*)")
+_OPTION = rf"({'|'.join(_OPTIONS)})=[^&]*"
+_PLACE = re.compile(rf"(?P<url>[^?]*://[^?]*)\?(?P<options>{_OPTION}(&{_OPTION})*)")
 _ALIASES = {"s3a": "s3", "gcs": "gs", "endpoint_url": "endpoint", "base_url": "endpoint"}
 
 
-def named_place(url: str, said: Mapping[str, Any]) -> str:
-    """The place of a URL without query, and of what options said beside it."""
-    words = [f"{name}={value}" for name, value in _cleaned(said).items()]
+def named_place(url: str, options: Mapping[str, Any]) -> str:
+    """Name of the place of a URL without query, with options that identify it."""
+    words = [f"{name}={value}" for name, value in _cleaned(options).items()]
     return _normal(url) + ("?" + "&".join(words) if words else "")
 
 
 def is_place_of(location: str | os.PathLike[str], place: str) -> bool:
-    """Whether a location, which may be a place, is that place.
+    """Whether a location, or the name of a place, refers to `place`.
 
-    A location that says no account or endpoint may be in any of them. Raises `LocationError` for
-    what is no location.
+    A location without account or endpoint matches all of them. Raises `LocationError` for an
+    invalid location.
     """
-    where, wanted, said = _parsed(location)
+    where, wanted, options = _parsed(location)
     if where.protocol == "file":
         return place == str(Path(where.root).absolute())
     with contextlib.suppress(LocationError):
-        there, held, known = _parsed(place)
-        # A place that says no endpoint is at the usual one, as the URL of an account is.
+        other, normalized, known = _parsed(place)
+        # A place without endpoint is at the default one, as the URL of an account is.
         known = {"endpoint": where.options.get("endpoint", ""), **known}
-        is_same = there.protocol != "file" and wanted == held
-        return is_same and all(known.get(name) == said[name] for name in said)
+        is_same = other.protocol != "file" and wanted == normalized
+        return is_same and all(known.get(name) == options[name] for name in options)
     return False
 
 
 def shown_place(location: str | os.PathLike[str]) -> str:
-    """A location without credentials. Raises `LocationError` for what is none."""
-    where, _, said = _parsed(location)
-    return where.shown if where.protocol in ("file", "az") else named_place(where.shown, said)
+    """A location without credentials. Raises `LocationError` if invalid."""
+    where, _, options = _parsed(location)
+    return where.shown if where.protocol in ("file", "az") else named_place(where.shown, options)
 
 
 def without_commit(url: str) -> str:
-    """The URL of a dataset on the Hub without its commit; any other as it is."""
+    """URL of a dataset on the Hub without its commit; other URLs unchanged."""
     return re.sub(r"^(hf://datasets/[^/]+/[^/@]+)@[0-9a-f]{40}(?=/|$)", r"\1", url)
 
 
 def _parsed(place: str | os.PathLike[str]) -> tuple[Location, str, dict[str, str]]:
-    """A place, its URL as all write it, and what is said beside that."""
+    """Parse a place: location, normalized URL, and options that identify it."""
     found = _PLACE.fullmatch(place) if isinstance(place, str) else None
     where = parse_location(place if found is None else found["url"])
-    words = [] if found is None else found["said"].split("&")
-    said = {**where.options, **dict(word.split("=", 1) for word in words)}
+    words = [] if found is None else found["options"].split("&")
+    options = {**where.options, **dict(word.split("=", 1) for word in words)}
     if where.protocol == "az":
-        return where, _normal(f"az://{where.root}"), _cleaned(said)
-    return where, _normal(where.shown), _cleaned({**_url_options(where), **said})
+        return where, _normal(f"az://{where.root}"), _cleaned(options)
+    return where, _normal(where.shown), _cleaned({**_url_options(where), **options})
 
 
 def _url_options(where: Location) -> dict[str, Any]:
-    """What a filesystem of fsspec reads in the URL that its path does not have."""
+    """Options that an fsspec filesystem derives from the URL, but not from its path."""
     from seqrecord.storage.objects import OBJECTS
     from seqrecord.storage.remote import url_options
 
     if where.protocol in OBJECTS:
         return {}
-    with contextlib.suppress(LocationError):  # without its package nothing more is known
+    with contextlib.suppress(LocationError):  # its package is missing
         return url_options(where.protocol, where.root, where.shown)
     return {}
 
 
-def _cleaned(said: Mapping[str, Any]) -> dict[str, str]:
-    """What says where, by one name each, without passwords and signatures."""
+def _cleaned(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options that identify a place, under canonical names and without secrets."""
     found = {}
     for name in _OPTIONS:
-        if value := said.get(name):
+        if value := options.get(name):
             text = re.sub(r"^(.*?//)?.*@", r"\1", str(value).partition("?")[0])
             found[_ALIASES.get(name, name)] = text.rstrip("/")
     return found

@@ -1,4 +1,4 @@
-"""The common base of storages that take a file only as a whole."""
+"""Base class of storages that cannot append: files are written as a whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.processes.forks import PerProcess
-from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path, tag_of
+from seqrecord.storage.base import FileInfo, Unfinished, Upload, check_path, digest_of
 from seqrecord.storage.ranges import ByteRange, check_wanted
 from seqrecord.storage.requests import RequestReader
 from seqrecord.storage.retrying import Retrier
@@ -26,21 +26,21 @@ from seqrecord.storage.uploads import (
     unfinished_uploads,
 )
 
-_COMPARED_BYTES = 1 << 20  # of a file that may be ours: a record file begins with a random id
+_COMPARED_BYTES = 1 << 20  # to recognize our file: record files begin with a random id
 
 _T = TypeVar("_T")
 
 
 class WholeFileStorage(ABC):
-    """A `Storage` with `SpooledUpload`s; `reader` reads, and the abstract methods do the rest.
+    """A `Storage` with `SpooledUpload`s, on top of a `reader` and abstract methods for writing.
 
-    Uploads repeat their requests by `retrier`; the others are for a `RetryingStorage` around this.
+    Uploads retry their requests with `retrier`; for other requests, wrap this in `RetryingStorage`.
     """
 
     has_conditions = True
-    piece_bytes: int  # of a new file that is sent
+    piece_bytes: int  # size of pieces when sending a new file
     most_pieces: int
-    timing: UploadTiming | None = None  # of uploads that begin from now on; `None`: the default
+    timing: UploadTiming | None = None  # of new uploads; `None` for the default
 
     def __init__(self, reader: RequestReader, shown: str, retrier: Retrier | None) -> None:
         self._reader, self._url = reader, shown.rstrip("/")
@@ -52,19 +52,19 @@ class WholeFileStorage(ABC):
 
     @abstractmethod
     def upload(self, path: str, pieces: Pieces) -> None:
-        """Put a new file in place; one attempt."""
+        """Write a new file; one attempt."""
 
     @abstractmethod
     def overwrite(self, path: str, data: bytes) -> None:
-        """Put a small file in place of what is there; one attempt."""
+        """Write or replace a small file; one attempt."""
 
     @abstractmethod
     def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
-        """Files in a folder, sorted; with `deep` below it too. One attempt."""
+        """Sorted files in a folder; `deep` includes subfolders. One attempt."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Remove a file, which need not be there; one attempt."""
+        """Remove a file if it exists; one attempt."""
 
     @property
     def url(self) -> str:
@@ -80,7 +80,7 @@ class WholeFileStorage(ABC):
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         data = self._reader.read_whole(check_path(path), limit)
-        return data, tag_of(data)
+        return data, digest_of(data)
 
     def files(self, folder: str) -> list[FileInfo]:
         return self.listed(check_path(folder), deep=False)
@@ -107,17 +107,17 @@ class WholeFileStorage(ABC):
 
     def close(self) -> None:
         for upload in list(self._uploads.get()):
-            upload.leave()
-        self.retrier.close()  # what waits for a server that is gone
+            upload.abandon()
+        self.retrier.close()  # ends delays of retries
         self._reader.close()
 
     def send(self, path: str, content: Content) -> None:
-        """Store a new file, whose name nobody else uses, once, however often it is sent.
+        """Store a new file with a unique name exactly once, despite retries.
 
-        Where an answer was lost, the file that is there is ours if its length and its first bytes
-        are: a small file is compared whole, and a record file begins with its id.
+        If a response was lost, an existing file counts as ours if size and first bytes match: this
+        compares small files completely, and record files begin with their id.
         """
-        was_sent = False  # by an attempt whose answer may have been lost
+        was_sent = False  # by an attempt whose response may be lost
         first = content.read(0, _COMPARED_BYTES)
 
         def is_stored(size: int | None) -> bool:
@@ -143,11 +143,11 @@ class WholeFileStorage(ABC):
             was_sent = pieces.is_read
             if was_sent:
                 found = self._size(path)
-                # If it failed, then the answer was lost, or another file has the name.
+                # On failure, either the response was lost, or another file has the name.
                 if is_stored(found) if failure else found == content.size:
                     return
             raise failure or StorageError(
-                "a file was stored at another length",
+                "the stored file has the wrong size",
                 file=self.shown(path),
                 expected=content.size,
                 got=found,
@@ -175,9 +175,9 @@ class WholeFileStorage(ABC):
 
 
 class Pieces:
-    """A file in pieces of `length` bytes, or more where `most` would not do, read as they are due.
+    """Iterable over a file's content in pieces of `length` bytes, longer if `most` is exceeded.
 
-    `is_read` tells whether all have been read.
+    Pieces are read on demand. `is_read` is true after the last one.
     """
 
     def __init__(self, file: str, content: Content, length: int, most: int) -> None:
@@ -193,7 +193,7 @@ class Pieces:
 
 
 def files_of(folder: str, found: Iterable[tuple[str, int, float]]) -> list[FileInfo]:
-    """Files of ours, sorted, among what lies in a folder: names in it, bytes, times of change."""
+    """Sorted files with valid names in a folder, from tuples (name, size, modification time)."""
     return sorted(
         (FileInfo(f"{folder}/{name}", size, at) for name, size, at in found if _is_ours(name)),
         key=lambda file: file.path,

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, DestinationError
+from seqrecord.feature_kinds import size_in
 from seqrecord.indexing.opening import opened
-from seqrecord.lazy import required
-from seqrecord.meanings import size_in
+from seqrecord.lazy import import_extra
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
@@ -56,7 +56,7 @@ def view_rerun(
     arguments out of range and episodes that are not there, `DestinationError` where the file can't
     be written.
     """
-    rerun = required("rerun", "shown by Rerun, the extra `rerun`: pip install rerun-sdk")
+    rerun = import_extra("rerun", "shown by Rerun, the extra `rerun`: pip install rerun-sdk")
     if every < 1:
         raise ClipError("not a step of frames", expected="every of 1 or more", got=every)
     with opened(data, features=features, storage_options=storage_options) as dataset:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import ClipError, SchemaError
 from seqrecord.indexing.opening import opened
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.reading.dataset import Dataset, DatasetLike, refuse_ignored
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.text import repr_of
@@ -71,7 +71,7 @@ def view(
     and what `seqrecord.open` raises.
     """
     said = "pictures are drawn by matplotlib, the extra `view`: pip install matplotlib"
-    required("matplotlib", said)
+    import_extra("matplotlib", said)
     if max_columns < 1:
         raise ClipError("no columns", expected="max_columns of at least 1", got=max_columns)
     if isinstance(data, Mapping):

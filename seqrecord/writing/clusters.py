@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seqrecord.errors import DestinationError
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.writing.convert_jobs import Job, StoppedError, Workers, Written, write_copy
 
 _TRIES = 4
@@ -105,7 +105,7 @@ class _Dask(_Counter, Workers):
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Workers]:
     said = "jobs run there by distributed, the extra `dask`: pip install distributed"
-    distributed = required("distributed", said)
+    distributed = import_extra("distributed", said)
     place = f"tcp://{urlsplit(address).netloc}"
     try:
         client = distributed.Client(place, set_as_default=False)
@@ -168,7 +168,7 @@ class _Ray(_Counter, Workers):
 
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Workers]:
-    ray = required("ray", "jobs run there by ray, the extra `ray`: pip install 'ray[client]'")
+    ray = import_extra("ray", "jobs run there by ray, the extra `ray`: pip install 'ray[client]'")
     with _connected(ray, address):
         yield _Ray(ray)
 

@@ -17,6 +17,7 @@ from seqrecord.errors import (
     SchemaError,
     SourceError,
 )
+from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, LeftOut
 from seqrecord.format.manifest import CopiedFiles, Manifest
@@ -25,7 +26,6 @@ from seqrecord.format.references import (
 )
 from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
-from seqrecord.meanings import check_meanings
 from seqrecord.processes.machine import usable_cores
 from seqrecord.reading.metadata import DamagedFile
 from seqrecord.schema import Schema
@@ -161,7 +161,7 @@ def convert(
         schema = source.schema()
         episodes = source.episodes()
         inventory = inventory_of(source)
-    described: Mapping[str, Any] = check_meanings(schema, kinds, units)
+    described: Mapping[str, Any] = check_kinds_and_units(schema, kinds, units)
     features = (replace(each, **described.get(each.name, {})) for each in inventory.features)
     notes = (note for note in inventory.notes if not _is_answered(note, described))
     inventory = replace(inventory, features=tuple(features), notes=tuple(notes))
@@ -351,7 +351,7 @@ def _checked(
             if info.split is not None:
                 check_split_name(info.split)
         except (FormatError, SchemaError, ClipError) as error:
-            refused = SourceError(error.message, **{"episode": info.key, **error.facts()})
+            refused = SourceError(error.message, **{"episode": info.key, **error.context()})
             if not skip_bad:
                 raise refused from error
             bad.append(BadEpisode(info.key, str(refused)))

@@ -174,7 +174,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                         others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
                     raise SourceError(
                         f"{error.message}; {others}",
-                        **error.facts(),
+                        **error.context(),
                     ) from error
                 files.drop()
                 bad.append(BadEpisode(info.key, str(error)))
@@ -244,7 +244,7 @@ def _misfits() -> Iterator[None]:
     try:
         yield
     except (FrameError, CodecError) as error:
-        raise SourceError(error.message, **error.facts()) from error
+        raise SourceError(error.message, **error.context()) from error
 
 
 _REPORT_SECONDS = 0.1

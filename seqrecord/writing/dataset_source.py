@@ -406,4 +406,4 @@ def _located(key: str, items: Iterator[_T]) -> Iterator[_T]:
     try:
         yield from items
     except (FormatError, CodecError, NotFoundError) as error:
-        raise SourceError(error.message, **{**error.facts(), "episode": key}) from error
+        raise SourceError(error.message, **{**error.context(), "episode": key}) from error

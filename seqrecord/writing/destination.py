@@ -305,7 +305,7 @@ def _report_damaged(
         if path in committed:
             raise DestinationError(
                 f"a record file of the dataset is damaged: {error.message}; {_HELP}",
-                **error.facts(),
+                **error.context(),
             ) from error
     return [DamagedFile.told(storage, path, error) for path, error in damaged.items()]
 
@@ -343,7 +343,7 @@ def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int
     except (FormatError, NotFoundError) as error:
         raise DestinationError(
             f"a file of the dataset is missing or damaged: {error.message}; {_HELP}",
-            **error.facts(),
+            **error.context(),
         ) from error
 
 

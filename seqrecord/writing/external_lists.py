@@ -97,7 +97,7 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
             ExternalList.parse(each.encode(), each.id)
         except FormatError as error:  # nobody could read it
             what = f"originals that cannot be referred to: {error.message}"
-            facts = {**error.facts(), "file": each.files[0].root}
+            facts = {**error.context(), "file": each.files[0].root}
             raise SourceError(what, **facts) from error
         with suppress(ConflictError):  # it is there already, as it is
             storage.put(list_path(each.id), each.encode(), expected=None)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.feature_kinds import size_in
 from seqrecord.format.footer import EpisodePart
 from seqrecord.format.lags import clock_of, is_plausible
-from seqrecord.meanings import size_in
 from seqrecord.schema import Schema
 from seqrecord.text import counted
 

@@ -104,7 +104,7 @@ class RecordFileWriter(RecordFiles):
         self._rate.begin(episode)
         self._statistics.begin(episode.key)
         for name in self._referred:
-            self._statistics.leave_out(name)
+            self._statistics.exclude(name)
 
     def append(self, block: Block, *, fast: bool = False) -> None:
         """Encode the episode's next frames, if need be `fast`. They may lack every feature.
@@ -185,7 +185,7 @@ class RecordFileWriter(RecordFiles):
         self._copied[chunk.group] = chunk.first_frame + chunk.num_frames
         self._encoding = [g for g in self._groups if g.number not in self._copied]
         for name in self.schema.group(chunk.group):
-            self._statistics.leave_out(name)
+            self._statistics.exclude(name)
         for name in self._lags.keys() & times.keys():
             self._add_times(name, *times[name])
         self.add(chunk)
@@ -213,7 +213,7 @@ class RecordFileWriter(RecordFiles):
                     expected=f"one of {', '.join(self._video) or 'none: the schema has no video'}",
                 )
             group.keep(video)
-        self._statistics.leave_out(name)
+        self._statistics.exclude(name)
         self._write_chunks(group)
 
     def check_times(self, times: npt.NDArray[np.float64]) -> None:
@@ -403,7 +403,7 @@ def check_value(spec: FeatureSpec, item: Any) -> None:
     try:
         _encoder(spec)((item,))
     except (FrameError, CodecError) as error:
-        facts = {name: fact for name, fact in error.facts().items() if name != "frame"}
+        facts = {name: fact for name, fact in error.context().items() if name != "frame"}
         raise FrameError(error.message, **facts) from error
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from seqrecord.codecs import check_codec, image_chain, probe, resolve
 from seqrecord.codecs.images import FILES
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
+from seqrecord.feature_kinds import same_unit
 from seqrecord.format.rows import MAX_CHUNK_FRAMES
-from seqrecord.meanings import same_unit
 from seqrecord.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.text import repr_of
 from seqrecord.units import is_integer, parse_size

@@ -1,1 +1,1 @@
-"""Video: groups of pictures, encoded and decoded by PyAV, which is imported when it is used."""
+"""Video: groups of pictures (GOPs), encoded and decoded with PyAV, imported at first use."""

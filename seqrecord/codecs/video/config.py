@@ -1,4 +1,4 @@
-"""VideoConfig: how a video feature is coded, as it stands in the schema."""
+"""Video codec configuration, as stored in the schema."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.schema import CodecConfig
 
 VIDEO = "video"
-"""The id of the codec configuration of a video feature."""
+"""Id of the codec configuration of a video feature."""
 
 GREY16 = "gray16le"
-"""The pixel format of frames uint16 [H, W]; those of all others are uint8 [H, W, 3]."""
+"""Pixel format of frames uint16 [H, W]; frames of other formats are uint8 [H, W, 3]."""
 
 _LIMITED, _FULL = "limited", "full"
-_GOP_BYTES = 48 << 20  # decoded: by default a GOP is no longer than fits a chunk of other images
+_GOP_BYTES = 48 << 20  # decoded bytes of a default GOP, about a chunk of other images
 _GOP_FRAMES = 32
-_LEAST_GOP_FRAMES = 8  # or it would hardly be smaller than images
+_LEAST_GOP_FRAMES = 8  # shorter GOPs are hardly smaller than images
 
 _SUBSAMPLED = [f"{start}{chroma}p" for start in ("yuv", "yuvj") for chroma in (420, 422, 440, 444)]
 _DEEP = [f"yuv{chroma}p{bits}le" for chroma in (420, 422, 444) for bits in (10, 12)]
@@ -33,11 +33,11 @@ _MATRICES = range(15)  # H.273, MatrixCoefficients
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is known of a video codec: the best quality and the worst, and the default."""
+    """Properties of a video codec: range of `quality` from best to worst, and defaults."""
 
     qualities: range
     quality: int | None
-    pixel_formats: tuple[str, ...]  # that are encoded here; the first is the default
+    pixel_formats: tuple[str, ...]  # supported by the encoder; the first is the default
 
 
 VIDEO_CODECS: Mapping[str, _Kind] = {
@@ -47,23 +47,23 @@ VIDEO_CODECS: Mapping[str, _Kind] = {
     "vp9": _Kind(range(64), 31, ("yuv420p", "yuv444p")),
     "ffv1": _Kind(range(0), None, ("bgr0", GREY16)),
 }
-"""By name, as `--codec image=NAME` says it. FFV1 loses nothing; it alone has frames of 16 bits."""
+"""Video codecs by name, as in `--codec image=NAME`. Only FFV1 is lossless and has 16 bits."""
 
 
 @dataclass(frozen=True)
 class VideoConfig:
-    """How a video is coded: what decoding needs, and what new frames are encoded with.
+    """Parameters for decoding a video feature and encoding its new frames.
 
     Args:
         codec: a name in `VIDEO_CODECS`.
-        pixel_format: of the decoded frames, as FFmpeg calls it.
-        matrix: the number in H.273 of the matrix from YUV to RGB, of frames of which the stream
-            says nothing; `None` leaves that to the decoder.
-        range: "limited" or "full", likewise.
-        quality: of frames that are encoded: lower is better. FFV1 takes none.
-        gop: frames of each GOP that is encoded.
+        pixel_format: FFmpeg's name of the format of decoded frames.
+        matrix: YUV to RGB matrix, a number of H.273, if the stream declares none; `None` leaves
+            the choice to the decoder.
+        range: "limited" or "full", if the stream declares none.
+        quality: for encoding: lower is better. FFV1 takes none.
+        gop: number of frames in each encoded GOP.
 
-    Raises `ValueError` for what is not allowed.
+    Raises `ValueError` for invalid values.
     """
 
     codec: str
@@ -74,16 +74,16 @@ class VideoConfig:
     gop: int | None = None
 
     def __post_init__(self) -> None:
-        values: Mapping[str, Any] = vars(self)  # of any type at all
+        values: Mapping[str, Any] = vars(self)  # unchecked types
         kind = VIDEO_CODECS.get(self.codec) if isinstance(values["codec"], str) else None
         if kind is None:
             raise ValueError(
-                f"no video codec {self.codec!r:.50}, expected one of {', '.join(VIDEO_CODECS)}"
+                f"no video codec {self.codec!r:.50}, expected any of {', '.join(VIDEO_CODECS)}"
             )
         if values["pixel_format"] not in sorted(_PIXEL_FORMATS):
             raise ValueError(f"no pixel format {self.pixel_format!r:.50}")
         if self.pixel_format == GREY16 and self.codec != "ffv1":
-            raise ValueError(f"{self.codec} has no pixel format {GREY16}, ffv1 has")
+            raise ValueError(f"{self.codec} does not support pixel format {GREY16}; use ffv1")
         if self.range not in (None, _LIMITED, _FULL):
             raise ValueError(f"no colour range {self.range!r:.50}")
         for name, allowed in (
@@ -98,33 +98,33 @@ class VideoConfig:
 
     @classmethod
     def from_json(cls, config: CodecConfig) -> VideoConfig:
-        """From the configuration in a schema; trusts nothing."""
+        """Parse the configuration in a schema; raises `ValueError` if malformed."""
         items = {key: value for key, value in config.items() if key != "id"}
         unknown = set(items) - set(cls.__dataclass_fields__)
         if config.get("id") != VIDEO or unknown or None in items.values():
-            raise ValueError(f"not a configuration of video: {dict(config)!r:.100}")
+            raise ValueError(f"not a video configuration: {dict(config)!r:.100}")
         if missing := {"codec", "pixel_format"} - set(items):
             raise ValueError(f"video needs {', '.join(sorted(missing))}")
         return cls(**items)
 
     def to_json(self) -> dict[str, Any]:
-        """The configuration for a schema: what is not `None`."""
+        """Configuration for a schema: all values except `None`."""
         return {"id": VIDEO} | {k: v for k, v in vars(self).items() if v is not None}
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of decoded frames."""
+        """Dtype of decoded frames."""
         return np.dtype(np.uint16 if self.pixel_format == GREY16 else np.uint8)
 
     def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of decoded frames of this size."""
+        """Shape of decoded frames of this height and width."""
         return (height, width) if self.pixel_format == GREY16 else (height, width, 3)
 
     def encoding(self, height: int, width: int) -> VideoConfig:
-        """The same with a quality and a GOP length, where it has none, for frames of this size.
+        """The configuration with defaults for `quality` and `gop`, for frames of this size.
 
-        By default a GOP has as many frames as take 48 MiB decoded, 32 at most and 8 at least, and
-        of FFV1 one: then each frame can be read alone.
+        The default GOP takes 48 MiB decoded, with 8 to 32 frames, rounded down to a power of two.
+        For FFV1 it is 1, so that each frame can be read alone.
         """
         gop = self.gop
         if gop is None and self.codec == "ffv1":
@@ -141,17 +141,17 @@ class VideoConfig:
 def named_video(
     text: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]
 ) -> tuple[CodecConfig, ...] | None:
-    """The configuration that `av1` or `av1:quality=30,gop=16,pixel_format=yuv420p` means.
+    """Chain for a name such as `av1` or `av1:quality=30,gop=16,pixel_format=yuv420p`.
 
-    `None` where the name is not that of a video codec. Raises `ValueError` for other parameters,
-    and for frames that cannot be video.
+    `None` if the name is not a video codec. Raises `ValueError` for invalid parameters, and for
+    frames that cannot be video.
     """
     name, _, rest = text.partition(":")
     if name not in VIDEO_CODECS:
         return None
     is_deep = dtype.kind == "u" and dtype.itemsize == 2
     if is_deep and name != "ffv1":
-        raise ValueError(f"{name} would lose bits of {dtype.name}: `ffv1` keeps all")
+        raise ValueError(f"{name} would lose bits of {dtype.name}; use ffv1, which is lossless")
     params: dict[str, Any] = {
         "pixel_format": GREY16 if is_deep else VIDEO_CODECS[name].pixel_formats[0]
     }
@@ -174,29 +174,29 @@ def named_video(
 def video_config(
     configs: Sequence[CodecConfig], dtype: np.dtype[Any], shape: tuple[int | None, ...]
 ) -> VideoConfig:
-    """The configuration of a feature's chain, checked; `ValueError` for what is not allowed."""
+    """Checked video configuration of a feature's chain; raises `ValueError` if invalid."""
     if len(configs) != 1:
-        raise ValueError("video stands alone")
+        raise ValueError("a video codec cannot be combined with other codecs")
     config = VideoConfig.from_json(configs[0])
     _check_shape(config, dtype, shape)
     return config
 
 
 def _check_shape(config: VideoConfig, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
-    """`ValueError` unless frames of this dtype and shape can be those of a video."""
+    """Raise `ValueError` unless dtype and shape match the video configuration."""
     found = f"{dtype.name} {list(shape)}"
     if dtype.kind == "f" and len(shape) > 1:
         raise ValueError(
-            f"video holds no floats, but {found}: `balanced` keeps them without loss; for video "
-            "give integers, as depth in millimetres or 5000 a metre, uint16 [H, W], with `ffv1`"
+            f"video cannot store floats, got {found}: `balanced` stores them without loss; for "
+            "video use integers, such as depth in mm or 1/5000 m, uint16 [H, W], with `ffv1`"
         )
     fixed = tuple(n or 0 for n in shape)
     if dtype != config.dtype or not all(fixed) or fixed != config.shape(*(*fixed, 0, 0)[:2]):
         expected = "uint16 [H, W]" if config.pixel_format == GREY16 else "uint8 [H, W, 3]"
         other = "" if config.pixel_format == GREY16 else ", or uint16 [H, W] in ffv1,"
-        raise ValueError(f"video of {config.pixel_format} holds {expected}{other} not {found}")
+        raise ValueError(f"video of {config.pixel_format} stores {expected}{other} not {found}")
     if max(n or 0 for n in shape[:2]) > 16384 or math.prod(n or 0 for n in shape) > 1 << 29:
-        raise ValueError(f"video of {list(shape)} is too large, at most 16384 a side")
+        raise ValueError(f"video of {list(shape)} is too large; at most 16384 a side")
 
 
 def _number(name: str, key: str, value: str) -> int:

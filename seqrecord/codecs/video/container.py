@@ -1,4 +1,4 @@
-"""Packets in an MP4 file: they are copied, and get times again."""
+"""Muxing of packets into MP4 files, with timestamps and without re-encoding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from seqrecord.codecs.video.packages import packet_of, pyav, video_errors
 from seqrecord.errors import CodecError
 
 CONTAINED = ("h264", "hevc", "av1", "vp9")
-"""The codecs that an MP4 file can hold."""
+"""Codecs that an MP4 file supports."""
 
-_RAW = {"h264": "h264", "hevc": "hevc"}  # FFmpeg's names of streams without a container
+_RAW = {"h264": "h264", "hevc": "hevc"}  # FFmpeg's formats of bare streams
 _IVF = {"av1": b"AV01", "vp9": b"VP90"}  # https://wiki.multimedia.cx/index.php/Duck_IVF
 
 
 class TimedPacket(NamedTuple):
-    """A packet, when it is shown and when it is decoded, in ticks."""
+    """A packet with its presentation and decoding times in ticks."""
 
     data: Bytes | bytes
     pts: int
@@ -39,21 +39,20 @@ def mux_mp4(
     duration: int = 1,
     options: dict[str, str],
 ) -> None:
-    """Write a file of one stream.
+    """Write an MP4 file with one video stream.
 
     Args:
         file: a path, or memory.
-        codec: one of `CONTAINED`.
+        codec: a name in `CONTAINED`.
         size: height and width.
-        first: packets of the first group of pictures, from its first on, which tell what a
-            container says of the stream.
-        packets: all of them, in the order in which they are decoded; of which `dts` ascends, and
-            is never above `pts`.
-        tick: seconds.
+        first: packets of the first group of pictures, in order, from which FFmpeg derives the
+            stream's header.
+        packets: all packets in decoding order, with ascending `dts`, at most `pts`.
+        tick: duration of a tick in seconds.
         duration: of each frame, in ticks.
-        options: of FFmpeg's muxer.
+        options: for FFmpeg's muxer.
 
-    Raises `CodecError` for packets that no file can be made of.
+    Raises `CodecError` if the packets cannot be muxed.
     """
     av = pyav()
     try:
@@ -72,12 +71,12 @@ def mux_mp4(
                 out.mux(packet)
     except video_errors() as error:
         raise CodecError(
-            "packets that cannot be put into an MP4 file", got=str(error)[:300]
+            "cannot write these packets to an MP4 file", got=str(error)[:300]
         ) from error
 
 
 def _bare(codec: str, size: tuple[int, int], packets: Sequence[Bytes | bytes]) -> Any:
-    """A stream of which FFmpeg finds out what a container says of it."""
+    """A bare stream from which FFmpeg derives the header of the container."""
     if codec in _RAW:
         return io.BytesIO(b"".join(map(bytes, packets)))
     height, width = size

@@ -1,8 +1,8 @@
-"""Decodes groups of pictures by PyAV: RGB, or 16 bits of grey, in memory that is given.
+"""Decoding of groups of pictures (GOPs) with PyAV, to RGB or 16-bit grey, into given memory.
 
-Nothing in a packet is trusted. The numbers of the frames travel through the decoder as timestamps,
-so a frame that is missing, comes twice or comes out of order is noticed, whatever the stream says
-of itself. A decoder is told how many pixels a frame has before it may allocate any.
+Packets are not trusted. Frame numbers pass through the decoder as timestamps, so missing, duplicate
+or reordered frames are detected, whatever the stream declares. The decoder has a limit of pixels
+before it allocates any.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from seqrecord.codecs.video.packages import colours, one_thread, packet_of, pyav
 from seqrecord.errors import CodecError
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 
-_DECODERS = {"av1": "libdav1d"}  # FFmpeg's own needs a GPU
+_DECODERS = {"av1": "libdav1d"}  # FFmpeg's own decoder needs a GPU
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
-_HIDDEN = 1 << 20  # timestamps of frames that are not shown begin here
-_SCALING = 0x20 | 0x2000  # swscale's SWS_AREA; and SWS_FULL_CHR_H_INT, or colours are at half width
-_MARGIN = 64  # pixels that a stream may code beside those that it shows, of each axis
+_HIDDEN = 1 << 20  # first timestamp of hidden frames
+_SCALING = 0x20 | 0x2000  # swscale: SWS_AREA; SWS_FULL_CHR_H_INT for colour at full width
+_MARGIN = 64  # pixels per axis that a stream may code beyond the visible ones
 
 
 class VideoDecoder:
-    """A decoder of one stream's packets, for one thread at a time.
+    """Decoder for the packets of one stream; use it from one thread at a time.
 
-    Frames of `gray16le` are uint16 [height, width]. Others are RGB, uint8 [height, width, 3], as
-    PyAV's `reformat(format="rgb24")` makes them: by the matrix and the range that the stream names,
-    else those of `config`; where neither names one, by BT.601 and, but for the formats `yuvj…`, the
-    limited range.
+    Frames of `gray16le` are uint16 [height, width]. Others are RGB, uint8 [height, width, 3], as by
+    PyAV's `reformat(format="rgb24")`. Matrix and range are from the stream, else from `config`,
+    else BT.601 and the limited range (full for the formats `yuvj…`).
     """
 
     def __init__(self, config: VideoConfig, height: int, width: int) -> None:
@@ -43,12 +42,12 @@ class VideoDecoder:
         self._config = config
         self._size = height, width
         context = av.CodecContext.create(_DECODERS.get(config.codec, config.codec), "r")
-        context.thread_count = 1  # the threads are ours
+        context.thread_count = 1  # parallelism is over GOPs
         options = {"max_pixels": str((height + _MARGIN) * (width + _MARGIN))}
-        if config.codec == "ffv1":  # its packets do not say their size
+        if config.codec == "ffv1":  # its packets do not contain the size
             context.width, context.height = width, height
         if config.codec == "h264":
-            options["strict"] = "1"  # frames are put in order by the standard, not by a guess
+            options["strict"] = "1"  # order frames by the standard, without heuristics
         if config.matrix is not None:
             context.colorspace = config.matrix
         if config.range is not None:
@@ -58,10 +57,10 @@ class VideoDecoder:
         self._reformatter = av.video.reformatter.VideoReformatter()
 
     def decode(self, packets: Iterable[Bytes | bytes], order: Sequence[int]) -> Iterator[Any]:
-        """The shown frames of one GOP, as PyAV's frames, in the order in which they are shown.
+        """Decode the visible frames of one GOP, as PyAV frames in display order.
 
-        They are decoded as they are taken. `ValueError`, or another of `video_errors()`, for
-        packets that do not give them.
+        A generator that decodes on demand. Raises `ValueError`, or another of `video_errors()`, if
+        the packets do not contain these frames.
         """
         context = self._context
         shown = sum(number >= 0 for number in order)
@@ -78,23 +77,23 @@ class VideoDecoder:
                     if frame.pts is not None and frame.pts >= _HIDDEN:
                         continue
                     if frame.pts != due:
-                        raise ValueError(f"frame {frame.pts} of a GOP came where {due} was due")
+                        raise ValueError(f"got frame {frame.pts} of a GOP, expected frame {due}")
                     self._check(frame)
                     yield frame
                     due += 1
                     if due == shown:
                         return
-            raise ValueError(f"a GOP gave {due} frames, not {shown}")
+            raise ValueError(f"a GOP has {due} frames, expected {shown}")
         finally:
             if context.is_open:
                 context.flush_buffers()
 
     def convert(self, frame: Any, out: npt.NDArray[Any], *, smooth: bool = True) -> None:
-        """Write a decoded frame into `out`, C-contiguous and of the config's dtype and shape, or of
-        another height and width.
+        """Write a decoded frame into `out`, C-contiguous, of the config's dtype and channels.
 
-        RGB is scaled in the same pass: `smooth` averages areas along an axis that shrinks, and
-        interpolates linearly along one that grows. For the rest see `resize_into`.
+        If height or width of `out` differ, the frame is scaled. `smooth` averages areas along axes
+        that shrink and interpolates linearly along axes that grow, in the same pass for RGB. See
+        `resize_into` for other frames.
         """
         is_rgb = self._config.pixel_format != GREY16
         if is_rgb:
@@ -114,15 +113,15 @@ class VideoDecoder:
         found = (frame.height, frame.width, frame.format.name)
         expected = (*self._size, self._config.pixel_format)
         if found != expected or frame.is_corrupt:
-            what = "a frame that is not whole" if found == expected else str(found)
+            what = "an incomplete frame" if found == expected else str(found)
             raise ValueError(f"{what}, expected {expected}")
 
 
 class GopFrames:
-    """The frames of one GOP, decoded one after the other as they are asked for.
+    """Sequential decoder for the frames of one GOP.
 
-    It has a decoder of its own, until it has given its last frame, or nobody refers to it. Raises
-    `CodecError` for packets that do not give these frames.
+    Uses a decoder of its own until the last frame, or until it is garbage collected. Raises
+    `CodecError` if the packets do not contain the frames.
     """
 
     def __init__(
@@ -134,50 +133,50 @@ class GopFrames:
         order: Sequence[int],
     ) -> None:
         self.position = 0
-        """The number, in the GOP, of the frame that comes next."""
-        self._frames = _frames(_Stream(config, height, width), packets, order)
+        """Number of the next frame in the GOP."""
+        self._frames = _frames(_DecoderKey(config, height, width), packets, order)
 
     def skip(self, count: int) -> None:
-        """Decode so many frames that nobody wants."""
+        """Decode `count` frames and drop them."""
         for _ in range(count):
             self._next()
 
     def read_into(self, out: npt.NDArray[Any], *, smooth: bool = True) -> None:
-        """Decode the next frame into `out`, see `VideoDecoder.convert`."""
+        """Decode the next frame into `out`; see `VideoDecoder.convert`."""
         decoder, frame = self._next()
         try:
             decoder.convert(frame, out, smooth=smooth)
         except video_errors() as error:
-            raise CodecError("a video frame cannot be converted", got=str(error)[:300]) from error
+            raise CodecError("cannot convert a video frame", got=str(error)[:300]) from error
 
     def _next(self) -> tuple[VideoDecoder, Any]:
         try:
             found = next(self._frames)
         except video_errors() as error:
-            raise CodecError("packets of video do not decode", got=str(error)[:300]) from error
+            raise CodecError("cannot decode video packets", got=str(error)[:300]) from error
         except StopIteration:
-            raise CodecError("more frames are wanted than a GOP has") from None
+            raise CodecError("read beyond the last frame of a GOP") from None
         self.position += 1
         return found
 
 
-class _Stream(NamedTuple):
-    """What a decoder is made for."""
+class _DecoderKey(NamedTuple):
+    """Arguments of a `VideoDecoder`."""
 
     config: VideoConfig
     height: int
     width: int
 
 
-# Decoders that nobody uses, the oldest first: opening one takes time. A deque, for a finalizer may
-# give one back anywhere.
-_idle: deque[tuple[_Stream, VideoDecoder]] = deque(maxlen=16)
+# Idle decoders, oldest first, since opening one is slow. A deque is safe if a finalizer returns a
+# decoder at any point.
+_idle: deque[tuple[_DecoderKey, VideoDecoder]] = deque(maxlen=16)
 
 
 def _frames(
-    stream: _Stream, packets: Sequence[Bytes | bytes], order: Sequence[int]
+    stream: _DecoderKey, packets: Sequence[Bytes | bytes], order: Sequence[int]
 ) -> Iterator[tuple[VideoDecoder, Any]]:
-    """The shown frames of a GOP, and the decoder that gave them."""
+    """Visible frames of a GOP, each with its decoder."""
     decoder = _take(stream)
     failed = False
     try:
@@ -191,11 +190,11 @@ def _frames(
             _idle.append((stream, decoder))
 
 
-def _take(stream: _Stream) -> VideoDecoder:
+def _take(stream: _DecoderKey) -> VideoDecoder:
     for _ in range(len(_idle)):
         try:
             item = _idle.popleft()
-        except IndexError:  # another thread was faster
+        except IndexError:  # another thread emptied it
             break
         if item[0] == stream:
             return item[1]
@@ -204,14 +203,14 @@ def _take(stream: _Stream) -> VideoDecoder:
         return VideoDecoder(*stream)
     except video_errors() as error:
         raise CodecError(
-            "there is no such video decoder here", expected=stream.config.codec, got=str(error)
+            "no such video decoder in FFmpeg", expected=stream.config.codec, got=str(error)
         ) from error
 
 
 def decode_gop(config: VideoConfig, height: int, width: int, gop: Gop) -> npt.NDArray[Any]:
-    """All frames of a GOP: [num_frames, height, width, 3], of `gray16le` without the last axis.
+    """Decode a GOP to [num_frames, height, width, 3], or without the last axis for `gray16le`.
 
-    Raises `CodecError` if it is broken.
+    Raises `CodecError` if the GOP is damaged.
     """
     out = np.empty((gop.num_frames, *config.shape(height, width)), config.dtype)
     frames = GopFrames(config, height, width, gop.packets, gop.order)
@@ -223,27 +222,27 @@ def decode_gop(config: VideoConfig, height: int, width: int, gop: Gop) -> npt.ND
 def describe_video(
     codec: str, gop: Gop, *, matrix: int | None = None, color_range: str | None = None
 ) -> tuple[tuple[int, int, int], CodecConfig]:
-    """The shape [H, W, 3] of a stream's frames, and the configuration under which it is kept.
+    """Shape [H, W, 3] of a stream's frames, and its codec configuration.
 
-    `gop` is any of it, of which the first packets are decoded. `matrix` (H.273) and `color_range`
-    ("limited", "full") are what the container says, for a stream that says nothing of it. Raises
-    `CodecError` for what does not decode, and for pixels that are none of `VideoConfig`'s formats.
+    Decodes the first packets of `gop`, any GOP of the stream. `matrix` (H.273) and `color_range`
+    ("limited", "full") are the container's, used if the stream declares none. Raises `CodecError`
+    if decoding fails or the pixel format is unsupported.
     """
     context = _context(codec)
     try:
         frame = _first_frame(context, gop.packets)
         config = VideoConfig(codec, frame.format.name, matrix, color_range)
         if config.pixel_format == GREY16:
-            raise ValueError(f"frames of {GREY16}, which are no pictures in colour")
+            raise ValueError(f"frames of {GREY16} are not colour pictures")
     except video_errors() as error:
-        raise CodecError("not a video that can be kept", got=str(error)[:300]) from error
+        raise CodecError("this video cannot be stored encoded", got=str(error)[:300]) from error
     return (frame.height, frame.width, 3), config.to_json()
 
 
 def form_of(codec: str, keyframe: bytes) -> tuple[int, int, str]:
-    """Height, width and pixel format of the frame of a packet that stands alone.
+    """Height, width and pixel format of the frame in a packet that decodes alone.
 
-    Raises one of `video_errors()` for what does not decode.
+    Raises any of `video_errors()` if decoding fails.
     """
     context = _context(codec)
     frame = _first_frame(context, (keyframe,))
@@ -262,4 +261,4 @@ def _first_frame(context: Any, packets: Sequence[bytes]) -> Any:
         packet = None if data is None else packet_of(data)
         for frame in context.decode(packet):
             return frame
-    raise ValueError("the packets give no frame")
+    raise ValueError("no frame in these packets")

@@ -1,8 +1,7 @@
-"""Encodes frames into groups of pictures by PyAV, each GOP by itself.
+"""Encoding of groups of pictures (GOPs) with PyAV, each GOP separately and thus closed.
 
-So a GOP is closed. Encoders have one thread each and are chosen so that equal frames give equal
-bytes on one build of FFmpeg. x265 does not always keep to that where frames are as small as 64
-pixels.
+Encoders use one thread and settings with which equal frames give equal bytes on one build of
+FFmpeg. An exception is x265 for frames as small as 64 pixels.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from seqrecord.codecs.video.packages import SWS_BT601, one_thread, pyav, video_e
 from seqrecord.errors import CodecError
 
 _ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
-    "h264": ("libx264", {"preset": "veryfast", "mbtree": "0"}),  # or equal frames give other bytes
+    "h264": ("libx264", {"preset": "veryfast", "mbtree": "0"}),  # mbtree is not deterministic
     "hevc": (
         "libx265",
         {
@@ -33,19 +32,18 @@ _ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "av1": ("libsvtav1", {"preset": "8", "svtav1-params": "lp=1"}),
     "vp9": ("libvpx-vp9", {"deadline": "good", "cpu-used": "5", "b": "0"}),
-    "ffv1": ("ffv1", {"level": "1", "coder": "1"}),  # later levels need bytes beside the packets
+    "ffv1": ("ffv1", {"level": "1", "coder": "1"}),  # later levels need extradata
 }
 _BT601, _LIMITED = 6, 1  # H.273's matrix of SMPTE 170M; AVColorRange
-_NARROW = 64  # pixels, which x265 codes at once
-_RATE = 30  # frames a second; rate control is by quality, so that it hardly matters
+_NARROW = 64  # minimum width of x265, its coding unit in pixels
+_RATE = 30  # frames per second; hardly matters, as rate control is by quality
 
 
 def encode_gop(config: VideoConfig, frames: Sequence[npt.NDArray[Any]] | npt.NDArray[Any]) -> Gop:
-    """One GOP of these frames, each uint8 [height, width, 3], all of one size; for the pixel format
-    `gray16le` uint16 [height, width].
+    """Encode frames to one GOP: uint8 [height, width, 3], or uint16 [height, width] for `gray16le`.
 
-    YUV is of BT.601 and the limited range, and the stream says so. Raises `CodecError` where the
-    encoder fails, or this build of FFmpeg has none.
+    All frames have one size. YUV uses BT.601 and the limited range, and the stream declares it.
+    Raises `CodecError` if the encoder fails or is missing in this build of FFmpeg.
     """
     height, width = frames[0].shape[:2]
     config = config.encoding(height, width)
@@ -58,26 +56,24 @@ def encode_gop(config: VideoConfig, frames: Sequence[npt.NDArray[Any]] | npt.NDA
         packets += context.encode(None)
         return Gop(tuple(map(bytes, packets)), tuple(packet.pts for packet in packets))
     except video_errors() as error:
-        raise CodecError(
-            f"frames cannot be encoded as {config.codec}", got=str(error)[:300]
-        ) from error
+        raise CodecError(f"cannot encode frames as {config.codec}", got=str(error)[:300]) from error
 
 
 def _encoder(config: VideoConfig, height: int, width: int) -> Any:
     name, options = _ENCODERS[config.codec]
     if config.codec == "hevc" and width < _NARROW:
-        raise CodecError(  # x265 writes behind its memory, which ends the process, now or later
-            "HEVC's encoder takes no frames so narrow",
+        raise CodecError(  # x265 would write out of bounds, which crashes the process
+            "frames are too narrow for the HEVC encoder",
             expected=f"{_NARROW} pixels or more",
             got=f"{width} pixels",
         )
-    if name == "libsvtav1":  # or it writes twenty lines for each GOP
+    if name == "libsvtav1":  # limits its log, which has twenty lines per GOP
         os.environ.setdefault("SVT_LOG", "1")
     context = pyav().CodecContext.create(name, "w")
     context.width, context.height, context.pix_fmt = width, height, config.pixel_format
     context.time_base, context.framerate = Fraction(1, _RATE), Fraction(_RATE)
     context.thread_count = 1
-    # Longer than the GOP, so that its first frame is its only keyframe.
+    # Longer than the GOP, so that only its first frame is a keyframe.
     context.gop_size = 2 * (config.gop or 1)
     if config.pixel_format.startswith("yuv"):
         context.colorspace, context.color_range = _BT601, _LIMITED
@@ -88,8 +84,8 @@ def _encoder(config: VideoConfig, height: int, width: int) -> Any:
     except video_errors() as error:
         if is_odd(config.pixel_format, height, width):
             raise CodecError(
-                f"{config.codec} with {config.pixel_format} takes no frames of an odd size: crop "
-                "them, or choose another codec or pixel format",
+                f"{config.codec} with {config.pixel_format} does not support odd sizes: crop the "
+                "frames, or choose another codec or pixel format",
                 expected="an even height and width, or ffv1, or h264:pixel_format=yuv444p",
                 got=f"{width}x{height}",
             ) from error
@@ -98,7 +94,7 @@ def _encoder(config: VideoConfig, height: int, width: int) -> Any:
 
 
 def is_odd(pixel_format: str, height: int, width: int) -> bool:
-    """Whether chroma samples of a format span pixels of which frames of this size have too few."""
+    """Whether height or width is odd along an axis of subsampled chroma."""
     odd_rows = height % 2 and any(chroma in pixel_format for chroma in ("420", "440"))
     odd_columns = width % 2 and any(chroma in pixel_format for chroma in ("420", "422"))
     return bool(odd_rows or odd_columns)
@@ -106,21 +102,23 @@ def is_odd(pixel_format: str, height: int, width: int) -> bool:
 
 @contextmanager
 def _usual_scheduling() -> Iterator[None]:
-    """Undo what SVT-AV1 does where it may, which is for root: it makes the thread that opens it,
-    and those of its own, real-time ones, before which nothing else gets a core."""
+    """Undo the real-time scheduling that SVT-AV1 sets if permitted, which is so for root.
+
+    It affects the opening thread and the encoder's threads, and would starve all other threads.
+    """
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
     others = _threads()
     try:
         yield
     finally:
         for thread in (0, *(_threads() - others)):
-            with suppress(ProcessLookupError):  # it has ended
+            with suppress(ProcessLookupError):  # the thread has ended
                 if os.sched_getscheduler(thread) == os.SCHED_FIFO != policy:
                     os.sched_setscheduler(thread, policy, priority)
 
 
 def _threads() -> set[int]:
-    """Of this process, as the kernel numbers them."""
+    """Kernel ids of this process's threads."""
     return {int(path.name) for path in Path("/proc/self/task").iterdir()}
 
 

@@ -1,29 +1,28 @@
-"""Gop: one closed group of pictures, as packets without a container."""
+"""One closed group of pictures (GOP), as packets without a container."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_GOP_FRAMES = 256
-"""The most shown frames of a GOP; decoding one frame takes decoding those before it."""
+"""Maximum visible frames of a GOP: decoding a frame requires all frames before it."""
 
 MAX_GOP_PACKETS = 2 * MAX_GOP_FRAMES
 
 
 @dataclass(frozen=True)
 class Gop:
-    """One closed group of pictures: `packets` in decoding order, of which the first is a keyframe.
+    """A closed group of pictures: `packets` in decoding order; the first is a keyframe.
 
-    A decoder that has seen nothing else gives all of its frames. So H.264 and HEVC are in Annex B
-    with their parameter sets in band, AV1 has its sequence header in the first packet, and VP9 and
-    FFV1 (of version 1) are as they are.
+    A fresh decoder can decode all frames. Therefore H.264 and HEVC are in Annex B with parameter
+    sets in band, AV1 has its sequence header in the first packet, and VP9 and FFV1 (version 1) are
+    unchanged.
 
-    `order[i]` is the number, among the shown frames of the GOP, of the frame that packet i gives:
-    each of `0 … num_frames - 1` once. It is -1 for a packet of which no frame is shown: one that
-    gives none, as VP9's hidden reference frames, or one that is only there because others refer to
-    it, as the frames before the first of an edit list.
+    `order[i]` is the display position of packet i's frame in the GOP; each of `0 … num_frames - 1`
+    occurs once. It is -1 for a packet without a visible frame, such as a hidden reference frame of
+    VP9, or a frame before the start of an edit list that other frames refer to.
 
-    Raises `ValueError` for what is none.
+    Raises `ValueError` for inconsistent values.
     """
 
     packets: tuple[bytes, ...]
@@ -32,9 +31,9 @@ class Gop:
     def __post_init__(self) -> None:
         shown = sorted(number for number in self.order if number != -1)
         if len(self.packets) != len(self.order) or not all(self.packets):
-            raise ValueError("a GOP needs a number for each packet, and no packet may be empty")
+            raise ValueError("a GOP needs a number for each packet, and no empty packet")
         if shown != list(range(len(shown))) or not shown:
-            raise ValueError("the shown frames of a GOP are not 0, 1, … in some order")
+            raise ValueError("a GOP's frame numbers are not a permutation of 0, 1, …")
         if len(shown) > MAX_GOP_FRAMES or len(self.packets) > MAX_GOP_PACKETS:
             raise ValueError(
                 f"a GOP of {len(shown)} frames in {len(self.packets)} packets; at most "
@@ -43,7 +42,7 @@ class Gop:
 
     @property
     def num_frames(self) -> int:
-        """How many frames it shows."""
+        """Number of visible frames."""
         return sum(number != -1 for number in self.order)
 
     @property

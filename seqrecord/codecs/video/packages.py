@@ -1,4 +1,4 @@
-"""PyAV, imported when video is first used: it takes 0.1 s, and the extra `video` installs it."""
+"""Access to PyAV, imported at first use (0.1 s) and installed by the extra `video`."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 from seqrecord.codecs.base import Bytes
 from seqrecord.errors import MissingPackageError
 
-SWS_BT601 = 5  # as swscale numbers it
-_OTHERS = (1, 4, 7, 9, 10)  # of H.273: the matrices that are no BT.601, which swscale numbers alike
+SWS_BT601 = 5  # number of swscale
+_OTHERS = (1, 4, 7, 9, 10)  # H.273 matrices other than BT.601; swscale has the same numbers
 _FULL = 2  # AVColorRange
 
 
 @cache
 def pyav() -> Any:
-    """The module `av`. Raises `MissingPackageError` where it is not installed."""
+    """The module `av`. Raises `MissingPackageError` if it is not installed."""
     try:
         import av
     except ImportError as error:
         raise MissingPackageError(
-            "video is read and written by PyAV, the extra `video`: pip install av"
+            "video requires PyAV, the extra `video`: pip install av"
         ) from error
     return av
 
 
 def packet_of(data: Bytes | bytes) -> Any:
-    """A packet of PyAV with a copy of these bytes, and zeros behind it.
+    """Make a PyAV packet with a copy of these bytes, followed by zeros.
 
-    Decoders read up to 64 bytes behind a packet (FFmpeg's `AV_INPUT_BUFFER_PADDING_SIZE`), and what
-    lies there may change frames. PyAV 16 and later do not copy bytes that they are given.
+    Decoders read up to 64 bytes after a packet (FFmpeg's `AV_INPUT_BUFFER_PADDING_SIZE`), and these
+    bytes may affect frames. PyAV 16 and later do not copy the given bytes.
     """
     packet = pyav().Packet(len(data))
     if len(data):
@@ -38,13 +38,12 @@ def packet_of(data: Bytes | bytes) -> Any:
 
 
 def video_errors() -> tuple[type[Exception], ...]:
-    """What PyAV raises on packets that are none, and on settings that a codec does not take."""
+    """Exceptions of PyAV for damaged packets and for settings that a codec does not support."""
     return (pyav().error.FFmpegError, ValueError, RuntimeError, OSError, EOFError, MemoryError)
 
 
 def colours(frame: Any) -> dict[str, int]:
-    """What a conversion of a frame to RGB has to be told: PyAV before 17 takes every matrix for
-    BT.601."""
+    """Arguments for converting a frame to RGB; PyAV before 17 assumes BT.601 without them."""
     matrix = int(frame.colorspace)
     if matrix not in _OTHERS:
         return {}
@@ -58,8 +57,7 @@ def colours(frame: Any) -> dict[str, int]:
 
 @cache
 def one_thread() -> dict[str, int]:
-    """What keeps a conversion of colours on the thread that asks for it: PyAV 17 and later must be
-    told, and those before know no other way."""
+    """Arguments that make PyAV convert colours on the calling thread; none before PyAV 17."""
     frame = pyav().VideoFrame(16, 16, "yuv420p")
     try:
         frame.reformat(format="rgb24", threads=1)

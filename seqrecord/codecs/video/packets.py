@@ -1,8 +1,8 @@
-"""What packets of H.264, HEVC, AV1 and VP9 say: where a stream can be cut, and their plain form.
+"""Parsing of H.264, HEVC, AV1 and VP9 packets: where a stream can be cut, and container-free form.
 
-The plain form needs no container: H.264 and HEVC in Annex B with their parameter sets before each
-frame at which a decoder can begin, AV1 with its sequence header there, VP9 as it is. Nothing in a
-packet is trusted: what cannot be understood is no place to cut.
+Without a container, H.264 and HEVC are in Annex B with parameter sets before each frame at which
+decoding can begin, AV1 has its sequence header there, and VP9 is unchanged. Packets are not
+trusted: a stream is not cut at a packet that cannot be parsed.
 
 Sources: ISO/IEC 14496-15 (avcC, hvcC), ITU-T H.264 7.4.1, H.265 7.4.2.2, the AV1 bitstream
 specification 5.3 and 5.9.2 and its binding to ISOBMFF (av1C), the VP9 bitstream specification 6.2.
@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar, NamedTuple
 
 PASSTHROUGH = ("h264", "hevc", "av1", "vp9")
-"""The codecs whose packets are kept as they are."""
+"""Codecs whose packets are stored without re-encoding."""
 
 _START_CODE = b"\0\0\0\1"
 
 
 class Start(NamedTuple):
-    """How a frame begins, or does not begin, a group of pictures.
+    """Whether decoding can begin at a packet.
 
     Args:
-        is_closed: a decoder can begin here, whatever follows.
-        may_lead: a decoder can begin here if no frame that follows `is_broken_after` it.
-        is_broken: a frame shown before the last start that a decoder which begins there can't give.
-        is_hidden: no frame comes of this packet.
+        is_closed: decoding can begin here, whatever follows.
+        may_lead: decoding can begin here unless a later frame `is_broken`.
+        is_broken: a leading frame: not decodable if decoding begins at the keyframe before it.
+        is_hidden: the packet has no visible frame.
     """
 
     is_closed: bool = False
@@ -37,10 +37,10 @@ class Start(NamedTuple):
 
 
 class PacketFormat(ABC):
-    """The packets of one stream, as its container has them.
+    """Packet layout of one stream in its container.
 
-    `extradata` is what the container says of the codec, `avcC` for example; it may be empty. Raises
-    `ValueError` where it is broken.
+    `extradata` is the container's codec configuration, such as `avcC`; it may be empty. Raises
+    `ValueError` if it is malformed.
     """
 
     def __init__(self, extradata: bytes) -> None:
@@ -48,37 +48,39 @@ class PacketFormat(ABC):
 
     @abstractmethod
     def start(self, data: bytes) -> Start:
-        """What a packet begins."""
+        """Whether decoding can begin at this packet."""
 
     @abstractmethod
     def headers(self, data: bytes) -> bytes:
-        """The headers of a keyframe, of which the first bytes suffice: keyframes of equal headers
-        have frames of one size and pixel format."""
+        """Headers of a keyframe, from its first bytes.
+
+        Keyframes with equal headers have frames of the same size and pixel format.
+        """
 
     def sizes(self, data: bytes) -> set[tuple[int, int]]:  # noqa: ARG002
-        """Heights and widths that the frames of a packet have of their own, keyframe or not."""
+        """Heights and widths that the packet itself declares, keyframe or not."""
         return set()
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:  # noqa: ARG002
-        """The packet without a container; `is_start` says that a GOP is to begin with it."""
+        """The packet without a container; `is_start` if it will begin a GOP."""
         return data
 
 
 def packet_format(codec: str, extradata: bytes) -> PacketFormat:
-    """How the packets of a stream are laid out, of which the codec is one of `PASSTHROUGH`."""
+    """Packet layout of a stream; `codec` is a name in `PASSTHROUGH`."""
     if codec in ("h264", "hevc"):
         return _H264(extradata) if codec == "h264" else _Hevc(extradata)
     return _Av1(extradata) if codec == "av1" else _Vp9(extradata)
 
 
 class _Nals(PacketFormat):
-    """H.264 and HEVC: NAL units, behind their lengths or behind start codes.
+    """H.264 and HEVC: NAL units, prefixed by lengths or start codes.
 
-    The two number the types of NAL units differently.
+    Subclasses have the numbers of NAL unit types.
     """
 
     sets: ClassVar[tuple[int, ...]]
-    needed: ClassVar[int]  # the parameter set without which there is no frame
+    needed: ClassVar[int]  # the parameter set that decoding requires
     delimiter: ClassVar[int]
     frames: ClassVar[range]
     closed: ClassVar[tuple[int, ...]]
@@ -94,19 +96,19 @@ class _Nals(PacketFormat):
             try:
                 self._sets = self.read(extradata)
             except IndexError:
-                raise ValueError("parameter sets that are cut off") from None
+                raise ValueError("truncated parameter sets") from None
 
     @staticmethod
     @abstractmethod
     def kind(first: int) -> int:
-        """The type of a NAL unit, from its first byte."""
+        """Type of a NAL unit, from its first byte."""
 
     @abstractmethod
     def read(self, extradata: bytes) -> list[bytes]:
-        """The parameter sets; `IndexError` where they are cut off."""
+        """Parse the parameter sets; raises `IndexError` if truncated."""
 
     def only_sets(self, units: Iterable[bytes]) -> list[bytes]:
-        """The parameter sets among the units."""
+        """Parameter sets among NAL units."""
         return [nal for nal in units if self.kind(nal[0]) in self.sets]
 
     def start(self, data: bytes) -> Start:
@@ -187,7 +189,7 @@ class _Hevc(_Nals):
 
 
 def _sized(data: bytes, at: int, count: int) -> tuple[list[bytes], int]:
-    """Units behind their sizes of two bytes, and where the last one ends."""
+    """Units with size prefixes of two bytes, and the end of the last unit."""
     found = []
     for _ in range(count):
         begin, size = at + 2, int.from_bytes(data[at : at + 2], "big")
@@ -216,10 +218,10 @@ _SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
 
 
 class _Av1(PacketFormat):
-    """AV1: a packet is a temporal unit, made of open bitstream units."""
+    """AV1: a packet is a temporal unit of open bitstream units (OBUs)."""
 
     def __init__(self, extradata: bytes) -> None:
-        # av1C: four bytes, then the sequence header, as a unit with its size.
+        # av1C: four bytes, then the sequence header as an OBU with its size.
         self._header = extradata[4:] if extradata[:1] == b"\x81" else extradata
 
     def start(self, data: bytes) -> Start:
@@ -241,12 +243,12 @@ class _Av1(PacketFormat):
 
 
 def _units_of_av1(data: bytes) -> Iterator[tuple[int, memoryview]]:
-    """The type of each unit, and the bytes behind its header."""
+    """Type and payload of each OBU."""
     view = memoryview(data)
     at = 0
     while at < len(data):
         header = data[at]
-        at += 2 if header & 4 else 1  # the extension has a byte of its own
+        at += 2 if header & 4 else 1  # the extension has one byte
         size = len(data) - at
         if header & 2:
             size, shift = 0, 0
@@ -260,7 +262,7 @@ def _units_of_av1(data: bytes) -> Iterator[tuple[int, memoryview]]:
 
 
 class _Vp9(PacketFormat):
-    """VP9: a packet is a frame, or a superframe of hidden ones and a shown one."""
+    """VP9: a packet is a frame, or a superframe of hidden frames and a visible one."""
 
     def start(self, data: bytes) -> Start:
         bits = "".join(f"{byte:08b}" for byte in data[:2]).ljust(16, "1")
@@ -281,7 +283,7 @@ class _Vp9(PacketFormat):
 
 
 def _frames_of_vp9(data: bytes) -> Iterator[bytes]:
-    """The frames of a packet: of a superframe several, by the table at its end (Annex B)."""
+    """Frames of a packet; a superframe has several, listed in the index at its end (Annex B)."""
     last = data[-1] if data else 0
     count, width = (last & 7) + 1, ((last >> 3) & 3) + 1
     table = data[-2 - count * width :]
@@ -296,13 +298,15 @@ def _frames_of_vp9(data: bytes) -> Iterator[bytes]:
 
 
 def _vp9_frame(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Height, width, and bits of what colours are, 0 for those of the frame before; nothing of a
-    frame that is as large as another one that it names."""
+    """Height, width and colour bits of a frame; nothing if its size is that of a reference frame.
+
+    Colour bits are 0 if unchanged since the previous frame.
+    """
     take = _bits(data[:32])
     marker, profile = take(2), take(1) | take(1) << 1
     if profile == 3:
         take(1)
-    if marker != 2 or take(1):  # another frame is shown once more
+    if marker != 2 or take(1):  # show_existing_frame
         return
     is_inter, is_shown, is_resilient = take(1), take(1), take(1)
     has_colours, is_intra_only = not is_inter, False
@@ -332,7 +336,7 @@ def _vp9_frame(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _bits(data: bytes) -> Callable[[int], int]:
-    """Takes so many bits, the first ones first; behind the end they are 0."""
+    """Reader of the given number of bits, most significant first; zeros after the end."""
     value, left = int.from_bytes(data, "big"), len(data) * 8
 
     def take(count: int) -> int:

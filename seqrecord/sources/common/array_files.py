@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.npy import npy_header
 from seqrecord.errors import SourceError, StorageError, located
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.common.files import (
     check_array,
@@ -313,7 +313,7 @@ def _pfm_header(stream: BinaryIO) -> ArrayHeader:
 
 def _read_exr(path: Path) -> npt.NDArray[Any]:
     hint = "OpenEXR images need OpenEXR, the extra `exr`: pip install OpenEXR"
-    exr = required("OpenEXR", hint)
+    exr = import_extra("OpenEXR", hint)
     try:
         with on_disk(path) as file:
             parts = exr.File(str(file), header_only=True).parts

@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.meanings import pixel_kind
+from seqrecord.feature_kinds import pixel_kind
 from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
 from seqrecord.sources.common.files import first_line
 from seqrecord.sources.common.images import (

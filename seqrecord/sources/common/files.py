@@ -7,7 +7,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -217,16 +217,17 @@ def check_array(
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
     want: npt.DTypeLike,
-    size: tuple[int, ...],
+    size: Sequence[int | None],
     path: Path,
 ) -> None:
-    """Raise `SourceError` unless an array has dtype `want` and shape `size`."""
+    """Raise `SourceError` unless an array has dtype `want` and shape `size`; `None` is any."""
     if dtype != np.dtype(want):
         raise SourceError(
             "wrong dtype", file=str(path), expected=np.dtype(want).name, got=str(dtype)
         )
-    if shape != size:
-        raise SourceError("wrong shape", file=str(path), expected=list(size), got=list(shape))
+    if len(shape) != len(size) or any(n not in (None, m) for n, m in zip(size, shape, strict=True)):
+        wanted = ["any" if n is None else n for n in size]
+        raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))
 
 
 def json_object(data: bytes, where: str = "", **options: Any) -> dict[str, Any]:

@@ -50,11 +50,9 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
     remote = remote_files(root)
     if remote is not None:
         named = {str(path): remote.name_of(path) for path in wanted}
-        told, url = (
-            _identities(remote.storage, named.values(), remote),
-            fixed_url_of(remote.storage),
-        )
-        return {path: ExternalFile(url, name, *told[name]) for path, name in named.items()}
+        known = _identities(remote.storage, named.values(), remote)
+        url = fixed_url_of(remote.storage)
+        return {path: ExternalFile(url, name, *known[name]) for path, name in named.items()}
     real_root = os.path.realpath(root if root.is_dir() else root.parent)
     root_of = lru_cache(maxsize=None)(partial(_root_of, real_root))
     by_root: dict[str, dict[str, str]] = {}
@@ -64,8 +62,8 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
         by_root.setdefault(folder, {})[str(path)] = above + real.name
     found: dict[str, ExternalFile] = {}
     for folder, names in by_root.items():
-        told = _identities(LocalStorage(folder), names.values())
-        found |= {path: ExternalFile(folder, name, *told[name]) for path, name in names.items()}
+        known = _identities(LocalStorage(folder), names.values())
+        found |= {path: ExternalFile(folder, name, *known[name]) for path, name in names.items()}
     return found
 
 
@@ -169,16 +167,12 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[PartOfF
     wanted = [above + name for name in names]
     storage = LocalStorage(folder) if remote is None else remote.storage
     # Local folders are not listed again for each chunk.
-    told = (
-        _identities_of_each(storage, wanted)
-        if remote is None
-        else _identities(storage, wanted, remote)
-    )
-    for path, (size, _) in told.items():
+    known = _stat(storage, wanted) if remote is None else _identities(storage, wanted, remote)
+    for path, (size, _) in known.items():
         if not size:
             raise SourceError("empty file", file=f"{storage.url}/{path}")
-    sizes = [told[above + name][0] for name in names]
-    return sizes, [PartOfFolder(name, told[above + name][1]) for name in names]
+    sizes = [known[above + name][0] for name in names]
+    return sizes, [PartOfFolder(name, known[above + name][1]) for name in names]
 
 
 def referring_schema(schema: Schema) -> Schema:
@@ -268,7 +262,7 @@ def _identities(
     with located(LocationError, file=storage.url):
         for name in wanted:
             check_path(name)
-    told: dict[str, tuple[int, str | None]] = {}
+    known: dict[str, tuple[int, str | None]] = {}
     with suppress(LocationError):  # listing is not supported
         for folder in dict.fromkeys(name.rpartition("/")[0] for name in wanted):
             above = f"{folder}/" if folder else ""
@@ -278,11 +272,9 @@ def _identities(
                 found = [*remote.listing(remote.root / folder).values()]
             for entry in found:
                 if entry.identity is not None and (name := above + entry.name) in wanted:
-                    told[name] = entry.size, entry.identity
-    return told | _identities_of_each(storage, [name for name in wanted if name not in told])
+                    known[name] = entry.size, entry.identity
+    return known | _stat(storage, [name for name in wanted if name not in known])
 
 
-def _identities_of_each(
-    storage: Storage, names: Iterable[str]
-) -> dict[str, tuple[int, str | None]]:
+def _stat(storage: Storage, names: Iterable[str]) -> dict[str, tuple[int, str | None]]:
     return map_files(storage, lambda name: identity_of(storage, name), names)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
-from seqrecord.meanings import size_in
+from seqrecord.feature_kinds import size_in
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import EncodedImage, FeatureSpec, Frame
 from seqrecord.sources.base import EpisodeInfo

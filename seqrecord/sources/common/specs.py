@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.meanings import pixel_kind
+from seqrecord.feature_kinds import pixel_kind
 from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
+from seqrecord.sources.common.files import check_array
 from seqrecord.sources.common.images import passthrough_of_both
 
 _STATES = frozenset("qpos qvel effort state states agent_pos robot_state".split())  # noqa: SIM905
@@ -130,11 +131,7 @@ def chosen_names(
 
 def check_spec(dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path) -> None:
     """Raise `SourceError` unless an array's dtype and shape match `spec`."""
-    if dtype.newbyteorder("<") != spec.dtype:
-        raise SourceError("wrong dtype", file=str(path), expected=spec.dtype.name, got=str(dtype))
-    if not spec.accepts(shape):
-        wanted = ["any" if size is None else size for size in spec.shape]
-        raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))
+    check_array(dtype.newbyteorder("<"), shape, spec.dtype, spec.shape, path)
 
 
 def check_like_first(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.meanings import pixel_kind
+from seqrecord.feature_kinds import pixel_kind
 from seqrecord.sources.common.specs import kind_of
 
 _CODES: Mapping[tuple[str, str, int], str] = {

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.images import SIGNATURES
 from seqrecord.errors import SeqRecordError, SourceError, located
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.schema import MAX_FEATURES
 from seqrecord.sources.common.embedded import read_rows
 from seqrecord.sources.common.files import first_line, openable
@@ -32,7 +32,7 @@ _CHUNK_EXTRA = 64 << 10  # tolerated bytes of a chunk beyond its declaration
 
 def load_h5py() -> Any:
     """Import h5py. Raises `MissingPackageError` with the install command if it is missing."""
-    return required("h5py", "HDF5 files need h5py, the extra `hdf5`: pip install h5py")
+    return import_extra("h5py", "HDF5 files need h5py, the extra `hdf5`: pip install h5py")
 
 
 def is_hdf5_name(path: Path) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import SourceError, located
-from seqrecord.meanings import PIXEL_KINDS
+from seqrecord.feature_kinds import PIXEL_KINDS
 from seqrecord.schema import Block, FeatureSpec
 from seqrecord.sources.common.embedded import embedded_value
 from seqrecord.sources.common.orientation import UPRIGHT, Orientation

@@ -205,7 +205,7 @@ class LeRobotSource(Originals):
         if episode is None:
             raise SourceError("no such episode", file=str(self.root), episode=info.key)
         if episode.error is not None:
-            facts = {**episode.error.facts(), "episode": info.key}
+            facts = {**episode.error.context(), "episode": info.key}
             raise SourceError(episode.error.message, **facts) from episode.error
         if not episode.length:
             file = str(self.path / episode.file)

@@ -23,7 +23,7 @@ def own_statistics(root: Path, info: LeRobotInfo, schema: Schema, num_frames: in
     """Return count, mean, standard deviation and range; for version 2.1 merged over its episodes.
 
     Quantiles are omitted: LeRobot averages those of episodes. Images range from 0 to 255, as
-    stored, and count the frames that LeRobot sampled. Features with per-element statistics in
+    raw, and count the frames that LeRobot sampled. Features with per-element statistics in
     LeRobot but fewer channels here have none.
     """
     found: dict[str, list[Sketch]] = {}
@@ -31,10 +31,10 @@ def own_statistics(root: Path, info: LeRobotInfo, schema: Schema, num_frames: in
     with located(SourceError, file=str(place)):
         for record in records:
             for name, spec in schema.items():
-                stored, known = record.get(name), info.features.get(name)
-                if isinstance(stored, dict) and known is not None and known.depth is None:
+                raw, known = record.get(name), info.features.get(name)
+                if isinstance(raw, dict) and known is not None and known.depth is None:
                     scale = 255 if known.dtype in ("image", "video") else 1
-                    add_moments(found, name, _sketches(stored, spec, scale))
+                    add_moments(found, name, _sketches(raw, spec, scale))
     return Statistics(
         num_frames,
         {
@@ -59,13 +59,13 @@ def add_moments(totals: dict[str, list[_M]], name: str, more: list[_M]) -> None:
             one.add_moments(other)
 
 
-def _sketches(stored: Mapping[str, Any], spec: FeatureSpec, scale: int) -> list[Sketch]:
+def _sketches(raw: Mapping[str, Any], spec: FeatureSpec, scale: int) -> list[Sketch]:
     """Return a sketch without levels per channel; empty if the number of channels differs."""
     dtype, channels = sketch_dtype(spec.dtype), num_channels(spec)
     if dtype is None or channels is None:
         return []
     with located(SourceError, feature=spec.name):
-        moments = stored_moments(stored)
+        moments = stored_moments(raw)
         if len(moments) != channels:
             return []
         try:
@@ -82,16 +82,14 @@ def _sketch(moments: Moments, dtype: np.dtype[Any], scale: int) -> Sketch:
     return Sketch.from_json({**Sketch(dtype).to_json(), "count": moments.count, **numbers}, dtype)
 
 
-def stored_moments(stored: Mapping[str, Any], count: int | None = None) -> list[Moments]:
+def stored_moments(raw: Mapping[str, Any], count: int | None = None) -> list[Moments]:
     """Return LeRobot's statistics of a feature by element. Raises `SourceError` if invalid.
 
     `count` is the default for entries without a count.
     """
     try:
-        numbers = [np.array(stored[name], np.float64).ravel() for name in NAMES]
-        count = int(
-            np.array(stored["count"] if count is None else stored.get("count", count)).item()
-        )
+        numbers = [np.array(raw[name], np.float64).ravel() for name in NAMES]
+        count = int(np.array(raw["count"] if count is None else raw.get("count", count)).item())
         elements = np.stack(numbers, 1)
         if not elements.size or count < 1 or not np.isfinite(elements).all():
             raise ValueError("empty or non-finite numbers")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.sources.common.files import first_line, read_bytes
 
 METADATA = "metadata.yaml"
@@ -66,7 +66,7 @@ def read_metadata(path: Path) -> BagMetadata:
     Raises `SourceError` for an invalid file and for a compressed recording.
     """
     hint = "rosbag2 metadata needs ruamel.yaml, of the extra `mcap`: pip install rosbags"
-    yaml = required("ruamel.yaml", hint, str(path))
+    yaml = import_extra("ruamel.yaml", hint, str(path))
     try:
         value: Any = yaml.YAML(typ="safe", pure=True).load(read_bytes(path, _MAX_BYTES))
         about = value[_ROOT]

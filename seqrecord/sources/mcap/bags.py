@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError, SourceError
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.file_types import file_type
 from seqrecord.sources.common.files import (
@@ -196,7 +196,7 @@ class _Mcap:
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         hint = "MCAP files need mcap, the extra `mcap`: pip install mcap"
-        self._library, self._stream = required("mcap.reader", hint, str(path)), stream
+        self._library, self._stream = import_extra("mcap.reader", hint, str(path)), stream
         self._size = size_of(path)
         self._limits: dict[str, Any] = {"validate_crcs": True, "record_size_limit": self._size}
         self._seeking = self._library.SeekingReader(stream, **self._limits)

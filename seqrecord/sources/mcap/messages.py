@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.sources.common.images import pixels
 from seqrecord.sources.mcap.bags import Topic
 from seqrecord.sources.mcap.protobuf import fields
@@ -128,7 +128,7 @@ def _fields(definition: str) -> str:
 @cache
 def _store() -> Any:
     hint = "ROS messages need rosbags, the extra `mcap`: pip install rosbags"
-    types = required("rosbags.typesys", hint)
+    types = import_extra("rosbags.typesys", hint)
     return types.get_typestore(types.Stores.ROS2_HUMBLE)
 
 

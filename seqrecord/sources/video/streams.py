@@ -28,7 +28,7 @@ from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.codecs.video.packages import colours, packet_of, pyav, video_errors
 from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import CodecError, SourceError, located
-from seqrecord.meanings import pixel_kind
+from seqrecord.feature_kinds import pixel_kind
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import feature_spec
 from seqrecord.sources.video.files import VideoFile, VideoPacket

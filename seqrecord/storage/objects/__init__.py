@@ -1,4 +1,4 @@
-"""Opens a place in an object store or on a web server: with which client, and what credential."""
+"""Object stores and web servers: choice of client and credential."""
 
 from __future__ import annotations
 
@@ -32,24 +32,23 @@ OBJECTS: dict[str, type[Bucket]] = {
     "http": WebServer,
     "https": WebServer,
 }
-"""What is opened here, by the scheme of its URL."""
+"""Classes by URL scheme."""
 
 
 def is_object(where: Location) -> bool:
-    """Whether a location is opened here."""
+    """Whether `open_objects` supports a location."""
     return where.protocol in OBJECTS or is_hub_dataset(where)
 
 
 def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
-    """The storage of an Azure container, a bucket of S3 or GCS, a dataset on the Hub, or a web
-    server.
+    """Open an Azure container, a bucket of S3 or GCS, a dataset on the Hub, or a web server.
 
-    `rest` are the client's options: the account and its credential. Raises `LocationError` for
-    what is unclear, and where a package is missing.
+    `rest` has the options of the client: account and credential. Raises `LocationError` for invalid
+    options, and for a missing package.
     """
     if is_hub_dataset(where):
         return open_hub(where, settings, rest)
-    timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)  # one that hangs leaves time for others
+    timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)  # leaves time for retries
     rest = dict(rest)
     pool = rest.pop("get_http_pool", None) if settings.backend == "blobfile" else None
     bucket = OBJECTS[where.protocol].resolve(where, rest, os.environ)
@@ -57,7 +56,7 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
     if settings.backend == "blobfile" and isinstance(bucket, AzureContainer):
         if set(rest) - {"account_name"}:
             raise LocationError(
-                "blobfile takes its credential from its own environment, not from storage_options",
+                "blobfile reads its credential from the environment, not from storage_options",
                 file=where.shown,
                 expected="AZURE_STORAGE_KEY or `az login`, or another backend",
             )
@@ -72,12 +71,12 @@ def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, 
             f"a package is missing for {backend}: pip install {backend}", file=where.shown
         )
     if backend == "obstore":
-        # The other client would ignore obstore's client_options, such as a proxy.
+        # Its fallback would ignore obstore's client_options, such as a proxy.
         fallback = None if bucket.client_options else reader
         reader = ObstoreReader(bucket, where.shown, fallback=fallback, timeout=timeout)
     elif bucket.client_options:
         raise LocationError(
-            "storage options of obstore alone",
+            "these storage options require obstore",
             file=where.shown,
             got=", ".join(bucket.client_options),
         )

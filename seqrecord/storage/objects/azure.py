@@ -1,6 +1,6 @@
-"""A container of Azure Blob: whose account it is, and the one credential that opens it.
+"""Azure Blob containers: account, endpoint and credential from URL, options and environment.
 
-`Blobfiles` reads it with blobfile, through its public functions.
+`Blobfiles` reads with blobfile, by its public functions.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from seqrecord.storage.failures import is_busy
 from seqrecord.storage.objects.bucket import (
     Bucket,
     Names,
+    canonical_settings,
     check_endpoint,
     check_token_endpoint,
     is_true,
-    named,
-    one_of,
+    one_kind,
     split_client_options,
 )
-from seqrecord.storage.objects.http import Fetch, Signer, renewed
+from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
 from seqrecord.storage.url import Location, is_blob_service, named_place
 
-# Our name, then those of obstore, adlfs, blobfile and az CLI. In the environment they have
-# AZURE_STORAGE_ before them, an identity's also AZURE_ alone.
+# Our name of each setting, then those of obstore, adlfs, blobfile and az CLI. Environment variables
+# have the prefix AZURE_STORAGE_, for identities also AZURE_.
 _NAMES = {
     "account": ("account_name", "account"),
     "endpoint": ("endpoint", "blob_endpoint", "azure_endpoint"),
@@ -55,12 +55,12 @@ _ENVIRONMENT = {
     for ours, names in _NAMES.items()
 }
 _OF_ACCOUNT = ("account_key", "sas_token", "sas_token_file")
-# In the order that the environment's have.
+# In order of precedence in the environment.
 _KINDS = (*_OF_ACCOUNT, "client_secret", "anonymous", "credential_provider")
-_VERSION = "2022-11-02"  # of the service
+_VERSION = "2022-11-02"  # of the service's API
 _SCOPE = "https://storage.azure.com/.default"
 
-# Azurite's, the same for everyone and published by Microsoft: no secret.
+# Azurite's credential, published by Microsoft and equal for everyone: not a secret.
 _EMULATOR = {
     "accountname": "devstoreaccount1",
     "accountkey": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr"
@@ -71,13 +71,18 @@ _EMULATOR = {
 
 @dataclass(frozen=True, kw_only=True)
 class AzureContainer(Bucket):
-    """A container and a path in it.
+    """An Azure container and a path in it.
 
-    `endpoint` is the account's blob service, `https://ACCOUNT.blob.core.windows.net` unless told
-    otherwise, without a slash at its end. `config` is the credential: `account_key`, `sas_token`
-    (without a question mark), `sas_token_file`, `credential_provider`, the three of a client
-    secret, `anonymous`, or at most a `client_id` for the default chain. `from_environment` says
-    that it was found there, and is looked for again by each client.
+    Attributes:
+        account: name of the storage account.
+        endpoint: URL of its blob service without a final slash, by default
+            `https://ACCOUNT.blob.core.windows.net`.
+        from_environment: whether the credential is from the environment; then each client reads it
+            again.
+
+    `config` has the credential: `account_key`, `sas_token` (without a question mark),
+    `sas_token_file`, `credential_provider`, the three parts of a client secret, `anonymous`, or at
+    most a `client_id` for the default chain.
     """
 
     account: str
@@ -88,45 +93,45 @@ class AzureContainer(Bucket):
     def resolve(
         cls, location: Location, options: Mapping[str, Any], environ: Mapping[str, str]
     ) -> AzureContainer:
-        """The container of a location: from its URL, then `storage_options`, then the environment.
+        """Resolve a location: settings of its URL, then `storage_options`, then the environment.
 
-        The environment's credential counts where neither URL nor options hold one, and where it is
-        of this account. Raises `LocationError` for an unknown account, for an option that nobody
-        knows, and for credentials of two kinds.
+        The environment's credential applies if neither URL nor options have one, and only if it is
+        for this account. Raises `LocationError` for a missing account, an unknown option, and
+        credentials of two kinds.
         """
         shown = location.shown
         client_options, rest = split_client_options(options, shown)
-        said = _settings(location.options, _OPTIONS, shown)
-        given = _settings(rest, _OPTIONS, shown, prefix="azure_")
-        found = _found(environ, shown)
-        account = said.get("account") or given.get("account") or found.get("account")
+        in_url = _settings(location.options, _OPTIONS, shown)
+        in_options = _settings(rest, _OPTIONS, shown, prefix="azure_")
+        in_env = _found(environ, shown)
+        account = in_url.get("account") or in_options.get("account") or in_env.get("account")
         container, _, root = location.root.strip("/").partition("/")
         if account is None:
             raise LocationError(
-                "the URL does not say which account",
+                "the URL does not contain the account",
                 file=shown,
                 expected="https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH, or "
                 "az://CONTAINER/PATH with storage_options={'account_name': …} or "
                 "AZURE_STORAGE_ACCOUNT_NAME, or blobfile+az://ACCOUNT/CONTAINER/PATH",
             )
-        if given.get("account", account) != account:
-            said_too = f"{account}, and {given['account']} in storage_options"
-            raise LocationError("the URL is of one account", file=shown, got=said_too)
+        if in_options.get("account", account) != account:
+            both = f"{account}, and {in_options['account']} in storage_options"
+            raise LocationError("the URL is of another account", file=shown, got=both)
         host = f"https://{account}.blob.core.windows.net"
         if container == account and shown.startswith("az://"):
             message = "an unclear URL: is its first part the account or the container?"
             raise LocationError(message, expected=f"{host}/CONTAINER/PATH", got=shown)
-        if found.get("account", account) != account:  # nor is what else it has of this one
-            found = {n: value for n, value in found.items() if n not in ("endpoint", *_OF_ACCOUNT)}
-        credential = _credential(said | given, shown)
+        if in_env.get("account", account) != account:  # its endpoint and credential do not apply
+            in_env = {n: v for n, v in in_env.items() if n not in ("endpoint", *_OF_ACCOUNT)}
+        credential = _credential(in_url | in_options, shown)
         return cls(
             bucket=container,
             root=root,
             shown=shown,
-            config=credential or _credential(found, shown),
+            config=credential or _credential(in_env, shown),
             client_options=client_options,
             account=account,
-            endpoint=({"endpoint": host} | found | said | given)["endpoint"].rstrip("/"),
+            endpoint=({"endpoint": host} | in_env | in_url | in_options)["endpoint"].rstrip("/"),
             from_environment=not credential,
         )
 
@@ -143,20 +148,20 @@ class AzureContainer(Bucket):
         return named_place(f"az://{self.bucket}/{self.root}", at)
 
     def credential(self) -> Fetch | None:
-        """A key, a SAS or tokens, as it is now in the environment or its file."""
-        held = self.config
+        """Current key, SAS or token, read again from the environment or its file."""
+        credential = self.config
         if self.from_environment:
             found = _found(os.environ, self.shown)
             if found.get("account", self.account) == self.account:
-                held = _credential(found, self.shown) or held
-        if held.get("anonymous"):
+                credential = _credential(found, self.shown) or credential
+        if credential.get("anonymous"):
             return None
-        if key := held.get("account_key"):
+        if key := credential.get("account_key"):
             return lambda: {"access_key": key, "expires_at": None}
-        file = held.get("sas_token_file")
-        if sas := _read(file, self.shown) if file else held.get("sas_token"):
+        file = credential.get("sas_token_file")
+        if sas := _read(file, self.shown) if file else credential.get("sas_token"):
             return lambda: {"sas_token": sas, "expires_at": None}
-        return lambda: self._token(held)
+        return lambda: self._token(credential)
 
     def store(self, **settings: Any) -> Any:
         from obstore.store import AzureStore
@@ -172,15 +177,15 @@ class AzureContainer(Bucket):
         )
 
     def signer(self) -> Signer:
-        fetch = renewed(self.fetch())
+        fetch = cached_credential(self.fetch())
 
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
-            held, headers = fetch(), {"x-ms-version": _VERSION}
-            sas = held.get("sas_token", "")
-            query = sas if isinstance(sas, str) else urlencode(sas)  # pairs, as obstore has it too
-            if key := held.get("access_key"):
+            credential, headers = fetch(), {"x-ms-version": _VERSION}
+            sas = credential.get("sas_token", "")
+            query = sas if isinstance(sas, str) else urlencode(sas)  # pairs, as in obstore
+            if key := credential.get("access_key"):
                 query = self._sas(key)
-            elif token := held.get("token"):
+            elif token := credential.get("token"):
                 check_token_endpoint(self.endpoint, self.endpoint)
                 headers["Authorization"] = f"Bearer {token}"
             url = f"{self.endpoint}/{self.bucket}/{quote(self.key(path))}"
@@ -189,11 +194,11 @@ class AzureContainer(Bucket):
         return sign
 
     def _sas(self, key: str) -> str:
-        """A SAS that reads for an hour (learn.microsoft.com, "Create a service SAS")."""
+        """SAS for reading during one hour (learn.microsoft.com, "Create a service SAS")."""
         until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
-        said = {"sp": "r", "se": f"{until:%Y-%m-%dT%H:%M:%SZ}", "sv": _VERSION, "sr": "c"}
+        parameters = {"sp": "r", "se": f"{until:%Y-%m-%dT%H:%M:%SZ}", "sv": _VERSION, "sr": "c"}
         resource = f"/blob/{self.account}/{self.bucket}"
-        lines = ["r", "", said["se"], resource, "", "", "", _VERSION, "c", *[""] * 7]
+        lines = ["r", "", parameters["se"], resource, "", "", "", _VERSION, "c", *[""] * 7]
         try:
             secret = base64.b64decode(key, validate=True)
         except ValueError:
@@ -201,56 +206,56 @@ class AzureContainer(Bucket):
         if not secret:
             raise AccessError("the account key is not base64", file=self.shown)
         digest = hmac.digest(secret, "\n".join(lines).encode(), "sha256")
-        return urlencode({**said, "sig": base64.b64encode(digest).decode()})
+        return urlencode({**parameters, "sig": base64.b64encode(digest).decode()})
 
-    def identity(self, held: Mapping[str, Any], **settings: Any) -> Any:
-        """A new credential of azure-identity: a client secret's, or the default chain.
+    def identity(self, credential: Mapping[str, Any], **settings: Any) -> Any:
+        """Create a credential of azure-identity: for a client secret, or the default chain.
 
-        A `client_id` alone chooses among managed and workload identities; `settings` go to it.
-        Raises `LocationError` where a token would go over plain http.
+        A `client_id` alone selects a managed or workload identity; `settings` are passed on. Raises
+        `LocationError` if a token would be sent over plain http.
         """
         identity = importlib.import_module("azure.identity")
-        # Where no credential is found, each request for a token would log the same fifteen lines.
+        # Without a credential, each request for a token would log the same fifteen lines.
         logging.getLogger(identity.ChainedTokenCredential.__module__).addFilter(_ONCE)
         check_token_endpoint(self.endpoint, self.endpoint)
-        if "client_secret" in held:
-            names = {name: held[name] for name in _IDENTITY}
+        if "client_secret" in credential:
+            names = {name: credential[name] for name in _IDENTITY}
             return identity.ClientSecretCredential(**names, **settings)
-        if client_id := held.get("client_id"):
+        if client_id := credential.get("client_id"):
             chosen = ("managed_identity_client_id", "workload_identity_client_id")
             settings |= dict.fromkeys(chosen, client_id)
         return identity.DefaultAzureCredential(**settings)
 
-    def _token(self, held: Mapping[str, Any]) -> dict[str, Any]:
-        """A new token. The identity is a new one too: msal remembers its failures for a while."""
+    def _token(self, credential: Mapping[str, Any]) -> dict[str, Any]:
+        """Request a token, from a new identity because msal caches failures."""
         statuses: list[int] = []
         identity = self.identity(
-            held,
-            retry_total=0,  # what fails is repeated with the request that needs the token
+            credential,
+            retry_total=0,  # the request that needs the token is retried
             raw_response_hook=lambda answer: statuses.append(answer.http_response.status_code),
         )
         try:
             found = identity.get_token(_SCOPE)
         except Exception:
-            # The default chain's exception has nothing but text of what each of it said.
+            # The exception of the default chain has only text.
             busy = [status for status in statuses if is_busy(status)]
             if not busy:
                 raise
         else:
             expires = datetime.datetime.fromtimestamp(found.expires_on, datetime.timezone.utc)
             return {"token": found.token, "expires_at": expires}
-        raise TransientError(f"there was no token: HTTP status {busy[-1]}", file=self.shown)
+        raise TransientError(f"no token received: HTTP status {busy[-1]}", file=self.shown)
 
 
 class _Once(logging.Filter):
-    """Lets a line through that is another one than the last, or comes a minute later."""
+    """Log filter: drops a repetition of the last line within a minute."""
 
     _last: tuple[str, float] = ("", 0.0)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        (text, at), said = self._last, record.getMessage()
-        if is_new := text != said or record.created > at + 60:
-            self._last = (said, record.created)
+        (text, at), message = self._last, record.getMessage()
+        if is_new := text != message or record.created > at + 60:
+            self._last = (message, record.created)
         return is_new
 
 
@@ -268,15 +273,15 @@ def _read(file: str, shown: str) -> str:
 def _settings(
     values: Mapping[str, Any], names: Names, shown: str, *, prefix: str | None = None
 ) -> dict[str, Any]:
-    """Settings that are checked, with those that a connection string holds.
+    """Checked settings, including those in a connection string.
 
-    What is named beside a connection string comes first.
+    Settings beside a connection string take precedence.
     """
-    found = named(values, names, shown, prefix=prefix)
+    found = canonical_settings(values, names, shown, prefix=prefix)
     for name in set(found) - {"credential_provider"}:
         if not isinstance(found[name], (str, int)):
             raise LocationError(f"storage option {name} is not text", file=shown)
-        # The command line takes what looks like a number for one.
+        # The command line converts texts of digits to numbers.
         found[name] = is_true(found[name]) if name == "anonymous" else str(found[name])
     if "connection_string" in found:
         found = _connection(found.pop("connection_string"), shown) | found
@@ -307,26 +312,26 @@ def _connection(text: str, shown: str) -> dict[str, str]:
             file=shown,
             expected="AccountName=…;AccountKey=…, or BlobEndpoint=…;SharedAccessSignature=…",
         )
-    held = {"account": account, "endpoint": endpoint, "account_key": parts.get("accountkey")}
+    settings = {"account": account, "endpoint": endpoint, "account_key": parts.get("accountkey")}
     if "accountkey" not in parts:
-        held["sas_token"] = parts.get("sharedaccesssignature")
-    return {name: value for name, value in held.items() if value}
+        settings["sas_token"] = parts.get("sharedaccesssignature")
+    return {name: value for name, value in settings.items() if value}
 
 
 def _credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """The credential among settings, or none; `LocationError` for two kinds, or for half of one."""
-    held = one_of(_KINDS, settings, shown)
-    if "client_secret" in held:
-        held = {name: settings[name] for name in _IDENTITY if settings.get(name)}
-        if len(held) < len(_IDENTITY):
+    """The credential in settings, if any; raises `LocationError` for two or an incomplete one."""
+    credential = one_kind(_KINDS, settings, shown)
+    if "client_secret" in credential:
+        credential = {name: settings[name] for name in _IDENTITY if settings.get(name)}
+        if len(credential) < len(_IDENTITY):
             raise LocationError("a client secret needs tenant_id and client_id", file=shown)
-    elif not held and settings.get("client_id"):
-        held["client_id"] = settings["client_id"]
-    return held
+    elif not credential and settings.get("client_id"):
+        credential["client_id"] = settings["client_id"]
+    return credential
 
 
 def _found(environ: Mapping[str, str], shown: str) -> dict[str, Any]:
-    """Settings of the environment, where several tools may have left credentials: the first."""
+    """Settings of the environment, with the first of several credentials."""
     found = _settings(environ, _ENVIRONMENT, shown)
     if not set(_IDENTITY) <= set(found):
         found.pop("client_secret", None)
@@ -336,10 +341,10 @@ def _found(environ: Mapping[str, str], shown: str) -> dict[str, Any]:
 
 
 class Blobfiles:
-    """Reads Azure accounts as a filesystem of fsspec does; paths are ACCOUNT/CONTAINER/PATH.
+    """A subset of fsspec's interface for Azure with blobfile; paths are ACCOUNT/CONTAINER/PATH.
 
-    blobfile has its own credentials: `AZURE_STORAGE_KEY`, a service principal, `az login`. It
-    repeats nothing here. `pool` makes a pool of urllib3, for whom its own will not do.
+    blobfile has its own credentials: `AZURE_STORAGE_KEY`, a service principal, `az login`. Does not
+    retry. `pool` makes a urllib3 pool that replaces blobfile's own.
     """
 
     def __init__(self, pool: Callable[[], Any] | None) -> None:
@@ -356,9 +361,9 @@ class Blobfiles:
         return {"size": self._context.stat(f"az://{path}").size}
 
     def cat_file(self, path: str, start: int, end: int) -> bytes:
-        if end - start > MAX_REQUEST_BYTES:  # of a whole file
+        if end - start > MAX_REQUEST_BYTES:  # the range of a whole file may exceed it
             end = min(end, self.info(path)["size"])
-        # Told where the file ends, blobfile does not ask; it would read no further than that.
+        # With a given size, blobfile does not request it, and reads no further.
         with self._context.BlobFile(
             f"az://{path}", "rb", streaming=True, file_size=end, buffer_size=max(1, end - start)
         ) as file:

@@ -1,7 +1,6 @@
-"""What an object store is, to its readers and writers: keys, a credential, clients of two kinds.
+"""Base class of object stores: settings, credential, clients; and `WebServer`, the simplest one.
 
-Its settings have names in `storage_options`, in the environment and in this package. The simplest
-is a web server, which has none.
+Settings have names in `storage_options`, in environment variables, and in this package.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from seqrecord.errors import LocationError
 from seqrecord.storage.clients import use_obstore
 from seqrecord.storage.objects.http import Fetch, HttpFiles, Signer
 from seqrecord.storage.ranges import MAX_REQUEST_BYTES
-from seqrecord.storage.requests import SLOWEST
+from seqrecord.storage.requests import MIN_BYTES_PER_SECOND
 from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.url import Location, named_place
 
@@ -28,18 +27,18 @@ _NO_LIMIT = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket(ABC):
-    """A bucket, a container or a web server, and the path `root` in it, `""` for all of it.
+    """A bucket, container or web server, and the path `root` in it (`""` for the whole).
 
-    `config` are settings and at most one credential, by the names of the subclass. `shown` is the
-    URL without credentials. Pickles hold the credential; nothing that this prints does.
+    `config` has the settings and at most one credential, by names of the subclass. `shown` is the
+    URL without credentials. Pickles contain the credential; `repr` and messages do not.
     """
 
-    names: ClassVar[Names]  # of options, which may have `prefix` before them
+    names: ClassVar[Names]  # of options, with or without `prefix`
     environment: ClassVar[Names]
     prefix: ClassVar[str] = ""
     scheme: ClassVar[str]
     endpoint_option: ClassVar[str] = "endpoint"
-    fixed: ClassVar[tuple[str, ...]] = ()  # credentials that stay as they are
+    fixed: ClassVar[tuple[str, ...]] = ()  # names of credentials that never change
     is_writable: ClassVar[bool] = True
 
     bucket: str
@@ -52,11 +51,11 @@ class Bucket(ABC):
     def resolve(
         cls, location: Location, options: Mapping[str, Any], environ: Mapping[str, str]
     ) -> Bucket:
-        """That of a location: what its URL and options say, then the environment."""
+        """Resolve a location: settings of its URL and options, then the environment."""
         shown = location.shown
         client_options, rest = split_client_options(options, shown)
-        given = named(rest, cls.names, shown, prefix=cls.prefix)
-        config = cls.configured(given, named(environ, cls.environment), shown)
+        given = canonical_settings(rest, cls.names, shown, prefix=cls.prefix)
+        config = cls.configured(given, canonical_settings(environ, cls.environment), shown)
         if endpoint := config.get(cls.endpoint_option):
             check_endpoint(str(endpoint))
         bucket, _, root = location.root.strip("/").partition("/")
@@ -70,32 +69,32 @@ class Bucket(ABC):
 
     @classmethod
     def configured(cls, given: dict[str, Any], found: dict[str, Any], shown: str) -> dict[str, Any]:
-        """`config`, of settings that options give and those that the environment has."""
+        """Make `config` from settings in options (`given`) and in the environment (`found`)."""
         raise NotImplementedError
 
     @property
     def is_reread(self) -> bool:
-        """Whether a new client looks anew: in the environment, a file or a function."""
+        """Whether a new client reads the credential again from environment, file or function."""
         return not any(self.config.get(name) for name in self.fixed)
 
     @abstractmethod
     def credential(self) -> Fetch | None:
-        """What gives obstore its credential; none where obstore finds it, or needs none."""
+        """Credential provider for obstore; `None` if obstore finds a credential, or needs none."""
 
     def fetch(self) -> Fetch | None:
-        """What gives the credential: the options' own function, or ours."""
+        """Credential provider: that of the options, or ours."""
         return self.config.get("credential_provider") or self.credential()
 
     @abstractmethod
     def store(self, **settings: Any) -> Any:
-        """A new store of obstore; `settings` go to it."""
+        """Create an obstore store; `settings` are passed on."""
 
     @abstractmethod
     def signer(self) -> Signer:
-        """A new signer of requests, for who reads without obstore."""
+        """Create a signer of requests, for reading without obstore."""
 
     def http_client(self, timeout: float) -> HttpFiles:
-        """A new client that reads without obstore; it repeats nothing by itself."""
+        """Create a client for reading without obstore and without retries."""
         return HttpFiles(self.signer(), self.shown, timeout, follows=not self.is_writable)
 
     @property
@@ -105,23 +104,23 @@ class Bucket(ABC):
         return named_place(f"{self.scheme}://{self.bucket}/{self.root}", {"endpoint": endpoint})
 
     def key(self, path: str) -> str:
-        """The object's name, of a clean path below the root."""
+        """Name of the object for a clean path below the root."""
         return f"{self.root}/{path}" if self.root else path
 
     def client(self, timeout: float, retrier: Retrier | None = None) -> Any:
-        """A new store of obstore; `timeout` is how many seconds may pass without a byte.
+        """Create an obstore store; `timeout` is the maximum seconds without receiving a byte.
 
-        It repeats nothing by itself, or each request as often as `retrier` would.
+        Without `retrier` it does not retry, else it retries as long as `retrier`.
         """
         use_obstore(self.shown)
         retry_seconds = retrier.deadline if retrier else 0.0
         settings: dict[str, Any] = {
             "client_options": {
                 **self.client_options,
-                "allow_http": True,  # of an endpoint that says so; tokens are kept from it
+                "allow_http": True,  # if the endpoint is http; tokens are never sent to it
                 "connect_timeout": timedelta(seconds=min(10.0, timeout)),
                 "read_timeout": timedelta(seconds=timeout),
-                "timeout": timedelta(seconds=timeout + MAX_REQUEST_BYTES / SLOWEST),
+                "timeout": timedelta(seconds=timeout + MAX_REQUEST_BYTES / MIN_BYTES_PER_SECOND),
             },
             "retry_config": {
                 "max_retries": _NO_LIMIT if retry_seconds else 0,
@@ -139,9 +138,9 @@ class Bucket(ABC):
 
 
 class Provider:
-    """Gives obstore a credential whenever it asks for one, which is when the last has expired.
+    """Credential provider for obstore, called when the last credential has expired.
 
-    obstore makes text of what `fetch` raises, with all that it says; so `failure` keeps the error.
+    obstore converts an exception of `fetch` to text, with secrets; `failure` preserves it.
     """
 
     def __init__(self, fetch: Fetch) -> None:
@@ -158,9 +157,9 @@ class Provider:
 
 
 Names = Mapping[str, tuple[str, ...]]
-"""Our names of settings, and those that others have for them."""
+"""Names of settings: ours, and the aliases of other programs."""
 
-# The client_options of obstore that users may set.
+# Options of obstore's clients that users may set.
 _CERTIFICATES = ("proxy_ca_certificate", "root_certificate")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CLIENT_OPTIONS = (
@@ -169,17 +168,17 @@ _CLIENT_OPTIONS = (
 )
 
 
-def named(
+def canonical_settings(
     values: Mapping[str, Any],
     names: Names,
     shown: str = "",
     *,
     prefix: str | None = None,
 ) -> dict[str, Any]:
-    """Settings by our name for them, of values under any of their names, without the empty ones.
+    """Settings under our names, from values under any of their aliases, without empty ones.
 
-    Of each, the first name counts that has a value. With a `prefix`, which options may have before
-    their names, a name that nobody knows is a `LocationError`; without one others are left out.
+    The first alias with a value counts. `prefix` may precede the names of options. With a
+    `prefix`, an unknown name raises `LocationError`; without one, it is ignored.
     """
     known = {name for each in names.values() for name in each}
     given = {
@@ -191,21 +190,21 @@ def named(
         raise LocationError(
             "an unknown storage option",
             file=shown,
-            expected=f"some of {', '.join(sorted(known))}",
+            expected=f"any of {', '.join(sorted(known))}",
             got=", ".join(unknown),
         )
     found = {ours: [given[n] for n in theirs if n in given] for ours, theirs in names.items()}
     return {ours: each[0] for ours, each in found.items() if each}
 
 
-def one_of(kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    """The credential among settings, by the names of its kinds; `LocationError` for two."""
-    held = {name: settings[name] for name in kinds if settings.get(name)}
-    if len(held) > 1:
+def one_kind(kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
+    """The credential in settings, by its kind; raises `LocationError` for several kinds."""
+    found = {name: settings[name] for name in kinds if settings.get(name)}
+    if len(found) > 1:
         raise LocationError(
-            "credentials of more than one kind", file=shown, expected="one", got=", ".join(held)
+            "credentials of more than one kind", file=shown, expected="one", got=", ".join(found)
         )
-    return held
+    return found
 
 
 def is_true(value: object) -> bool:
@@ -213,19 +212,21 @@ def is_true(value: object) -> bool:
 
 
 def check_endpoint(endpoint: str, *, is_bare: bool = False) -> None:
-    """Raise `LocationError` for what is no `https://[USER@]HOST[:PORT][/PATH][?QUERY]`; `is_bare`:
-    neither a user nor a query."""
+    """Raise `LocationError` unless `endpoint` is `https://[USER@]HOST[:PORT][/PATH][?QUERY]`.
+
+    `is_bare` forbids a user and a query.
+    """
     user, query = ("", "") if is_bare else (r"([^/@?#\s\\]*@)?", r"(\?[^#\s]*)?")
     host = r"(\[[0-9A-Fa-f:.]+\]|[^/@?#\s:\[\]\\%]+)(:\d{1,5})?"
     if re.fullmatch(rf"https?://{user}{host}(/[^@?#\s\\]*)?{query}", endpoint, re.I) is None:
-        raise LocationError(  # not shown: it may hold a SAS or a password
-            "an endpoint that is not clear",
+        raise LocationError(  # without the value: it may contain a SAS or a password
+            "an invalid endpoint",
             expected="https://HOST or http://HOST:PORT/ACCOUNT, without a query",
         )
 
 
 def check_token_endpoint(endpoint: str | None, shown: str) -> None:
-    """Raise `LocationError` where a bearer token would be sent unencrypted over a network."""
+    """Raise `LocationError` if a bearer token would be sent unencrypted over a network."""
     parts = urlsplit(endpoint or "")
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         raise LocationError(
@@ -236,7 +237,7 @@ def check_token_endpoint(endpoint: str | None, shown: str) -> None:
 def split_client_options(
     options: Mapping[str, Any], shown: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """obstore's `client_options` among storage options, and the rest.
+    """Split options into obstore's `client_options` and the rest.
 
     `root_certificate` and `proxy_ca_certificate` may be the path of a PEM file.
     """
@@ -254,7 +255,7 @@ def split_client_options(
 
 @dataclass(frozen=True, kw_only=True)
 class WebServer(Bucket):
-    """A folder of a web server. Its URL, which may hold a password, is the one setting."""
+    """A folder on a web server. Its URL, which may contain a password, is its only setting."""
 
     is_writable = False
     names: ClassVar[Names] = {}

@@ -1,4 +1,4 @@
-"""A bucket of Google Cloud Storage."""
+"""Google Cloud Storage buckets."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from seqrecord.storage.objects.bucket import Bucket, Names, check_token_endpoint, is_true, one_of
-from seqrecord.storage.objects.http import Fetch, Signer, renewed
+from seqrecord.storage.objects.bucket import Bucket, Names, check_token_endpoint, is_true, one_kind
+from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GcsBucket(Bucket):
-    """A bucket and a path in it.
+    """A GCS bucket and a path in it.
 
-    `config` has at most one credential. Without one it is opened with what google-auth finds.
+    `config` has at most one credential; without one, google-auth looks for a default.
     """
 
     endpoint_option = "base_url"
     fixed = ("skip_signature", "bearer_token")
-    # obstore's names, with and without `google_`, of the kinds of credentials and of the endpoint.
+    # obstore's names, with or without `google_`, for kinds of credentials and the endpoint.
     names: ClassVar[Names] = {
         "skip_signature": ("skip_signature", "anonymous", "anon"),
         "credential_provider": ("credential_provider",),
@@ -48,7 +48,7 @@ class GcsBucket(Bucket):
             given["skip_signature"] = is_true(given["skip_signature"])
         kinds = tuple(cls.names)[:-1]
         first = {name: found[name] for name in [n for n in kinds if n in found][:1]}
-        config = one_of(kinds, given, shown) or first
+        config = one_kind(kinds, given, shown) or first
         if url := given.get("base_url") or found.get("base_url"):
             config["base_url"] = url if "://" in url else f"http://{url}"
         if not config.get("skip_signature"):
@@ -56,7 +56,7 @@ class GcsBucket(Bucket):
         return config
 
     def credential(self) -> Fetch | None:
-        """google-auth's: of a key file or its text, and without one of what it finds."""
+        """Credential of google-auth: from a key file or its text, or the default."""
         if self.config.get("skip_signature"):
             return None
         if bearer := self.config.get("bearer_token"):
@@ -85,12 +85,12 @@ class GcsBucket(Bucket):
         return GCSStore(self.bucket, **settings)
 
     def signer(self) -> Signer:
-        fetch = renewed(self.fetch())
+        fetch = cached_credential(self.fetch())
         url = self.config.get("base_url", "https://storage.googleapis.com").rstrip("/")
 
         def sign(_: str, path: str) -> tuple[str, dict[str, str]]:
-            held = fetch()
-            headers = {"Authorization": f"Bearer {held['token']}"} if held else {}
+            credential = fetch()
+            headers = {"Authorization": f"Bearer {credential['token']}"} if credential else {}
             return f"{url}/{self.bucket}/{quote(self.key(path))}", headers
 
         return sign

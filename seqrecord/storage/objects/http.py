@@ -1,4 +1,4 @@
-"""Objects read with urllib3, where obstore cannot be used or is not wanted."""
+"""Reading objects with urllib3, as an alternative to obstore."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 
 from seqrecord.errors import StorageError
-from seqrecord.storage.requests import fill, hurried
+from seqrecord.storage.requests import check_rate, fill
 
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
-_MOST_CONNECTIONS = 128  # that are kept open, as many as requests are under way at a time
-# Everything else is repeated by `Retrier`.
+_MOST_CONNECTIONS = 128  # idle ones that stay open, as many as concurrent requests
+# `Retrier` does all other retries.
 _REDIRECTS = urllib3.Retry(
     5, connect=0, read=0, redirect=5, status=0, other=0, respect_retry_after_header=False
 )
 _RANGE = re.compile(r"\s*bytes (\d+)-(\d+)/(?:\d+|\*)\s*")
 
 Fetch = Callable[[], Any]
-"""Gives a credential as obstore's credential providers do, with `expires_at` or without."""
+"""Returns a credential as obstore's credential providers do, with or without `expires_at`."""
 Signer = Callable[[str, str], tuple[str, Mapping[str, str]]]
-"""Gives the URL and the headers of a request: of its method, and of a path below the root."""
+"""Returns URL and headers of a request, from its method and a path below the root."""
 
 
-def renewed(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
-    """`fetch` that is called when what it gave last expires within a minute; without it nothing."""
+def cached_credential(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
+    """Cached `fetch`, called again a minute before the credential expires; `{}` for `None`."""
     given: dict[str, Any] = {}
 
     def fetched() -> dict[str, Any]:
@@ -46,7 +46,7 @@ def renewed(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
 
 
 class HTTPError(Exception):
-    """An answer that is a refusal or a failure, with what tells which one."""
+    """A response with an error status."""
 
     def __init__(self, answer: urllib3.BaseHTTPResponse) -> None:
         super().__init__(f"HTTP status {answer.status}")
@@ -56,11 +56,11 @@ class HTTPError(Exception):
 
 
 class HttpFiles:
-    """Reads as a filesystem of fsspec does.
+    """A subset of fsspec's interface over HTTP.
 
-    A length is that of a HEAD, or of a range's answer where HEAD does not tell. No more is read of
-    an answer than was asked for, and nothing of one that is of the whole file. Connections are kept
-    and used again. Only a server that gets no credential may send it elsewhere (`follows`).
+    The size is from a HEAD request, or from a range's response if HEAD has none. A response is read
+    only up to the requested length, and not at all if it has the whole file. Connections are
+    reused. `follows` allows redirects, for servers without credentials only.
     """
 
     def __init__(self, sign: Signer, shown: str, timeout: float, *, follows: bool) -> None:
@@ -82,26 +82,26 @@ class HttpFiles:
         return {"size": int(length) if length.isdecimal() else None}
 
     def cat_file(self, path: str, start: int, end: int) -> bytearray:
-        """Of an answer of another range, nothing."""
+        """Read a range; empty if the response has another range."""
         shown = f"{self._shown}/{path}"
         with self._ask("GET", path, {"Range": f"bytes={start}-{end - 1}"}) as answer:
-            said = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-            if answer.status != 206 or said is None:
+            content_range = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            if answer.status != 206 or content_range is None:
                 raise StorageError(
-                    "the server does not answer ranges (206 and Content-Range): "
+                    "the server does not support ranges (206 and Content-Range): "
                     "it would send whole files",
                     file=shown,
                 )
-            if int(said[1]) != start or int(said[2]) >= end:
+            if int(content_range[1]) != start or int(content_range[2]) >= end:
                 return bytearray()
-            data = bytearray(int(said[2]) + 1 - start)
+            data = bytearray(int(content_range[2]) + 1 - start)
             chunks = iter(lambda: answer.read1(_READ_BYTES), b"")
-            del data[fill([memoryview(data)], hurried(chunks, self._timeout, shown)) :]
+            del data[fill([memoryview(data)], check_rate(chunks, self._timeout, shown)) :]
             return data
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:
         url, signed = self._sign(method, path)
-        if self._pool is None:  # two threads may both make one: the later one stays
+        if self._pool is None:  # two threads may both create one; the later one is used
             self._pool = _pool_for(url, self._timeout)
         answer = self._pool.request(
             method,
@@ -119,12 +119,12 @@ class HttpFiles:
 
 
 def _pool_for(url: str, timeout: float) -> urllib3.PoolManager:
-    """Connections to the host of a URL: through a proxy, if the environment names one for it."""
+    """Connection pool for the host of a URL, with the environment's proxy if set."""
     parts = urlsplit(url)
     settings: dict[str, Any] = {
         "timeout": timeout,
         "maxsize": _MOST_CONNECTIONS,
-        "ssl_context": ssl.create_default_context(),  # which reads SSL_CERT_FILE; takes 30 ms
+        "ssl_context": ssl.create_default_context(),  # reads SSL_CERT_FILE; takes 30 ms
     }
     proxy = getproxies().get(parts.scheme)
     if proxy is None or proxy_bypass(parts.netloc.rpartition("@")[2]):

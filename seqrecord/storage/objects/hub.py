@@ -1,7 +1,7 @@
-"""Datasets of the Hugging Face Hub: `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
+"""Datasets on the Hugging Face Hub: `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
 
-Small files come from the Hub itself. Those in LFS are read at addresses that it has signed, in
-ranges as those of any web server.
+The Hub itself serves small files. Files in LFS are read from signed URLs of another host, in
+ranges as from any web server.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from seqrecord.storage.base import Entry, FileInfo, check_path, too_large
 from seqrecord.storage.objects.bucket import (
     Bucket,
     Names,
+    canonical_settings,
     check_endpoint,
-    named,
     split_client_options,
 )
 from seqrecord.storage.objects.http import HttpFiles, Signer
@@ -40,18 +40,18 @@ _PLACE = re.compile(
     r"datasets/(?P<repo>[\w.-]+/[\w.-]+)"
     r"(@(?P<revision>refs/(?:pr|convert)/[^/@]+|[^/@]+))?(/(?P<folder>.*))?"
 )
-_CLIENTS = 64  # that are kept, each of one signed address
+_CLIENTS = 64  # cached clients, one per signed URL
 
 
 def is_hub_dataset(where: Location) -> bool:
-    """Whether this is a dataset of the Hub: its models, spaces and buckets are fsspec's."""
+    """Whether this is a dataset on the Hub; fsspec serves models, spaces and buckets."""
     return where.protocol == "hf" and where.root.partition("/")[0] == "datasets"
 
 
 def hub_branch(url: str, storage_options: Mapping[str, Any] | None = None) -> Hub:
-    """The branch `hf://datasets/ORG/NAME[@BRANCH]`, to change it; nothing is asked of it yet.
+    """The branch `hf://datasets/ORG/NAME[@BRANCH]` for writing; makes no request yet.
 
-    Raises `LocationError` for any other URL or option, and where a package is missing.
+    Raises `LocationError` for another URL, an unknown option, or a missing package.
     """
     where = parse_location(url)
     settings, rest = split_options(storage_options or {}, where.shown)
@@ -66,10 +66,10 @@ def hub_branch(url: str, storage_options: Mapping[str, Any] | None = None) -> Hu
 
 
 def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> HubStorage:
-    """The storage of a dataset on the Hub; nothing is asked of it yet.
+    """Open a dataset on the Hub; makes no request yet.
 
-    `rest` are `token` and `endpoint`, and the client's options. Raises `LocationError` for what is
-    unclear, and where a package is missing.
+    `rest` has `token`, `endpoint` and the client's options. Raises `LocationError` for an invalid
+    URL or option, and for a missing package.
     """
     found = _PLACE.fullmatch(where.root.strip("/"))
     if found is None:
@@ -80,7 +80,7 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
                 f"a package is missing for hf://: pip install {package}", file=where.shown
             )
     client_options, rest = split_client_options(rest, where.shown)
-    given = named(rest, HubFolder.names, where.shown, prefix="hf_")
+    given = canonical_settings(rest, HubFolder.names, where.shown, prefix="hf_")
     endpoint = str(given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT)
     check_endpoint(endpoint)
     retrier = settings.retrier()
@@ -111,7 +111,7 @@ def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class HubFolder(Bucket):
-    """A folder of a dataset on the Hub, as a web server of which each file has its own address."""
+    """A folder of a dataset on the Hub: a web server with an individual address per file."""
 
     is_writable = False
     names: ClassVar[Names] = {"token": ("token",), "endpoint": ("endpoint",)}
@@ -126,8 +126,8 @@ class HubFolder(Bucket):
     @property
     def place(self) -> str:
         endpoint = self.hub.endpoint
-        said = {} if endpoint == _ENDPOINT else {"endpoint": endpoint}
-        return named_place(self.shown, said)
+        options = {} if endpoint == _ENDPOINT else {"endpoint": endpoint}
+        return named_place(self.shown, options)
 
     def credential(self) -> None:
         return None
@@ -147,7 +147,7 @@ class HubFolder(Bucket):
 
 
 class _Stores:
-    """Reads as a store of obstore does: each signed address is a store of its own."""
+    """A subset of obstore's store interface, with a store per signed URL."""
 
     def __init__(self, hub: Hub, settings: Mapping[str, Any]) -> None:
         from obstore.store import HTTPStore
@@ -163,7 +163,7 @@ class _Stores:
 
 
 class _Files(HttpFiles):
-    """Reads without obstore; the Hub has told the lengths."""
+    """Reads without obstore; sizes are from the Hub's listing."""
 
     def __init__(self, hub: Hub, sign: Signer, shown: str, timeout: float) -> None:
         super().__init__(sign, shown, timeout, follows=True)
@@ -174,7 +174,7 @@ class _Files(HttpFiles):
 
 
 class HubReader(RequestReader):
-    """Reads files at their addresses: `signed` those in LFS, `plain` those of the Hub itself."""
+    """Reads files with `signed` if in LFS, else with `plain` from the Hub itself."""
 
     def __init__(self, hub: Hub, signed: RequestReader, plain: RequestReader) -> None:
         self._hub, self._signed, self._plain = hub, signed, plain
@@ -187,11 +187,11 @@ class HubReader(RequestReader):
     def read(self, path: str, request: Request) -> None:
         address = self._hub.address(path)
         if not address.is_signed:
-            self._hub.asked("resolvers", path, lambda: self._plain.read(path, request))
+            self._hub.rate_limited("resolvers", path, lambda: self._plain.read(path, request))
             return
         try:
             self._signed.read(path, request)
-        except AccessError:  # the address has ended
+        except AccessError:  # the signed URL has expired
             self._hub.renew(path, address)
             self._signed.read(path, request)
 
@@ -213,19 +213,19 @@ class HubReader(RequestReader):
 
 
 class HubStorage(ObjectStorage):
-    """Storage of a folder of a dataset on the Hub, at one commit, for reading.
+    """Read-only storage of a folder of a dataset on the Hub, at one commit.
 
-    Lengths and identities are those of one listing; a process that was only told of files, such as
-    a worker, asks for each file that it reads. Pickles hold the commit, and a token that was given.
+    Sizes and identities are from a single listing; a process without it, such as a worker, requests
+    them for each file that it reads. Pickles contain the commit, and an explicit token.
     """
 
     bucket: HubFolder
-    requests_by_file = 1  # beside those of its ranges: for its address
-    refusal = "a dataset on the Hub can only be read here"
+    requests_by_file = 1  # extra request for a file's address
+    refusal = "a dataset on the Hub is read-only here"
 
     @property
     def fixed_url(self) -> str:
-        """The URL of what is read now, whatever becomes of a branch."""
+        """URL with the commit that is read, also if a branch was opened."""
         return self.bucket.hub.fixed_url
 
     @property

@@ -1,7 +1,7 @@
-"""What the Hugging Face Hub says of a dataset's files: the commit, the listing, signed addresses.
+"""Requests to the Hugging Face Hub: commit, file listing, signed URLs.
 
-Only the Hub's host gets the token. Files in LFS lie on another host, at addresses that the Hub
-signs for a while: these are kept in memory, and nowhere else.
+Only the Hub's host receives the token. Files in LFS are on another host, at URLs that the Hub signs
+for a limited time; these are in memory only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.lazy import required
+from seqrecord.lazy import import_extra
 from seqrecord.processes.forks import PerProcess
 from seqrecord.storage.base import Entry
 from seqrecord.storage.clients import redact_logs
@@ -35,8 +35,8 @@ from seqrecord.storage.requests import TIMEOUT_SECONDS
 from seqrecord.storage.retrying import Retrier
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MOST_PAGES = 10_000  # of a listing: 10 million files
-_MOST_COMMITS = 8  # of which a process keeps what it was told
+_MOST_PAGES = 10_000  # pages of a listing: 10 million files
+_MOST_COMMITS = 8  # commits with cached metadata per process
 _LOCKS = 64
 
 _T = TypeVar("_T")
@@ -44,9 +44,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file's bytes, what tells that it is still the same, and whether it lies in LFS.
+    """Metadata of a file: size, content hash, and whether it is in LFS.
 
-    `identity` is the SHA-256 of what lies in LFS, and git's id of the others.
+    `identity` is the SHA-256 of a file in LFS, and the git object id of any other.
     """
 
     size: int
@@ -56,7 +56,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a file is read, with which headers. One that is signed ends after a while."""
+    """URL and headers for reading a file; a signed URL expires."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
@@ -64,7 +64,7 @@ class Address:
 
 
 class Listing:
-    """The files of a folder and below it, by their paths in it, and what each folder holds."""
+    """Files below a folder by relative path, with an index of subfolders."""
 
     def __init__(self, files: Mapping[str, HubFile]) -> None:
         self.files = files
@@ -80,11 +80,11 @@ class Listing:
                 entry = Entry(name, is_folder=True)
 
     def entries(self, folder: str) -> list[Entry]:
-        """Files and folders directly in a folder, sorted by name; empty where there is none."""
+        """Files and folders directly in a folder, sorted by name; empty if it does not exist."""
         return sorted(self._folders.get(folder, {}).values(), key=lambda entry: entry.name)
 
     def below(self, folder: str, *, deep: bool) -> Iterator[str]:
-        """The paths of the files directly in a folder; with `deep` also of those below."""
+        """Paths of the files directly in a folder; `deep` includes subfolders."""
         for entry in self.entries(folder):
             path = f"{folder}/{entry.name}" if folder else entry.name
             if not entry.is_folder:
@@ -93,33 +93,33 @@ class Listing:
                 yield from self.below(path, deep=True)
 
 
-class _Known:
-    """What the Hub has told this process of a commit, which never changes; a fork has it too."""
+class _CommitMetadata:
+    """Cached metadata of a commit, which is immutable; shared with forks."""
 
     def __init__(self) -> None:
         self.listings: dict[str, Listing] = {}  # by folder
-        self.files: dict[str, HubFile] = {}  # by path in the repository, of those looked up alone
-        self.addresses: dict[str, Address | None] = {}  # none: the Hub sends it itself
+        self.files: dict[str, HubFile] = {}  # files requested one by one, by path in the repository
+        self.addresses: dict[str, Address | None] = {}  # `None`: served by the Hub itself
         self._locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
 
     def lock(self, path: str) -> threading.Lock:
-        """Held by who asks the Hub about a path, so that others need not."""
+        """Lock for requests about a path, so that only one thread makes them."""
         return self._locks.get()[hash(path) % _LOCKS]
 
 
-_known: OrderedDict[tuple[str | None, ...], _Known] = OrderedDict()
+_metadata_by_commit: OrderedDict[tuple[str | None, ...], _CommitMetadata] = OrderedDict()
 _wait_until: dict[tuple[str, str], float] = {}  # by endpoint and kind of request: a monotonic time
 
 
 class Hub:
-    """A folder of a dataset's repository on the Hub, at one commit.
+    """A folder of a dataset repository on the Hub, at one commit.
 
-    `revision` is a branch, tag or commit. Its commit is asked for once, and goes into pickles. What
-    the Hub says of a commit is kept in this process. Where it asks to wait (429), no thread of
-    this process sends it another request of that kind meanwhile.
+    `revision` is a branch, tag or commit; its commit is requested once, and included in pickles.
+    Metadata of commits is cached per process. After a 429, no thread of this process sends requests
+    of that kind until the Hub's delay has passed.
 
-    Raises `NotFoundError` for a repository, revision or file that is not there, `AccessError` for
-    a refusal, and `StorageError` for an answer that is none of the Hub's.
+    Raises `NotFoundError` for a missing repository, revision or file, `AccessError` for a refusal,
+    and `StorageError` for a malformed response.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Hub:
         self._commit = revision if self.is_fixed else commit
         self._shown = f"hf://datasets/{repo}@{revision}"
         self._lock = PerProcess(threading.Lock)
-        self._told: _Known | None = None
+        self._metadata: _CommitMetadata | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         place = self.endpoint, self.repo, self.revision, self.folder
@@ -145,7 +145,7 @@ class Hub:
 
     @property
     def commit(self) -> str:
-        """The commit of the revision, 40 hexadecimal digits."""
+        """Commit of the revision, 40 hexadecimal digits."""
         if self._commit is None:
             with self._lock.get():
                 if self._commit is None:
@@ -153,36 +153,36 @@ class Hub:
         return self._commit
 
     def head(self, revision: str | None = None) -> tuple[str, bool]:
-        """The commit of a revision now, and whether the repository is private."""
+        """Current commit of a revision, and whether the repository is private."""
         url = f"{self._api}/revision/{quote(revision or self.revision, safe='')}"
-        found = self._asked_json(url, {})[0]
+        found = self._get_json(url, {})[0]
         sha = found.get("sha") if isinstance(found, dict) else None
         if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
-            raise self._strange()
+            raise self._malformed()
         return sha, bool(found.get("private"))
 
     @property
     def fixed_url(self) -> str:
-        """The folder's URL with its commit."""
+        """URL of the folder at its commit."""
         folder = f"/{self.folder}" if self.folder else ""
         return f"hf://datasets/{self.repo}@{self.commit}{folder}"
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the revision is a commit itself, as that of external files."""
+        """Whether the revision is a commit, as for external files."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def listing(self) -> Listing:
-        """All files of the folder; empty where there is none."""
-        known = self._of_commit()
+        """All files of the folder; empty if it does not exist."""
+        known = self._commit_metadata()
         with known.lock(""):
             if self.folder not in known.listings:
                 known.listings[self.folder] = Listing(self._listed())
         return known.listings[self.folder]
 
     def file(self, path: str) -> HubFile:
-        """A file of the folder, as the listing has it or, before anything was listed, the Hub."""
-        known = self._of_commit()
+        """Metadata of a file, from the listing if loaded, else by a request."""
+        known = self._commit_metadata()
         if (listing := known.listings.get(self.folder)) is not None:
             if path not in listing.files:
                 raise NotFoundError("no such file", file=self.shown(path))
@@ -194,8 +194,8 @@ class Hub:
         return known.files[full]
 
     def address(self, path: str) -> Address:
-        """Where a file is read: signed for those in LFS, asked for once."""
-        known, full = self._of_commit(), self._full(path)
+        """Address for reading a file; requested once for files in LFS."""
+        known, full = self._commit_metadata(), self._full(path)
         if self.file(path).is_large:
             if full not in known.addresses:
                 with known.lock(full):
@@ -206,33 +206,34 @@ class Hub:
         return Address(self._url(full), self.headers(), is_signed=False)
 
     def renew(self, path: str, refused: Address) -> None:
-        """Ask for another address, unless another thread has done that."""
-        known, full = self._of_commit(), self._full(path)
+        """Request another address, unless another thread did."""
+        known, full = self._commit_metadata(), self._full(path)
         with known.lock(full):
             if known.addresses.get(full) == refused:
                 self._resolve(path)
 
     def shown(self, path: str) -> str:
-        """The URL of a file of the folder, for messages."""
+        """URL of a file of the folder, for messages."""
         return f"{self._shown}/{self._full(path)}" if path else self._shown
 
     def headers(self) -> dict[str, str]:
-        """Of requests to the Hub's host: who asks, with the token if there is one."""
+        """Headers of requests to the Hub's host, with the token if there is one."""
         build = self._hub("utils").build_hf_headers
         found: dict[str, str] = build(token=self._token, library_name="seqrecord")
         if any(name.lower() == "authorization" for name in found):
             check_token_endpoint(self.endpoint, self._shown)
         return found
 
-    def asked(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
-        """What a request to the Hub's host gives; one attempt, when the Hub wants it.
+    def rate_limited(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
+        """Result of one attempt of a request to the Hub's host.
 
-        `kind` is what it limits: `api` or `resolvers`.
+        Waits first if the Hub asked for a delay. `kind` is the kind of rate limit: `api` or
+        `resolvers`.
         """
         redact_logs()
         gate, file = (self.endpoint, kind), self.shown(path)
         while (left := _wait_until.get(gate, 0.0) - time.monotonic()) > 0:
-            self._retrier.heed(left, file=file)
+            self._retrier.check_server_delay(left, file=file)
             self._retrier.sleep(left, file=file)
         try:
             return request()
@@ -243,38 +244,38 @@ class Hub:
         if isinstance(failure, TransientError) and failure.retry_after:
             until = time.monotonic() + failure.retry_after
             _wait_until[gate] = max(until, _wait_until.get(gate, 0.0))
-            self._retrier.heed(failure.retry_after, file=file)
-            failure.retry_after = None  # it is waited for here, before the next attempt
+            self._retrier.check_server_delay(failure.retry_after, file=file)
+            failure.retry_after = None  # the next call waits for it
         raise failure
 
     def change(self, method: str, **arguments: Any) -> Any:
-        """What a method of huggingface_hub's `HfApi` gives for this repository; one attempt."""
-        self.headers()  # or the token must not go there
+        """Call a method of huggingface_hub's `HfApi` for this repository; one attempt."""
+        self.headers()  # raises if the token must not be sent
         make = self._hub().HfApi
         api = make(endpoint=self.endpoint, token=self._token, library_name="seqrecord")
         about = {"repo_id": self.repo, "repo_type": "dataset", **arguments}
-        return self.asked("api", "", lambda: getattr(api, method)(**about))
+        return self.rate_limited("api", "", lambda: getattr(api, method)(**about))
 
-    def repeated(self, request: Callable[[], _T]) -> _T:
-        """What a request gives in the end, one attempt after another."""
+    def retried(self, request: Callable[[], _T]) -> _T:
+        """Result of a request, with retries."""
         return self._retrier.call(request, file=self._shown)
 
     def _resolve(self, path: str) -> None:
-        """Ask what a file is, and where it is read."""
-        full, known = self._full(path), self._of_commit()
+        """Request metadata and address of a file."""
+        full, known = self._full(path), self._commit_metadata()
         url = self._url(full)
         get = self._hub().get_hf_file_metadata
-        found = self.asked(
+        found = self.rate_limited(
             "resolvers",
             path,
             lambda: get(url, timeout=TIMEOUT_SECONDS, headers=self.headers(), token=False),
         )
         if found.commit_hash != self.commit or found.size is None or not found.etag:
-            raise self._strange(path)
+            raise self._malformed(path)
         to, here = urlsplit(found.location), urlsplit(self.endpoint)
         is_signed = to.netloc != here.netloc
         if is_signed and to.scheme != here.scheme:
-            raise self._strange(path)
+            raise self._malformed(path)
         address = Address(found.location, {}, is_signed=True)
         known.addresses[full] = address if is_signed else None
         known.files[full] = HubFile(int(found.size), str(found.etag), is_signed)
@@ -287,7 +288,7 @@ class Hub:
             if url is None:
                 return found
             try:
-                items, url = self._asked_json(url, params)
+                items, url = self._get_json(url, params)
             except NotFoundError as error:
                 if error.message == _NO_ENTRY:
                     return {}
@@ -295,9 +296,9 @@ class Hub:
             try:
                 found.update(self._entry(item) for item in items if item["type"] == "file")
             except (AttributeError, KeyError, TypeError, ValueError):
-                raise self._strange() from None
-            params = {}  # the next page's address has them
-        raise StorageError("a listing without an end", file=self._shown)
+                raise self._malformed() from None
+            params = {}  # the next page's URL includes them
+        raise StorageError("an endless listing", file=self._shown)
 
     def _entry(self, item: Mapping[str, Any]) -> tuple[str, HubFile]:
         path = item["path"].removeprefix(f"{self.folder}/" if self.folder else "")
@@ -305,10 +306,10 @@ class Hub:
         about = item if large is None else large
         return path, HubFile(int(about["size"]), str(about["oid"]), large is not None)
 
-    def _asked_json(self, url: str, params: Mapping[str, str]) -> tuple[Any, str | None]:
-        """An answer of the API, and the address of its next page; one attempt after another."""
-        if not url.startswith(f"{self.endpoint}/"):  # the token must not go there
-            raise self._strange()
+    def _get_json(self, url: str, params: Mapping[str, str]) -> tuple[Any, str | None]:
+        """Response of the API, and the URL of its next page; with retries."""
+        if not url.startswith(f"{self.endpoint}/"):  # another host must not receive the token
+            raise self._malformed()
         utils = self._hub("utils")
 
         def request() -> tuple[Any, str | None]:
@@ -319,17 +320,17 @@ class Hub:
             try:
                 return answer.json(), answer.links.get("next", {}).get("url")
             except ValueError:
-                raise self._strange() from None
+                raise self._malformed() from None
 
-        return self.repeated(lambda: self.asked("api", "", request))
+        return self.retried(lambda: self.rate_limited("api", "", request))
 
-    def _of_commit(self) -> _Known:
-        if self._told is None:
+    def _commit_metadata(self) -> _CommitMetadata:
+        if self._metadata is None:
             key = (self.endpoint, self._token, self.repo, self.commit)
-            self._told = _known.setdefault(key, _Known())
-            while len(_known) > _MOST_COMMITS:
-                _known.popitem(last=False)
-        return self._told
+            self._metadata = _metadata_by_commit.setdefault(key, _CommitMetadata())
+            while len(_metadata_by_commit) > _MOST_COMMITS:
+                _metadata_by_commit.popitem(last=False)
+        return self._metadata
 
     @property
     def _api(self) -> str:
@@ -343,12 +344,12 @@ class Hub:
 
     def _hub(self, module: str = "") -> Any:
         name = f"huggingface_hub.{module}" if module else "huggingface_hub"
-        return required(name, "a package is missing: pip install huggingface_hub", self._shown)
+        return import_extra(name, "a package is missing: pip install huggingface_hub", self._shown)
 
-    def _strange(self, path: str = "") -> StorageError:
+    def _malformed(self, path: str = "") -> StorageError:
         return StorageError(
-            "an answer that is not the Hub's: check HF_ENDPOINT, and whether a proxy or a login "
-            "page is in between",
+            "not a response of the Hub: check HF_ENDPOINT, and whether a proxy or a login page is "
+            "in between",
             file=self.shown(path),
             got=self.endpoint,
         )
@@ -357,8 +358,8 @@ class Hub:
 _NO_ENTRY = "no such file"
 NO_REVISION = "no such revision of this dataset on the Hub"
 NO_DATASET = (
-    "no such dataset on the Hub, or a private one that this token may not read: give one in "
-    "HF_TOKEN, or by `hf auth login`"
+    "no such dataset on the Hub, or a private dataset that this token cannot read: set "
+    "HF_TOKEN, or run `hf auth login`"
 )
 _CODES: Mapping[str, Callable[[], StorageError]] = {
     "EntryNotFound": partial(NotFoundError, _NO_ENTRY),
@@ -366,14 +367,14 @@ _CODES: Mapping[str, Callable[[], StorageError]] = {
     "RepoNotFound": partial(NotFoundError, NO_DATASET),
     "GatedRepo": partial(
         AccessError,
-        "this dataset is gated: accept its terms on its page, and give a token of yours in "
-        "HF_TOKEN, or by `hf auth login`",
+        "this dataset is gated: accept its terms on its page, and set your token in HF_TOKEN, or "
+        "run `hf auth login`",
     ),
 }
 
 
 def _failure(error: Exception, file: str) -> StorageError:
-    """The error of this package for one of huggingface_hub, without its text."""
+    """Convert an error of huggingface_hub to an error of this package, without its text."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     if (made := _CODES.get(headers.get("X-Error-Code", ""))) is not None:
         failure = made()
@@ -382,5 +383,5 @@ def _failure(error: Exception, file: str) -> StorageError:
     if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
         return DestinationError("the Hub refuses the card: check the license", file=file)
     if type(error).__name__ == "OfflineModeIsEnabled":
-        return LocationError("HF_HUB_OFFLINE is set: nothing is read from the Hub", file=file)
+        return LocationError("HF_HUB_OFFLINE is set: the Hub cannot be read", file=file)
     return classify(error, file)

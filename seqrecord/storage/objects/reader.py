@@ -1,4 +1,4 @@
-"""Objects read with obstore: the object_store library of Apache Arrow, written in Rust."""
+"""Reading objects with obstore, Python bindings of Apache Arrow's object_store library in Rust."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from seqrecord.storage.base import check_path, too_large
 from seqrecord.storage.clients import RUNTIME, Clients
 from seqrecord.storage.failures import call
 from seqrecord.storage.objects.bucket import Bucket
-from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, RequestReader, fill, hurried
+from seqrecord.storage.requests import TIMEOUT_SECONDS, Request, RequestReader, check_rate, fill
 
 _SMALL_BYTES = 1 << 20
 _CHUNK_BYTES = 256 << 10
-_RECORDS = "records/"  # the folder of what is read after a dataset was opened
-# In the text of errors, which is all that they have: the answer is of no or of another range.
+_RECORDS = "records/"  # folder of files that are read after a dataset was opened
+# Parts of errors' texts, their only information: the response has no range, or another one.
 _OTHER_RANGE = ("status code: 416", "InvalidRangeRequest", "UnexpectedRange")
 
 _logger = logging.getLogger("seqrecord")
 
 
 def whole_of(answer: Any, file: str, limit: int) -> bytes:
-    """All bytes of an answer; `StorageError` for more than `limit`, of which none is read."""
+    """Content of a response; raises `StorageError` above `limit` bytes, before reading."""
     size = int(answer.meta["size"])
     if size > limit:
         raise too_large(file, limit, size)
@@ -34,17 +34,17 @@ def whole_of(answer: Any, file: str, limit: int) -> bytes:
 
 
 class ObstoreReader(RequestReader):
-    """Reads an object store or a web server.
+    """Reads an object store or web server.
 
-    Bodies are copied into the buffers as they come, so there is no second copy of a request in
-    memory. An attempt fails when nothing has come for `timeout` seconds, or very little: see
-    `hurried`. A file that is replaced between two reads of it is an error, by its e-tag, until
-    `size` looks anew.
+    Responses are copied to the buffers in chunks, so that memory has no second copy of a request.
+    An attempt fails after `timeout` seconds without data, or with very little: see
+    `check_rate`. If a file is replaced between two reads (the e-tag differs), reads fail
+    until the next `size`.
 
-    `fallback` reads without obstore: in a forked child of a process that has used obstore, and in
-    any process that has only looked so far, at less than 1 MiB of record files in all. So a process
-    that opens datasets before it forks its workers leaves them obstore. It also makes the attempt
-    after a refusal with an HTTP status, because obstore does not report `Retry-After`.
+    `fallback` reads without obstore: in a forked child after its parent used obstore, and in any
+    process until it has read 1 MiB of record files. So obstore remains usable in workers that are
+    forked after datasets were opened. The fallback also makes the attempt after a refusal with an
+    HTTP status, because obstore does not report `Retry-After`.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class ObstoreReader(RequestReader):
         self._fallback = fallback
         self._clients = Clients(partial(bucket.client, timeout), is_reread=bucket.is_reread)
         self._tags: dict[str, str] = {}
-        self._refused = set[str]()  # files of which the server refused the last read
-        self._looked = 0  # bytes
+        self._refused = set[str]()  # files whose last read the server refused
+        self._looked = 0  # bytes read of record files
         self._pages_below = _RECORDS
 
     def size(self, path: str) -> int:
@@ -91,10 +91,10 @@ class ObstoreReader(RequestReader):
             raise
         if answer is not None:
             found = answer.meta.get("e_tag")
-            if found and not found.startswith("W/"):  # of a weak one no server says that it matches
+            if found and not found.startswith("W/"):  # weak e-tags do not support `if_match`
                 self._tags.setdefault(path, found)
             chunks = (memoryview(chunk) for chunk in answer.stream(min_chunk_size=_CHUNK_BYTES))
-            got = call(file, fill, views, hurried(chunks, self._timeout, file))
+            got = call(file, fill, views, check_rate(chunks, self._timeout, file))
         if got != item.length:
             raise self.missing(path, file, item, got)
 
@@ -115,7 +115,7 @@ class ObstoreReader(RequestReader):
         self._clients.close()
 
     def _fallback_for(self, path: str, nbytes: int) -> RequestReader | None:
-        """The reader without obstore, where that is the one to use."""
+        """The reader without obstore, if it must be used."""
         fallback = self._fallback
         if path in self._refused:
             self._refused.discard(path)
@@ -126,8 +126,8 @@ class ObstoreReader(RequestReader):
             if not RUNTIME.warned:
                 RUNTIME.warned = True
                 _logger.warning(
-                    "%s: read without obstore, which was used before this process was forked; "
-                    'workers with multiprocessing_context="forkserver" have it',
+                    "%s: reading without obstore, which was used before this process was forked; "
+                    'use multiprocessing_context="forkserver" for workers with obstore',
                     self._shown,
                 )
             return fallback
@@ -138,7 +138,7 @@ class ObstoreReader(RequestReader):
         return fallback
 
     def _get(self, path: str, options: dict[str, Any]) -> Any:
-        """The answer, or `None` where it is of another range than asked."""
+        """Request an object; `None` if the response has another range."""
         file, key = f"{self._shown}/{path}", self._bucket.key(path)
 
         def get(store: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A bucket of S3, or of anything that speaks its protocol."""
+"""S3 buckets, and compatible object stores."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from urllib.parse import quote
 
 from seqrecord.errors import AccessError
 from seqrecord.lazy import is_installed
-from seqrecord.storage.failures import GIVE_ONE
+from seqrecord.storage.failures import SET_CREDENTIAL
 from seqrecord.storage.objects.bucket import Bucket, Names, is_true
-from seqrecord.storage.objects.http import Fetch, Signer, renewed
+from seqrecord.storage.objects.http import Fetch, Signer, cached_credential
 
 _FLAGS = ("skip_signature", "virtual_hosted_style_request", "request_payer")
-_OWN = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")  # what obstore itself finds
-_TTL = datetime.timedelta(minutes=5)  # of a credential that does not say when it expires
+_OWN = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")  # credentials found by obstore
+_TTL = datetime.timedelta(minutes=5)  # lifetime of a credential without expiry
 
 
 @dataclass(frozen=True, kw_only=True)
 class S3Bucket(Bucket):
-    """A bucket and a path in it.
+    """An S3 bucket and a path in it.
 
-    Without keys in `config` it is opened with those of the environment, else with what boto3 finds
-    (profiles, SSO, roles), else with what obstore finds (the machine's role).
+    Without keys in `config`, the credential is that of the environment, else of boto3 (profiles,
+    SSO, roles), else of obstore (the machine's role).
     """
 
     fixed = ("access_key_id", "skip_signature")
-    # obstore's names, with and without `aws_`, then s3fs's.
+    # obstore's names, with or without `aws_`, then those of s3fs.
     names: ClassVar[Names] = {
         "access_key_id": ("access_key_id", "key"),
         "secret_access_key": ("secret_access_key", "secret"),
@@ -70,14 +70,14 @@ class S3Bucket(Bucket):
             return None
         from obstore.auth.boto3 import Boto3CredentialProvider
 
-        return Boto3CredentialProvider(self._session(), ttl=_TTL)  # boto3 renews when it is due
+        return Boto3CredentialProvider(self._session(), ttl=_TTL)  # boto3 renews it when due
 
     def _session(self) -> Any:
         import boto3
 
         session = boto3.session.Session(profile_name=self.config.get("profile"))
         if session.get_credentials() is None:
-            raise AccessError(f"no credential was found: {GIVE_ONE}", file=self.shown)
+            raise AccessError(f"no credential was found: {SET_CREDENTIAL}", file=self.shown)
         return session
 
     def store(self, **settings: Any) -> Any:
@@ -97,12 +97,12 @@ class S3Bucket(Bucket):
         config, region = self.config, self.config.get("region", "us-east-1")
         names = ("access_key_id", "secret_access_key", "session_token")
         found: Any = None
-        fetch = renewed(config.get("credential_provider"))
+        fetch = cached_credential(config.get("credential_provider"))
         if "access_key_id" in config:
             found = Credentials(*map(config.get, names))
         elif not config.get("credential_provider") and not config.get("skip_signature"):
-            found = self._session().get_credentials()  # it renews them
-        # As obstore does: with hosts of their own for buckets, an endpoint is the bucket's.
+            found = self._session().get_credentials()  # renewed by boto3
+        # As in obstore: with virtual hosts, an endpoint is that of the bucket.
         is_virtual = config.get("virtual_hosted_style_request")
         host = f"{self.bucket}.s3" if is_virtual else "s3"
         url = config.get("endpoint", f"https://{host}.{region}.amazonaws.com").rstrip("/")

@@ -1,7 +1,4 @@
-"""Files of an object store: read by one of several clients, written and listed with obstore.
-
-A file is copied within one bucket or container without its bytes coming to this machine.
-"""
+"""Storage in an object store: read with any client, written and listed with obstore."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from seqrecord.storage.base import (
     FileInfo,
     Upload,
     check_path,
-    tag_of,
+    digest_of,
 )
 from seqrecord.storage.clients import Clients
 from seqrecord.storage.objects.bucket import Bucket
@@ -33,21 +30,21 @@ from seqrecord.storage.retrying import Retrier, put_once
 from seqrecord.storage.uploads import Content
 from seqrecord.storage.whole import Pieces, WholeFileStorage, files_of
 
-_AT_ONCE = 4  # pieces under way, so 80 MiB of memory for each file
-_SLOWER = 5  # times the timeout of other requests: so many pieces share the way up
+_AT_ONCE = 4  # concurrent pieces, so 80 MiB of memory per file
+_SLOWER = 5  # factor of the timeout for uploads, whose concurrent pieces share the bandwidth
 
 
 class ObjectStorage(WholeFileStorage):
     """Storage below a path of a bucket or container.
 
-    `reader` reads; all else needs obstore, which works in no forked child of a process that has
-    used it: there writing is a `StorageError`. Uploads repeat their own requests, by `retrier`; the
-    others are for a `RetryingStorage` around this one. Pickles hold the store's credential.
+    `reader` reads. Everything else requires obstore, which does not work in a forked child after
+    its parent used obstore; there, writing raises `StorageError`. Uploads retry their requests with
+    `retrier`; for other requests, wrap this in `RetryingStorage`. Pickles contain the credential.
     """
 
-    refusal = "a web server does not list its files, and cannot be written to"
+    refusal = "a web server cannot list or write files"
     piece_bytes = 16 << 20  # one request
-    most_pieces = 10_000  # S3 takes no more; Azure 50,000
+    most_pieces = 10_000  # limit of S3; Azure's is 50,000
 
     def __init__(
         self,
@@ -66,9 +63,9 @@ class ObjectStorage(WholeFileStorage):
             return Clients(make, is_reread=bucket.is_reread)
 
         self._clients = clients(timeout)
-        # The server answers an upload only when it has all of it.
+        # The server responds to an upload only after its last byte.
         self._senders = clients(timeout * _SLOWER)
-        # Else one failed request would discard all that was sent of a long file.
+        # With retries: else one failed request would discard the whole upload of a long file.
         self._repeaters = clients(timeout * _SLOWER, self.retrier)
 
     @property
@@ -83,18 +80,18 @@ class ObjectStorage(WholeFileStorage):
         file, key = self.shown(path), self.bucket.key(path)
         try:
             answer = self._ask(path, lambda store: store.get(key))
-            if tag_of(whole_of(answer, file, MAX_PUT_BYTES)) == expected:
+            if digest_of(whole_of(answer, file, MAX_PUT_BYTES)) == expected:
                 meta = answer.meta
                 version = {n: meta[n] for n in ("e_tag", "version") if meta.get(n) is not None}
                 self._put(path, data, version)
                 return
         except NotFoundError as error:
-            if error.message != "no such file":  # but no such bucket
+            if error.message != "no such file":  # for example a missing bucket
                 raise
         raise ConflictError("another writer has replaced or removed it", file=file)
 
     def identity(self, path: str) -> tuple[int, str | None]:
-        """Its length and e-tag; see `identity_of`."""
+        """Size and e-tag; see `identity_of`."""
         key = self.bucket.key(check_path(path))
         meta = self._ask(path, lambda store: store.head(key))
         return int(meta["size"]), _identity(meta)
@@ -120,7 +117,7 @@ class ObjectStorage(WholeFileStorage):
         self.retried(path, lambda: put_once(self, path, data, expected=None))
 
     def upload(self, path: str, pieces: Pieces) -> None:
-        """Of what fails nothing is left: obstore aborts the upload."""
+        """Upload pieces; obstore aborts and removes a failed upload."""
         key = self.bucket.key(path)
 
         def put(store: Any) -> None:
@@ -132,7 +129,7 @@ class ObjectStorage(WholeFileStorage):
         self._put(path, data, "overwrite")
 
     def _put(self, path: str, data: bytes, mode: Any) -> None:
-        """One attempt to put an object in place; `ConflictError` where `mode` forbids it."""
+        """One attempt to write an object; raises `ConflictError` if `mode` forbids it."""
         key = self.bucket.key(path)
 
         def put(store: Any) -> None:
@@ -146,7 +143,7 @@ class ObjectStorage(WholeFileStorage):
             self._ask(path, lambda store: store.delete(key))
 
     def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
-        """Files in a folder, sorted, without what stands for a folder; with `deep` below it too."""
+        """Sorted files in a folder, without folder markers; `deep` includes subfolders."""
         prefix = self.bucket.key(check_path(folder)) + "/"
 
         def listed(store: Any) -> tuple[Sequence[Any], Sequence[str]]:
@@ -168,7 +165,7 @@ class ObjectStorage(WholeFileStorage):
 
     def entries(self, folder: str) -> list[Entry]:
         if not self.bucket.is_writable:
-            raise LocationError("a web server does not list its files", file=self.url)
+            raise LocationError("a web server cannot list files", file=self.url)
         path = check_path(folder) if folder else ""
         prefix = "/".join(each for each in (self.bucket.root, path) if each)
         prefix = f"{prefix}/" if prefix else ""
@@ -178,7 +175,7 @@ class ObjectStorage(WholeFileStorage):
         return sorted(
             [
                 *(Entry(name, is_folder=True) for name in folders),
-                # What stands for a folder is an object of its name, or of its name and a slash.
+                # A folder marker is an object named as the folder, with or without a slash.
                 *(
                     Entry(name, False, each["size"], _identity(each))
                     for name, each in files.items()
@@ -191,7 +188,7 @@ class ObjectStorage(WholeFileStorage):
     def _ask(
         self, path: str, function: Callable[[Any], Any], clients: Clients | None = None
     ) -> Any:
-        """`function(store)`, its errors as ours."""
+        """Call `function(store)`; errors become errors of this package."""
         self._check_writable(path)
         return (clients or self._clients).ask(self.shown(path), function)
 
@@ -206,5 +203,5 @@ _logger = logging.getLogger("seqrecord")
 
 
 def _identity(meta: Mapping[str, Any]) -> str | None:
-    """An object's e-tag, which Azure quotes in answers to HEAD and not in listings."""
+    """E-tag of an object, without the quotes that Azure adds in responses to HEAD only."""
     return (meta.get("e_tag") or "").strip('"') or None

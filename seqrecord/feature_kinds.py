@@ -1,4 +1,4 @@
-"""Kinds and units of features: which there are, kinds by names, and units that can be converted."""
+"""Kinds and units of features: list of kinds, kinds from names, conversion of units."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KINDS = tuple(
     "image depth disparity flow normals mask segmentation points pose action state imu timestamp "  # noqa: SIM905
     "reward audio text frame_number frame_name".split()
 )
-"""Kinds that this package gives and acts on. A dataset may have others."""
+"""Kinds that this package assigns or uses. Datasets may have others."""
 
 PIXEL_KINDS = ("image", "depth", "disparity", "flow", "normals", "mask", "segmentation")
-_WORDS = {  # of names, by kind; a depth mask is a mask
+_WORDS = {  # words of feature names, by kind; the first match wins: a depth mask is a mask
     "mask": "mask masks",
     "segmentation": "seg segm segmentation segmentations semantic semantics instance instances "
     "panoptic label labels annotation annotations",
@@ -33,14 +33,14 @@ _WORDS = {  # of names, by kind; a depth mask is a mask
     "depth": "depth depths",
 }
 _KIND_OF_WORD = {word: kind for kind, words in _WORDS.items() for word in words.split()}
-_PAIRS = {  # what names the left camera of a stereo pair, and the right one
+_PAIRS = {  # name of the left camera of a stereo pair, and name of the right one
     "left": "right", "lcam": "rcam", "l": "r", "cam0": "cam1", "camera0": "camera1", "0": "1",
     "image0": "image1", "2": "3", "image2": "image3", "00": "01", "02": "03", "infra1": "infra2",
     "im0": "im1", "cama": "camb", "leftcam": "rightcam", "ir1": "ir2",
 }  # fmt: skip
 _IMAGES = frozenset("image images img rgb".split())  # noqa: SIM905
 
-_BASE = {  # dimension, and size in its SI unit
+_BASE = {  # SI dimension, and size in SI units
     "m": ("m", 1.0),
     "s": ("s", 1.0),
     "g": ("g", 1.0),
@@ -63,14 +63,14 @@ _POWER = re.compile(r"([A-Za-z%]+)(?:\^(-?[0-9]))?", re.ASCII)
 
 
 class Unit(NamedTuple):
-    """A unit as a multiple of SI units: `size` of the base units with these powers."""
+    """A unit: `size` times a product of SI base units, as pairs of name and power."""
 
     size: float
     powers: tuple[tuple[str, int], ...]
 
 
 def parse_unit(text: str) -> Unit | None:
-    """The unit of a text such as `mm`, `m/s^2`, `1/5000 m`; `None` for others."""
+    """Parse a unit such as `mm`, `m/s^2` or `1/5000 m`; `None` if invalid."""
     size = 1.0
     if match := _FACTOR.fullmatch(text):
         try:
@@ -84,7 +84,7 @@ def parse_unit(text: str) -> Unit | None:
     for place, part in enumerate(text.replace("*", " ").split("/")):
         for word in part.split(" "):
             if word == "1" and not place:
-                continue  # of 1/s
+                continue  # 1/s
             match = _POWER.fullmatch(word)
             if match is None or (found := _base_unit(match[1])) is None:
                 return None
@@ -95,13 +95,13 @@ def parse_unit(text: str) -> Unit | None:
 
 
 def size_in(text: str | None, base: str) -> float | None:
-    """How many of a base unit such as `m` or `s` one unit is; `None` for a unit of another kind."""
+    """Size of a unit in a base unit such as `m` or `s`; `None` if not convertible."""
     found = None if text is None else parse_unit(text)
     return found.size if found is not None and found.powers == ((base, 1),) else None
 
 
 def same_unit(one: str, other: str) -> bool:
-    """Whether two texts are one unit: `mm` and `1/1000 m` are."""
+    """Whether two texts are the same unit, such as `mm` and `1/1000 m`."""
     if one == other:
         return True
     first, second = parse_unit(one), parse_unit(other)
@@ -110,20 +110,21 @@ def same_unit(one: str, other: str) -> bool:
     return math.isclose(first.size, second.size, rel_tol=1e-9)
 
 
-def check_meanings(
+def check_kinds_and_units(
     schema: Schema,
     kinds: Mapping[str, str | None] | None,
     units: Mapping[str, str | None] | None,
     *,
     fits: bool = True,
 ) -> dict[str, dict[str, str | None]]:
-    """Kinds and units that somebody gives of features, by name; `None` is unknown.
+    """Check kinds and units by feature name; `None` is an unknown kind or unit.
 
-    Raises `SchemaError` for a feature that is not there, for a kind or a unit that does not exist,
-    and, with `fits`, for a kind that the feature's dtype and shape rule out.
+    Returns the given values, `{feature: {"kind": …, "unit": …}}`. Raises `SchemaError` for an
+    unknown feature, an unknown kind or unit, and, with `fits`, for a kind that does not match the
+    feature's dtype and shape.
     """
     described: dict[str, dict[str, str | None]] = {}
-    given: Any  # a user may give anything
+    given: Any  # unchecked user input
     name: Any
     for what, given in (("kind", kinds), ("unit", units)):
         if given is None:
@@ -136,9 +137,9 @@ def check_meanings(
         for name, value in given.items():
             if name not in schema.active:
                 raise SchemaError(
-                    f"a {what} of a feature that does not exist",
+                    f"cannot set the {what}: no such feature",
                     feature=name if isinstance(name, str) else repr_of(name, 50),
-                    expected=f"some of {', '.join(schema.active)}",
+                    expected=f"any of {', '.join(schema.active)}",
                 )
             if value is not None and what == "kind":
                 _check_kind(schema[name], value, fits=fits)
@@ -153,7 +154,7 @@ def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
         raise SchemaError(
             "unknown kind",
             feature=spec.name,
-            expected=f"{_guess(kind, KINDS)}one of {', '.join(KINDS)}",
+            expected=f"{_guess(kind, KINDS)}any of {', '.join(KINDS)}",
             got=repr_of(kind, 50),
         )
     shape, numbers = spec.shape, spec.value == "array" and spec.dtype.kind in "biuf"
@@ -182,7 +183,7 @@ def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
 
 
 def _check_unit(spec: FeatureSpec, unit: object) -> None:
-    parts = unit.split(", ") if isinstance(unit, str) else [""]  # of an array of several
+    parts = unit.split(", ") if isinstance(unit, str) else [""]  # one per array element
     if wrong := [part for part in parts if parse_unit(part) is None]:
         raise SchemaError(
             "unknown unit",
@@ -193,7 +194,7 @@ def _check_unit(spec: FeatureSpec, unit: object) -> None:
         )
     if spec.value != "array":
         raise SchemaError(
-            "a unit of text or bytes", feature=spec.name, expected="numbers", got=spec.value
+            "only numbers have a unit", feature=spec.name, expected="an array", got=spec.value
         )
 
 
@@ -228,10 +229,11 @@ def _base_unit(word: str) -> tuple[str, float] | None:
 
 
 def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:
-    """The kind of a feature of pixels by its name: `mask`, `segmentation`, `disparity`, `normals`,
-    `flow`, `depth`, or `image`; `None` where the name is of none of these.
+    """Infer the kind of an image-like feature from its name.
 
-    Pixels are [H, W] or [H, W, C]; images have 1, 3 or 4 channels, and are uint8 or named so.
+    Returns `mask`, `segmentation`, `disparity`, `normals`, `flow`, `depth`, `image`, or `None` if
+    the name implies no kind. The shape must be [H, W] or [H, W, C]. An image is [H, W, C] with 1,
+    3 or 4 channels, and is uint8 or has a word such as `rgb` in its name.
     """
     if len(shape) not in (2, 3) or dtype.kind not in "biuf":
         return None
@@ -243,7 +245,7 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
         if kind in ("mask", "segmentation"):
             return kind if channels in (1, 3, 4, None) else None
         least = {"flow": 2, "normals": 3}.get(kind, 1)
-        is_coloured = kind == "flow" and dtype == np.uint8  # a picture of the flow
+        is_coloured = kind == "flow" and dtype == np.uint8  # a colour rendering of flow
         if (channels is None or channels >= least) and not is_coloured:
             return kind
     is_image = dtype == np.uint8 or not _IMAGES.isdisjoint(words)
@@ -251,7 +253,7 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
 
 
 class Pixels(Protocol):
-    """A feature with the attributes of `FeatureSpec`; `shape` is that of one frame."""
+    """Any feature with dtype, shape of one frame and value, such as a `FeatureSpec`."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -262,13 +264,15 @@ class Pixels(Protocol):
 
 
 def has_pixels(spec: Pixels) -> bool:
-    """Whether frames have a height and a width, and pixels of one shape."""
+    """Whether frames are [H, W, …], with fixed dimensions after the first two."""
     return spec.value == "array" and len(spec.shape) >= 2 and None not in spec.shape[2:]
 
 
 def known_kind(name: str, spec: Pixels, kind: str | None) -> str | None:
-    """The kind of a feature; for an undeclared one the kind that its name implies, except
-    `image`, which `is_image` decides by dtype and shape."""
+    """The kind of a feature: the declared one, else the kind that its name implies.
+
+    Returns no `image` for undeclared kinds: `is_image` decides these by dtype and shape.
+    """
     if kind is not None or spec.value != "array":
         return kind
     found = pixel_kind(name, spec.dtype, spec.shape)
@@ -276,14 +280,17 @@ def known_kind(name: str, spec: Pixels, kind: str | None) -> str | None:
 
 
 def is_image(spec: Pixels, kind: str | None) -> bool:
-    """Whether resizing a feature of a `known_kind` interpolates; else it takes nearest pixels."""
+    """Whether resizing interpolates; other features take the nearest pixel.
+
+    `kind` is the result of `known_kind`.
+    """
     if kind is not None or len(spec.shape) != 3:
         return kind == "image" and spec.dtype.kind in "uif"
     return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
 
 
 def is_flow(name: str, spec: Pixels, kind: str | None) -> bool:
-    """Whether the first two numbers of each pixel are distances along x and y, in pixels."""
+    """Whether the first two channels are displacements along x and y, in pixels."""
     if kind is not None and kind != "flow":
         return False
     named = kind == "flow" or "flow" in name.lower()
@@ -293,8 +300,11 @@ def is_flow(name: str, spec: Pixels, kind: str | None) -> bool:
 
 
 def partner_of(name: str, names: Collection[str]) -> str | None:
-    """The right camera of a left one by their names, such as `image_right` of `image_left`,
-    `image_rcam_front`, `image_cam1`, `image_3`; `None` where `names` has none."""
+    """Name of the right camera of a left one, if `names` has it; else `None`.
+
+    For example `image_right` for `image_left`, `image_rcam_front` for `image_lcam_front`,
+    `image_cam1` for `image_cam0`, `image_3` for `image_2`.
+    """
     parts = re.split(r"([^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z]))", name)
     for place in range(0, len(parts), 2):
         right = _PAIRS.get(parts[place].lower())
@@ -307,8 +317,11 @@ def partner_of(name: str, names: Collection[str]) -> str | None:
 
 
 def differences(mine: FeatureSpec, theirs: FeatureSpec) -> dict[str, bool]:
-    """Which of `kind` and `unit` differ between two features that are to be one; true where both
-    are known, so that they contradict each other."""
+    """Differences in `kind` and `unit` between two features that are to be merged.
+
+    Returns a bool by name of each attribute that differs: true for a contradiction, false if a
+    value is unknown.
+    """
     found: dict[str, bool] = {}
     for what in ("kind", "unit"):
         one, other = getattr(mine, what), getattr(theirs, what)
