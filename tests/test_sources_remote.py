@@ -71,7 +71,7 @@ def test_a_file_of_a_web_server(tmp_path: Path) -> None:
         for path in paths:
             url = f"{server.endpoint}/{path.relative_to(tmp_path).as_posix()}"
             assert everything(open_source(url)) == everything(open_source(path))
-        with pytest.raises(SourceError, match="nothing found at the URL"):
+        with pytest.raises(SourceError, match="nothing at the URL"):
             open_source(f"{server.endpoint}/gone.hdf5")
 
 
@@ -135,7 +135,7 @@ def test_bags_are_copied_one_at_a_time(
 def test_nothing_there_and_what_does_not_take_urls(memory_url: str) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file(f"{memory_url}/other/notes.txt", b"nothing")
-    with pytest.raises(SourceError, match="nothing found at the URL") as caught:
+    with pytest.raises(SourceError, match="nothing at the URL") as caught:
         open_source(f"{memory_url}/gone")
     assert caught.value.file == f"{memory_url}/gone"
     with pytest.raises(SourceError, match="no supported dataset found") as caught:

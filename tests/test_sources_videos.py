@@ -143,7 +143,7 @@ def test_files_that_are_cameras(tmp_path: Path) -> None:
     ):
         images_of(open_source(tmp_path, by_folder=True), 1, "right")
     write_video(tmp_path / "two/left.mkv", pictures(2))
-    with pytest.raises(SourceError, match=r"two videos have the same name; .*left\.mp4"):
+    with pytest.raises(SourceError, match=r"videos of the same name; .*left\.mp4"):
         open_source(tmp_path, by_folder=True).episodes()
 
 

@@ -281,9 +281,7 @@ def open_remote(
         files, path = _beside(url, storage_options)
     with _urls_in_errors(files):
         if files.entry(path) is None:
-            raise SourceError(
-                "nothing found at the URL", file=str(path), expected="a folder or file"
-            )
+            raise SourceError("nothing at the URL", file=str(path), expected="a folder or a file")
         source = find(path)
     return RemoteSource(files, source)
 
@@ -293,7 +291,7 @@ def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, P
     place, mark, query = url.partition("?")
     above, _, name = place.rstrip("/").rpartition("/")
     if not name or above.endswith((":/", ":")):
-        raise SourceError("nothing found at the URL", file=place.rpartition("@")[2])
+        raise SourceError("nothing at the URL", file=place.rpartition("@")[2])
     files = RemoteFiles(open_storage(above + mark + query, options))
     return files, files.root / name
 

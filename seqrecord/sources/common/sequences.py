@@ -181,9 +181,7 @@ class SequenceSource(ScannedSource):
                 if name in sequence.columns
             }
             if not columns or not sequence.num_frames:
-                raise SourceError(
-                    "the sequence has no frames of the selected features", file=str(folder)
-                )
+                raise SourceError("no frames of the selected features", file=str(folder))
             for number in range(sequence.num_frames):
                 frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
                 for name, (column, spec) in columns.items():

@@ -366,9 +366,7 @@ class FolderSource(NumberedFrames):
             for path in (root / key, root):
                 if is_directory(path) and self._key(path) == key:
                     return path
-        raise SourceError(
-            "no such episode", file=str(root), expected="a key of episodes()", got=key
-        )
+        raise SourceError("no such episode", file=str(root), got=key)
 
     def _info(self, episode: EpisodeFolder) -> EpisodeInfo:
         metadata: dict[str, Any] = {}

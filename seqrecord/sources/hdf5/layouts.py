@@ -125,10 +125,8 @@ def _laid_out(
         stored = _mapped(found, places)
         if group == "/":
             count = declared_rows(file)
-            metadata = attributes(file)
-            return Hdf5Episode(
-                "mapped", stored, num_frames=count, metadata=metadata, is_mapped=True
-            )
+            own = attributes(file)
+            return Hdf5Episode("mapped", stored, num_frames=count, metadata=own, is_mapped=True)
         return replace(_robomimic(file, path, group, {}), stored=stored, is_mapped=True)
     if group != "/":
         return _robomimic(file, path, group, found)
@@ -247,8 +245,7 @@ def _mapped(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
             raise SourceError(
                 f"missing dataset {place}",
                 feature=feature,
-                expected="a dataset among "
-                + ", ".join(f"/{name}" for name in list(found)[:_SHOWN]),
+                expected="one of " + ", ".join(f"/{name}" for name in list(found)[:_SHOWN]),
             )
         stored[feature] = found[place.strip("/")]
     return stored

@@ -178,11 +178,7 @@ class Hdf5Source(ScannedSource):
         left_out: list[LeftOut] = counts.left_out()
         for each in unread_files(self.path, counts.is_taken):
             is_stereo = each.pattern.endswith("-stereo.mp4")
-            left_out.append(
-                replace(each, reason="stereo video, both lenses in one frame")
-                if is_stereo
-                else each
-            )
+            left_out.append(replace(each, reason="both lenses in one frame") if is_stereo else each)
         notes = (*found.notes, *counts.notes, *counts.unwritten_notes())
         return Account(counts.reason(), counts.places, tuple(left_out), notes)
 
@@ -284,7 +280,7 @@ class Hdf5Source(ScannedSource):
             if is_array:
                 check_spec(dataset.dtype, dataset.shape[1:], spec, path)
             if is_image + is_array != (spec.value == "array"):
-                raise SourceError("the feature is text in some files and numbers in others")
+                raise SourceError("the feature has both text and numbers")
             for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
                 if is_array:
                     yield np.asarray(row, spec.dtype)

@@ -51,9 +51,7 @@ def add_moments(totals: dict[str, list[_M]], name: str, more: list[_M]) -> None:
     Sketches have no levels.
     """
     if len(before := totals.setdefault(name, more)) != len(more):
-        raise SourceError(
-            "statistics differ in their number of elements", expected=len(before), got=len(more)
-        )
+        raise SourceError("statistics differ in size", expected=len(before), got=len(more))
     if before is not more:
         for one, other in zip(before, more, strict=True):
             one.add_moments(other)

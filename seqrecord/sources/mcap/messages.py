@@ -178,9 +178,7 @@ def _joint_state(message: Any) -> Message:
         if len(value):
             values[name] = value.astype("<f8")
             if len(value) != len(names):
-                raise ValueError(
-                    f"{name}: expected {len(names)} values for the joints, got {len(value)}"
-                )
+                raise ValueError(f"{name}: {len(value)} values for {len(names)} joints")
     return Message(values, "state", names=names)
 
 

@@ -292,9 +292,7 @@ def find_shards(folder: Path) -> list[Shard]:
             )
         found.setdefault(split, {})[number] = name
     if not found:
-        raise SourceError(
-            "no TFRecord file found", file=str(folder), expected="NAME-SPLIT.tfrecord-…"
-        )
+        raise SourceError("no TFRecord file", file=str(folder), expected="NAME-SPLIT.tfrecord-…")
     shards = []
     for split in sorted({*found, *declared}, key=lambda name: (name != "train", name)):
         stated = declared.get(split)

@@ -173,9 +173,7 @@ class RldsSource(Originals):
                         return embedded_spec(
                             feature.name, data, path, keep_encoded=keep, exif=self.exif
                         )
-        raise errors.first or SourceError(
-            "no image found", file=str(self._folder), feature=feature.name
-        )
+        raise errors.first or SourceError("no image", file=str(self._folder), feature=feature.name)
 
     # --- episodes: read as little as possible of a record -----------------------------------
 

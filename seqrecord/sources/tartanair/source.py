@@ -193,9 +193,7 @@ class TartanAirSource(Originals):
                 file=str(self.root),
                 expected="[ENV/][Easy|Hard|Data_easy|Data_hard/]P000/ with image_left, depth_left, "
                 "flow, pose_left.txt or image_lcam_front, depth_lcam_front, pose_lcam_front.txt …",
-                got=f"{len(found)} folders named like trajectories, without files"
-                if found
-                else None,
+                got=f"{len(found)} folders without files" if found else None,
             )
         return found
 

@@ -115,9 +115,7 @@ class VideoSource(Originals):
             for kind, n in sorted(streams.items())
         ]
         left_out += [
-            LeftOut(
-                f"video {which}", n, "another stream was selected", "streams", self.stream is None
-            )
+            LeftOut(f"video {which}", n, "another stream is read", "streams", self.stream is None)
             for which, n in sorted(others.items())
         ]
         left_out += unread_files(self.path, _is_video)
@@ -182,10 +180,7 @@ class VideoSource(Originals):
             known = found.setdefault(key, {})
             if camera in known:
                 raise SourceError(
-                    "two videos have the same name",
-                    file=str(path),
-                    episode=key,
-                    got=str(known[camera]),
+                    "videos of the same name", file=str(path), episode=key, got=str(known[camera])
                 )
             known[camera] = path
         if not found:

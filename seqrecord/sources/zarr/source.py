@@ -193,9 +193,7 @@ class ZarrSource(ScannedSource):
                     array = arrays[feature]
                     own = self._spec(feature, array, path)
                     if own.value != spec.value:
-                        raise SourceError(
-                            "the feature is text in some buffers and numbers in others"
-                        )
+                        raise SourceError("the feature has both text and numbers")
                     if spec.value == "array":
                         check_spec(array.dtype, array.shape[1:], spec, path)
                     if array.shape[0] < stop:
