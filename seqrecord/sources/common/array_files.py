@@ -40,6 +40,7 @@ from seqrecord.sources.common.files import (
     read_values,
     unreadable,
 )
+from seqrecord.sources.common.limits import check_image_size
 
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
@@ -218,7 +219,7 @@ def _header(stream: BinaryIO, path: Path, size: int | None = None) -> ArrayHeade
     parse = _RASTERS.get(path.suffix.lower())
     header = (parse or _npy_header)(stream)
     if parse:
-        _check_size(header.shape, header.dtype.itemsize)
+        check_image_size(header.shape, header.dtype.itemsize)
     declared = header.offset + header.nbytes
     size = stream.seek(0, os.SEEK_END) if size is None else size
     if declared != size or min(header.shape, default=0) < 0:
@@ -258,16 +259,6 @@ def _opened_member(stream: BinaryIO, member: str | None) -> Iterator[tuple[Binar
             )
         with file.open(name) as array:
             yield cast("BinaryIO", array), file.getinfo(name).file_size
-
-
-def _check_size(shape: tuple[int, ...], itemsize: int) -> None:
-    """Raise `SourceError` for an empty or too large image."""
-    if min(shape) < 1 or itemsize * math.prod(shape) > MAX_FRAME_BYTES:
-        raise SourceError(
-            "invalid image size",
-            expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
-            got=list(shape),
-        )
 
 
 def _noun(path: Path) -> str:
@@ -324,7 +315,7 @@ def _read_exr(path: Path) -> npt.NDArray[Any]:
                 )
             (left, top), (right, bottom) = np.array(parts[0].header["dataWindow"]).tolist()
             size = (bottom - top + 1, right - left + 1)
-            _check_size((*size, len(parts[0].header["channels"])), itemsize=4)
+            check_image_size((*size, len(parts[0].header["channels"])), itemsize=4)
             found = exr.File(str(file), separate_channels=True).channels()
     except (SourceError, StorageError):
         raise

@@ -9,11 +9,10 @@ formats also need their file name ending. Raw encodings have ROS's names,
 from __future__ import annotations
 
 import io
-import math
 import re
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -36,6 +35,7 @@ from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.sources.common.file_types import type_of
 from seqrecord.sources.common.files import first_line, opened
+from seqrecord.sources.common.limits import check_image_size
 from seqrecord.sources.common.netpbm import (
     NETPBM,
     NETPBM_HEADER_BYTES,
@@ -279,7 +279,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     format_ = image_format(head, path)
     if format_ == NETPBM:
         header = netpbm_header(stream.read(NETPBM_HEADER_BYTES))[0]
-        _check_pixels(header.shape)
+        check_image_size(header.shape[:2], itemsize=8)
         return header, None
     try:
         image = Image.open(stream, formats=(format_.upper(),))
@@ -309,7 +309,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     if format_ == "tiff":  # Pillow gives the size of the turned image
         tags: Any = getattr(image, "tag_v2", {})
         shape = (tags[_TIFF_ROWS], tags[_TIFF_COLUMNS], *_CHANNELS[mode])
-    _check_pixels(shape)
+    check_image_size(shape[:2], itemsize=8)
     try:
         check_single(image)
     except ValueError as error:
@@ -334,15 +334,6 @@ def _tiff_dtype(image: Any) -> np.dtype[Any]:
             got=f"{sorted(bits)} bits",
         )
     return np.dtype(f"{kind}{size // 8}")
-
-
-def _check_pixels(shape: Sequence[int]) -> None:
-    if min(shape) < 1 or math.prod(shape[:2]) * 8 > MAX_FRAME_BYTES:
-        raise SourceError(
-            "invalid image size",
-            expected=f"1 to {MAX_FRAME_BYTES // 8} pixels",
-            got=list(shape),
-        )
 
 
 def _check_png(data: bytes) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from seqrecord.errors import SourceError
+from seqrecord.schema import MAX_FRAME_BYTES
 
 MAX_FRAMES = 1 << 28
 """Maximum frames of an episode: a month at 100 frames per second."""
@@ -35,4 +39,14 @@ def check_decoded(decoded: int, stored: int) -> None:
             "the data declares far more bytes than it stores",
             expected=f"at most {most} bytes of {stored} stored",
             got=f"{decoded} bytes",
+        )
+
+
+def check_image_size(shape: Sequence[int], itemsize: int) -> None:
+    """Raise `SourceError` for an empty image and for more than `MAX_FRAME_BYTES` bytes."""
+    if min(shape) < 1 or itemsize * math.prod(shape) > MAX_FRAME_BYTES:
+        raise SourceError(
+            "invalid image size",
+            expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
+            got=list(shape),
         )
