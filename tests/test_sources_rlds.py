@@ -408,7 +408,7 @@ def test_a_broken_dataset_info(tmp_path: Path) -> None:
     )
     more = {"name": "train", "shardLengths": ["1", "1"]}
     refused({"splits": [more]}, "number of shards differs .*expected: 2 of train; got: 1")
-    refused({"splits": [{"name": "more", "shardLengths": ["4"]}]}, "shards of a split are missing")
+    refused({"splits": [{"name": "more", "shardLengths": ["4"]}]}, "missing shards of a split")
 
 
 def test_two_datasets_in_a_folder(tmp_path: Path) -> None:
