@@ -443,7 +443,9 @@ def test_types_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"unsupported types of topics.*/chatter"):
         open_source(tmp_path, map={"image": CAMERA, "text": "/chatter"}).schema()
     write_mcap(tmp_path / "a.mcap", [("/chatter", START + 1, text)])
-    with pytest.raises(SourceError, match=r"expected: topics of type sensor_msgs/msg/Image, .*foxglove"):
+    with pytest.raises(
+        SourceError, match=r"expected: topics of type sensor_msgs/msg/Image, .*foxglove"
+    ):
         open_source(tmp_path).schema()
 
 

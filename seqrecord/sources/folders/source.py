@@ -108,7 +108,7 @@ class FolderSource(NumberedFrames):
         from seqrecord.export import to_files
         from seqrecord.sources import FolderSource
 
-        to_files("records/", "folders/")
+        to_files("records/", None, "folders/")
         source = FolderSource("folders/")
         print(list(source.schema()), len(source.episodes()))
     """
