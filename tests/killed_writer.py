@@ -106,7 +106,7 @@ class Writers:
         return status == 0, told
 
     def close(self) -> None:
-        self._server.communicate(timeout=60)
+        self._server.communicate(timeout=200)
 
     def _tell(self, line: str) -> None:
         assert self._server.stdin is not None

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord.errors import StateError
@@ -88,25 +87,6 @@ def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="has changed") as caught:
         pickle.loads(pickle.dumps(dataset))
     assert str(root) in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["pipe", pytest.param("map", marks=pytest.mark.slow)])
-def test_new_workers_in_the_middle_of_a_training(kind: str, tmp_path: Path) -> None:
-    root = write_tiny(tmp_path / "dataset", max_file_size=1)
-    loaded: Any = _pipe(root) if kind == "pipe" else _clips(root)
-    right = _frames(loaded)
-    loader: DataLoader[Any] = DataLoader(
-        loaded, batch_size=None, num_workers=1, multiprocessing_context="forkserver"
-    )
-    for appends in (0, 1, 2):  # an epoch each, whose worker is a new process
-        for number in range(appends):
-            _append(root, f"env/{appends}{number}")
-        clips = list(loader)
-        found = sorted(
-            (clip["episode"], int(clip["start"]), clip["raw"].tolist()) for clip in clips
-        )
-        assert found == right
-    assert len(read_all(root)) == 4
 
 
 def test_the_copy_knows_its_features_and_verifies(tmp_path: Path) -> None:

@@ -89,6 +89,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 
+WORKERS_IN_EACH_RUN = {"windows", "nested", "limited", "squeezed", "latest of windows", "backwards"}
+"""With workers, the others are slow tests: values do not depend on who loads them."""
+
 SPAN = 16  # frames that windows reach at most, before and after a clip's start
 
 
@@ -176,27 +179,36 @@ def drawn(rng: random.Random, *, rated: bool = False) -> Case:
     return Case(options)
 
 
+def some(seeds: range, count: int) -> list[Any]:
+    """The first few in every run, the others among the slow tests."""
+    return [*seeds[:count], *(pytest.param(s, marks=pytest.mark.slow) for s in seeds[count:])]
+
+
 def run(records: Path, seed: int, *, rated: bool = False) -> None:
     rng = random.Random(seed)
     case = drawn(rng, rated=rated)
     check_case(records, case, seed=seed, kind=rng.choice(["pipe", "stream", "stream", "node"]))
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", some(range(14), 8))
 def test_some(records: Path, seed: int) -> None:
     run(records, seed)
 
 
-@pytest.mark.parametrize("seed", range(2000, 2008))
+@pytest.mark.parametrize("seed", some(range(2000, 2008), 5))
 def test_episodes_of_several_rates(records: Path, seed: int) -> None:
     run(records, seed, rated=True)
+
+
+def marks_of(name: str, kind: str) -> Any:
+    return pytest.mark.slow if kind == "workers" and name not in WORKERS_IN_EACH_RUN else ()
 
 
 @pytest.mark.parametrize("records", ["several"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (name, kind)
+        pytest.param(name, kind, marks=marks_of(name, kind))
         for name in CASES
         for kind in KINDS
         if kind == "pipe"

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from PIL import Image
 
 import seqrecord
 from seqrecord import (
-    Dataset,
     EncodedImage,
     EpisodeInfo,
     FeatureSpec,
@@ -33,34 +31,14 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import format_names
 from tests.clip_model import write_all
-from tests.command_line import main
+from tests.command_line import run
 from tests.datasets import write_small
 from tests.made_source import MadeSource
-from tests.test_export import datasets
+from tests.test_export import datasets, frames_of
 from tests.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 from tests.web_server import WebFolder
 
 PNG = ({"id": "seqrecord.image", "format": "png"},)
-
-
-def frames_of(dataset: Dataset) -> dict[str, Any]:
-    """All that the episodes say and hold, with dtypes and shapes."""
-    return {
-        key: (
-            episode.metadata,
-            episode.fps,
-            [
-                {
-                    name: value
-                    if isinstance(value, (str, bytes))
-                    else (value.dtype.str, value.shape, value.tobytes())
-                    for name, value in episode[number].items()
-                }
-                for number in range(len(episode))
-            ],
-        )
-        for key, episode in dataset.episodes.items()
-    }
 
 
 def assert_same(path: Path | str, again: Path | str) -> None:
@@ -88,12 +66,6 @@ def blobs_of(path: Path, feature: str) -> list[bytes]:
         found = [frame for info in source.episodes() for frame in source.frames(info)]
     images = [frame[feature] for frame in found if frame]
     return [image.data for image in images if isinstance(image, EncodedImage)]
-
-
-def run(*words: object) -> str:
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.mark.parametrize("write", [write_small, write_all])

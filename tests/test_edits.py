@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import ClipError, FormatError, NotFoundError, SeqRecordPipe, SeqRecordWriter
@@ -25,7 +24,7 @@ from seqrecord.edit import (
 from seqrecord.errors import ConflictError
 from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
-from tests.command_line import main
+from tests import command_line
 
 
 def write(path: Path, numbers: range, **settings: Any) -> Path:
@@ -105,7 +104,7 @@ def test_statistics_never_become_stale_in_silence(
     caplog.clear()
     merge_datasets([one, two], tmp_path / "merged")
     assert f"1 of 2 datasets lack them, as {two}" in caplog.text
-    assert CliRunner().invoke(main, ["edit", "delete", str(one), "e1"]).exit_code == 0
+    command_line.run("edit", "delete", one, "e1")
     assert "one: statistics removed" in caplog.text
 
 
@@ -261,10 +260,8 @@ def test_what_cannot_be_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
 def test_the_commands(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(5))
 
-    def run(*words: object) -> str:
-        result = CliRunner().invoke(main, [str(word) for word in words])
-        assert result.exit_code == 0, result.output
-        return result.stdout
+    def run(*words: object, code: int = 0) -> str:
+        return command_line.run(*words, code=code).stdout
 
     text = run("edit", "delete", path, "e[34]", "--dry-run")
     assert text == f"e3\ne4\n{path}: 2 episodes would be deleted\n"
@@ -286,26 +283,22 @@ def test_the_commands(tmp_path: Path) -> None:
     assert text.startswith(f"{made}: 5 episodes, 15 frames, ")
     assert content(made).keys() == {*found, "e7", "e8"}
     merge = ["merge", path, other, "-o", tmp_path / "named", "--prefix", "records=a/"]
-    result = CliRunner().invoke(main, [str(word) for word in merge])
-    assert "100% |" in result.stderr
+    assert "100% |" in command_line.run(*merge).stderr
     assert content(tmp_path / "named").keys() == {*(f"a/{key}" for key in found), "e7", "e8"}
     later = write(tmp_path / "later", range(9, 10))
     assert "1 episode, 3 frames" in run("merge", later, "-o", made, "--append", "--features", "x")
     assert run("merge", path, later, "-o", made, "--resume", "--quiet")
     assert content(made).keys() == {*found, "e7", "e8", "e9"}
-    both = ["merge", str(later), "-o", str(made), "--append", "--resume"]
-    assert CliRunner().invoke(main, both).exit_code == 2
-    for named in (["nowhere=a"], ["records"], ["records=a", "--prefix", f"{path}=b"]):
-        result = CliRunner().invoke(main, ["merge", str(path), "-o", "x", "--prefix", *named])
-        assert result.exit_code == 2, result.output
     for words in (
+        ["merge", later, "-o", made, "--append", "--resume"],
+        ["merge", path, "-o", "x", "--prefix", "nowhere=a"],
+        ["merge", path, "-o", "x", "--prefix", "records"],
+        ["merge", path, "-o", "x", "--prefix", "records=a", "--prefix", f"{path}=b"],
         ["edit", "set-metadata", path, "e1"],
         ["edit", "set-metadata", path, "e1", "--set", "x"],
     ):
-        assert CliRunner().invoke(main, [str(word) for word in words]).exit_code == 2
-    result = CliRunner().invoke(main, ["edit", "delete", str(path), "nothing"])
-    assert result.exit_code == 1
-    assert "no such episode" in result.stderr
+        run(*words, code=2)
+    assert "no such episode" in command_line.fail("edit", "delete", path, "nothing")
 
 
 def test_an_error_names_a_function_without_its_address(tmp_path: Path) -> None:

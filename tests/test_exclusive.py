@@ -19,7 +19,6 @@ import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import DestinationError
 from seqrecord.storage import LocalStorage
-from tests.places import Place
 from tests.storage_doubles import FaultyStorage, Gate
 
 SCHEMA = Schema([FeatureSpec("x", np.dtype(np.float64), (100,))])
@@ -149,41 +148,11 @@ def test_a_fork_that_leaves_the_block_leaves_all_to_its_parent(tmp_path: Path, k
     check(tmp_path, {"a": 6})
 
 
-def test_a_writer_of_the_fork_writes_beside_the_other(tmp_path: Path) -> None:
-    def write(mode: Any) -> None:
-        with SeqRecordWriter(tmp_path, mode=mode) as own, own.episode("b") as episode:
-            episode.append(frame(0))
-
-    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
-        episode.append(frame(0))
-    with SeqRecordWriter(tmp_path, mode="append") as writer:
-        with writer.episode("c") as episode:
-            episode.append(frame(0))
-        assert in_fork(lambda: write("append")) == ""
-        with pytest.raises(seqrecord.errors.ConflictError):
-            writer.close()
-    SeqRecordWriter(tmp_path, mode="resume").close()
-    check(tmp_path, {"a": 1, "b": 1, "c": 1})
-
-
 def test_a_writer_is_not_pickled(tmp_path: Path) -> None:
     writer = SeqRecordWriter(tmp_path)
     with pytest.raises(DestinationError, match="cannot be sent to another process"):
         pickle.dumps(writer)
     writer.abort()
-
-
-@pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_a_forked_writer_of_a_bucket(place: Place) -> None:
-    url, options = place.at(place.host)
-    writer = SeqRecordWriter(url, storage_options=options, schema=SCHEMA, chunk_frames=2)
-    with writer, writer.episode("a") as episode:
-        for number in range(5):
-            episode.append(frame(number))
-        assert "belongs to another process" in in_fork(writer.close)
-        assert "belongs to another process" in in_fork(lambda: episode.append(frame(0)))
-    with seqrecord.open(url, storage_options=options) as dataset:
-        assert len(dataset.episodes["a"]) == 5
 
 
 # ---- threads

@@ -201,28 +201,6 @@ def test_a_failure_between_episodes_leaves_all(tmp_path: Path) -> None:
     check_resumable(tmp_path / "d", caught.value, {"e"})
 
 
-def test_what_was_flushed_stays(tmp_path: Path) -> None:
-    with (  # noqa: PT012 - where it is raised is what matters
-        pytest.raises(KeyError) as caught,
-        SeqRecordWriter(tmp_path / "d", schema=SCHEMA, **SETTINGS) as writer,
-        writer.episode("e") as episode,
-    ):
-        episode.append(frame(0))
-        episode.flush()
-        raise KeyError("mine")
-    check_resumable(tmp_path / "d", caught.value, {"e"})
-
-
-@pytest.mark.parametrize("error", [SourceError("broken"), KeyboardInterrupt()])
-def test_a_conversion_that_fails_later_names_resume(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught:
-        convert(Source("e1", error), tmp_path / "d", workers=1, **SETTINGS)
-    check_resumable(tmp_path / "d", caught.value, {"e0"})
-    convert(Source("none", error), tmp_path / "d", workers=1, mode="resume", **SETTINGS)
-    with seqrecord.open(tmp_path / "d") as dataset:
-        assert list(dataset.episodes) == ["e0", "e1"]
-
-
 def test_an_index_that_fails_later_names_resume(tmp_path: Path) -> None:
     """`convert(in_place=True)` and `seqrecord index` continue an index, too."""
     root, made = tmp_path / "originals", tmp_path / "index"
@@ -271,26 +249,6 @@ def test_a_bucket(place: Place) -> None:
         assert place.names() == [], name
     with SeqRecordWriter(url, storage_options=options) as writer, writer.episode("e") as episode:
         episode.append(frame(0))
-
-
-def test_the_command_that_is_corrected(tmp_path: Path) -> None:
-    """An image tree with a broken file, and the same without."""
-    from PIL import Image
-
-    for episode in ("a", "b"):
-        folder = tmp_path / "src" / episode / "image"
-        folder.mkdir(parents=True)
-        for number in range(3):
-            Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number:03d}.png")
-    bad = tmp_path / "src" / "a" / "image" / "002.png"
-    good = bad.read_bytes()
-    bad.write_bytes(good[:40])
-    command = ["write", "--src", str(tmp_path / "src"), "--dst", str(tmp_path / "d"), "--quiet"]
-    failed = CliRunner().invoke(main, [*command, "--workers", "1"])
-    assert failed.exit_code == 1
-    assert not (tmp_path / "d").exists()
-    bad.write_bytes(good)
-    assert CliRunner().invoke(main, [*command, "--workers", "1"]).exit_code == 0
 
 
 @pytest.mark.slow  # processes are started

@@ -6,8 +6,6 @@ import logging
 import os
 import pickle
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,12 +30,13 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.storage import Storage, fixed_url_of, open_storage
-from tests.command_line import main
+from tests.command_line import main, run
 from tests.datasets import write_small
 from tests.hub_stub import HubStub, without_login
 from tests.lerobot_video_data import unpack
 from tests.places import hastened
 from tests.storage_contract import Add, ReadContract, get
+from tests.tiny import read_all
 
 pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
 
@@ -322,36 +321,20 @@ def test_a_busy_hub_is_asked_again(hub: HubStub) -> None:
         storage.close()
 
 
-def test_the_command_line_with_a_token_and_an_endpoint_of_the_environment(folder: Path) -> None:
+def test_the_command_line_with_a_token_and_an_endpoint_of_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with HubStub(folder, token="hf_S3CRET") as hub:
-        for token in ("hf_S3CRET", "hf_WR0NG"):
-            done = subprocess.run(
-                [sys.executable, "-m", "seqrecord", "info", f"{hub.url}/records"],
-                env={**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": token},
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-            )
-            said = done.stdout + done.stderr
-            assert token not in said
-            if token == "hf_S3CRET":
-                assert done.returncode == 0, said
-                assert "image_left" in done.stdout
-            else:
-                assert done.returncode != 0
-                assert "Traceback" not in said
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        for token, code in (("hf_S3CRET", 0), ("hf_WR0NG", 1)):
+            monkeypatch.setenv("HF_TOKEN", token)
+            done = run("info", f"{hub.url}/records", code=code)
+            assert token not in done.output
+            assert ("image_left" in done.stdout) == (code == 0)
+            assert "Traceback" not in done.output
 
 
 # Originals
-
-
-def _frames(location: Any, **options: Any) -> dict[str, list[Any]]:
-    with seqrecord.open(location, **options) as dataset:
-        return {
-            key: [{n: np.asarray(v) for n, v in episode[i].items()} for i in range(len(episode))]
-            for key, episode in dataset.episodes.items()
-        }
 
 
 @pytest.mark.parametrize("name", ["lerobot_video_v3", "lerobot_video_v21"])
@@ -359,7 +342,7 @@ def test_a_lerobot_dataset_is_read_where_it_lies(name: str, tmp_path: Path) -> N
     root = unpack(tmp_path, name)
     with HubStub(root) as hub:
         options = {"endpoint": hub.endpoint}
-        local, there = _frames(root), _frames(hub.url, storage_options=options)
+        local, there = read_all(root), read_all(hub.url, storage_options=options)
         np.testing.assert_equal(there, local)
         heads = [each for each in hub.asked if each.startswith("HEAD")]
         assert len(heads) == len(set(heads)), "each file is asked for once"
@@ -374,7 +357,7 @@ def test_whatever_reads_originals(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v21")
     with HubStub(root) as there, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", there.endpoint)
-        frames = _frames(there.url)
+        frames = read_all(there.url)
         for context in ("fork", "spawn"):  # a forkserver has the environment of its own start
             there.of_file.clear()
             loader = torch.utils.data.DataLoader(
@@ -396,18 +379,18 @@ def test_whatever_reads_originals(tmp_path: Path) -> None:
             done = CliRunner().invoke(main, words)
             assert done.exit_code == 0, done.output
         for name in ("index", "packed"):
-            np.testing.assert_equal(_frames(tmp_path / name), frames)
+            np.testing.assert_equal(read_all(tmp_path / name), frames)
     folder = tmp_path / "clips"
     (folder / "more").mkdir(parents=True)
     for number, path in enumerate(sorted(root.rglob("*front/*.mp4"))):
         path.rename(folder / ("more" if number else ".") / path.name)
     with HubStub(folder) as there:
         options: dict[str, Any] = {"storage_options": {"endpoint": there.endpoint}}
-        local = _frames(folder)
-        np.testing.assert_equal(_frames(there.url, **options), local)
-        inner = _frames(f"{there.url}/more", **options)
+        local = read_all(folder)
+        np.testing.assert_equal(read_all(there.url, **options), local)
+        inner = read_all(f"{there.url}/more", **options)
         assert list(inner) == ["episode_000001", "episode_000002"]
-        [alone] = _frames(f"{there.url}/more/episode_000001.mp4", **options).values()
+        [alone] = read_all(f"{there.url}/more/episode_000001.mp4", **options).values()
         np.testing.assert_equal(alone, inner["episode_000001"])
 
 
@@ -417,18 +400,18 @@ def test_a_branch_that_moves_is_found_by_the_next_opening(tmp_path: Path) -> Non
         options: dict[str, Any] = {"storage_options": {"endpoint": hub.endpoint}}
         opened = seqrecord.open(hub.url, **options)
         frames, before = (
-            _frames(hub.url, **options),
+            read_all(hub.url, **options),
             sorted((tmp_path / "home").glob("indexes/*-*")),
         )
         (root / "README.md").write_text("more")
         hub.commit()
-        np.testing.assert_equal(_frames(hub.url, **options), frames)
+        np.testing.assert_equal(read_all(hub.url, **options), frames)
         after = sorted((tmp_path / "home").glob("indexes/*-*"))
         assert after == before, "the same files need no other index"
         first, second = sorted(root.rglob("*.mp4"))
         first.write_bytes(second.read_bytes())
         hub.commit()
-        new = _frames(hub.url, **options)
+        new = read_all(hub.url, **options)
         a, b = (
             re.sub(r"/chunk.*", "", p.relative_to(root).as_posix())[7:] for p in (first, second)
         )

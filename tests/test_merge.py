@@ -16,7 +16,6 @@ import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit import (
     add_feature,
-    clean,
     delete_episodes,
     drop_features,
     merge_datasets,
@@ -24,11 +23,12 @@ from seqrecord.edit import (
     set_metadata,
     split_episodes,
 )
-from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError, StorageError
+from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.types import Progress
 from tests.command_line import main, run
 from tests.test_dataset_source import pages_of, write_video
 from tests.test_edits import check, content, write
+from tests.test_export import frames_of
 
 
 @pytest.fixture
@@ -213,30 +213,18 @@ def test_what_is_stored_otherwise_is_encoded_as_in_the_first(tmp_path: Path) -> 
     expected: dict[str, Any] = {}
     for path in paths:
         with seqrecord.open(path) as dataset:
-            expected |= everything(dataset)
+            expected |= frames_of(dataset)
     for _ in range(2):
         with seqrecord.open(made) as dataset, seqrecord.open(a) as first:
             assert dataset.features == first.features
             assert list(dataset.episodes) == ["i", "j", "k", "renamed", "p", "q"]
-            assert everything(dataset) == expected
+            assert frames_of(dataset) == expected
             keys = np.array(list(dataset.episodes))
             assert set(keys[dataset.find_episodes(None, "val")]) == {"k", "renamed", "p"}
             assert not dataset.statistics or dataset.statistics.num_frames == dataset.num_frames
         assert not seqrecord.verify(made, deep=True).problems
         (made / "manifest.json").unlink()
         seqrecord.reindex(made)
-
-
-def everything(dataset: seqrecord.Dataset) -> dict[str, Any]:
-    """All frames, metadata and rates, by key."""
-    return {
-        key: (
-            dict(episode.metadata),
-            episode.fps,
-            [{n: np.asarray(v).tolist() for n, v in episode[i].items()} for i in range(40)],
-        )
-        for key, episode in dataset.episodes.items()
-    }
 
 
 @pytest.mark.parametrize("first", ["more", "fewer"])
@@ -303,21 +291,6 @@ def test_more_is_merged_into_a_dataset(parts: tuple[Path, Path], tmp_path: Path)
     merge_datasets(parts, tmp_path / "made")
     merge_datasets([parts[0], c], tmp_path / "made", mode="append")
     check(tmp_path / "made", expected)
-
-
-def test_a_failure_leaves_what_a_resume_takes(parts: tuple[Path, Path], tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    made.mkdir()
-    (made / "index").touch()  # so that no table can be written, after the record files
-    with pytest.raises(StorageError, match="--resume"):
-        merge_datasets(parts, made)
-    left = state(made / "records")
-    (made / "index").unlink()
-    merge_datasets(parts, made, mode="resume")
-    assert state(made / "records") == left
-    check(made, {**content(parts[0]), **content(parts[1])})
-    clean(made, older_than=0)
-    check(made, {**content(parts[0]), **content(parts[1])})
 
 
 def test_ctrl_c_names_resume(parts: tuple[Path, Path], tmp_path: Path) -> None:

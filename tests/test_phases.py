@@ -145,5 +145,5 @@ def test_phases_of_a_large_dataset_are_found_quickly(stride: int) -> None:
     began = time.thread_time()  # however long it waits for a core
     phases = Phases.of(every, stride)
     phases.of_epoch(12345, seed=0, shuffle=True)
-    assert time.thread_time() - began < 0.2
+    assert time.thread_time() - began < 1
     assert len(phases) == min(stride, 1000)

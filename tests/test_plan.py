@@ -311,7 +311,7 @@ def test_a_million_clips_are_planned_quickly_and_small(spec: ClipSpec) -> None:
         tracemalloc.stop()
     assert table.num_clips >= 990_000
     assert planned - started < 2
-    assert begun - planned < 0.2
+    assert begun - planned < 0.5
     assert peak < 100e6
 
 

@@ -130,9 +130,11 @@ def test_clips_of_every_kind(
 
 
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (1, 2), (2, 2)])
-def test_ranks_and_workers(place: Place, tmp_path: Path, ranks: int, workers: int) -> None:
-    place.copy(write(tmp_path))
+@pytest.mark.parametrize(
+    ("ranks", "workers"), [(2, 0), (2, 2), pytest.param(1, 2, marks=pytest.mark.slow)]
+)
+def test_ranks_and_workers(place: Place, large: Path, ranks: int, workers: int) -> None:
+    place.copy(large)
     with Meter(place.host) as meter:
         url, options = place.at(meter.host)
         planned = seqrecord.open(url, storage_options=options)
@@ -165,10 +167,10 @@ def start_method() -> Iterator[None]:
 
 @pytest.mark.usefixtures("start_method")
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_workers_that_do_not_fork_open_the_dataset(place: Place, tmp_path: Path) -> None:
+def test_workers_that_do_not_fork_open_the_dataset(place: Place, large: Path) -> None:
     """In each epoch, for a DataLoader starts them anew."""
-    place.copy(write(tmp_path))
-    plan(tmp_path / "records", workers=1, **CLIPS)
+    place.copy(large)
+    plan(large, workers=1, **CLIPS)
     multiprocessing.set_start_method("forkserver")  # which `plan` has left open
     with Meter(place.host) as meter:
         url, options = place.at(meter.host)
@@ -185,6 +187,11 @@ def test_workers_that_do_not_fork_open_the_dataset(place: Place, tmp_path: Path)
         assert_close(report.total.bytes, meter.nbytes)
 
 
+@pytest.fixture(scope="module")
+def poses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_poses(tmp_path_factory.mktemp("poses"), episodes=30, frames=30)
+
+
 @pytest.mark.parametrize(
     ("ranks", "epochs", "clips"),
     [
@@ -197,15 +204,14 @@ def test_workers_that_do_not_fork_open_the_dataset(place: Place, tmp_path: Path)
     ],
 )
 def test_small_frames_that_stay_in_memory(
-    tmp_path: Path, ranks: int, epochs: int, clips: dict[str, Any]
+    poses: Path, ranks: int, epochs: int, clips: dict[str, Any]
 ) -> None:
     """Later epochs read nothing; or less than the first, where ranks change their clips."""
-    path = write_poses(tmp_path, episodes=30, frames=30)
     clips = {"clip_len": 4, "stride": 30, "batch_size": 4, "seed": 5, **clips}
-    report = plan(path, epochs=epochs, ranks=ranks, **clips)
+    report = plan(poses, epochs=epochs, ranks=ranks, **clips)
     nbytes = frames = 0
     for rank in range(ranks):
-        pipe = SeqRecordPipe(path, rank=rank, world_size=ranks, **clips)
+        pipe = SeqRecordPipe(poses, rank=rank, world_size=ranks, **clips)
         for _ in range(epochs):
             for _ in pipe:
                 pass
@@ -245,8 +251,10 @@ def test_small_frames_of_the_first_epoch(many_poses: Path, clips: dict[str, Any]
 
 
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_a_cache_that_has_room_serves_later_epochs(place: Place, tmp_path: Path) -> None:
-    place.copy(write(tmp_path))
+def test_a_cache_that_has_room_serves_later_epochs(
+    place: Place, tmp_path: Path, large: Path
+) -> None:
+    place.copy(large)
     options: dict[str, Any] = {"storage_options": place.options, "cache_dir": tmp_path / "cache"}
     for limit, later in (("16MiB", False), ("100MiB", True)):
         with seqrecord.open(place.url, cache_limit=limit, **options) as dataset:
@@ -395,10 +403,9 @@ def test_memory_of_resident_frames(tmp_path: Path) -> None:
         assert_close(row["measured"], row["predicted"], 0.15)
 
 
-def test_money_and_hours(tmp_path: Path) -> None:
-    path = write(tmp_path)
+def test_money_and_hours(large: Path) -> None:
     report = plan(
-        path, epochs=4, bandwidth="1MB", price_per_gb=3, price_per_request=0.5, workers=2, **CLIPS
+        large, epochs=4, bandwidth="1MB", price_per_gb=3, price_per_request=0.5, workers=2, **CLIPS
     )
     total = report.total
     assert total.bytes == report.first_epoch.bytes + 3 * report.later_epoch.bytes
@@ -406,68 +413,65 @@ def test_money_and_hours(tmp_path: Path) -> None:
     assert report.price == pytest.approx(total.bytes / 1e9 * 3 + 0.5 * total.requests)
     assert report.first_batch_seconds == pytest.approx(report.first_batch.bytes / 1e6)
     assert 0 < report.first_batch.bytes < report.first_epoch.bytes
-    single = plan(path, **CLIPS)
+    single = plan(large, **CLIPS)
     assert (single.hours, single.first_batch_seconds, single.price) == (None, None, 0)
 
 
-def test_a_mount_has_no_requests(tmp_path: Path) -> None:
-    with seqrecord.open(write(tmp_path), storage_options={"mount": True}) as dataset:
+def test_a_mount_has_no_requests(large: Path) -> None:
+    with seqrecord.open(large, storage_options={"mount": True}) as dataset:
         report = plan(dataset, price_per_request=1, **CLIPS)
     assert (report.opening.requests, report.total.requests, report.price) == (0, 0, 0)
     assert report.first_epoch.bytes > 0
 
 
-def test_more_ranks_than_clips(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    report = plan(path, ranks=200, even_batches=False, **CLIPS)
-    assert report.clips == plan(path, **CLIPS).clips < 200
+def test_more_ranks_than_clips(large: Path) -> None:
+    report = plan(large, ranks=200, even_batches=False, **CLIPS)
+    assert report.clips == plan(large, **CLIPS).clips < 200
 
 
-def test_windows_and_lists_say_which_frames_a_clip_has(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    with seqrecord.open(path) as dataset:
+def test_windows_and_lists_say_which_frames_a_clip_has(large: Path) -> None:
+    with seqrecord.open(large) as dataset:
         clips = {"episode": [*dataset.episodes][:1], "frames": [[0, 2]]}
     for given in ({"windows": {"image": [-1, 0]}, "squeeze_time": True}, {"clips": clips}):
-        report = plan(path, **given)
-        assert report == plan(path, clip_len=None, **given)
+        report = plan(large, **given)
+        assert report == plan(large, clip_len=None, **given)
         assert report.settings["clip_len"] is None
-    assert plan(path, pad="edge").settings["clip_len"] == 16
+    assert plan(large, pad="edge").settings["clip_len"] == 16
 
 
-def test_the_command(tmp_path: Path) -> None:
-    path = write(tmp_path)
+def test_the_command(large: Path) -> None:
     options = ("--clip-len", 3, "--epochs", 2, "--ranks", 2, "--workers", 1, "--bandwidth", "1MB")
-    found = json.loads(run("plan", path, "--json", *options, "--price-per-gb", 5).stdout)
+    found = json.loads(run("plan", large, "--json", *options, "--price-per-gb", 5).stdout)
     report = plan(
-        path, clip_len=3, epochs=2, ranks=2, workers=1, bandwidth=10**6, price_per_gb=5
+        large, clip_len=3, epochs=2, ranks=2, workers=1, bandwidth=10**6, price_per_gb=5
     ).to_json()
     assert found == json.loads(json.dumps(report)) | {"settings": found["settings"]}
-    text = run("plan", path, *options).stdout
+    text = run("plan", large, *options).stdout
     assert f"{report['total']['frames_decoded']:,}" in text
     assert "later epoch" in text
 
 
-def test_the_commands_take_a_loaders_arguments(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    with seqrecord.open(path) as dataset:
+def test_the_commands_take_a_loaders_arguments(large: Path) -> None:
+    with seqrecord.open(large) as dataset:
         key = next(iter(dataset.episodes))
     options = ("--clip-len", 3, "--episodes", key, "--stride", 3)
-    report = plan(path, clip_len=3, episodes=key, stride=3).to_json()
+    report = plan(large, clip_len=3, episodes=key, stride=3).to_json()
     assert report["settings"]["stride"] == 3
     assert report["settings"]["episode_filter"] == key
-    assert json.loads(run("plan", path, "--json", *options).stdout) == report
-    found = json.loads(run("bench", path, "--json", "--quiet", *options).stdout)
+    assert json.loads(run("plan", large, "--json", *options).stdout) == report
+    found = json.loads(run("bench", large, "--json", "--quiet", *options).stdout)
     assert found["num_clips"] == report["clips"]
-    assert "train" in run("plan", path, "--split", "train", code=1).stderr  # no such split
-    settings = plan(path, episodes=lambda _: True, pad="edge", stride=2, rotate_phase=True).settings
+    assert "train" in run("plan", large, "--split", "train", code=1).stderr  # no such split
+    settings = plan(
+        large, episodes=lambda _: True, pad="edge", stride=2, rotate_phase=True
+    ).settings
     assert json.loads(json.dumps(settings))["rotate_phase"]
 
 
-def test_persistent_workers(tmp_path: Path) -> None:
+def test_persistent_workers(poses: Path) -> None:
     """They keep small frames, and open the dataset once."""
-    path = write_poses(tmp_path, episodes=30, frames=30)
     anew, lasting = (
-        plan(path, epochs=3, workers=2, persistent_workers=lasting) for lasting in (False, True)
+        plan(poses, epochs=3, workers=2, persistent_workers=lasting) for lasting in (False, True)
     )
     assert anew.first_epoch == lasting.first_epoch == anew.later_epoch
     assert lasting.later_epoch == Amount()

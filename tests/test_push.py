@@ -25,6 +25,7 @@ from tests.command_line import fail, run
 from tests.datasets import small_frames, small_schema
 from tests.hub_stub import HubStub, without_login
 from tests.lerobot_video_data import unpack
+from tests.tiny import read_all
 
 pytest.importorskip("huggingface_hub", reason="pip install huggingface_hub")
 pytestmark = pytest.mark.filterwarnings(  # of huggingface_hub 2.4.0, about its own call
@@ -73,16 +74,8 @@ def _push(dataset: Any, hub: HubStub, url: str = "", **options: Any) -> export.H
     return export.to_hub(dataset, url or hub.url, storage_options=_options(hub), **options)
 
 
-def _frames(location: Any, **options: Any) -> dict[str, list[Any]]:
-    with seqrecord.open(location, **options) as dataset:
-        return {
-            key: [{n: np.asarray(v) for n, v in episode[i].items()} for i in range(len(episode))]
-            for key, episode in dataset.episodes.items()
-        }
-
-
 def _there(hub: HubStub, url: str = "", **options: Any) -> dict[str, list[Any]]:
-    return _frames(url or hub.url, storage_options=_options(hub), **options)
+    return read_all(url or hub.url, storage_options=_options(hub), **options)
 
 
 def _paths(folder: Path) -> set[str]:
@@ -107,7 +100,7 @@ def test_what_is_pushed_is_what_is_read(hub: HubStub, records: Path) -> None:
     for path in _paths(records):
         assert hub.read(path) == (records / path).read_bytes()
     for url in (hub.url, f"{hub.url}@v1"):
-        np.testing.assert_equal(_there(hub, url), _frames(records))
+        np.testing.assert_equal(_there(hub, url), read_all(records))
     assert not hub.leaked, "the store of files in LFS gets no token"
 
 
@@ -150,7 +143,7 @@ def test_a_card_of_somebody_else_stays(hub: HubStub, records: Path) -> None:
 
 def test_a_dataset_that_has_grown_sends_what_is_new(hub: HubStub, records: Path) -> None:
     _push(records, hub, tag="v1")
-    first, before = _frames(records), len(hub.uploads)
+    first, before = read_all(records), len(hub.uploads)
     old = _paths(records)
     assert _push(records, hub).sent == ()
     assert _push(records, hub, tag="v1").url == f"{hub.url}@{hub.branches['v1']}"
@@ -163,7 +156,7 @@ def test_a_dataset_that_has_grown_sends_what_is_new(hub: HubStub, records: Path)
     assert done.removed
     assert not hub.commits[hub.branches["main"]].keys() & set(done.removed)
     assert set(hub.commits[hub.branches["v1"]]) >= set(done.removed)
-    np.testing.assert_equal(_there(hub), _frames(records))
+    np.testing.assert_equal(_there(hub), read_all(records))
     np.testing.assert_equal(_there(hub, f"{hub.url}@v1"), first)
     with pytest.raises(ConflictError) as info:
         _push(records, hub, tag="v1")
@@ -179,7 +172,7 @@ def test_another_branch(hub: HubStub, records: Path) -> None:
     _push(records, hub, url)
     assert hub.read("notes.txt", "next/2") == b"mine"
     assert set(hub.commits[hub.branches["main"]]) == {"notes.txt"}
-    np.testing.assert_equal(_there(hub, url), _frames(records))
+    np.testing.assert_equal(_there(hub, url), read_all(records))
     assert f'seqrecord.open("{url}")' in hub.read("README.md", "next/2").decode()
 
 
@@ -198,12 +191,12 @@ def test_another_dataset_is_not_replaced_unasked(
         assert hub.branches["main"] == head
     done = _push(tmp_path / "other", hub, replace=True)
     assert len(done.removed) >= 4
-    np.testing.assert_equal(_there(hub), _frames(tmp_path / "other"))
+    np.testing.assert_equal(_there(hub), read_all(tmp_path / "other"))
 
 
 def test_a_push_that_fails_in_the_middle(hub: HubStub, records: Path) -> None:
     _push(records, hub)
-    before, frames = hub.branches["main"], _frames(records)
+    before, frames = hub.branches["main"], read_all(records)
     _append(records, "two")
     hub.most_uploads = len(hub.uploads) + 1
     with pytest.raises(AccessError):
@@ -213,7 +206,7 @@ def test_a_push_that_fails_in_the_middle(hub: HubStub, records: Path) -> None:
     hub.most_uploads = None
     _push(records, hub)
     assert len(hub.uploads) == len(set(hub.uploads)), "nothing is sent twice"
-    np.testing.assert_equal(_there(hub), _frames(records))
+    np.testing.assert_equal(_there(hub), read_all(records))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -222,14 +215,14 @@ def test_a_busy_hub(hub: HubStub, records: Path) -> None:
     _push(records, hub, tag="v1")
     hub.limit = None
     assert hub.branches["v1"] == hub.branches["main"]
-    np.testing.assert_equal(_there(hub), _frames(records))
+    np.testing.assert_equal(_there(hub), read_all(records))
 
 
 def test_a_commit_whose_answer_is_lost(hub: HubStub, records: Path) -> None:
     hub.lost = 1
     _push(records, hub)
     assert len(hub.messages) == 1
-    np.testing.assert_equal(_there(hub), _frames(records))
+    np.testing.assert_equal(_there(hub), read_all(records))
 
 
 def test_somebody_else_commits_meanwhile(hub: HubStub, records: Path) -> None:
@@ -334,7 +327,7 @@ def test_an_index_of_an_original_on_the_hub(
         monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "another"))
         with pytest.raises(StorageError, match="originals="):
             _there(hub)
-        np.testing.assert_equal(_there(hub, originals=root), _frames(mine, originals=root))
+        np.testing.assert_equal(_there(hub, originals=root), read_all(mine, originals=root))
 
 
 def test_an_index_of_several_originals(hub: HubStub, tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
-import random
-import subprocess
-import sys
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,6 @@ from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqR
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.writing.frame_queue import WhenFull
 from tests.datasets import EPISODES, small_schema, write_small
-from tests.killed_recorder import EPISODE_FRAMES, made_frame
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
 from tests.storage_doubles import Failure, FaultyStorage, Gate, Operation
@@ -334,48 +331,54 @@ def test_one_that_is_not_closed_leaves_no_thread_and_no_file_of_its_own(
         assert list(dataset.episodes) == ["a"]
 
 
-def check_recorded(folder: Path, told: list[list[str]], mode: str) -> None:
-    """Compare what a resume finds with what was told."""
-    ended = [words[1] for words in told if words[0] == "ended"]
-    safe = {words[1]: int(words[2]) for words in told if words[0] == "safe"}
+EPISODE_FRAMES = 40
+
+
+def made_frame(episode: int, number: int) -> dict[str, Any]:
+    rng = np.random.default_rng([episode, number])
+    image = rng.integers(0, 256, (24, 32, 3), np.uint8)
+    return {"image": image, "state": np.array([episode, number], np.float32)}
+
+
+@pytest.mark.parametrize("mode", ["create", "resume"])
+def test_a_kill_keeps_what_had_ended_and_the_open_episode_up_to_its_last_flush(
+    tmp_path: Path, mode: Any
+) -> None:
+    """A copy of the folder is what a kill at that moment leaves."""
+    if mode == "resume":
+        writer = SeqRecordWriter(tmp_path / "d")
+        with writer.episode("first") as written:
+            written.append(made_frame(9, 0))
+        writer.abort()
+    recorder = SeqRecordRecorder(tmp_path / "d", flush_seconds=0.01, mode=mode)
+    for number in range(3):
+        episode = recorder.episode(f"{number}", metadata={"episode": number})
+        for at in range(EPISODE_FRAMES):
+            episode.append(made_frame(number, at))
+            if at in (5, 30):
+                before = EPISODE_FRAMES * number
+                wait_for(lambda before=before: recorder.stats().durable_frames > before)  # type: ignore[misc]
+                safe = recorder.stats().durable_frames - before
+                killed = tmp_path / f"{number} {at}"
+                shutil.copytree(tmp_path / "d", killed)
+                check_recorded(killed, number, safe, mode)
+        episode.close()
+    recorder.close()
+
+
+def check_recorded(folder: Path, ended: int, safe: int, mode: str) -> None:
+    """A resume finds the episodes that had ended, and the frames of the next that were safe."""
+    SeqRecordWriter(folder, mode="resume").close()
     with seqrecord.open(folder) as dataset:
-        lengths = {key: len(episode) for key, episode in dataset.episodes.items()}
-        assert {lengths[key] for key in ended} <= {EPISODE_FRAMES}
-        assert all(lengths.get(key, 0) >= count for key, count in safe.items())
-        for key in (key for key in lengths if key.startswith(f"{mode}/")):
-            episode, number = dataset.episodes[key], int(key.split("/")[1])
+        first = ["first"] if mode == "resume" else []
+        assert list(dataset.episodes) == [*first, *map(str, range(ended + 1))]
+        for number in range(ended + 1):
+            episode = dataset.episodes[str(number)]
+            is_whole = len(episode) == EPISODE_FRAMES
+            assert is_whole if number < ended else len(episode) >= safe
             assert episode.metadata["episode"] == number
-            assert (key in ended) <= ("truncated" not in episode.metadata)
-            assert (lengths[key] < EPISODE_FRAMES) <= episode.metadata.get("truncated", False)
+            assert episode.metadata.get("truncated", False) == (number == ended)
             for at in range(len(episode)):
                 for name, array in made_frame(number, at).items():
                     np.testing.assert_array_equal(episode[at][name], array)
-
-
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
-)
-def test_kill_9_keeps_what_had_ended_and_the_open_episode_up_to_its_last_flush(
-    tmp_path: Path, seed: int
-) -> None:
-    """Killed after so many words of the recorder, not after so much time."""
-    rng = random.Random(seed)
-    folder = tmp_path / "d"
-    for mode in ("create", "resume"):
-        lines = rng.randrange(1, 4 * EPISODE_FRAMES)
-        with subprocess.Popen(
-            [sys.executable, "-m", "tests.killed_recorder", str(folder), "0.01", mode],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-        ) as process:
-            assert process.stdout is not None
-            told = [process.stdout.readline().split() for _ in range(lines)]
-            while not any(words[0] == "ended" or words[2:] > ["0"] for words in told):
-                told.append(process.stdout.readline().split())
-            process.kill()
-            rest = process.stdout.read()
-        told += [line.split() for line in rest.splitlines(keepends=True) if line.endswith("\n")]
-        SeqRecordWriter(folder, mode="resume").close()
-        check_recorded(folder, told, mode)
     assert seqrecord.verify(folder, deep=True).ok

@@ -129,7 +129,7 @@ def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]
     assert options.get("shuffle", True) == (epochs[1] != epochs[2])
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize(
     "options", [{}, {"shuffle": False}, {"drop_last": True}, {"even_batches": False}]
 )

@@ -456,14 +456,14 @@ def test_workers_fill_the_same_memory_again_and_again(records: Path) -> None:
 def test_mappings_do_not_grow_with_epochs(most: int, tmp_path: Path) -> None:
     """Batches are mostly released before their worker retires their segments."""
     with SeqRecordWriter(tmp_path / "records") as writer:
-        for number in range(8):
+        for number in range(5):
             with writer.episode(f"{number}") as episode:
                 for _ in range(40):
                     episode.append({f"{name}": np.zeros(9, np.uint8) for name in range(6)})
     stream = SeqRecordIterableDataset(tmp_path / "records", clip_len=4, batch_size=4)
     loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
     counts = []
-    for _ in range(10):
+    for _ in range(6):
         for _ in zip(range(most), loader, strict=False):
             pass
         counts.append(len(mapped()))

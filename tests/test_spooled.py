@@ -153,7 +153,7 @@ def test_it_ends_with_the_interpreter() -> None:
         "upload.write(b'x')\nupload.checkpoint(b'one')\n"
     )
     root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=200, check=False)
     assert done.returncode == 0
 
 
@@ -367,7 +367,7 @@ def test_a_full_temporary_folder_says_what_to_do(store: Store, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=root,
-        timeout=60,
+        timeout=200,
         check=False,
         capture_output=True,
         text=True,

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import random
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordWriter, reindex, verify
+from seqrecord import reindex, verify
 from seqrecord.edit import (
     add_feature,
     clean,
@@ -34,11 +30,10 @@ from seqrecord.errors import (
 )
 from seqrecord.format.manifest import MANIFEST, read_manifest
 from seqrecord.reading.metadata import read_footer
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper, Unfinished
-from seqrecord.storage.base import FileInfo
+from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon
-from tests.numbered import LENGTHS, add, contents, frame, keys_of
+from tests.numbered import add, contents, frame, keys_of
 from tests.numbered import writer_of as writer
 from tests.storage_doubles import Between, CountingStorage
 
@@ -177,78 +172,6 @@ def _parts(folder: Path) -> list[Any]:
     return [part for file in files for part in read_footer(storage, file.path).episodes]
 
 
-def test_many_writers_that_end_in_any_order(tmp_path: Path) -> None:
-    """Each tries again by resume until all is in, as a cluster's jobs would."""
-    with writer(tmp_path) as old:
-        add(old, "a")
-
-    def job(keys: str) -> None:
-        mode = "append"
-        while True:
-            each = writer(tmp_path, mode)
-            add(each, sorted(set(keys) - each.completed_episodes))
-            try:
-                each.close()
-            except ConflictError:
-                mode = "resume"
-            else:
-                return
-
-    threads = [threading.Thread(target=job, args=(keys,)) for keys in ("bc", "de", "fg", "hi")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(keys_of(tmp_path)) == set("abcdefghi")
-    assert reindex(tmp_path).num_episodes == 9
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_every_episode_that_ended_comes_in(tmp_path: Path, seed: int) -> None:
-    """Writers of all modes, interleaved, killed and refused, with a clean of old files between."""
-    rng = random.Random(seed)
-    at_work: list[SeqRecordWriter] = []
-    ended, committed = set[str](), set[str]()
-    for _ in range(60):
-        action = rng.choice(["begin", "write", "write", "write", "kill", "close", "clean"])
-        if action == "begin":
-            with contextlib.suppress(DestinationError):
-                mode = rng.choice(["create", "append", "resume"])
-                each = writer(tmp_path, mode, max_file_size=rng.choice([1, 500, 10_000]))
-                assert committed <= each.completed_episodes <= ended
-                assert mode != "resume" or each.completed_episodes == ended
-                at_work.append(each)
-        elif action == "clean":
-            with contextlib.suppress(NotFoundError):
-                assert clean(tmp_path, older_than=3600) == []
-        elif at_work:
-            each = rng.choice(at_work)
-            left = sorted(LENGTHS.keys() - each.completed_episodes)
-            if action == "write" and left:
-                key = rng.choice(left)
-                add(each, key)
-                ended.add(key)
-            elif action in ("kill", "close"):
-                at_work.remove(each)
-            if action == "kill":
-                abandon(each)
-            elif action == "close":
-                with contextlib.suppress(DestinationError):
-                    each.close()
-                    assert set(keys_of(tmp_path)) == each.completed_episodes
-                    assert committed <= each.completed_episodes
-                    committed = set(each.completed_episodes)
-    for each in at_work:
-        abandon(each)
-    if ended:
-        writer(tmp_path, "resume").close()
-        assert set(keys_of(tmp_path)) == ended
-        fingerprint = read_manifest(LocalStorage(tmp_path)).fingerprint
-        clean(tmp_path, older_than=0)
-        assert set(keys_of(tmp_path)) == ended
-        assert reindex(tmp_path).fingerprint == fingerprint
-
-
 class Slow(StorageWrapper):
     """Something happens before a table of the index is looked at for the first time."""
 
@@ -261,22 +184,6 @@ class Slow(StorageWrapper):
             before, self._before = self._before, None
             before()
         return super().size(path)
-
-
-def test_others_that_commit_while_a_writer_begins(tmp_path: Path) -> None:
-    """Twice, so that the tables of the manifest that it has read are gone."""
-    with writer(tmp_path) as old:
-        add(old, "a")
-
-    def others() -> None:
-        for key in "bc":
-            with writer(tmp_path, "append") as other:
-                add(other, key)
-
-    with writer(Slow(LocalStorage(tmp_path), others), "append") as late:
-        assert late.completed_episodes == set("abc")
-        add(late, "d")
-    assert keys_of(tmp_path) == "abcd"
 
 
 def every_reader() -> dict[str, Callable[[Any], object]]:
@@ -330,18 +237,6 @@ def test_tables_that_clean_removes_under_a_reader(tmp_path: Path, name: str) -> 
         every_reader()[name](Always(LocalStorage(tmp_path), lambda: None))
 
 
-def test_tables_that_clean_removes_before_a_worker_opens(tmp_path: Path) -> None:
-    with writer(tmp_path) as old:
-        add(old, "ab")
-    with seqrecord.open(tmp_path) as dataset:
-        pickled = pickle.dumps(dataset)
-    with writer(tmp_path, "append") as more:
-        add(more, "c")
-    clean(tmp_path, older_than=0)
-    with pickle.loads(pickled) as copy:
-        assert list(copy.episodes) == ["a", "b"]
-
-
 # clean
 
 
@@ -389,48 +284,6 @@ def test_clean_leaves_all_of_a_writer_that_is_at_work(tmp_path: Path) -> None:
     assert clean(tmp_path, older_than=7 * 86_400) == []
     running.close()
     assert keys_of(tmp_path) == "abcde"
-
-
-class Elsewhere(StorageWrapper):
-    """The storage's clock is `ahead` of this machine's, in seconds."""
-
-    def __init__(self, inner: Storage, ahead: float) -> None:
-        super().__init__(inner)
-        self.ahead = ahead
-
-    def files(self, folder: str) -> list[FileInfo]:
-        return [
-            replace(file, modified=file.modified + self.ahead) for file in super().files(folder)
-        ]
-
-    def unfinished(self, folder: str) -> list[Unfinished]:
-        found = super().unfinished(folder)
-        for each in found:
-            each.modified += self.ahead  # type: ignore[misc]
-        return found
-
-
-@pytest.mark.parametrize("ahead", [-3 * 3600, 3 * 3600])
-def test_clean_goes_by_the_clock_of_the_storage(tmp_path: Path, ahead: float) -> None:
-    """One that was behind let it remove what a running writer had just written."""
-    with writer(tmp_path) as old:
-        add(old, "a")
-    running = writer(tmp_path, "append")
-    add(running, "bcde")
-    storage: Any = Elsewhere(LocalStorage(tmp_path), ahead)
-    for dry_run in (True, False):
-        assert clean(storage, older_than=3600, dry_run=dry_run) == []
-    running.close()
-    assert keys_of(tmp_path) == "abcde"
-    killed = writer(tmp_path, "append")
-    add(killed, "fg")
-    abandon(killed)
-    age(tmp_path, 7200)
-    listed = clean(storage, older_than=3600, dry_run=True)
-    assert any(name.endswith(".seqrec") for name in listed)
-    assert clean(storage, older_than=3600) == listed
-    assert keys_of(tmp_path) == "abcde"
-    assert not list(tmp_path.rglob("*.clock*"))
 
 
 def test_clean_removes_nothing_of_the_future(
@@ -514,24 +367,6 @@ def test_clean_beside_a_resume_that_commits_at_this_moment(tmp_path: Path) -> No
     assert keys_of(tmp_path) == "abcdef"
 
 
-def test_a_resume_that_begins_while_clean_removes(tmp_path: Path) -> None:
-    write_and_kill(tmp_path)
-
-    def resume() -> None:
-        with writer(tmp_path, "resume") as resumed:
-            assert resumed.completed_episodes == set("ab")
-            add(resumed, "g")
-        assert read_manifest(LocalStorage(tmp_path)).removed
-
-    storage: Any = Meanwhile(LocalStorage(tmp_path), after=resume)
-    assert clean(storage, older_than=0)
-    assert keys_of(tmp_path) == "abg"
-    with writer(tmp_path, "resume") as last:
-        add(last, "h")
-    assert keys_of(tmp_path) == "abgh"
-    assert read_manifest(LocalStorage(tmp_path)).removed == ()
-
-
 def test_a_clean_that_was_killed_goes_on(tmp_path: Path) -> None:
     write_and_kill(tmp_path)
 
@@ -596,11 +431,3 @@ def test_an_append_asks_each_committed_file_once(tmp_path: Path) -> None:
     assert not committed & set(storage.sizes)
     assert storage.count - before < 20
     assert read_manifest(LocalStorage(tmp_path)).num_episodes == 73
-
-
-def test_nothing_is_there_before_a_writer_writes(tmp_path: Path) -> None:
-    each = writer(tmp_path / "d")
-    each.abort()
-    assert not (tmp_path / "d").exists()
-    with pytest.raises(NotFoundError):
-        seqrecord.open(tmp_path / "d")

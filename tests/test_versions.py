@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import seqrecord
 from seqrecord import SeqRecordWriter
@@ -23,7 +22,7 @@ from seqrecord.edit import (
 )
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
-from tests.command_line import main
+from tests.command_line import run
 from tests.storage_doubles import FailAt, FaultyStorage, LosesAnswer
 
 
@@ -36,12 +35,6 @@ def path(tmp_path: Path) -> Path:
                 for frame in range(3):
                     episode.append({"x": np.full(500, 10 * number + frame, np.float32)})
     return tmp_path / "records"
-
-
-def ran(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [str(each) for each in arguments])
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 def version_of(path: Path) -> str:
@@ -170,15 +163,15 @@ def test_a_commit_that_cannot_keep_the_version_before_changes_nothing(path: Path
 def test_on_the_command_line(path: Path) -> None:
     before = version_of(path)
     delete_episodes(path, "a")
-    rows = json.loads(ran("info", path, "--versions", "--json"))
+    rows = json.loads(run("info", path, "--versions", "--json").output)
     assert [row["id"] for row in rows] == [version_of(path), before]
     assert rows[0]["until"] is None
-    text = ran("info", path, "--versions").splitlines()
+    text = run("info", path, "--versions").output.splitlines()
     assert [line.split()[0] for line in text] == [version_of(path), before]
     assert "3 episodes" in text[1]
-    ran("clean", path, "--older-than", "0s", "--keep-versions", "1")
+    run("clean", path, "--older-than", "0s", "--keep-versions", "1")
     assert len(content(path, before)) == 3
-    ran("info", path, "a", "--versions", code=2)
+    run("info", path, "a", "--versions", code=2)
 
 
 # When a dataset was last verified
@@ -187,7 +180,7 @@ def test_on_the_command_line(path: Path) -> None:
 def test_what_passed_is_said_by_the_next(path: Path) -> None:
     first = seqrecord.verify(path)
     assert (first.ok, first.last_passed, first.version) == (True, None, version_of(path))
-    assert "verified " in ran("info", path)
+    assert "verified " in run("info", path).output
     delete_episodes(path, "a")
     assert "an earlier version" in str(seqrecord.summarize(path))
     second = seqrecord.verify(path, deep=True)
@@ -200,7 +193,7 @@ def test_what_passed_is_said_by_the_next(path: Path) -> None:
     assert third.last_passed == seqrecord.summarize(path).verified
     assert third.last_passed is not None
     assert third.last_passed.deep
-    assert "last passed" in ran("verify", path, code=1)
+    assert "last passed" in run("verify", path, code=1).output
 
 
 @pytest.mark.parametrize("error", [None, ConflictError("another")])

@@ -76,28 +76,6 @@ def test_append_needs_a_dataset(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_an_error_in_the_block_commits_nothing_and_keeps_what_ended(tmp_path: Path) -> None:
-    def fail() -> None:
-        with SeqRecordWriter(tmp_path, chunk_frames=4) as writer:
-            for key, length in (("a", 5), ("b", 6)):
-                with writer.episode(key) as episode:
-                    for i in range(length):
-                        episode.append(made_frame(key, i))
-                        if key == "b" and i == 4:
-                            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        fail()
-    with pytest.raises(errors.NotFoundError, match="--resume"):
-        seqrecord.open(tmp_path)
-    with pytest.raises(errors.DestinationError, match="--resume"):
-        SeqRecordWriter(tmp_path)
-    with SeqRecordWriter(tmp_path, mode="resume") as writer:
-        assert writer.completed_episodes == {"a"}
-    resumed = write(tmp_path, {"b": 6}, mode="append")
-    assert resumed == write(tmp_path.with_name("whole"), {"a": 5, "b": 6})
-
-
 def test_leftovers_of_an_interrupted_append_do_not_hurt_the_dataset(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

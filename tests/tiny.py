@@ -104,9 +104,9 @@ def record_path(root: Path) -> Path:
     return min((root / "records").glob("*.seqrec"))
 
 
-def read_all(root: Path) -> Frames:
-    """Every frame of every episode, by single reads and by a slice, and the metadata."""
-    with seqrecord.open(root) as dataset:
+def read_all(location: Any, **options: Any) -> Frames:
+    """Every frame of every episode by single reads; `options` are those of `seqrecord.open`."""
+    with seqrecord.open(location, **options) as dataset:
         frames: Frames = {}
         for key, episode in dataset.episodes.items():
             assert isinstance(episode.metadata, dict)
