@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from seqrecord.profiler.bench import BenchReport as BenchReport
     from seqrecord.profiler.bench import StepTimes as StepTimes
     from seqrecord.profiler.plan import PlanReport as PlanReport
-    from seqrecord.reading.amount import Amount as Amount
     from seqrecord.reading.compute_statistics import StatisticsProgress as StatisticsProgress
     from seqrecord.reading.dataset import DatasetLike as DatasetLike
-    from seqrecord.reading.filters import EpisodeFacts as EpisodeFacts
+    from seqrecord.reading.filters import EpisodeDescription as EpisodeDescription
     from seqrecord.reading.filters import EpisodeFilter as EpisodeFilter
     from seqrecord.reading.frames import FrameTransform as FrameTransform
     from seqrecord.reading.metadata import DamagedFile as DamagedFile
+    from seqrecord.reading.read_cost import ReadCost as ReadCost
     from seqrecord.reading.summary import ClipSummary as ClipSummary
     from seqrecord.reading.summary import FeatureSummary as FeatureSummary
     from seqrecord.reading.summary import GroupSummary as GroupSummary
     from seqrecord.reading.summary import Summary as Summary
-    from seqrecord.reading.verified import Verified as Verified
+    from seqrecord.reading.verified import LastVerified as LastVerified
     from seqrecord.reading.verify import VerifyProgress as VerifyProgress
     from seqrecord.reading.verify import VerifyReport as VerifyReport
     from seqrecord.reading.versions import DatasetVersion as DatasetVersion

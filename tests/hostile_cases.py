@@ -364,7 +364,7 @@ _FOOTER = [
     Case("head is a list", _text(lambda text: f"[{text}]"), "right keys"),
     Case("head lacks a key", _record(lambda p: p.head.pop("num_gaps")), "right keys"),
     Case("head has another key", _head(extra=1), "right keys"),
-    Case("key twice", _replaced("{", '{"num_gaps": 0, '), "twice"),
+    Case("key twice", _replaced("{", '{"num_gaps": 0, '), "duplicate key"),
     Case("NaN", _replaced('"num_gaps": 1', '"num_gaps": NaN'), "NaN"),
     Case("1e999", _replaced('"num_gaps": 1', '"num_gaps": 1e999'), "1e999"),
     Case("huge integer", _replaced('_gaps": 1', '_gaps": 1' + "0" * 9999), "JSON"),
@@ -457,8 +457,8 @@ _EPISODES = [
     ),
     Case("episode is no object", _head(episodes=[1]), "right keys"),
     Case("episode has another key", _part(extra=1), "right keys"),
-    Case("lags of no timestamp", _part(lags={"x": ""}), "no timestamps"),
-    Case("lags are a list", _part(lags=[]), "no timestamps"),
+    Case("time spans of no timestamp", _part(time_spans={"x": ""}), "not timestamps"),
+    Case("time spans are a list", _part(time_spans=[]), "not timestamps"),
     *(
         Case(f"episode key {key!r:.20}", _part(key=key), "episode key")
         for key in (
@@ -505,7 +505,7 @@ _CHUNKS = [
     Case("chunk twice", _chunk(1, "first_frame", 0), "does not follow"),
     Case("chunk far away", _chunk(2, "first_frame", 2**32 - 2), "beyond the end"),
     Case("first chunk is missing", _record(_without_first), "no complete episode"),
-    Case("a reference of no video", _chunk(0, "external", 1), "no video"),
+    Case("a reference of no video", _chunk(0, "external", 1), "allows none"),
     Case("chunk not aligned", _chunk(0, "offset", 65), "wrong offset"),
     Case("chunk in the header", _chunk(0, "offset", 0), "wrong offset"),
     Case("chunk after the end", _chunk(2, "offset", 1 << 40), "outside its file"),
@@ -523,8 +523,8 @@ _CHUNKS = [
     Case("largest frame of 2**40 bytes", _largest(0, 2**40), "impossible"),
     Case("largest frame of half an element", _largest(0, 6), "impossible"),
     Case("largest frame of a page of no frames", _record(_no_frame), "impossible"),
-    Case("largest frame too small", _largest(0, 4), "not as large"),
-    Case("largest frame too large", _largest(0, 12), "not as large"),
+    Case("largest frame too small", _largest(0, 4), "differs in size"),
+    Case("largest frame too large", _largest(0, 12), "differs in size"),
     Case("bitmap of no chunk", _gaps((3, 0, 0, 1)), "no chunk"),
     Case("bitmap of chunk 2**32 - 1", _gaps((2**32 - 1, 0, 0, 1)), "no chunk"),
     Case("bitmap of no feature", _gaps((0, 2, 0, 1)), "no feature"),
@@ -579,7 +579,7 @@ _FILES = [
         "schemas",
     ),
     Case("edits that are damaged", _edits(_edit(""), 0), "checksum", error=ChecksumError),
-    Case("record file twice", _second_file(lambda p: None), "two record files"),
+    Case("record file twice", _second_file(lambda p: None), "record files with the same id"),
     Case("name of a record file", _second_file(_other_episode, "a b.seqrec"), "name"),
     Case("parts of other keys", _contradict(key="other"), "contradict"),
     Case("schemas differ", _second_file(_other_schema), "schemas"),
@@ -632,18 +632,18 @@ _MANIFEST = [
     Case(
         "record file listed twice",
         _manifest(lambda v: v.update(record_files=v["record_files"] * 2)),
-        "twice",
+        "duplicate path",
     ),
     Case("10**6 record files", _manifest_with(record_files=[1] * 10**6), "too many"),
-    Case("frames miscounted", _manifest_with(num_frames=6), "manifest says"),
-    Case("episodes miscounted", _manifest_with(num_episodes=2), "manifest says"),
+    Case("frames miscounted", _manifest_with(num_frames=6), "differs from the manifest"),
+    Case("episodes miscounted", _manifest_with(num_episodes=2), "differs from the manifest"),
     Case("2**31 episodes", _manifest_with(num_episodes=2**31), "num_episodes"),
     Case("fingerprint", _manifest_with(fingerprint="x"), "fingerprint"),
     Case("created_by", _manifest_with(created_by="\x1b[2J"), "created_by"),
     Case("next_ordinal 2**60", _manifest_with(next_ordinal=1 << 60)),
     Case("left_out is an object", _manifest_with(left_out={}), "list"),
     Case("uid in left_out", _manifest_with(left_out=[1]), "left_out"),
-    Case("splits twice", _manifest_with(splits=["a", "a"]), "twice"),
+    Case("splits twice", _manifest_with(splits=["a", "a"]), "duplicate split"),
     Case("split ../x", _manifest_with(splits=["../x"]), "splits"),
     Case("4097 splits", _manifest_with(splits=[f"s{i}" for i in range(4097)]), "splits"),
     Case("statistics path", _manifest_with(statistics=_small("records/x.json")), "bad path"),
@@ -662,7 +662,11 @@ _MANIFEST = [
         _manifest_with(earlier_commits=[f"{i:032x}" for i in range(101)]),
         "earlier_commits",
     ),
-    Case("a commit twice", _manifest(lambda v: v.update(earlier_commits=[v["commit"]])), "twice"),
+    Case(
+        "a commit twice",
+        _manifest(lambda v: v.update(earlier_commits=[v["commit"]])),
+        "duplicate commit",
+    ),
     Case("superseded path", _manifest_with(superseded=["records/a.seqrec"]), "superseded"),
     Case("one feature less", _manifest(lambda v: v["schema"].pop()), "columns"),
     Case("other dtype", _manifest(lambda v: v["schema"][0].update(dtype="<u4")), "length"),
@@ -681,7 +685,7 @@ _INDEX = [
     Case("no Arrow file", _table("gaps", lambda t: b"x" * 100), "Arrow"),
     Case("empty table file", _table("gaps", lambda t: b""), "Arrow"),
     Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), "Arrow"),
-    Case("a batch before the schema", _table("gaps", _without_schema), "no schema"),
+    Case("a batch before the schema", _table("gaps", _without_schema), "not a schema"),
     Case("two batches", _table("gaps", lambda t: _arrow(t, 2)), "batch"),
     Case("no batch", _table("gaps", lambda t: _arrow(t, 0)), "batch"),
     Case("lz4 buffers", _table("chunks0", lambda t: _arrow(t, compression="lz4")), "compressed"),
@@ -704,7 +708,7 @@ _INDEX = [
         Case(f"fps {fps}", _column("episodes", "fps", [fps]), "impossible fps")
         for fps in (-1.0, float("nan"), float("inf"))
     ),
-    Case("split 0 of 0", _column("episodes", "split", [0]), "a split"),
+    Case("split 0 of 0", _column("episodes", "split", [0]), "an unknown split"),
     *(
         Case(f"{name} {numbers}", _chunks(name, numbers), says)
         for name, numbers, says in (
@@ -734,7 +738,9 @@ _INDEX = [
     Case("raw page of the index", _chunks("page_length", [[12, 64]] * 3), "length"),
     Case("page checksum", _chunks("page_crc32c", [[0, 0]] * 3), "page", ChecksumError),
     Case("chunks exchanged", _chunks("offset", [256, 64, 448]), "page", ChecksumError),
-    Case("largest frame of the index", _chunks("largest_frame", [[8], [16], [24]]), "not as large"),
+    Case(
+        "largest frame of the index", _chunks("largest_frame", [[8], [16], [24]]), "differs in size"
+    ),
     Case("bitmap of the index", _column("gaps", "chunk", [3]), "no chunk"),
 ]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import EpisodeTable
-from seqrecord.sampling import EpochPlan, Part, Plan, PlanSettings
+from seqrecord.sampling import EpochPlan, Plan, PlanSettings, Shard
 from seqrecord.sampling.plan import Frees, Loads, Round
 from tests.clip_cases import Case, cases
 
@@ -23,9 +23,9 @@ __all__ = [
     "Engine",
     "Request",
     "chunks_of",
-    "parts",
     "plan_settings",
     "requests",
+    "shards",
 ]
 
 
@@ -39,7 +39,7 @@ class Group:
     def __init__(self, plan: Plan, number: int, chunks: Chunks) -> None:
         planned = plan.groups[number]
         self.chunks, self.step = chunks, planned.window.frame_step
-        self.room = planned.max_resident_frames  # frames, of which each cursor has a part
+        self.room = planned.max_resident_frames  # frames, of which each cursor has a shard
         self.rows = self.room // max(1, plan.num_cursors)
         self.held: dict[int, dict[int, int]] = {}  # run: frame: episode
         self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as they came
@@ -174,12 +174,12 @@ class Request:
     case: Case
     settings: PlanSettings
     epoch: int
-    num_parts: int
+    num_shards: int
 
     def plan(self, index: int = 0) -> EpochPlan:
-        part = Part(index, self.num_parts)
+        shard = Shard(index, self.num_shards)
         case = self.case
-        return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, part=part)
+        return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, shard=shard)
 
     def run(self, plan: EpochPlan) -> Engine:
         tight = not self.case.missing
@@ -209,19 +209,19 @@ def requests() -> st.SearchStrategy[Request]:
     return st.builds(Request, cases(), plan_settings, st.integers(0, 3), st.integers(1, 4))
 
 
-def parts(request: Request) -> list[EpochPlan]:
-    """The plans of all parts; none where the request is refused, as it must be."""
+def shards(request: Request) -> list[EpochPlan]:
+    """The plans of all shards; none where the request is refused, as it must be."""
     total, size = request.case.table.num_clips, request.settings.batch_size or 1
     most = (
-        total // request.num_parts
+        total // request.num_shards
         if request.settings.even_batches
-        else -(-total // request.num_parts)
+        else -(-total // request.num_shards)
     )
     if total and most < size and request.settings.drop_last:
         with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
             request.plan()
         return []
-    return [request.plan(index) for index in range(request.num_parts)]
+    return [request.plan(index) for index in range(request.num_shards)]
 
 
 def chunks_of(case: Case, frames: set[tuple[int, int]]) -> set[int]:

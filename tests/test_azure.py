@@ -395,7 +395,7 @@ def test_the_write_command(place: Place, tmp_path: Path) -> None:
     assert "no such container" in fail("info", "az://nothing-here/x", *words(place))
     command = ["write", "--src", tmp_path, "--dst", place.url, *words(place)]
     assert f"{place.url}: wrote 2 episodes" in run(*command, "--workers", 1).stdout
-    assert "a dataset is there already" in fail(*command, "--quiet")
+    assert "dataset exists already" in fail(*command, "--quiet")
     run("reindex", place.url, *words(place))
     with seqrecord.open(place.url, storage_options=place.options) as dataset:
         assert list(dataset.episodes) == ["cave/Easy/P000", "cave/Easy/P001"]

@@ -263,7 +263,7 @@ def test_a_manifest_that_counts_other_episodes_than_its_files_hold(tmp_path: Pat
     before = contents(tmp_path)
     with pytest.raises(
         errors.DestinationError,
-        match=r"episodes and frames that the manifest says.*expected: \(3, ",
+        match=r"differs from the manifest in episodes.*expected: \(3, ",
     ):
         write(tmp_path, {"c": 1}, mode="append")
     assert contents(tmp_path) == before
@@ -309,7 +309,7 @@ def test_a_reindex_says_what_it_leaves_out(
     said, statistics = caplog.records
     assert said.levelname == "WARNING"
     assert "statistics removed" in statistics.getMessage()
-    assert f"without 1 record file that the manifest before named: {gone}" in said.getMessage()
+    assert f"the new dataset lacks 1 record file of the old manifest: {gone}" in said.getMessage()
 
 
 # Nothing that the manifest names is removed, and nothing finished is left out

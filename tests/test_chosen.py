@@ -15,7 +15,7 @@ from seqrecord import ClipSpec
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, Window, resident_bounds
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, Window, resident_bounds
 from seqrecord.sampling.random_order import clips_before, times_in_epoch
 from tests.test_plan_groups import Case, cases, plan_of
 
@@ -82,15 +82,15 @@ def test_a_table_has_the_listed_clips_that_are_whole(case: ChosenCase) -> None:
 
 @given(chosen_cases())
 def test_plans_give_them_and_read_only_chunks_that_hold_one(case: ChosenCase) -> None:
-    # All parts together, for each of which the engine checks every step.
+    # All shards together, for each of which the engine checks every step.
     given_clips: Counter[tuple[int, int]] = Counter()
     repeated = 0
-    for index in range(case.part.count):
-        plan = plan_of(replace(case, part=Part(index, case.part.count)))
+    for index in range(case.shard.count):
+        plan = plan_of(replace(case, shard=Shard(index, case.shard.count)))
         if plan is None:
             return
-        facts = ClipFacts.of(case.table, case.episodes, case.windows)
-        for group, bound in zip(plan.groups, resident_bounds(facts, case.settings), strict=True):
+        stats = ClipStats.of(case.table, case.episodes, case.windows)
+        for group, bound in zip(plan.groups, resident_bounds(stats, case.settings), strict=True):
             assert group.max_resident_frames <= bound
         engine = case.engine(plan).finish()
         given_clips.update(engine.clips)
@@ -131,23 +131,23 @@ def test_times_are_the_weight_rounded_down_or_up() -> None:
         st.one_of(st.floats(0, 3), st.sampled_from([0.0, 0.5, 1 / 3, 2.0, 1e-30, 1e6])), min_size=1
     ),
     seed=st.integers(0, 1 << 64),
-    num_parts=st.integers(1, 5),
+    num_shards=st.integers(1, 5),
     first=st.one_of(st.just(0), st.integers(0, 1 << 62)),
 )
 def test_clips_of_epochs_are_known_without_counting(
-    weights: list[float], seed: int, num_parts: int, first: int
+    weights: list[float], seed: int, num_shards: int, first: int
 ) -> None:
     count = len(weights)
     chosen = ChosenClips.of(np.zeros(count, np.int64), np.arange(count), np.array(weights))
-    before = clips_before(chosen, first, num_parts, seed=seed)
+    before = clips_before(chosen, first, num_shards, seed=seed)
     assert first or before == 0
     for epoch in range(first, first + 6):
         times = times_in_epoch(chosen, seed=seed, epoch=epoch)
         assert (times >= chosen.least).all()
         assert (times <= chosen.most).all()
         assert abs(int(times.sum()) - sum(map(Fraction, weights), Fraction(0))) < 1
-        before += -(-int(times.sum()) // num_parts)
-        assert clips_before(chosen, epoch + 1, num_parts, seed=seed) == before
+        before += -(-int(times.sum()) // num_shards)
+        assert clips_before(chosen, epoch + 1, num_shards, seed=seed) == before
 
 
 def test_clips_of_one_weight_come_in_all_combinations() -> None:

@@ -205,7 +205,7 @@ def test_info_lists_episodes(dataset: Path) -> None:
         }
         for number, frames in enumerate((11, 5))
     ]
-    assert "no episode is selected" in fail("info", dataset, "gamma/*")
+    assert "the selection has no episode" in fail("info", dataset, "gamma/*")
 
 
 def test_info_shows_an_episode(dataset: Path) -> None:
@@ -226,7 +226,7 @@ def test_info_shows_an_episode(dataset: Path) -> None:
         [[4, 5], [9, 10]],
         [],
     )
-    assert "no such episode" in fail("info", dataset, "alpha/Easy")
+    assert "unknown episode" in fail("info", dataset, "alpha/Easy")
 
 
 def test_what_lies_where_no_dataset_is(dataset: Path, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_clean(dataset: Path) -> None:
 
 
 def test_reindex_of_originals(tmp_path: Path) -> None:
-    assert "takes the folder of a dataset, not originals" in fail("reindex", tmp_path)
+    assert "expected the folder of a dataset, not of originals" in fail("reindex", tmp_path)
 
 
 def test_reindex(dataset: Path) -> None:
@@ -373,15 +373,15 @@ def test_wrong_use(kept_tree: Path, small: Path, arguments: list[str], message: 
         (["write", "--src", "{dataset}/none"], "no such file or folder"),
         (["write", "--src", "{tree}", "--codec", "best"], "no such codec"),
         (["write", "--src", "{tree}", "--codec", "image_left=jpeg:q=9"], "jpeg takes quality"),
-        (["write", "--src", "{tree}", "--codec", "none=raw"], "a feature that is not there"),
+        (["write", "--src", "{tree}", "--codec", "none=raw"], "an unknown feature"),
         (["write", "--src", "{tree}", "--features", "none"], "no such feature"),
-        (["write", "--src", "{tree}", "--dst", "{dataset}"], "a dataset is there already"),
+        (["write", "--src", "{tree}", "--dst", "{dataset}"], "dataset exists already"),
         (["info", "{tree}"], "no dataset, but originals"),
         (["info", "az:///path"], "an az:// URL without container"),
         (["info", "{dataset}", "--features", "none"], "no such feature"),
         (["info", "{dataset}", "--storage-option", "a=b"], "a local path does not take"),
         (["verify", "{tree}"], "no dataset, but originals"),
-        (["export", "{dataset}", "none", "{tree}"], "no such episode"),
+        (["export", "{dataset}", "none", "{tree}"], "unknown episode"),
         (["view", "{dataset}", "--start", "11"], "a clip outside its episode"),
         (["view", "{dataset}", "--clip-len", "99"], "a clip outside its episode"),
         (["view", "{dataset}", "-o", "{dataset}/none/clip.png"], "No such file or directory"),

@@ -200,13 +200,13 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (
         lambda made: {**made, "x": made["x"][:2]},
         ClipError,
-        r"^clip_transform gives.* first clip;.*float64 \[3\].*float64 \[2\]",
+        r"^clip_transform returns.* first clip;.*float64 \[3\].*float64 \[2\]",
     ),
     (lambda made: {**made, "x": made["x"].astype("f4")}, ClipError, r"float64.*float32 \[3\]"),
     (lambda made: {"x": made["x"]}, ClipError, "other features than for the first clip.*x, y"),
     (lambda made: {**made, "z": made["x"]}, ClipError, "other features than for the first clip"),
-    (lambda made: made["x"], ClipError, "does not give arrays by name"),
-    (lambda _: {}, ClipError, "does not give arrays by name"),
+    (lambda made: made["x"], ClipError, "does not return arrays by name"),
+    (lambda _: {}, ClipError, "does not return arrays by name"),
 ]
 
 
@@ -235,12 +235,12 @@ def test_an_error_names_the_clip(
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (None, "does not give arrays by name"),
-        ({}, "does not give arrays by name"),
-        ({1: np.zeros(3)}, "does not give arrays by name"),
+        (None, "does not return arrays by name"),
+        ({}, "does not return arrays by name"),
+        ({1: np.zeros(3)}, "does not return arrays by name"),
         ({"x": 3.0}, "a single number"),
-        ({"x": np.array(["text"])}, "no tensor can hold"),
-        ({"x": np.array([None])}, "no tensor can hold"),
+        ({"x": np.array(["text"])}, "torch has no such dtype"),
+        ({"x": np.array([None])}, "torch has no such dtype"),
         ({"x": [np.zeros(2), np.zeros(3)]}, "no array"),
         ({"start": np.zeros(3)}, "name of a batch's extra column"),
         ({"crop": np.zeros(3)}, "name of a batch's extra column"),
@@ -270,12 +270,12 @@ GLOBAL: dict[str, tuple[Callable[[], Any], str]] = {
     "torch": (lambda: torch.rand(()), "global generator of torch"),
     "random": (random.random, "global generator of random"),
     "numpy.random": (np.random.random, "global generator of numpy.random"),
-    "default_rng": (lambda: np.random.default_rng().random(), "two results"),
-    "RandomState": (lambda: np.random.RandomState().rand(), "two results"),
-    "Random": (lambda: random.Random().random(), "two results"),
-    "SystemRandom": (lambda: random.SystemRandom().random(), "two results"),
-    "a generator that goes on": (np.random.default_rng(0).random, "two results"),
-    "a counter": (lambda: next(COUNTER), "two results"),
+    "default_rng": (lambda: np.random.default_rng().random(), "different results"),
+    "RandomState": (lambda: np.random.RandomState().rand(), "different results"),
+    "Random": (lambda: random.Random().random(), "different results"),
+    "SystemRandom": (lambda: random.SystemRandom().random(), "different results"),
+    "a generator that goes on": (np.random.default_rng(0).random, "different results"),
+    "a counter": (lambda: next(COUNTER), "different results"),
 }
 
 

@@ -11,7 +11,7 @@ from benchmarks.tartanair.shuffle_quality import default_settings
 from seqrecord import ClipSpec
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, Plan, PlanSettings, Window
+from seqrecord.sampling import ClipStats, EpochPlan, Plan, PlanSettings, Shard, Window
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.runs import Cuts, cut_group
 from tests.clip_cases import grid_of
@@ -55,7 +55,7 @@ IRREGULAR = [np.random.default_rng(i).integers(40, 256, 4 + i % 3).tolist() for 
 
 @pytest.mark.parametrize("window", [Window(0, 16, 1, 16), Window(-1, 2, 1, 0)], ids=str)
 @pytest.mark.parametrize(
-    ("episodes", "num_parts"),
+    ("episodes", "num_shards"),
     [
         ([gops(1000, 250)] * 5, 1),
         ([gops(1000, 250)] * 5, 2),
@@ -68,7 +68,7 @@ IRREGULAR = [np.random.default_rng(i).integers(40, 256, 4 + i % 3).tolist() for 
     ids=["5x4", "5x4 in 2", "5x12 in 4", "50x2 in 4", "50x4 in 8", "odd in 2", "odd in 4"],
 )
 def test_frames_are_decoded_once_but_for_few(
-    episodes: list[list[int]], num_parts: int, window: Window
+    episodes: list[list[int]], num_shards: int, window: Window
 ) -> None:
     table = table_of(episodes)
     spec = ClipSpec(16 if window.length else 1)
@@ -76,28 +76,28 @@ def test_frames_are_decoded_once_but_for_few(
     decoded = 0
     for seed in range(4):
         settings = default_settings(
-            ClipFacts.of(clips, table, [window]),
+            ClipStats.of(clips, table, [window]),
             PlanSettings(batch_size=8, seed=seed),
             shuffle_buffer=None,
             max_held=2000,
-            num_parts=num_parts,
+            num_shards=num_shards,
         )
         assert settings.num_cursors >= 2
-        for index in range(num_parts):
-            part = Part(index, num_parts)
-            plan = EpochPlan(clips, table, settings, part=part, windows=[window])
+        for index in range(num_shards):
+            shard = Shard(index, num_shards)
+            plan = EpochPlan(clips, table, settings, shard=shard, windows=[window])
             decoded += num_decoded(plan, episodes)
-    # One cursor of each part but the first begins behind a keyframe, anywhere: on the average.
+    # One cursor of each shard but the first begins behind a keyframe, anywhere: on the average.
     assert 1 <= decoded / (4 * table.num_frames.sum()) <= 1.05
 
 
 def test_cuts_of_clips_that_are_apart_cost_nothing_whatever_parts_do() -> None:
-    """Many parts of a short epoch begin behind keyframes; how many cursors walk them is free."""
+    """Many shards of a short epoch begin behind keyframes; how many cursors walk them is free."""
     table = table_of([gops(1000, 250)] * 2)
-    facts = ClipFacts.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
-    assert facts.reread_by_one(8) == 0 < facts.reread_by_parts(8)
+    stats = ClipStats.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
+    assert stats.reread_by_one(8) == 0 < stats.reread_by_shards(8)
     settings = default_settings(
-        facts, PlanSettings(batch_size=8), shuffle_buffer=16, max_held=4000, num_parts=2
+        stats, PlanSettings(batch_size=8), shuffle_buffer=16, max_held=4000, num_shards=2
     )
     assert settings.num_cursors >= 2
 
@@ -128,16 +128,16 @@ def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) ->
     grid = ChunkGrid(np.full(len(lengths), 1024), np.arange(len(lengths)), by_frame=True)
     table = EpisodeTable(np.array(lengths), (grid,))
     clips = enumerate_clips(ClipSpec(16), table, np.arange(len(lengths)))
-    facts = ClipFacts.of(clips, table)
-    assert facts.cut_frames == 15
+    stats = ClipStats.of(clips, table)
+    assert stats.cut_frames == 15
     settings = PlanSettings(num_cursors=8, block_frames=64, first_block_frames=16)
     for index in range(3):
-        plan = EpochPlan(clips, table, settings, part=Part(index, 3))
+        plan = EpochPlan(clips, table, settings, shard=Shard(index, 3))
         rounds = list(plan.rounds())
         read = sum(int(work.groups[0].loads.count.sum()) for work in rounds)
         runs = len(np.unique(np.concatenate([work.clips.run for work in rounds])))
         assert read == plan.num_clips + 15 * runs
-        assert resident_bounds(facts, settings)[0] >= plan.groups[0].max_resident_frames
+        assert resident_bounds(stats, settings)[0] >= plan.groups[0].max_resident_frames
 
 
 def test_chunks_no_longer_than_clips_are_not_cut() -> None:

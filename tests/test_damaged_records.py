@@ -72,7 +72,7 @@ def test_a_damaged_record_file_does_not_hide_the_others(
                 assert writer.completed_episodes == {"e0", "e2"}
         else:
             run("reindex", tmp_path, code=1)  # all else is done
-    assert "record file left out" in caplog.text
+    assert "record file skipped" in caplog.text
     assert str(bad) in caplog.text
     assert keys_of(tmp_path) == ["e0", "e2"]
     assert bad.read_bytes() == data  # it stays

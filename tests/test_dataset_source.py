@@ -209,7 +209,7 @@ def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:
 
 
 def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
-    """Their lags are collected, and a rate that they contradict is left out."""
+    """Their time spans are collected, and a rate that they contradict is left out."""
     a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     described: dict[str, Any] = {"t": {"kind": "timestamp", "unit": "s"}}
     for path, features in ((a, None), (b, described)):
@@ -222,14 +222,14 @@ def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
     report = convert(
         open_source(a), c, workers=1, fps=10, kinds={"t": "timestamp"}, units={"t": "s"}
     )
-    assert any("fps left out" in note for note in report.inventory.notes)
+    assert any("fps ignored for" in note for note in report.inventory.notes)
     with seqrecord.open(b) as one, seqrecord.open(c) as two:
         assert two.episodes["e"].fps is None
-        lags = [dataset.contents.index.lags for dataset in (one, two)]
-        assert lags[0] is not None
-        assert lags[1] is not None
-        np.testing.assert_equal(lags[1].least, lags[0].least)
-        np.testing.assert_equal(lags[1].most, lags[0].most)
+        time_spans = [dataset.contents.index.time_spans for dataset in (one, two)]
+        assert time_spans[0] is not None
+        assert time_spans[1] is not None
+        np.testing.assert_equal(time_spans[1].least, time_spans[0].least)
+        np.testing.assert_equal(time_spans[1].most, time_spans[0].most)
 
 
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_splits_of_what_is_appended_and_resumed(tmp_path: Path) -> None:
 
     # What was there stays in no split, or in its own.
     assert splits() == {"test": {"made/000", "made/004"}, "val": {"made/003"}}
-    with pytest.raises(SourceError, match="not the name of a split"):
+    with pytest.raises(SourceError, match="invalid name of a split"):
         convert(Part(MadeSource(), split="a/b"), tmp_path / "c", workers=1)
     convert(Part(MadeSource(), key="new", split="val"), a, mode="append", workers=1)
     assert splits()["val"] == {"made/003", "new"}

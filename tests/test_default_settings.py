@@ -15,13 +15,13 @@ from benchmarks.tartanair.shuffle_quality import (
     ABANDONEDFACTORY,
     batch_quality,
     default_settings,
-    demand,
     measure,
+    memory_request,
 )
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
-from seqrecord.sampling.memory import Demand, FrameSizes
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
+from seqrecord.sampling.memory import FrameSizes, MemoryRequest
 from tests.clip_cases import Case, cases, episode_table
 
 
@@ -37,16 +37,16 @@ def settled(
     max_held: int,
     shuffle_buffer: int | None = 256,
     *,
-    num_parts: int = 1,
+    num_shards: int = 1,
     num_cursors: int | None = None,
     **wanted: Any,
 ) -> PlanSettings:
     return default_settings(
-        ClipFacts.of(*data),
+        ClipStats.of(*data),
         PlanSettings(**wanted),
         shuffle_buffer=shuffle_buffer,
         max_held=max_held,
-        num_parts=num_parts,
+        num_shards=num_shards,
         num_cursors=num_cursors,
     )
 
@@ -69,11 +69,13 @@ def test_fits_the_memory(
 ) -> None:
     data = case.table, case.episodes
     wanted: dict[str, Any] = {"shuffle": shuffle, "batch_size": batch_size}
-    facts = ClipFacts.of(*data)
-    least = demand(facts, PlanSettings(seed=5, **wanted), num_cursors=num_cursors).least_held
+    stats = ClipStats.of(*data)
+    least = memory_request(
+        stats, PlanSettings(seed=5, **wanted), num_cursors=num_cursors
+    ).least_held
     for limit in (least, least + max_frames):
         result = settled(data, limit, shuffle_buffer, num_cursors=num_cursors, seed=5, **wanted)
-        assert resident_bounds(facts, result)[0] <= limit
+        assert resident_bounds(stats, result)[0] <= limit
         assert (result.shuffle, result.seed, result.batch_size) == (shuffle, 5, batch_size)
         if shuffle and num_cursors is not None:
             assert result.num_cursors == num_cursors
@@ -100,13 +102,13 @@ def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "num_parts", "reread"),
+    ("copies", "num_shards", "reread"),
     [(1, 8, 1.10), pytest.param(20, 64, 1.10, marks=pytest.mark.slow), (20, 256, 1.20)],
 )
-def test_many_parts_are_mixed_well_too(copies: int, num_parts: int, reread: float) -> None:
+def test_many_parts_are_mixed_well_too(copies: int, num_shards: int, reread: float) -> None:
     data = dataset(ABANDONEDFACTORY * copies, ClipSpec(16))
-    chosen = settled(data, 1000, None, num_parts=num_parts, batch_size=32, seed=3)
-    found = measure(*data, chosen, num_parts=num_parts, some=8, epochs=2)
+    chosen = settled(data, 1000, None, num_shards=num_shards, batch_size=32, seed=3)
+    found = measure(*data, chosen, num_shards=num_shards, some=8, epochs=2)
     assert found.quality.episodes >= 6
     assert found.quality.neighbours <= 0.8
     assert found.reread <= reread
@@ -126,16 +128,18 @@ def test_rounds_of_small_frames_begin_small() -> None:
 def test_says_what_limits_mixing() -> None:
     data = dataset(ABANDONEDFACTORY, ClipSpec(16))
 
-    def limit(num_parts: int, room: int) -> str | None:
-        chosen = settled(data, room, None, num_parts=num_parts, batch_size=32)
-        return demand(ClipFacts.of(*data), chosen, num_parts=num_parts).mixing_limit(room)[0]
+    def limit(num_shards: int, room: int) -> str | None:
+        chosen = settled(data, room, None, num_shards=num_shards, batch_size=32)
+        return memory_request(ClipStats.of(*data), chosen, num_shards=num_shards).mixing_limit(
+            room
+        )[0]
 
     assert limit(1, 1000) is None
     assert "memory_limit leaves room for 200 B of frames" in str(limit(1, 200))
     assert "would read" in str(limit(40, 100_000))
 
 
-VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, parts
+VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, shards
     (60, 100, 50, 16, 1),
     (30, 600, 250, 16, 1),
     (30, 600, 250, 32, 1),
@@ -155,21 +159,21 @@ def test_long_gops_and_many_ranks_are_mixed_like_a_full_shuffle(
     case: tuple[int, int, int, int, int],
 ) -> None:
     """480x640, clips of 16; a tenth of a percent of the frames are stored."""
-    number, frames, gop, batch, parts = case
+    number, frames, gop, batch, shards = case
     video = default_mixing.Case(
         "", (frames,) * number, (gop,), (default_mixing.RGB,), (), pieces=32
     )
-    found = default_mixing.measured(video, batch, parts)
+    found = default_mixing.measured(video, batch, shards)
     assert found.episodes >= 0.85 * found.full_episodes
     assert found.nbytes <= 8 << 30
     assert found.reading <= 1.1
 
 
 def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
-    """Reading allows two cursors; with the memory that is named, the part is one round."""
+    """Reading allows two cursors; with the memory that is named, the shard is one round."""
     data = dataset((100,) * 60, ClipSpec(17), chunk_frames=2)
     asked = PlanSettings(batch_size=32)
-    few = demand(ClipFacts.of(*data), asked, num_parts=8)
+    few = memory_request(ClipStats.of(*data), asked, num_shards=8)
     chosen = few.default_settings(500, 500)
     said, of_memory = replace(few, settings=chosen).mixing_limit(500)
     assert of_memory
@@ -180,19 +184,19 @@ def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
 
 
 @pytest.mark.parametrize("chunk_frames", [1, 5, 8, 16, 31, 64])
-@pytest.mark.parametrize("num_parts", [1, 8])
+@pytest.mark.parametrize("num_shards", [1, 8])
 @pytest.mark.parametrize(
     "spec", [ClipSpec(16), ClipSpec(16, stride=4), ClipSpec(16, dilation=3), ClipSpec(64)]
 )
-def test_the_defaults_read_little_twice(spec: ClipSpec, num_parts: int, chunk_frames: int) -> None:
+def test_the_defaults_read_little_twice(spec: ClipSpec, num_shards: int, chunk_frames: int) -> None:
     table, episodes = data = dataset(ABANDONEDFACTORY * 4, spec, chunk_frames)
-    chosen = settled(data, 2000, num_parts=num_parts, batch_size=32)
+    chosen = settled(data, 2000, num_shards=num_shards, batch_size=32)
     frames, chunks = 0, 0
-    for index in range(num_parts):
-        for work in EpochPlan(table, episodes, chosen, part=Part(index, num_parts)).rounds():
+    for index in range(num_shards):
+        for work in EpochPlan(table, episodes, chosen, shard=Shard(index, num_shards)).rounds():
             frames += int(work.groups[0].loads.count.sum())
             chunks += len(work.groups[0].loads)
-    most = 1.05 if num_parts == 1 else 1.1
+    most = 1.05 if num_shards == 1 else 1.1
     assert frames <= most * episodes.num_frames.sum()
     assert chunks <= (most + 0.02) * (-(-episodes.num_frames // chunk_frames)).sum()
 
@@ -245,7 +249,7 @@ def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
     table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
     wanted = PlanSettings(shuffle=False, batch_size=64)
     frames = FrameSizes((1 << 20,), 0, 0)
-    chosen = Demand(ClipFacts.of(table, episodes), wanted, frames).default_settings(
+    chosen = MemoryRequest(ClipStats.of(table, episodes), wanted, frames).default_settings(
         1000 << 20, 1500 << 20
     )
     assert chosen == replace(
@@ -256,9 +260,9 @@ def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
 def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
     table, episodes = dataset((100,), ClipSpec(16))
     # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
-    facts = ClipFacts.of(table, episodes)
-    assert demand(facts, PlanSettings()).least_held == 23
-    assert demand(facts, PlanSettings(), num_cursors=3).least_held == 69
+    stats = ClipStats.of(table, episodes)
+    assert memory_request(stats, PlanSettings()).least_held == 23
+    assert memory_request(stats, PlanSettings(), num_cursors=3).least_held == 69
 
 
 def test_no_clip_at_all_needs_no_special_care() -> None:
@@ -271,7 +275,7 @@ def test_no_clip_at_all_needs_no_special_care() -> None:
 def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bool) -> None:
     data = dataset((100,) * 1_000_000, spec, chunk_frames=16)
     began = time.thread_time()  # however long it waits for a core
-    settled(data, 20_000_000, None, num_parts=4096, shuffle=shuffle, batch_size=32)
+    settled(data, 20_000_000, None, num_shards=4096, shuffle=shuffle, batch_size=32)
     assert time.thread_time() - began < 1
 
 
@@ -279,12 +283,12 @@ def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bo
 def test_rounds_in_order_of_small_frames_are_large(frame_bytes: int, wanted: int) -> None:
     """They hold about 16 MiB, or 4,096 clips, if memory allows; and a batch at least."""
     table, episodes = dataset((100,) * 200, ClipSpec(4))
-    facts = ClipFacts.of(table, episodes)
+    stats = ClipStats.of(table, episodes)
     settings = PlanSettings(shuffle=False, batch_size=64)
     for frames in (20_000, 1000, 100):
         held = frames * frame_bytes
         sizes = FrameSizes((frame_bytes,), 0, 0)
-        found = Demand(facts, settings, sizes).default_settings(held, 2 * held)
+        found = MemoryRequest(stats, settings, sizes).default_settings(held, 2 * held)
         most = min(wanted, frames)
         assert most // 2 <= found.block_frames <= most * 5 // 4
-        assert resident_bounds(facts, found)[0] <= frames
+        assert resident_bounds(stats, found)[0] <= frames

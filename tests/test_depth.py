@@ -295,7 +295,9 @@ def test_units_of_other_spelling_are_one(tmp_path: Path) -> None:
     with seqrecord.open(tmp_path / "merged") as dataset:
         assert dataset.features["depth"].unit == "mm"
     edit.describe_features(other, units={"depth": "cm"})
-    with pytest.raises(SchemaError, match="feature of other unit; `seqrecord edit describe`"):
+    with pytest.raises(
+        SchemaError, match="different units; correct a wrong one with `seqrecord edit describe`"
+    ):
         edit.merge_datasets([one, other], tmp_path / "c")
 
 

@@ -277,7 +277,7 @@ def test_a_worker_has_no_use_of_a_device(path: Path) -> None:
         finally:
             iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s
 
-    with pytest.raises(ClipError, match="cannot deliver what is on a device"):
+    with pytest.raises(ClipError, match="cannot deliver tensors on a device"):
         first("meta")
     first("cpu")
 

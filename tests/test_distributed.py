@@ -1,4 +1,4 @@
-"""Ranks and workers get disjoint parts, whoever tells of them."""
+"""Ranks and workers get disjoint shards, whoever tells of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.pipes.distributed import Ranks, worker_threads
 from seqrecord.processes.machine import usable_cores
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 from tests.clip_data import names
 from tests.rank_jobs import PATIENCE, check_once, finish, start
 from tests.torch_process import run_code
@@ -37,35 +37,35 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_alone() -> None:
-    assert Ranks().part() == Part(0, 1)
+    assert Ranks().shard() == Shard(0, 1)
     assert worker_threads() == usable_cores()
 
 
 def test_rank_by_rank_and_worker_by_worker(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks()  # made before the rank is known
     rank(2, 3)
-    assert ranks.part() == Part(2, 3)
-    assert ranks.parts_of_workers(2) == [Part(4, 6), Part(5, 6)]
+    assert ranks.shard() == Shard(2, 3)
+    assert ranks.worker_shards(2) == [Shard(4, 6), Shard(5, 6)]
     be_worker(monkeypatch, 1, 4)
-    assert ranks.part() == Part(9, 12)
+    assert ranks.shard() == Shard(9, 12)
     assert worker_threads() == max(1, usable_cores() // 4)
-    assert ranks.part_beside(12) == Part()  # the filter deals out to all of them
-    assert ranks.part_beside(4) == Part(2, 3)  # … to the workers only
-    assert ranks.part_beside(1) == Part(9, 12)  # … to nobody
+    assert ranks.shard_with_filter(12) == Shard()  # the filter deals out to all of them
+    assert ranks.shard_with_filter(4) == Shard(2, 3)  # … to the workers only
+    assert ranks.shard_with_filter(1) == Shard(9, 12)  # … to nobody
 
 
 def test_ranks_that_are_given(rank: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rank(2, 3)
-    assert Ranks(1, 5).part() == Part(1, 5)
-    assert Ranks(world_size=1).part() == Part()
-    assert Ranks(0, 1).parts_of_workers(2) == [Part(0, 2), Part(1, 2)]
+    assert Ranks(1, 5).shard() == Shard(1, 5)
+    assert Ranks(world_size=1).shard() == Shard()
+    assert Ranks(0, 1).worker_shards(2) == [Shard(0, 2), Shard(1, 2)]
     be_worker(monkeypatch, 1, 2)
-    assert Ranks(1, 5).part() == Part(3, 10)
-    assert Ranks(1, 5).part_beside(2) == Part(1, 5)
-    assert Ranks(1, 3).part_beside(6) == Part()
+    assert Ranks(1, 5).shard() == Shard(3, 10)
+    assert Ranks(1, 5).shard_with_filter(2) == Shard(1, 5)
+    assert Ranks(1, 3).shard_with_filter(6) == Shard()
     for given in (Ranks(1, 5), Ranks(world_size=1)):
         with pytest.raises(ClipError, match="leave the filter out"):
-            given.part_beside(6)
+            given.shard_with_filter(6)
 
 
 @pytest.mark.parametrize(
@@ -121,11 +121,11 @@ def test_environments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dataset = seqrecord.open(path)
-    parts = [clips_of(dataset, rank=i, world_size=world_size) for i in range(world_size)]
-    assert len(set(map(tuple, parts))) == world_size
+    shards = [clips_of(dataset, rank=i, world_size=world_size) for i in range(world_size)]
+    assert len(set(map(tuple, shards))) == world_size
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert clips_of(dataset) == parts[rank]
+    assert clips_of(dataset) == shards[rank]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def _names(stream: SeqRecordIterableDataset) -> list[tuple[str, int]]:
     return [name for clip in stream for name in names(clip)]
 
 
-def parts() -> Iterator[Any]:
+def shards() -> Iterator[Any]:
     """Sizes of batches, numbers of workers, whether to drop the last and to rotate the phase."""
     for case in itertools.product(
         [(None, 0), (1, 0), (4, 0), (4, 2)], (False, True), (False, True)
@@ -195,7 +195,7 @@ def parts() -> Iterator[Any]:
         yield pytest.param(*case[0], drop_last, rotate_phase, marks=marks)
 
 
-@pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate_phase"), list(parts()))
+@pytest.mark.parametrize(("batch_size", "num_workers", "drop_last", "rotate_phase"), list(shards()))
 def test_all_ranks_get_equally_many_items(
     path: Path,
     rank: Any,
@@ -247,13 +247,13 @@ def test_evaluation_has_every_clip_exactly_once(
 def test_more_ranks_than_clips(path: Path) -> None:
     options: dict[str, Any] = {"features": ["flow"], "episodes": [1]}
     total = len(clips_of(path, **options))
-    parts = []
+    shards = []
     for rank in range(total + 9):
         options |= {"rank": rank, "world_size": total + 9}
-        parts.append([clips_of(path, even_batches=equal, **options) for equal in (True, False)])
-    assert all(len(clips) == 1 for clips, _ in parts)
-    exact = [clip for _, clips in parts for clip in clips]
-    assert len({clip for clips, _ in parts for clip in clips}) == len(set(exact)) == total
+        shards.append([clips_of(path, even_batches=equal, **options) for equal in (True, False)])
+    assert all(len(clips) == 1 for clips, _ in shards)
+    exact = [clip for _, clips in shards for clip in clips]
+    assert len({clip for clips, _ in shards for clip in clips}) == len(set(exact)) == total
     assert len(exact) == total
 
 
@@ -271,7 +271,7 @@ def same(clip: dict[str, Any]) -> dict[str, Any]:
 def test_under_accelerate_ranks_must_be_given(
     path: Path, rank: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It gives each rank a part of what a prepared loader gives: that must not be a part itself."""
+    """It divides the epoch of a prepared loader among ranks; the loader must not yield a shard."""
     state = pytest.importorskip("accelerate.state").PartialState(cpu=True)
     settings: dict[str, Any] = {"clip_len": 3, "features": ["id"]}
 

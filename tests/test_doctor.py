@@ -139,7 +139,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
     "an episode listed twice": (
         listed(column("episode_index", at(2, 1))),
         [*["metadata"] * 3, "row_range", "unnamed_frames", "unnamed_rows"],
-        {"kind": "unnamed_rows", "got": "15 rows; the first one of others is of episode 2"},
+        {"kind": "unnamed_rows", "got": "15 rows; the first other row belongs to episode 2"},
     ),
     "an episode that is listed wrong": (
         listed(column(BEGIN, at(1, -1.0))),
@@ -298,7 +298,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
     "statistics of pictures up to 255": (
         stats(lambda found: found[CAMERA].update(max=[255] * 3)),
         ["statistics"],
-        {"feature": CAMERA, "message": "statistics of pictures that are not from 0 to 1"},
+        {"feature": CAMERA, "message": "statistics of images are outside 0 to 1"},
     ),
     "a task without a text": (
         rows(column("task_index", at(0, 9))),
@@ -371,7 +371,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "not checked: decoded frames" in text
     (root / VIDEO).unlink()
     text = run("doctor", root, "--quiet", code=1).stdout
-    assert "error: missing_file: a file that is not there" in text
+    assert "error: missing_file: a file is missing" in text
     told = json.loads(run("doctor", root, "--quiet", "--json", code=1).stdout)
     assert told["ok"] is False
     assert len(told["skipped"]) == 2

@@ -43,7 +43,7 @@ def clips_of(batch: Any) -> list[Clip]:
 
 
 @dataclass
-class Session:
+class EpochSegment:
     """What all ranks gave until they stopped, and one's state then."""
 
     clips: list[Clip]
@@ -54,7 +54,7 @@ class Session:
 
 def run(
     path: Path, ranks: int, state: State | None, stop: int | None = None, **changes: Any
-) -> Session:
+) -> EpochSegment:
     """All ranks of a job, each from the same state, until each has given `stop` batches."""
     clips, states, repeated, ended = [], [], 0, []
     for rank in range(ranks):
@@ -72,16 +72,16 @@ def run(
         repeated += stream.stats()["duplicate_clips"]
     state = min(states, key=lambda one: one["epoch"])  # without `even_batches`, some end earlier
     assert all(one == state or not changes.get("even_batches", True) for one in states)
-    return Session(clips, state, repeated, all(ended))
+    return EpochSegment(clips, state, repeated, all(ended))
 
 
-def check_epoch(sessions: Sequence[Session], every: set[Clip]) -> None:
-    """Every clip was given; twice only what equalises batches, which each session has counted."""
-    given = Counter(clip for session in sessions for clip in session.clips)
+def check_epoch(segments: Sequence[EpochSegment], every: set[Clip]) -> None:
+    """Every clip was given; twice only what equalises batches, which each segment has counted."""
+    given = Counter(clip for segment in segments for clip in segment.clips)
     assert set(given) == every
     twice = given.total() - len(given)
-    assert twice <= sum(session.repeated for session in sessions)
-    of_stages = [set(session.clips) for session in sessions]
+    assert twice <= sum(segment.repeated for segment in segments)
+    of_stages = [set(segment.clips) for segment in segments]
     assert sum(map(len, of_stages)) == len(given), "given again after a change"
 
 
@@ -94,7 +94,7 @@ def test_four_then_two_then_three_ranks(path: Path, every: set[Clip]) -> None:
     first = run(path, 4, None, 3)
     second = run(path, 2, first.state, 4)
     (source,) = second.state["rest"]["sources"]
-    assert [session["ranks"] for _, sessions in source["pending"] for session in sessions] == [4]
+    assert [segment["ranks"] for _, segments in source["pending"] for segment in segments] == [4]
     assert (second.state["batch"], second.state["sharing"]["ranks"]) == (4, 2)
     third = run(path, 3, second.state)
     check_epoch([first, second, third], every)
@@ -129,22 +129,22 @@ def test_any_changes_of_size(path: Path, changes: dict[str, Any]) -> None:
     whole = make(path, 0, 1, **{**changes, "drop_last": False})
     every = {clip for batch in whole for clip in clips_of(batch)}
     drawn = random.Random(repr(changes))
-    sessions, state, ranks = [], None, 0
+    segments, state, ranks = [], None, 0
     for stop in (*(drawn.randint(1, 5) for _ in range(4)), None):
-        # As many ranks as before would go on with their session, in which a clip may come twice.
+        # As many ranks as before would go on with their segment, in which a clip may come twice.
         ranks = drawn.choice([number for number in range(1, 5) if number != ranks])
-        sessions.append(run(path, ranks, state, stop, **changes))
-        state = sessions[-1].state
-        if sessions[-1].ended:
+        segments.append(run(path, ranks, state, stop, **changes))
+        state = segments[-1].state
+        if segments[-1].ended:
             break
     if changes.get("drop_last"):
-        given = Counter(clip for session in sessions for clip in session.clips)
+        given = Counter(clip for segment in segments for clip in segment.clips)
         assert set(given.values()) == {1}
         assert len(every) - 4 * 2 < len(given) <= len(every)
     else:
-        check_epoch(sessions, every)
+        check_epoch(segments, every)
     if changes.get("even_batches") is False:
-        assert sum(len(session.clips) for session in sessions) == len(every)
+        assert sum(len(segment.clips) for segment in segments) == len(every)
 
 
 def test_resuming_within_what_is_left(path: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_next_batch_size_may_be_another(path: Path, every: set[Clip]) -> Non
     for ranks in (2, 1):
         second = run(path, ranks, first.state, 2, batch_size=5)
         third = run(path, ranks, second.state, batch_size=5)
-        whole = Session(second.clips + third.clips, third.state, third.repeated, True)
+        whole = EpochSegment(second.clips + third.clips, third.state, third.repeated, True)
         check_epoch([first, whole], every)
 
 
@@ -233,7 +233,7 @@ def test_other_numbers_of_workers(
     given, state = given_by(loader, 5)
     for number in others:
         rest = [clip for batch in loaded(path, state, number, **changes) for clip in batch]
-        # The same parts go on as they were. Those with a clip less than others give one of these.
+        # The same shards go on as they were. Those with a clip less than others give one of these.
         is_equal = changes.get("even_batches", True)
         repeated = -len(every) % workers if number == workers and is_equal else 0
         assert len(set(rest) & set(given)) <= repeated
@@ -290,7 +290,7 @@ def test_plain_workers_go_on_where_a_loader_without_stopped(
         stream, batch_size=None, num_workers=2, multiprocessing_context=context
     )
     given = [clip for batch in loader for clip in clips_of(batch)]
-    check_epoch([first, Session(given, {}, 1, True)], every)
+    check_epoch([first, EpochSegment(given, {}, 1, True)], every)
     assert len(loader) == 34  # of a whole epoch
     fresh = make(path, 0, 1)
     fresh.set_epoch(1)
@@ -305,7 +305,7 @@ def test_one_worker_alone_does_not_know_the_others(path: Path) -> None:
     of_worker = saved["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
     stream = resumed(make(path, 0, 1), of_worker)
     assert len(stream) == 34  # until it is begun
-    with pytest.raises(StateError, match="one worker does not say how far the others are"):
+    with pytest.raises(StateError, match="position of one worker of several"):
         iter(stream)
     with pytest.raises(StateError, match="of other settings: batch_size; "):
         make(path, 0, 1, batch_size=5).load_state_dict(of_worker)
@@ -366,7 +366,7 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
         change(copy["rest"]["sources"][0])
         return copy
 
-    def session(**changes: Any) -> Callable[[State], State]:
+    def segment(**changes: Any) -> Callable[[State], State]:
         return lambda state: changed(state, lambda s: s["pending"][0][1][0].update(changes))
 
     def settings(**changes: Any) -> Callable[[State], State]:
@@ -382,13 +382,13 @@ def damaged(path: Path) -> list[tuple[Callable[[State], Any], str]]:
         return changed(state, move)
 
     return [
-        (session(batches=[40]), "session of an epoch is beyond the epoch's end"),
-        (session(batches=[1, 1 << 60]), "session of an epoch is beyond the epoch's end"),
-        (session(ranks=1 << 30), "more cursors than can be planned"),
+        (segment(batches=[40]), "segment of an epoch is beyond the epoch's end"),
+        (segment(batches=[1, 1 << 60]), "segment of an epoch is beyond the epoch's end"),
+        (segment(ranks=1 << 30), "more cursors than can be planned"),
         (settings(num_cursors=(1 << 31) - 1, seed=5), "more cursors than|beyond"),
-        (settings(seed=6), "sessions of the saved state are of several settings: seed"),
-        (settings(shuffle=False), "of several settings: shuffle"),
-        (session(by_clip=1), "another type in by_clip"),
+        (settings(seed=6), "segments of the saved state have different settings: seed"),
+        (settings(shuffle=False), "have different settings: shuffle"),
+        (segment(by_clip=1), "another type in by_clip"),
         (lambda state: {**state, "rest": None}, "that follow each other"),
         (lambda state: changed(state, lambda s: s.update(pending=[])), "that follow each other"),
         (moved, "of other epochs"),
@@ -436,10 +436,10 @@ def test_torchrun_with_three_then_two_ranks(path: Path, tmp_path: Path) -> None:
         [tuple(clip) for found in job for batch in found["batches"] for clip in batch]
         for job in jobs
     ]
-    given = Counter(clip for session in clips for clip in session)
+    given = Counter(clip for segment in clips for clip in segment)
     assert len(given) == SeqRecordPipe(path, **CLIPS).num_clips == TOTAL
     assert len(clips[0]) == 3 * 2 * 4
-    assert sum(len(set(session)) for session in clips) == TOTAL
+    assert sum(len(set(segment)) for segment in clips) == TOTAL
     repeated = sum(found["repeated"] for job in jobs for found in job)
     assert given.total() - TOTAL <= repeated
     steps = {len(found["batches"]) for found in jobs[-1]}

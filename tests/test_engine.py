@@ -421,7 +421,7 @@ def test_after_an_error_an_iteration_is_over(path: Path) -> None:
 
 @pytest.mark.parametrize("result", [None, {}, [1, 2], np.zeros(3), {1: np.zeros(3)}])
 def test_what_frame_transform_gives_is_no_frame(path: Path, result: Any) -> None:
-    with pytest.raises(ClipError, match="does not give arrays by name"):
+    with pytest.raises(ClipError, match="does not return arrays by name"):
         make_loader(path, frame_transform=lambda _: result)
 
 

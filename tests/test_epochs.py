@@ -101,7 +101,7 @@ def test_state_is_json(path: Path) -> None:
         "epoch": 0,
         "batch": 1,
         "sharing": {"ranks": 1, "workers": 1, "worker": 0},
-        "asked": {},
+        "shared_arguments": {},
         "rest": None,
     }
     assert request.pop("shapes")
@@ -380,11 +380,11 @@ def test_a_state_of_another_dataset_is_refused(path: Path, tmp_path: Path) -> No
         make_loader(path).load_state_dict(make_loader(other).state_dict())
 
 
-_SESSIONS: list[Any] = [
+_SEGMENTS: list[Any] = [
     {"ranks": ranks, "batches": batches, "settings": {}, "by_clip": False}
     for ranks, batches in [(1, []), (0, [1]), (1 << 30, [1, 1]), (1, [-1]), (1, [1.5]), (1, 1)]
 ]
-_NO_SESSIONS: list[Any] = [None, {}, "", [1], [{}], [[]]]
+_NO_SEGMENTS: list[Any] = [None, {}, "", [1], [{}], [[]]]
 NO_DICTS: list[Any] = [None, [], {}, 1]
 _RESTS: list[Any] = [
     1,
@@ -394,10 +394,10 @@ _RESTS: list[Any] = [
     *(
         {"epoch": 0, "left": None, "number": 1, "sources": [source]}
         for source in (
-            *({"pending": value, "following": 0} for value in _NO_SESSIONS),
+            *({"pending": value, "following": 0} for value in _NO_SEGMENTS),
             *(
-                {"pending": [[0, sessions]], "following": 1}
-                for sessions in (*_NO_SESSIONS, *([session] for session in _SESSIONS))
+                {"pending": [[0, segments]], "following": 1}
+                for segments in (*_NO_SEGMENTS, *([segment] for segment in _SEGMENTS))
             ),
             {"pending": [[0]], "following": 1},
             {"pending": [], "following": None},
@@ -406,7 +406,7 @@ _RESTS: list[Any] = [
     ),
 ]
 _SOURCES: list[dict[str, Any]] = [
-    *({"left": value} for value in _NO_SESSIONS),
+    *({"left": value} for value in _NO_SEGMENTS),
     *({name: junk} for name in ("settings", "request", "episodes") for junk in NO_DICTS),
     *(
         {"settings": {"num_cursors": value}}
@@ -453,8 +453,8 @@ JUNK: list[Any] = [
     *({"sharing": junk} for junk in NO_DICTS),
     {"batch": [1]},
     {"batch": []},
-    {"asked": None},
-    {"asked": {"shares": []}},
+    {"shared_arguments": None},
+    {"shared_arguments": {"shares": []}},
     *({"rest": junk} for junk in _RESTS),
     *({"sources": junk} for junk in (*NO_DICTS, [1], [{}])),
     *({"sources": change} for change in _SOURCES),

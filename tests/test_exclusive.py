@@ -79,7 +79,7 @@ OF: dict[Any, Calls] = {
     SeqRecordWriter: {
         **COMMON,
         "flush": lambda writer, episode: episode.flush(),
-        "settle": lambda writer, episode: episode.settle(),
+        "fix_schema": lambda writer, episode: episode.fix_schema(),
         "append video": lambda writer, episode: episode.append_video("x", []),
         "forget": lambda writer, episode: episode.abort(),
     },

@@ -137,14 +137,14 @@ def test_times_of_every_unit(tmp_path: Path, unit: str, size: int) -> None:
     with rosbag2.Reader(folder) as bag:
         assert [time for _, time, _ in bag.messages()] == [5 * size, 7 * size]
     seqrecord.edit.describe_features(tmp_path / "d", units={"log_time": "m"})
-    with pytest.raises(DestinationError, match="not of a unit of time") as caught:
+    with pytest.raises(DestinationError, match="not a multiple of nanoseconds") as caught:
         to_mcap(tmp_path / "d", tmp_path / "others")
     assert caught.value.got == "m"
 
 
 def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
     to_mcap(records, tmp_path / "bags", episodes="lab", features=["pose"])
-    with pytest.raises(DestinationError, match="there is something already"):
+    with pytest.raises(DestinationError, match="exists already"):
         to_mcap(records, tmp_path / "bags", episodes="lab")
     specs = {
         "complex": FeatureSpec("x", np.dtype("c8"), (3,)),
@@ -154,11 +154,11 @@ def test_what_cannot_be_written(records: Path, tmp_path: Path) -> None:
         schema = Schema([spec])
         with SeqRecordWriter(tmp_path / name, schema=schema) as writer, writer.episode("a") as one:
             one.append({"x": np.zeros(3, spec.dtype)})
-        with pytest.raises(SchemaError, match="no message holds"):
+        with pytest.raises(SchemaError, match="no message type for"):
             to_mcap(tmp_path / name, tmp_path / "out")
     with SeqRecordWriter(tmp_path / "twice") as writer, writer.episode("a") as episode:
         episode.append({"a.b": np.zeros(3), "a-b": np.zeros(2), "a_b": np.zeros(2)})
-    with pytest.raises(SchemaError, match="one topic"):
+    with pytest.raises(SchemaError, match="the same topic"):
         to_mcap(tmp_path / "twice", tmp_path / "out")
     with pytest.raises(DestinationError, match="need times"):
         to_mcap(tmp_path / "twice", tmp_path / "out", features=["a.b"])

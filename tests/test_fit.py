@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.memory import Demand, Fit, FrameSizes
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest
 from tests.clip_cases import Case, cases
 
 CONSUMER = 2  # batches that the consumer has
 
 
-def taken(fitted: Fit, plan: EpochPlan, *, fixed: bool) -> int:
+def taken(fitted: MemoryPlan, plan: EpochPlan, *, fixed: bool) -> int:
     """The bytes that an engine of this plan may have at a time, which can hold what it must."""
     held = [group.max_resident_frames for group in plan.groups]
     memory, sizes = fitted.memory(held, fixed=fixed), fitted.sizes
@@ -53,21 +53,21 @@ def test_takes_no_more_than_the_limit_or_says_the_least_that_does(
         return
     wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size)
     sizes = FrameSizes((frame,), chunk, frame * (batch_size or 1) * case.spec.length)
-    facts = ClipFacts.of(case.table, case.episodes)
-    demand = Demand(facts, wanted, sizes, 2, num_cursors, url="a dataset")
+    stats = ClipStats.of(case.table, case.episodes)
+    request = MemoryRequest(stats, wanted, sizes, 2, num_cursors, url="a dataset")
 
     with pytest.raises(MemoryLimitError, match=r"at least \d+ bytes") as refused:
-        demand.fit(1)
+        request.plan_memory(1)
     found = re.search(r"at least (\d+) bytes", str(refused.value))
     assert found is not None
     least = int(found[1])
     with pytest.raises(MemoryLimitError, match=f"a dataset.*at least {least} bytes"):
-        demand.fit(least - 1)
+        request.plan_memory(least - 1)
     for limit in (least, least + more):
-        made = demand.fit(limit)
-        plan = EpochPlan(case.table, case.episodes, made.settings, part=Part(1, 2))
+        made = request.plan_memory(limit)
+        plan = EpochPlan(case.table, case.episodes, made.settings, shard=Shard(1, 2))
         assert taken(made, plan, fixed=fixed) <= limit
         # A state with these settings needs no more.
-        same = demand.fit_given(made.settings, limit)
+        same = request.plan_given(made.settings, limit)
         assert (same.settings, same.max_arena) == (made.settings, made.max_arena)
         assert taken(same, plan, fixed=fixed) <= limit

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import QueueFullError
 from seqrecord.schema import EncodedImage, Frame
-from seqrecord.writing.frame_queue import FrameBuffers, FrameQueue, Task
-from seqrecord.writing.frame_writer import FrameWriter
+from seqrecord.writing.frame_queue import FrameBuffers, FrameQueue, QueueCall
+from seqrecord.writing.recording_thread import RecordingThread
 from tests.services.process import wait_for
 
 NBYTES = 64 << 10
@@ -38,9 +38,9 @@ def frame(number: int, nbytes: int = NBYTES) -> dict[str, Any]:
     }
 
 
-def same(got: Frame | Task | None, expected: Frame) -> None:
+def same(got: Frame | QueueCall | None, expected: Frame) -> None:
     assert got is not None
-    assert not isinstance(got, Task)
+    assert not isinstance(got, QueueCall)
     assert list(got) == list(expected)
     for name, item in expected.items():
         if isinstance(item, (str, bytes, EncodedImage)):
@@ -130,8 +130,8 @@ def test_ten_times_the_memory_is_spilled_and_files_go_with_their_frames(tmp_path
 
 
 def discarded(queue: FrameQueue) -> None:
-    begin, discard, last = (Task(lambda: None) for _ in range(3))
-    queue.tell(begin)
+    begin, discard, last = (QueueCall(lambda: None) for _ in range(3))
+    queue.put_call(begin)
     queue.put(frame(20))
     queue.discard(discard)
     assert queue.stats.queued_frames == 20, "only what came after the task before is dropped"
@@ -192,13 +192,13 @@ def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path) -> None:
     """Whatever the threads are at, bytes are counted once, and order holds."""
     limit = 6 * NBYTES
     queue = FrameQueue(limit, "spill", tmp_path, file_bytes=2 * NBYTES)
-    tasks = [Task(lambda: None) for _ in range(100)]
+    tasks = [QueueCall(lambda: None) for _ in range(100)]
     taken: list[Any] = []
 
     def take() -> None:
         while (item := queue.take(30)) is not tasks[-1]:
             assert item is not None
-            taken.append(item if isinstance(item, Task) else int(np.asarray(item["x"])[0]))
+            taken.append(item if isinstance(item, QueueCall) else int(np.asarray(item["x"])[0]))
 
     thread = threading.Thread(target=take)
     thread.start()
@@ -206,13 +206,13 @@ def test_discarding_while_frames_are_spilled_and_taken(tmp_path: Path) -> None:
         for at in range(5):
             wait_until_at_rest(queue, limit)
             queue.put(frame(100 * number + at))
-        queue.discard(task) if number % 2 else queue.tell(task)
+        queue.discard(task) if number % 2 else queue.put_call(task)
     thread.join()
     assert queue.take(0) is None
     stats = queue.stats
     assert (stats.queued_frames, stats.queued_bytes, stats.spilled_bytes) == (0, 0, 0)
     queue.close()
-    assert [item for item in taken if isinstance(item, Task)] == tasks[:-1]
+    assert [item for item in taken if isinstance(item, QueueCall)] == tasks[:-1]
     numbers = [item for item in taken if isinstance(item, int)]
     assert numbers == sorted(set(numbers))
     assert {n for n in numbers if n // 100 % 2 == 0} == {
@@ -253,14 +253,14 @@ class Machine:
     _chunk: float = 0.0
 
     def __post_init__(self) -> None:
-        self.writer = FrameWriter(cast(Any, self), cast(Any, self), 1.0, lambda: self.now)
+        self.writer = RecordingThread(cast(Any, self), cast(Any, self), 1.0, lambda: self.now)
         count = int(self.frames_per_second * self.seconds)
         self.coming = deque(100.0 + (1 + n) / self.frames_per_second for n in range(count))
-        self.tasks = deque([Task(lambda: self.writer.begin("a", {}, None))])
+        self.tasks = deque([QueueCall(lambda: self.writer.begin("a", {}, None))])
 
     # The queue
 
-    def take(self, seconds: float | None) -> Frame | Task | None:
+    def take(self, seconds: float | None) -> Frame | QueueCall | None:
         if self.tasks:
             return self.tasks.popleft()
         due = self.coming[0] if self.coming else float("inf")
@@ -269,7 +269,7 @@ class Machine:
             return None
         if not self.coming:
             self.has_ended = True
-            return Task(self.writer.end)
+            return QueueCall(self.writer.end)
         self.now = max(self.now, due)
         self.put_at = self.coming.popleft()
         return {"x": np.zeros(1)}
@@ -303,7 +303,7 @@ class Machine:
         self.flushes.append(len(self.unsafe))
         self.unsafe.clear()
 
-    def settle(self) -> None:
+    def fix_schema(self) -> None:
         assert self.num_frames == 1
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import seqrecord
 from seqrecord.format.pages import aligned
-from seqrecord.reading.chunk_sizes import bytes_beside, bytes_of_run, chunk_bytes
+from seqrecord.reading.chunk_sizes import chunk_bytes, max_chunk_bytes, overlapping_chunk_bytes
 from tests.clip_data import LENGTHS, write_numbered
 
 GROUPS = {"image": 0, "flow": 1, "note": 1, "id": 2}
@@ -30,7 +30,7 @@ def test_bytes_beside_each_chunk(tmp_path: Path, flush_at: list[int]) -> None:
             assert size == sum(aligned(page.stop - page.start) for page in pages)
     for lead, leading in enumerate(chunks):
         for other, others in enumerate(chunks):
-            beside = bytes_beside(groups[lead], groups[other], sizes[other])
+            beside = overlapping_chunk_bytes(groups[lead], groups[other], sizes[other])
             expected = [
                 sum(
                     size
@@ -55,5 +55,5 @@ def test_bytes_beside_each_chunk(tmp_path: Path, flush_at: list[int]) -> None:
                 for episode, length in enumerate(LENGTHS)
                 for first in range(length)
             ]
-            assert bytes_of_run(group, nbytes, count) == max(touched)
+            assert max_chunk_bytes(group, nbytes, count) == max(touched)
     assert sum(LENGTHS) == int(np.sum(groups[0].num_frames))

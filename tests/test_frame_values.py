@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "conjugated": (lambda: (ONES + 1j).conj(), r"value\.resolve_conj\(\)"),
     "negated": (lambda: (ONES + 1j).conj().imag, r"value\.resolve_neg\(\)"),
     "failing": (Failing, "Failing: RuntimeError: on a device that is gone"),
-    "a ragged list": (lambda: [[1], [1, 2]], "NumPy cannot convert"),
+    "a ragged list": (lambda: [[1], [1, 2]], "cannot be converted"),
     "objects": (lambda: np.array([{}, None]), "object.*|for objects, an array of numbers"),
     "structured": (lambda: np.zeros(2, [("x", "f4"), ("y", "i2")]), r"array\['name'\]"),
     "records": (lambda: np.rec.array(np.zeros(2, [("x", "f4")])), r"array\['name'\]"),

@@ -119,13 +119,13 @@ def test_golden_files_hold_what_they_are_for() -> None:
     assert [part.key for part in footer.episodes] == ["a", "bb"]
     assert [len(rows) > 0 for rows in footer.chunks] == [True, True]
     assert not footer.chunks[1]["pages"]["length"].any()
-    lags = seqrecord.open(GOLDEN / "timed").contents.index.lags
-    assert lags is not None
-    assert lags.least.shape == (3, 2, 2)
-    assert np.isnan(lags.least[1]).all(), "an episode of one frame"
-    assert np.isnan(lags.least[2, 1]).all(), "a frame has no timestamp"
-    assert lags.least[0].tolist() == [[0.5, 1.5], [40, 85]]
-    assert lags.most[0].tolist() == [[1.0, 1.5], [50, 95]]
+    time_spans = seqrecord.open(GOLDEN / "timed").contents.index.time_spans
+    assert time_spans is not None
+    assert time_spans.least.shape == (3, 2, 2)
+    assert np.isnan(time_spans.least[1]).all(), "an episode of one frame"
+    assert np.isnan(time_spans.least[2, 1]).all(), "a frame has no timestamp"
+    assert time_spans.least[0].tolist() == [[0.5, 1.5], [40, 85]]
+    assert time_spans.most[0].tolist() == [[1.0, 1.5], [50, 95]]
     with seqrecord.open(GOLDEN / "measured") as dataset:
         chains = json.dumps([spec.codec for spec in dataset.features.values()])
         depth = dataset.episodes["env/P001"][0]["depth_balanced"]

@@ -243,9 +243,9 @@ def test_kinds_and_units(tmp_path: Path) -> None:
     refused: list[Any] = [
         ({"pose": {"unit": "mm"}}, "another unit.*feature: pose; expected: m; got: mm"),
         ({"note": {"kind": "image"}}, "another kind"),
-        ({"none": {"kind": "image"}}, "described that is not there"),
-        ({"note": {"colour": "red"}}, "what can be said of a feature"),
-        ({"note": "text"}, "what can be said of a feature"),
+        ({"none": {"kind": "image"}}, "properties of an unknown feature"),
+        ({"note": {"colour": "red"}}, "invalid properties of a feature"),
+        ({"note": "text"}, "invalid properties of a feature"),
         ({"image": {"kind": "An Image"}}, "not a kind"),
         ({"image": {"group": 1}, "pose": {"group": 2}}, "other groups"),
         ({"pose": {"group": 0}}, "other groups"),
@@ -261,7 +261,7 @@ def test_what_is_said_of_features_that_frames_tell_of(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path, features={"y": {"kind": "depth"}}) as writer:
         episode = writer.episode("a")
         episode.append({"x": 1})
-        with pytest.raises(SchemaError, match="described that is not there"):
+        with pytest.raises(SchemaError, match="properties of an unknown feature"):
             episode.close()
         with writer.episode("b") as episode:
             episode.append({"y": 1})
@@ -276,7 +276,7 @@ def test_frames_a_second(tmp_path: Path) -> None:
             with writer.episode(key, fps=fps) as episode:
                 episode.append({"x": 1})
         for fps in (0, -1, float("nan"), float("inf"), True, "10"):
-            with pytest.raises(SchemaError, match=r"fps|frames a second"):
+            with pytest.raises(SchemaError, match=r"fps|frames per second"):
                 writer.episode("d", fps=fps)  # type: ignore[arg-type]
     with seqrecord.open(tmp_path) as dataset:
         assert dataset.contents.index.fps.tolist() == [10, 29.97, 0.5]

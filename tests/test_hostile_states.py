@@ -75,7 +75,7 @@ def places(state: Any, *names: Any) -> Iterator[tuple[Any, ...]]:
     items = state.items() if isinstance(state, dict) else enumerate(state)
     for name, value in items:
         if isinstance(value, (dict, list)):
-            if name not in ("request", "episodes", "asked"):
+            if name not in ("request", "episodes", "shared_arguments"):
                 yield from places(value, *names, name)
         elif value is None or isinstance(value, (int, float)):
             yield (*names, name)

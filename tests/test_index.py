@@ -526,7 +526,7 @@ def test_copies_that_differ_are_refused() -> None:
     copy.chunks[0]["pages"]["crc32c"][-1, 0] += 1
     with pytest.raises(FormatError, match="contradict"):
         build_index({"a": whole, "b": copy})
-    with pytest.raises(FormatError, match="one id"):
+    with pytest.raises(FormatError, match="the same id"):
         build_index({"a": whole, "b": whole})
 
 
@@ -580,7 +580,7 @@ def test_edits_are_replayed() -> None:
     assert built.index.metadata.to_pylist() == ["{}", '{"x":1}', "{}", "{}"]
     assert built.index.split.tolist() == [2, 1, NO_SPLIT, NO_SPLIT]
     assert [built.index.uid(i) for i in range(4)] == [key * 32 for key in "abde"]
-    assert built.lost == ()
+    assert built.duplicates == ()
     with pytest.raises(FormatError, match="no complete episode"):
         build_index({"x": whole}, edits=Edits.of([Delete(tuple(key * 32 for key in "abcde"))]))
 

@@ -36,7 +36,8 @@ from seqrecord.errors import (
 )
 from seqrecord.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.reading.dataset import open_packed
-from seqrecord.reading.externals import ExternalFiles, trust
+from seqrecord.reading.externals import ExternalFiles
+from seqrecord.reading.home import trust
 from seqrecord.storage import LocalStorage
 from tests import originals
 from tests.command_line import run
@@ -511,7 +512,7 @@ def test_an_argument_that_an_original_does_not_take(
     root = upload(folder, memory_url) if is_remote else folder
     with pytest.raises(SourceError, match=r"the format videos has no option tolerance"):
         seqrecord.open(root, tolerance=0.01)
-    with pytest.raises(ClipError, match="originals does not go with an original"):
+    with pytest.raises(ClipError, match="originals cannot be combined with an original"):
         seqrecord.open(root, originals=tmp_path)
     with pytest.raises(NotFoundError):
         seqrecord.open(tmp_path / "gone", tolerance=0.01, originals=tmp_path)

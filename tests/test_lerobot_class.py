@@ -204,7 +204,7 @@ def test_depth(tmp_path: Path, kind: str, name: str, caplog: pytest.LogCaptureFi
         got = torch.stack([item[name] for item in ours[:]]).numpy()
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
         np.testing.assert_allclose(got, wanted, rtol=0, atol=2e-6)
-    assert "each decodes its own 1 picture, and" in caplog.text
+    assert "each decodes its own 1 picture, from" in caplog.text
 
 
 @pytest.mark.parametrize("is_given", [False, True])
@@ -288,7 +288,7 @@ def test_another_dataset_than_meta_says(golden: Path, tmp_path: Path) -> None:
     records = tmp_path / "records"
     seqrecord.convert(seqrecord.open_source(copy), records, workers=1)
     seqrecord.edit.delete_episodes(records, ["episode_000002"])
-    with pytest.raises(SourceError, match="another dataset than its meta says") as error:
+    with pytest.raises(SourceError, match="the dataset contradicts its meta") as error:
         dataset(copy, records=records)
     assert error.value.got == "9 frames in 2 episodes"
 

@@ -94,7 +94,7 @@ def test_episode_filters(path: Path, episodes: Any, keys: set[str]) -> None:
 
 @pytest.mark.parametrize("number", [-1, 4, np.int64(-2)])
 def test_numbers_of_no_episode(path: Path, number: int) -> None:
-    with pytest.raises(ClipError, match="no such episode") as caught:
+    with pytest.raises(ClipError, match="unknown episode") as caught:
         SeqRecordPipe(path, clip_len=2, episodes=[0, number])
     assert caught.value.expected == "numbers of 0 to 3"
     assert str(int(number)) in str(caught.value.got)

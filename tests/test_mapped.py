@@ -19,7 +19,7 @@ from seqrecord import FormatError, NotFoundError, StorageError
 from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError
 from seqrecord.format.index import Index
-from seqrecord.reading.metadata import Sizes, load, map_file
+from seqrecord.reading.metadata import MapSizes, load, map_file
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from tests.big_index import write_big_index
@@ -38,7 +38,7 @@ def local(tmp_path: Path) -> LocalStorage:
     return storage
 
 
-SMALL = Sizes(small=1000, block=30_000, piece=30_000)
+SMALL = MapSizes(small=1000, block=30_000, piece=30_000)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, 1001, 60_000, 100_000])
@@ -119,7 +119,7 @@ def test_blocks_are_checked_as_the_whole_is(small: Path, is_remote: bool) -> Non
         (100, {"file": 10_000}, "no record file"),
         (200, {"offset": 65}, "wrong offset"),
         (300, {"offset": 1 << 40}, "outside"),
-        (359, {"page_length": 3}, "impossible length"),
+        (359, {"page_length": 3}, "wrong length"),
         (250, {"first_frame": 1 << 20}, "does not follow"),
         (251, {"num_frames": 65537}, "impossible number of frames"),
     ):

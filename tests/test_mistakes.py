@@ -50,7 +50,7 @@ def test_a_key_that_is_not_there(key: Any, path: Path) -> None:
     assert error.file == str(path)
     assert error.expected == "a key of 4 episodes, as set/0, set/1, set/2"
     assert error.got == repr(key)
-    assert str(error).startswith("no episode of this key; file: ")
+    assert str(error).startswith("unknown episode key; file: ")
     assert key not in episodes
     assert episodes.get(key) is None
 
@@ -115,7 +115,7 @@ def test_columns_of_clips(table: dict[str, Any], message: str, path: Path) -> No
 
 def test_states_of_something_else(path: Path) -> None:
     pipe: Any = seqrecord.SeqRecordPipe(path, clip_len=3, batch_size=2)
-    with pytest.raises(seqrecord.StateError, match=r"what state_dict\(\) of a loader has returned"):
+    with pytest.raises(seqrecord.StateError, match=r"result of a loader's state_dict\(\)"):
         pipe.load_state_dict({"model": 1})
     states: list[dict[str, Any]] = [
         {"fetcher_state": {}, "dataset_state": None},
@@ -130,7 +130,7 @@ def test_states_of_something_else(path: Path) -> None:
 
 def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:
     with seqrecord.SeqRecordWriter(tmp_path / "records") as writer:
-        with pytest.raises(FrameError, match=r"a frame is no dict; episode: a; .* got: ndarray"):
+        with pytest.raises(FrameError, match=r"frame is not a dict; episode: a; .* got: ndarray"):
             writer.episode("a").append(np.zeros(3))  # type: ignore[arg-type]
         with pytest.raises(seqrecord.FormatError, match=r"JSON: .*float32.*; episode: b"):
             writer.episode("b", metadata={"x": np.float32(3)})
@@ -298,7 +298,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=256k tmpfs "$1"'
     (kind, text), during, after = isolated(mount, _FULL, tmp_path)
     assert kind == "StorageError"
-    assert "No space left on device; the episodes that had ended are kept: " in text
+    assert "No space left on device; ended episodes are kept: " in text
     assert "; file: " in text
     assert during == ["a"]
     assert after == ["a", "b"]
@@ -378,7 +378,7 @@ def test_frames_of_nothing(tmp_path: Path) -> None:
         with pytest.raises(SchemaError, match=r"None.*leave the feature out.*feature: image"):
             writer.episode("a").append({"image": None, "x": np.zeros(3)})  # type: ignore[dict-item]
         with (
-            pytest.raises(FrameError, match="without any feature; append a frame that has one"),
+            pytest.raises(FrameError, match="without features; append a frame with at least one"),
             writer.episode("b") as episode,
         ):
             episode.append({})
@@ -441,6 +441,6 @@ def test_reports_of_paths_that_are_not_utf_8(tmp_path: Path) -> None:
 def test_originals_whose_path_is_not_utf_8(originals: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"tree-\xff")
     shutil.copytree(originals, folder)
-    assert "whose path is not UTF-8" in fail("index", folder, "-o", tmp_path / "index")
+    assert "a path that is not UTF-8" in fail("index", folder, "-o", tmp_path / "index")
     run("write", "--src", folder, "--dst", tmp_path / "records", "--quiet")
     assert seqrecord.open(tmp_path / "records").num_frames == 4

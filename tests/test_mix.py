@@ -103,7 +103,7 @@ def check_shares(names: list[str], shares: dict[str, Fraction], unit: int = 1) -
 
 
 def check_source_epochs(clips: list[tuple[str, int]], num_clips: int) -> None:
-    """That clips of one source, in one part, are epochs that each have all clips once."""
+    """That clips of one source, in one shard, are epochs that each have all clips once."""
     for begin in range(0, len(clips), num_clips):
         epoch = clips[begin : begin + num_clips]
         assert len(set(epoch)) == len(epoch)
@@ -314,8 +314,8 @@ def of_where(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("of_a", "of_b", "message"),
     [
-        (of_where("dataset"), {}, r"a name stands for two.*feature: dataset"),
-        ({"metadata": ["task"]}, of_where("task"), r"a name stands for two.*feature: task.*'b'"),
+        (of_where("dataset"), {}, r"two entries of a mix.*feature: dataset"),
+        ({"metadata": ["task"]}, of_where("task"), r"two entries of a mix.*feature: task.*'b'"),
         ({"clip_transform": CenterCrop((4, 4))}, of_where("crop"), "two entries.*feature: crop"),
     ],
 )
@@ -534,7 +534,7 @@ def test_sources_that_make_no_sense(root: Path) -> None:
     given |= {"engine": EngineOptions(num_threads=2), "drop_last": True}
     options: dict[str, Any]
     for options in (*({name: one} for name, one in given.items()), {"rank": 0, "world_size": 2}):
-        with pytest.raises(ClipError, match=f"belongs to the mix.*{next(iter(options))}"):
+        with pytest.raises(ClipError, match=f"sets options of the mix.*{next(iter(options))}"):
             SeqRecordMix(streams(root, "ab", **options), batch_size=2)
     other: Any
     lone = SeqRecordIterableDataset(root / "a", clip_len=3)
@@ -587,7 +587,7 @@ def test_a_mix_of_mixes_is_one_of_all_datasets(root: Path) -> None:
     rows = SeqRecordIterableDataset(root / "a", clip_len=2, order="sequences", batch_size=2)
     with pytest.raises(ClipError, match="source 'x' of a mix gives sequences"):
         SeqRecordMix({"x": rows}, batch_size=2)
-    with pytest.raises(ClipError, match="source 'x' of a mix sets what belongs to the mix"):
+    with pytest.raises(ClipError, match="source 'x' of a mix sets options of the mix"):
         SeqRecordMix({"x": wrong}, batch_size=2)
     until = SeqRecordMix(streams(root, "a"), batch_size=1, stopping_strategy=3)
     with pytest.raises(ClipError, match="stopping_strategy of source 'x'"):
@@ -661,7 +661,7 @@ def test_memory_is_divided_by_demand() -> None:
     least = {"a": 100, "b": 300, "c": 10}
     divided = divide_memory(least, {"a": 3, "b": 6, "c": 1}, 2000, 12_000)
     assert divided == {"a": 3000, "b": 6000, "c": 1000}
-    # b gets what it needs, the others have the rest by demand
+    # b gets what it needs, the others have the rest by request
     divided = divide_memory(least, {"a": 8, "b": 1, "c": 2}, 0, 1300)
     assert divided == {"a": 800, "b": 300, "c": 200}
     assert divide_memory(least, {"a": 1, "b": 1, "c": 1}, 5, 415) == least
@@ -691,7 +691,7 @@ def test_stateful_loader(root: Path, workers: int, persistent: bool) -> None:
 
 
 def test_workers(root: Path) -> None:
-    """Each worker has shares and parts of its own, and goes on after a state."""
+    """Each worker has shares and shards of its own, and goes on after a state."""
     mix = mixed(root, stopping_strategy=9)
     loader: StatefulDataLoader[Any] = StatefulDataLoader(mix, batch_size=None, num_workers=2)
     with leaves_nothing():

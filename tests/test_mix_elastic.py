@@ -126,11 +126,11 @@ def check_changes(
 ) -> None:
     """Ranks, and how many batches each gives before the next change."""
     given, last, state = list[Given](), list[Given](), None
-    sessions = [*changes, (2, 30)]
+    segments = [*changes, (2, 30)]
     so_far: list[str] = []  # of one rank since the number of ranks has changed
-    for number, (ranks, batches) in enumerate(sessions):
+    for number, (ranks, batches) in enumerate(segments):
         last, states = [], []
-        if number and ranks != sessions[number - 1][0]:
+        if number and ranks != segments[number - 1][0]:
             so_far = []
         for rank in range(ranks):
             mix = mixed(root, stopping_strategy=stopping_strategy, rank=rank, world_size=ranks)
@@ -321,7 +321,7 @@ def test_states_that_make_no_sense(root: Path) -> None:
         (lambda state: state["sources"].pop(), "sources that no loader has saved"),
         (lambda state: state["sources"].clear(), "sources that no loader has saved"),
         (lambda state: source(state).update(following=9), "that follow each other"),
-        (lambda state: source(state)["pending"][0].__setitem__(1, []), "with its sessions"),
+        (lambda state: source(state)["pending"][0].__setitem__(1, []), "with its segments"),
         (lambda state: source(state)["pending"][0].__setitem__(1, 1), "another type"),
         (lambda state: source(state).update(pending=1), "another type"),
         (

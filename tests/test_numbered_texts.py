@@ -145,6 +145,6 @@ def test_a_number_of_a_task_is_not_exported(tmp_path: Path) -> None:
         writer.episode("a", fps=10) as episode,
     ):
         episode.append({"task_index": np.int64(3), "x": np.float32(0)})
-    with pytest.raises(SchemaError, match="it is a column of LeRobot's own"):
+    with pytest.raises(SchemaError, match="LeRobot reserves the name"):
         to_lerobot(tmp_path / "records", tmp_path / "out")
     to_lerobot(tmp_path / "records", tmp_path / "out", features=["x"])

@@ -73,7 +73,7 @@ def test_options_of_the_storage_beside_an_open_dataset(
 ) -> None:
     """Loaders take none at all: `seqrecord.open` does."""
     with pytest.raises(
-        ClipError, match=r"storage_options (does not go with an open|is no argument)"
+        ClipError, match=r"storage_options (cannot be combined with an open|is no argument)"
     ):
         function(reader, tmp_path, storage_options={"deadline": 3})
 

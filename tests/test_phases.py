@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tartanair.shuffle_quality import default_settings, demand
+from benchmarks.tartanair.shuffle_quality import default_settings, memory_request
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Phases, PlanSettings, resident_bounds
+from seqrecord.sampling import ClipStats, EpochPlan, Phases, PlanSettings, resident_bounds
 from seqrecord.sampling.random_order import typical_table
 from tests.clip_cases import Case, cases, episode_table
 
@@ -69,17 +69,17 @@ def test_so_many_epochs_have_every_clip_once(
 
 @given(cases(), st.booleans(), st.integers(1, 4), st.one_of(st.just(0), st.integers(0, 2**60)))
 def test_clips_of_epochs_are_known_without_counting(
-    case: Case, shuffle: bool, num_parts: int, first: int
+    case: Case, shuffle: bool, num_shards: int, first: int
 ) -> None:
     phases = phases_of(case)
     if not len(phases):
         return
-    before = phases.clips_before(first, num_parts, seed=7, shuffle=shuffle)
+    before = phases.clips_before(first, num_shards, seed=7, shuffle=shuffle)
     assert first or before == 0
     for epoch in range(first, first + 2 * len(phases)):
         phase = phases.of_epoch(epoch, seed=7, shuffle=shuffle)
-        before += -(-len(at_phase(case, phase).clips()) // num_parts)
-        found = phases.clips_before(epoch + 1, num_parts, seed=7, shuffle=shuffle)
+        before += -(-len(at_phase(case, phase).clips()) // num_shards)
+        found = phases.clips_before(epoch + 1, num_shards, seed=7, shuffle=shuffle)
         assert found == before
 
 
@@ -115,22 +115,22 @@ def test_one_choice_of_settings_fits_every_phase(
     shuffle_buffer: int,
     batch_size: int | None,
     max_frames: int,
-    num_parts: int,
+    num_shards: int,
 ) -> None:
     case = at_phase(case, 0)
     every = replace(case, spec=replace(case.spec, stride=1))
-    facts = ClipFacts.of(typical_table(every.table, case.spec.stride), case.episodes)
+    stats = ClipStats.of(typical_table(every.table, case.spec.stride), case.episodes)
     wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size, rotate_phase=True)
-    if max_frames < demand(facts, wanted).least_held:
+    if max_frames < memory_request(stats, wanted).least_held:
         return
     chosen = default_settings(
-        facts,
+        stats,
         wanted,
         shuffle_buffer=shuffle_buffer,
         max_held=max_frames,
-        num_parts=num_parts,
+        num_shards=num_shards,
     )
-    bound = resident_bounds(facts, chosen)[0]
+    bound = resident_bounds(stats, chosen)[0]
     assert bound <= max_frames
     for phase in range(case.spec.stride):
         plan = EpochPlan(at_phase(case, phase).table, case.episodes, chosen)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
 from tests.clip_cases import Case, episode_table
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
-from tests.plan_cases import Engine, Request, chunks_of, parts, requests
+from tests.plan_cases import Engine, Request, chunks_of, requests, shards
 
 
 @given(requests())
-def test_parts_are_disjoint_and_cover_the_epoch(request: Request) -> None:
-    plans = parts(request)
+def test_shards_are_disjoint_and_cover_the_epoch(request: Request) -> None:
+    plans = shards(request)
     emitted = [request.run(plan).clips for plan in plans]
     together = Counter(clip for clips in emitted for clip in clips)
     assert [plan.num_clips for plan in plans] == [len(clips) for clips in emitted]
@@ -46,7 +46,7 @@ def test_parts_are_disjoint_and_cover_the_epoch(request: Request) -> None:
 
 @given(requests())
 def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None:
-    plans = parts(request)
+    plans = shards(request)
     size, total = request.settings.batch_size or 1, request.case.table.num_clips
     for plan in plans:
         places = request.run(plan).places
@@ -60,7 +60,7 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
         if request.settings.drop_last:
             assert all(sizes[b] == size for b in sizes)
     counts = [plan.num_clips for plan in plans]
-    low, high = total // request.num_parts, -(-total // request.num_parts)
+    low, high = total // request.num_shards, -(-total // request.num_shards)
     if not plans:
         return
     if request.settings.even_batches:
@@ -77,7 +77,7 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
         Case((17,), (16,), ClipSpec(2, stride=8, phase=7), (0,), frozenset()),
         PlanSettings(num_cursors=1, block_frames=1, run_frames=None),
         epoch=0,
-        num_parts=1,
+        num_shards=1,
     )
 )
 @example(  # blocks of two lines, which begin at any line of a chunk
@@ -85,7 +85,7 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
         Case((16,), (4,), ClipSpec(2, stride=3, dilation=3), (0,), frozenset()),
         PlanSettings(num_cursors=1, block_frames=1, run_frames=None, first_block_frames=4),
         epoch=0,
-        num_parts=1,
+        num_shards=1,
     )
 )
 @example(
@@ -99,13 +99,13 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
             first_block_frames=1,
         ),
         epoch=0,
-        num_parts=2,
+        num_shards=2,
     )
 )
 def test_memory_and_reading_are_bounded(request: Request) -> None:
     case = request.case
-    bound = resident_bounds(ClipFacts.of(case.table, case.episodes), request.settings)[0]
-    for plan in parts(request):
+    bound = resident_bounds(ClipStats.of(case.table, case.episodes), request.settings)[0]
+    for plan in shards(request):
         engine = request.run(plan)
         # Cursors that have less than a block may need a stride more, for that ends anywhere.
         most = bound + plan.num_cursors * case.spec.stride
@@ -124,7 +124,7 @@ def test_memory_and_reading_are_bounded(request: Request) -> None:
 
 @given(requests(), st.data())
 def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
-    for plan in parts(request):
+    for plan in shards(request):
         whole = request.run(plan)
         batches = list(range(plan.num_batches + 1))
         if len(batches) > 8:
@@ -223,9 +223,9 @@ def test_a_round_may_hold_many_short_episodes() -> None:
 
 def test_fewer_clips_than_parts() -> None:
     case = Case((17,), (8,), ClipSpec(16), (0,), frozenset())
-    plans = parts(Request(case, PlanSettings(), 0, 3))
+    plans = shards(Request(case, PlanSettings(), 0, 3))
     assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(1, 1), (1, 0), (1, 0)]
-    exact = parts(Request(case, PlanSettings(even_batches=False), 0, 3))
+    exact = shards(Request(case, PlanSettings(even_batches=False), 0, 3))
     assert sorted(plan.num_clips for plan in exact) == [0, 1, 1]
     with pytest.raises(ClipError, match=r"no batch at all.*at least 3 clips.*got: 2 clips"):
         Request(case, PlanSettings(drop_last=True), 0, 3).plan(2)
@@ -262,15 +262,15 @@ def test_a_single_cursor_of_clips_far_longer_than_its_blocks() -> None:
 def test_a_part_one_clip_short_gives_one_that_another_gives_too(batch_size: int | None) -> None:
     case = Case((32,), (8,), ClipSpec(16), (0,), frozenset())  # 17 clips
     request = Request(case, PlanSettings(batch_size=batch_size), 0, 2)
-    plans = parts(request)
+    plans = shards(request)
     assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(9, 1), (9, 0)]
     assert len({plan.num_batches for plan in plans}) == 1
     emitted = Counter(clip for plan in plans for clip in request.run(plan).clips)
     assert sorted(emitted.values()) == [1] * 16 + [2]
     exact = replace(request, settings=replace(request.settings, even_batches=False))
-    assert [plan.num_clips for plan in parts(exact)] == [8, 9]
+    assert [plan.num_clips for plan in shards(exact)] == [8, 9]
     dropping = replace(request, settings=replace(request.settings, drop_last=True))
-    assert {plan.num_clips for plan in parts(dropping)} == {8}
+    assert {plan.num_clips for plan in shards(dropping)} == {8}
 
 
 @pytest.mark.parametrize("batch", [-1, 2])
@@ -288,8 +288,8 @@ def test_refuses_settings_below_one(name: str) -> None:
 
 @pytest.mark.parametrize(("index", "count"), [(1, 1), (-1, 2), (0, 0)])
 def test_refuses_a_part_out_of_range(index: int, count: int) -> None:
-    with pytest.raises(ClipError, match="not a part"):
-        Part(index, count)
+    with pytest.raises(ClipError, match="not a shard"):
+        Shard(index, count)
 
 
 @pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(16, stride=16, phase=5)])

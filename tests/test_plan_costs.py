@@ -24,7 +24,7 @@ from seqrecord import (
     SeqRecordWriter,
     plan,
 )
-from seqrecord.types import Amount, PlanReport
+from seqrecord.types import PlanReport, ReadCost
 from tests.clip_data import LARGE, write_numbered
 from tests.command_line import run
 from tests.fault_proxy import FaultProxy, Request
@@ -219,7 +219,7 @@ def test_small_frames_that_stay_in_memory(
             frames += pipe.stats()["frames_decoded"]
     changes = "fixed_shards" in clips or "rotate_phase" in clips
     if not changes:
-        assert report.later_epoch == Amount()
+        assert report.later_epoch == ReadCost()
         assert (report.total.bytes, report.total.frames_decoded) == (nbytes, frames)
     else:
         assert report.later_epoch == report.first_epoch
@@ -474,7 +474,7 @@ def test_persistent_workers(poses: Path) -> None:
         plan(poses, epochs=3, workers=2, persistent_workers=lasting) for lasting in (False, True)
     )
     assert anew.first_epoch == lasting.first_epoch == anew.later_epoch
-    assert lasting.later_epoch == Amount()
+    assert lasting.later_epoch == ReadCost()
     assert "persistent workers  False" in str(anew)
     assert "persistent workers  True" in str(lasting)
 

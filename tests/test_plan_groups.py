@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import ClipTable, EpisodeTable, MissingFrames, enumerate_clips
 from seqrecord.sampling import (
-    ClipFacts,
+    ClipStats,
     EpochPlan,
-    Part,
     Plan,
     PlanSettings,
+    Shard,
     Window,
     resident_bounds,
 )
 from tests.clip_cases import grid_of, specs
 from tests.plan_cases import Chunks, Engine, plan_settings
 
-WHOLE = Part()
+WHOLE = Shard()
 Lengths = tuple[tuple[int, ...], ...]  # of the chunks of each episode
 
 
@@ -37,7 +37,7 @@ class Case:
     leading: int
     missing: tuple[tuple[int, int, int], ...]  # episode, start, stop
     settings: PlanSettings
-    part: Part = WHOLE
+    shard: Shard = WHOLE
     epoch: int = 0
 
     @property
@@ -61,7 +61,7 @@ class Case:
             self.episodes,
             self.settings,
             epoch=self.epoch,
-            part=self.part,
+            shard=self.shard,
             windows=self.windows,
         )
 
@@ -100,7 +100,7 @@ def windows(draw: st.DrawFn, spec: ClipSpec) -> Window:
     kind = draw(st.integers(0, 3))
     if kind == 0:
         return Window.of(spec)
-    if kind == 1:  # a part of the clip, its frames as far apart
+    if kind == 1:  # a shard of the clip, its frames as far apart
         length = draw(st.integers(1, spec.length))
         skipped = draw(st.integers(0, spec.length - length))
         span = (length - 1) * spec.dilation + 1
@@ -130,7 +130,7 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.integers(0, num_groups - 1)),
         tuple((e, s, min(s + n, num_frames[e])) for e, s, n in gaps if s < num_frames[e]),
         draw(plan_settings),
-        Part(draw(st.integers(0, count - 1)), count),
+        Shard(draw(st.integers(0, count - 1)), count),
         draw(st.integers(0, 2)),
     )
 
@@ -148,7 +148,7 @@ def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
     plan = plan_of(case)
     if plan is None:
         return
-    bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), case.settings)
+    bounds = resident_bounds(ClipStats.of(case.table, case.episodes, case.windows), case.settings)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
     engine = case.engine(plan).finish()

@@ -238,7 +238,7 @@ def test_a_failure_to_write_is_raised_and_what_had_ended_is_kept(tmp_path: Path)
     with pytest.raises(errors.NotFoundError):
         seqrecord.open(tmp_path / "d")
     with SeqRecordRecorder(tmp_path / "d", codecs="raw", mode="resume") as recorder:
-        with pytest.raises(errors.DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="exists already"):
             recorder.episode("a")
         with recorder.episode("b") as episode:
             episode.append({"x": np.zeros(3)})
@@ -265,7 +265,7 @@ def test_an_episode_without_frames_is_forgotten(tmp_path: Path) -> None:
         recorder.episode("b").close()
         with recorder.episode("b") as episode:  # the key is free again
             episode.append({"x": np.zeros(3)})
-        with pytest.raises(errors.DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="exists already"):
             recorder.episode("b")
         recorder.episode("c")
     with seqrecord.open(tmp_path / "d") as dataset:
@@ -282,7 +282,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
         first.close()  # it has
         with pytest.raises(errors.DestinationError, match="the episode has ended"):
             first.append({"x": np.zeros(3)})
-        with pytest.raises(errors.DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="exists already"):
             recorder.episode("a")
     for call in (recorder.close, lambda: recorder.episode("z")):
         with pytest.raises(errors.DestinationError, match="the recorder is closed"):
@@ -294,11 +294,11 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
     ("arguments", "match"),
     [
         ({"queue_size": "many"}, "queue_size"),
-        ({"when_full": "wait"}, "no such when_full"),
-        ({"flush_seconds": 0}, "not a time between flushes"),
-        ({"flush_seconds": float("nan")}, "not a time between flushes"),
+        ({"when_full": "wait"}, "unknown when_full"),
+        ({"flush_seconds": 0}, "invalid flush_seconds"),
+        ({"flush_seconds": float("nan")}, "invalid flush_seconds"),
         ({"spill_folder": "/no/such/folder"}, "cannot spill there"),
-        ({"mode": "update"}, "no such mode"),
+        ({"mode": "update"}, "unknown mode"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], match: str) -> None:

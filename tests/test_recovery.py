@@ -114,7 +114,7 @@ def test_no_page_is_believed(
     data[offset] ^= 1
     partial(cut).write_bytes(data)
     assert recovered(cut) == found
-    assert ("not whole" in caplog.text) == (len(found) == 1)
+    assert ("incomplete" in caplog.text) == (len(found) == 1)
 
 
 def test_any_cut_note(cut: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_resume_skips_a_damaged_file_and_recovers_the_others(
             write_ended(writer, "c")
         assert file.path == f"records/{bad.name}"
         assert file.reason
-        assert f"damaged record file left out, and not removed: {root}/{file}" in caplog.text
+        assert f"damaged record file skipped (not deleted): {root}/{file}" in caplog.text
         assert bad.read_bytes() == left
         whole = read_all(root)
         assert set(whole) == {"b", "c", *(["there"] if has_dataset else [])}

@@ -17,7 +17,7 @@ from seqrecord.errors import ChecksumError, FormatError
 from seqrecord.format.references import (
     ExternalFile,
     ExternalList,
-    PartOfFolder,
+    FolderFile,
     Reference,
     ReferencedGops,
     least_reference_bytes,
@@ -114,10 +114,10 @@ def _word(at: int, value: int) -> bytes:
         "extradata that is not there": (_word(28, 8), 15),
         "extradata that is too long": (_word(28, 2**17) + bytes(2**17), 15),
         "first offset": (_word(32, 1), 15),
-        "packets overlap": (_word(36, 2), 15),
+        "overlapping packets": (_word(36, 2), 15),
         "packet of no bytes": (_word(52, 0), 15),
         "another range": (_PAGE, 16),
-        "a place that no file has": (_PAGE[:20] + b"\xff" * 8 + _PAGE[28:], 15),
+        "an impossible start": (_PAGE[:20] + b"\xff" * 8 + _PAGE[28:], 15),
     }.values(),
 )
 def test_references_that_cannot_be_true(page: bytes, length: int) -> None:
@@ -180,7 +180,7 @@ def test_the_golden_list_is_named_by_its_bytes() -> None:
 
 
 OF_FOLDER = Reference.of_frames(
-    ("0" * 16, 3), [], [3, 2], [PartOfFolder("a.png", "mtime 7"), PartOfFolder("b.png", None)]
+    ("0" * 16, 3), [], [3, 2], [FolderFile("a.png", "mtime 7"), FolderFile("b.png", None)]
 )
 
 
@@ -195,7 +195,7 @@ def test_frames_that_are_files_of_a_folder_or_ranges_of_a_file() -> None:
     found = _frames_page(page)
     assert (found.parts, found.length) == (OF_FOLDER.parts, 5)
     data = memoryview(bytearray(12) + b"AAABB")
-    assert found.room == 12
+    assert found.offset_table_bytes == 12
     assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
     ranges = Reference.of_frames(("0" * 16, 3), [100, 110], [3, 2])
     found = _frames_page(ranges.encode())

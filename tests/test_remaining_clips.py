@@ -1,4 +1,4 @@
-"""What is left of an epoch when the number of parts changes, against plans that were run."""
+"""What is left of an epoch when the number of shards changes, against plans that were run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from seqrecord import ClipSpec, StateError
 from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings, resident_bounds
-from seqrecord.sampling.elastic import Session, find_remaining
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
+from seqrecord.sampling.elastic import EpochSegment, find_remaining
 from tests import test_plan_groups as groups
 from tests.clip_cases import episode_table
 from tests.plan_cases import LAYOUTS, Engine, Request, requests
@@ -25,30 +25,30 @@ SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
 
 
 def plans_of(
-    table: ClipTable, episodes: EpisodeTable, session: Session, *, epoch: int, number: int
+    table: ClipTable, episodes: EpisodeTable, segment: EpochSegment, *, epoch: int, number: int
 ) -> list[EpochPlan]:
-    """Of all parts of a session."""
-    given: Any = {"epoch": epoch, "session": number}
+    """Of all shards of a segment."""
+    given: Any = {"epoch": epoch, "segment": number}
     return [
-        EpochPlan(table, episodes, session.settings, part=Part(i, session.num_parts), **given)
-        for i in range(session.num_parts)
+        EpochPlan(table, episodes, segment.settings, shard=Shard(i, segment.num_shards), **given)
+        for i in range(segment.num_shards)
     ]
 
 
-def batches_of(plan: EpochPlan, session: Session) -> int:
-    """How many of its batches a part has given."""
-    return min(session.batches[plan.part.index % len(session.batches)], plan.num_batches)
+def batches_of(plan: EpochPlan, segment: EpochSegment) -> int:
+    """How many of its batches a shard has given."""
+    return min(segment.batches[plan.shard.index % len(segment.batches)], plan.num_batches)
 
 
 def given_in(
-    plans: list[EpochPlan], session: Session, episodes: EpisodeTable, spec: ClipSpec
+    plans: list[EpochPlan], segment: EpochSegment, episodes: EpisodeTable, spec: ClipSpec
 ) -> Clips:
-    """What the parts have given; each plan is checked."""
+    """What the shards have given; each plan is checked."""
     found: Clips = Counter()
     for plan in plans:
         engine = Engine.of(plan, episodes, spec).finish()
         assert len(engine.clips) == plan.num_clips
-        found.update(engine.clips[: plan.first_clip(batches_of(plan, session))])
+        found.update(engine.clips[: plan.first_clip(batches_of(plan, segment))])
     return found
 
 
@@ -58,15 +58,15 @@ def clips_of(table: ClipTable) -> Clips:
 
 
 @st.composite
-def chains(draw: st.DrawFn, first: PlanSettings) -> list[Session]:
-    """All sessions but the first have settings of their own, as far as these are chosen."""
+def chains(draw: st.DrawFn, first: PlanSettings) -> list[EpochSegment]:
+    """All segments but the first have settings of their own, as far as these are chosen."""
     found = []
     for number in range(draw(st.integers(1, 3))):
         settings = first
         if number:
             settings = replace(first, **draw(st.fixed_dictionaries(LAYOUTS)))
         batches = draw(st.lists(st.integers(0, 12), min_size=1, max_size=3))
-        found.append(Session(draw(st.integers(1, 3)), tuple(batches), settings))
+        found.append(EpochSegment(draw(st.integers(1, 3)), tuple(batches), settings))
     return found
 
 
@@ -75,28 +75,28 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
     case, epoch = request.case, request.epoch
     table, episodes, every = case.table, case.episodes, set(case.clips())
     earlier: Clips = Counter()
-    over = list[Session]()
-    for number, session in enumerate(data.draw(chains(request.settings))):
-        size, most = session.settings.batch_size or 1, table.num_clips // session.num_parts
-        if not number and session.settings.drop_last and most < size:
+    over = list[EpochSegment]()
+    for number, segment in enumerate(data.draw(chains(request.settings))):
+        size, most = segment.settings.batch_size or 1, table.num_clips // segment.num_shards
+        if not number and segment.settings.drop_last and most < size:
             return  # which is refused
-        plans = plans_of(table, episodes, session, epoch=epoch, number=number)
+        plans = plans_of(table, episodes, segment, epoch=epoch, number=number)
         most = max(plan.num_batches for plan in plans)
-        session = replace(session, batches=tuple(min(count, most) for count in session.batches))
-        found = given_in(plans, session, episodes, case.spec)
+        segment = replace(segment, batches=tuple(min(count, most) for count in segment.batches))
+        found = given_in(plans, segment, episodes, case.spec)
         repeated = sum(plan.num_repeated for plan in plans)
-        assert found.total() - len(found) <= repeated < max(session.num_parts, 1)
-        over.append(session)
+        assert found.total() - len(found) <= repeated < max(segment.num_shards, 1)
+        over.append(segment)
         table = find_remaining(case.table, episodes, over, epoch=epoch)
         left = clips_of(table)
         assert list(left) == sorted(left), "not in canonical order"
-        assert not set(earlier) & set(found), "given again in a later session"
+        assert not set(earlier) & set(found), "given again in a later segment"
         assert not set(left) & (set(found) | set(earlier)), "left, and given"
         assert set(left.values()) <= {1}
         earlier += found
-        if all(batches_of(plan, session) == plan.num_batches for plan in plans):
+        if all(batches_of(plan, segment) == plan.num_batches for plan in plans):
             assert not left
-            assert session.settings.drop_last or set(earlier) == every
+            assert segment.settings.drop_last or set(earlier) == every
             break
         assert set(left) | set(earlier) == every
 
@@ -118,50 +118,50 @@ def test_clips_that_come_several_times(
     listed = ChosenClips.of(episode, start, times.astype(np.float64))
     table = listed.table(spec, np.arange(3), listed.most)
     settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
-    session = Session(ranks, (0,) * workers, settings)
-    plans = plans_of(table, episodes, session, epoch=0, number=0)
+    segment = EpochSegment(ranks, (0,) * workers, settings)
+    plans = plans_of(table, episodes, segment, epoch=0, number=0)
     most = min(batches, plans[-1].num_batches)
-    session = replace(session, batches=(most, *(max(0, most - 1) for _ in range(workers - 1))))
-    given, rest = Clips(), find_remaining(table, episodes, [session], epoch=0)
+    segment = replace(segment, batches=(most, *(max(0, most - 1) for _ in range(workers - 1))))
+    given, rest = Clips(), find_remaining(table, episodes, [segment], epoch=0)
     for plan in plans:
         clips = [
             clip
             for work in plan.rounds()
             for clip in zip(work.clips.episode.tolist(), work.clips.start.tolist(), strict=True)
         ]
-        given.update(clips[: plan.first_clip(batches_of(plan, session))])
+        given.update(clips[: plan.first_clip(batches_of(plan, segment))])
     left, every = clips_of(rest), clips_of(table)
     if rest.num_clips:
         assert not every - (given + left), "lost"
     assert (given + left - every).total() <= sum(plan.num_repeated for plan in plans)
     # … and its plan does not ask for a frame that is gone.
-    engine = Engine.of(EpochPlan(rest, episodes, settings, session=1), episodes, spec).finish()
+    engine = Engine.of(EpochPlan(rest, episodes, settings, segment=1), episodes, spec).finish()
     assert Counter(engine.clips) == left
 
 
 @given(groups.cases(), st.integers(0, 9))
 def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
-    parts = [replace(case, part=Part(i, case.part.count)) for i in range(case.part.count)]
-    plans = [groups.plan_of(part) for part in parts]
+    shards = [replace(case, shard=Shard(i, case.shard.count)) for i in range(case.shard.count)]
+    plans = [groups.plan_of(shard) for shard in shards]
     if plans[0] is None:
         return
     given: Clips = Counter()
-    session = Session(1, (0,), case.settings)
+    segment = EpochSegment(1, (0,), case.settings)
     most = max(plan.num_batches for plan in plans if plan is not None)
-    session = Session(case.part.count, (min(batches, most),), case.settings)
-    for part, plan in zip(parts, plans, strict=True):
+    segment = EpochSegment(case.shard.count, (min(batches, most),), case.settings)
+    for shard, plan in zip(shards, plans, strict=True):
         assert plan is not None
-        engine = part.engine(plan).finish()
-        given.update(engine.clips[: plan.first_clip(batches_of(plan, session))])
+        engine = shard.engine(plan).finish()
+        given.update(engine.clips[: plan.first_clip(batches_of(plan, segment))])
     rest = find_remaining(
-        case.table, case.episodes, [session], epoch=case.epoch, windows=case.windows
+        case.table, case.episodes, [segment], epoch=case.epoch, windows=case.windows
     )
     if batches < most:
         assert set(clips_of(rest)) == set(clips_of(case.table)) - set(given)
     plan = EpochPlan(
-        rest, case.episodes, case.settings, epoch=case.epoch, session=1, windows=case.windows
+        rest, case.episodes, case.settings, epoch=case.epoch, segment=1, windows=case.windows
     )
-    bounds = resident_bounds(ClipFacts.of(rest, case.episodes, case.windows), case.settings)
+    bounds = resident_bounds(ClipStats.of(rest, case.episodes, case.windows), case.settings)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
     assert len(case.engine(plan).finish().clips) == plan.num_clips
@@ -170,26 +170,26 @@ def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
 
 @pytest.mark.parametrize("given", [1, 2])
 def test_small_parts_of_one_cursor(given: int) -> None:
-    """A part's clips come in one order, whichever parts are looked at with it."""
+    """A shard's clips come in one order, whichever shards are looked at with it."""
     lengths = (31, 40, 28, 17)
     episodes = episode_table(lengths, [8] * 4)
     table = enumerate_clips(ClipSpec(9), episodes, np.arange(4))
     settings = PlanSettings(
         num_cursors=1, block_frames=500, first_block_frames=500, run_frames=None, batch_size=3
     )
-    session = Session(16, (given,), settings)
-    plans = plans_of(table, episodes, session, epoch=0, number=0)
-    before = given_in(plans, session, episodes, table.spec)
-    left = clips_of(find_remaining(table, episodes, [session], epoch=0))
+    segment = EpochSegment(16, (given,), settings)
+    plans = plans_of(table, episodes, segment, epoch=0, number=0)
+    before = given_in(plans, segment, episodes, table.spec)
+    left = clips_of(find_remaining(table, episodes, [segment], epoch=0))
     assert left + Counter(set(before)) == clips_of(table)
 
 
 def test_many_parts_are_looked_at_in_groups() -> None:
     episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
     table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))
-    session = Session(7, (9, 8), SETTINGS)
-    whole = find_remaining(table, episodes, [session], epoch=3)
-    parted = find_remaining(table, episodes, [session], epoch=3, at_once=100)
+    segment = EpochSegment(7, (9, 8), SETTINGS)
+    whole = find_remaining(table, episodes, [segment], epoch=3)
+    parted = find_remaining(table, episodes, [segment], epoch=3, at_once=100)
     assert whole.num_clips == table.num_clips - 7 * (9 + 8) * 4
     for name in ("episode", "first_start", "count"):
         assert (getattr(whole, name) == getattr(parted, name)).all()
@@ -199,28 +199,28 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
     episodes = episode_table([20_000] * 8, [8] * 8)
     table = enumerate_clips(ClipSpec(16), episodes, np.arange(8))
     settings = replace(SETTINGS, num_cursors=8, run_frames=None)
-    session = Session(4, (1000,), settings)
-    rest = find_remaining(table, episodes, [session], epoch=0)
+    segment = EpochSegment(4, (1000,), settings)
+    rest = find_remaining(table, episodes, [segment], epoch=0)
     assert rest.num_clips == table.num_clips - 4 * 1000 * 4
-    segments = rest.count > 8
-    assert segments.sum() <= 4 * 8 + 8  # one of each cursor, which may have several episodes
-    assert rest.count[~segments].sum() <= 4 * 8 * 16  # at most a round of each part
+    pieces = rest.count > 8
+    assert pieces.sum() <= 4 * 8 + 8  # one of each cursor, which may have several episodes
+    assert rest.count[~pieces].sum() <= 4 * 8 * 16  # at most a round of each shard
 
 
 @pytest.mark.parametrize(
-    ("session", "message"),
+    ("segment", "message"),
     [
-        (Session(2, (11, 3), SETTINGS), "beyond the epoch's end"),
-        (Session(2, (1 << 62,), SETTINGS), "beyond the epoch's end"),
-        (Session(1 << 30, (1,), SETTINGS), "more cursors than can be planned"),
+        (EpochSegment(2, (11, 3), SETTINGS), "beyond the epoch's end"),
+        (EpochSegment(2, (1 << 62,), SETTINGS), "beyond the epoch's end"),
+        (EpochSegment(1 << 30, (1,), SETTINGS), "more cursors than can be planned"),
         (
-            Session(1 << 20, (1,), replace(SETTINGS, num_cursors=1 << 30)),
+            EpochSegment(1 << 20, (1,), replace(SETTINGS, num_cursors=1 << 30)),
             "more cursors than can be",
         ),
     ],
 )
-def test_refuses_stages_that_cannot_be(session: Session, message: str) -> None:
+def test_refuses_stages_that_cannot_be(segment: EpochSegment, message: str) -> None:
     episodes = episode_table([100], [8])
     table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
     with pytest.raises(StateError, match=message):
-        find_remaining(table, episodes, [session], epoch=0)
+        find_remaining(table, episodes, [segment], epoch=0)

@@ -308,14 +308,16 @@ def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
 
     def frames() -> dict[str, list[dict[str, Any]]]:
         with seqrecord.open(path) as reader:
-            assert reader.contents.index.lags is not None
+            assert reader.contents.index.time_spans is not None
             return {
                 key: [
                     {name: np.asarray(item).tolist() for name, item in episode[i].items()}
                     for i in range(len(episode))
                 ]
                 for key, episode in reader.episodes.items()
-            } | {"lags": [{"least": reader.contents.index.lags.least[:, :, 1].tolist()}]}
+            } | {
+                "time_spans": [{"least": reader.contents.index.time_spans.least[:, :, 1].tolist()}]
+            }
 
     edit.delete_episodes(path, ["e1", "e4"])
     edit.drop_features(path, ["u", "gone"])

@@ -1,4 +1,4 @@
-"""Plans of sequences against brute force: rows that follow episodes, in any number of parts."""
+"""Plans of sequences against brute force: rows that follow episodes, in any number of shards."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from seqrecord import ClipError, ClipSpec, StateError
 from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import (
-    ClipFacts,
-    Part,
+    ClipStats,
     PlanSettings,
     SequencePlan,
+    Shard,
     count_unused_frames,
     resident_bounds,
 )
@@ -35,20 +35,20 @@ def settings_of(request: Request) -> PlanSettings:
 
 
 def plans_of(request: Request) -> list[SequencePlan]:
-    """The plans of all parts; none where `drop_last` leaves no batch."""
+    """The plans of all shards; none where `drop_last` leaves no batch."""
     case, chosen = request.case, settings_of(request)
-    parts = [Part(index, request.num_parts) for index in range(request.num_parts)]
-    rows = request.num_parts * (chosen.batch_size or 1)
+    shards = [Shard(index, request.num_shards) for index in range(request.num_shards)]
+    rows = request.num_shards * (chosen.batch_size or 1)
     clips, episodes = len(case.clips()), len({episode for episode, _ in case.clips()})
-    too_few = clips < rows if chosen.even_batches else episodes <= rows - request.num_parts
+    too_few = clips < rows if chosen.even_batches else episodes <= rows - request.num_shards
     if chosen.drop_last and clips and too_few:
-        for part in parts:
+        for shard in shards:
             with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
-                SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, part=part)
+                SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, shard=shard)
         return []
     return [
-        SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, part=part)
-        for part in parts
+        SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, shard=shard)
+        for shard in shards
     ]
 
 
@@ -100,17 +100,17 @@ def test_each_row_follows_one_sequence_after_the_other(request: Request) -> None
 
 
 @given(requests())
-@example(  # rows of 3, 2, 2; the second part has one clip less
+@example(  # rows of 3, 2, 2; the second shard has one clip less
     Request(
         Case((5, 8), (4, 4), ClipSpec(1), (0, 1), frozenset()),
         PlanSettings(batch_size=3, shuffle=False),
         epoch=0,
-        num_parts=2,
+        num_shards=2,
     )
 )
 def test_equal_parts_cover_the_epoch(request: Request) -> None:
     request = replace(request, settings=replace(request.settings, even_batches=True))
-    case, size, count = request.case, request.settings.batch_size or 1, request.num_parts
+    case, size, count = request.case, request.settings.batch_size or 1, request.num_shards
     plans = plans_of(request)
     together: Counter[tuple[int, int]] = Counter()
     for plan in plans:
@@ -170,19 +170,19 @@ def test_without_equal_no_sequence_is_cut_or_given_twice(request: Request) -> No
     if not request.settings.drop_last:
         assert dropped == 0
         by_episode = Counter(episode for s in sequences for episode, _ in s)
-        longest, rows_of_all = max(by_episode.values(), default=0), request.num_parts * size
+        longest, rows_of_all = max(by_episode.values(), default=0), request.num_shards * size
         assert max(loads, default=0) <= sum(loads) / rows_of_all + longest
 
 
 @given(requests())
 def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
     case, chosen = request.case, settings_of(request)
-    bound = resident_bounds(ClipFacts.of(case.table, case.episodes), chosen)[0]
+    bound = resident_bounds(ClipStats.of(case.table, case.episodes), chosen)[0]
     chunk = max(case.chunk_frames[episode] for episode in case.selected)
     rows = chosen.batch_size or 1
     assert bound <= rows * (case.spec.span + chunk - 1)
     any_phase = replace(chosen, rotate_phase=True)
-    assert bound <= resident_bounds(ClipFacts.of(case.table, case.episodes), any_phase)[0]
+    assert bound <= resident_bounds(ClipStats.of(case.table, case.episodes), any_phase)[0]
     for plan in plans_of(request):
         run(request, plan)
         assert plan.groups[0].max_resident_frames <= bound
@@ -244,7 +244,7 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         own.update(engine.clips)
     case, chosen = request.case, settings_of(request)
     is_over = all(plan.num_batches == n for plan, n in zip(plans, batches.tolist(), strict=True))
-    left = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, session=0)
+    left = remaining_sequences(case.table, chosen, batches, epoch=request.epoch, segment=0)
     clips = list(zip(*(c.tolist() for c in left.locate(np.arange(len(left)))), strict=True))
     assert clips == sorted(set(clips))
     again = set(clips) & before
@@ -254,10 +254,10 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         assert not clips
     else:
         assert set(clips) | before == set(case.clips())
-    parts = [Part(index, request.num_parts + 1) for index in range(request.num_parts + 1)]
+    shards = [Shard(index, request.num_shards + 1) for index in range(request.num_shards + 1)]
     rest = [
-        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, part=part, session=1)
-        for part in parts
+        SequencePlan(left, case.episodes, chosen, epoch=request.epoch, shard=shard, segment=1)
+        for shard in shards
     ]
     together = [clip for plan in rest for clip in run(request, plan)[0].clips]
     repeated, dropped = (
@@ -266,19 +266,19 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
     assert len(together) == len(clips) + repeated - dropped
     assert set(together) <= set(clips)
     with pytest.raises(StateError, match="more batches than it has"):
-        remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, session=0)
+        remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, segment=0)
 
 
 @given(with_groups.cases())
 def test_every_group_is_loaded_in_time_and_freed(case: with_groups.Case) -> None:
     chosen = sequence_settings(replace(case.settings, order="sequences"), case.spec.stride)
-    given_ = {"epoch": case.epoch, "part": case.part, "windows": case.windows}
+    given_ = {"epoch": case.epoch, "shard": case.shard, "windows": case.windows}
     try:
         plan = SequencePlan(case.table, case.episodes, chosen, **given_)  # type: ignore[arg-type]
     except ClipError:
         assert chosen.drop_last
         return
-    bounds = resident_bounds(ClipFacts.of(case.table, case.episodes, case.windows), chosen)
+    bounds = resident_bounds(ClipStats.of(case.table, case.episodes, case.windows), chosen)
     for planned, bound in zip(plan.groups, bounds, strict=True):
         assert planned.max_resident_frames <= bound
     assert len(case.engine(plan).finish().clips) == plan.num_clips

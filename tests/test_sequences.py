@@ -131,13 +131,13 @@ def test_ranks_and_workers(path: Path, monkeypatch: pytest.MonkeyPatch, even_bat
     for rank in range(2):
         for worker in range(2):
             be_worker(monkeypatch, worker, 2)
-            part = stream(path, rank=rank, world_size=2, even_batches=even_batches)
-            rows = follow(part, FEATURES, 3)
+            shard = stream(path, rank=rank, world_size=2, even_batches=even_batches)
+            rows = follow(shard, FEATURES, 3)
             lengths.add(max(map(len, rows)))
             together.update(clip for row in rows for clip in row)
-            repeated += part.stats()["duplicate_clips"]
+            repeated += shard.stats()["duplicate_clips"]
             if not even_batches:
-                assert part.stats()["sequences_cut"] == 0
+                assert shard.stats()["sequences_cut"] == 0
     every = possible_clips(FEATURES, 3, 3)
     assert set(together) == set(every)
     assert together.total() == len(every) + repeated

@@ -188,7 +188,7 @@ def test_a_dataset_that_cannot_be_listed_is_verified(place: Place, small: Path) 
         url, options = place.at(proxy.host)
         report = seqrecord.verify(url, deep=True, storage_options=options)
         assert report.ok
-        assert any("cannot be listed" in note for note in report.notes)
+        assert any("cannot list other files" in note for note in report.notes)
 
 
 # Objects that are not what they were

@@ -1,119 +1,162 @@
-"""Fixed shards against brute force: clips, frames and loads of each part, and what is left."""
+"""What the cursors of shards have: exact numbers of clips, and begins where chunks do."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.sampling import (
-    EpochPlan,
-    Part,
-    Plan,
-    PlanSettings,
-    Round,
-    ShuffledPlan,
-    Window,
-    shard_frames,
-)
-from seqrecord.sampling.elastic import Session, find_remaining
-from tests.clip_cases import Case, cases
-
-SETTINGS = st.builds(
-    PlanSettings,
-    seed=st.integers(0, 9),
-    batch_size=st.none() | st.integers(1, 5),
-    even_batches=st.booleans(),
-    num_cursors=st.integers(1, 5),
-    block_frames=st.integers(1, 20),
-    run_frames=st.none() | st.integers(4, 30),
-    first_block_frames=st.integers(1, 8),
-    num_shares=st.none() | st.integers(1, 3),
-    resident=st.just(True),
-)
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import IntArray
+from seqrecord.sampling.runs import Cuts, Runs, shares_of
 
 
-def plan_of(case: Case, settings: PlanSettings, epoch: int, part: Part) -> Plan:
-    kind = ShuffledPlan if epoch else EpochPlan
-    return kind(case.table, case.episodes, settings, epoch=epoch, part=part)
+def sequence(counts: list[int], stride: int = 1) -> Runs:
+    number = np.arange(len(counts))
+    return Runs(stride, number, np.zeros_like(number), np.array(counts, np.int64), number)
 
 
-def each_clip(one: Round) -> list[tuple[int, int]]:
-    return list(zip(one.clips.episode.tolist(), one.clips.start.tolist(), strict=True))
+def cuts_of(runs: Runs, size: int, offset: int = 0) -> Cuts:
+    chunks = ChunkGrid(np.full(len(runs), size), np.zeros(len(runs), np.int64))
+    return Cuts(chunks, runs.last_start, offset)
 
 
-def clips_of(plan: Plan, index: int = 0) -> list[tuple[int, int]]:
-    """From a round on."""
-    return [clip for one in plan.rounds(index) for clip in each_clip(one)]
+def irregular(runs: Runs, lengths: list[int]) -> ChunkGrid:
+    """Chunks of these lengths again and again, with which each row's episode begins elsewhere."""
+    chunks = []
+    for row, last in enumerate(runs.last_start.tolist()):
+        found: list[int] = []
+        left = last + 1
+        while left:
+            found.append(min(left, lengths[(row + len(found)) % len(lengths)]))
+            left -= found[-1]
+        chunks.append(found)
+    first_chunk = np.cumsum([0, *map(len, chunks[:-1])])
+    first_frame = np.concatenate([np.cumsum([0, *found[:-1]]) for found in chunks])
+    return ChunkGrid.of(runs.last_start + 1, first_chunk, first_frame)
 
 
-@given(cases(), SETTINGS, st.integers(1, 4))
-def test_parts_keep_their_clips(case: Case, settings: PlanSettings, count: int) -> None:
-    clips = case.clips()
+def shares(
+    counts: list[int],
+    num_shards: int,
+    num_cursors: int,
+    chunk: int | list[int],
+    *,
+    fill: bool,
+    stride: int = 1,
+    offset: int = 0,
+    num_shares: int | None = None,
+) -> list[tuple[IntArray, IntArray, int]]:
+    """Of each shard: where its cursors begin and end, and how many clips another one has too."""
+    runs = sequence(counts, stride)
+    if isinstance(chunk, int):
+        cuts = cuts_of(runs, chunk, offset)
+    else:
+        cuts = Cuts(irregular(runs, chunk), runs.last_start, offset)
     found = []
-    for epoch in range(3):
-        parts = [plan_of(case, settings, epoch, Part(i, count)) for i in range(count)]
-        found.append([Counter(clips_of(plan)) for plan in parts])
-        total = sum(found[-1], Counter())
-        assert total.keys() == set(clips)
-        assert total.total() == len(clips) + sum(plan.num_repeated for plan in parts)
-        assert not settings.even_batches or len({plan.num_clips for plan in parts}) == 1
-    assert found[0] == found[1] == found[2]
-
-
-@given(cases(), SETTINGS, st.integers(1, 4), st.data())
-def test_loads_bring_the_frames_of_the_shard(
-    case: Case, settings: PlanSettings, count: int, data: st.DataObject
-) -> None:
-    """From any round on, as a resume there needs them, and from any clip."""
-    if not case.table.num_clips:
-        return
-    window = Window.of(case.spec)
-    part = Part(data.draw(st.integers(0, count - 1)), count)
-    parts = np.array([part.index])
-    [shard], most = shard_frames(case.table, case.episodes, [window], settings, count, parts)
-    rows = {
-        (episode, frame)
-        for episode, begin, stop in zip(*(column.tolist() for column in shard), strict=True)
-        for frame in range(begin, stop)
-    }
-    assert len(rows) == shard.num_frames == most
-    assert most <= shard_frames(case.table, case.episodes, [window], settings, count)[1]
-    plan = plan_of(case, settings, data.draw(st.integers(1, 3)), part)
-    clips = clips_of(plan)
-    number = data.draw(st.integers(0, len(clips)))
-    index, skip = plan.locate_clip(number)
-    loaded: set[tuple[int, int]] = set()
-    for each in plan.rounds(index):
-        loads = each.groups[0].loads
-        for episode, first, frames in zip(
-            loads.episode.tolist(), loads.first.tolist(), loads.count.tolist(), strict=True
-        ):
-            loaded |= {(episode, first + i * window.frame_step) for i in range(frames)}
-        for clip in each_clip(each):
-            assert {(clip[0], frame) for frame in case.frames(clip[1])} <= loaded & rows
-    assert clips_of(plan, index)[skip:] == clips[number:]
-
-
-@given(cases(), SETTINGS, st.integers(1, 4), st.data())
-def test_what_is_left_of_a_shuffled_epoch(
-    case: Case, settings: PlanSettings, ranks: int, data: st.DataObject
-) -> None:
-    plans = [plan_of(case, settings, 2, Part(i, ranks)) for i in range(ranks)]
-    given_batches = data.draw(st.integers(0, max(plan.num_batches for plan in plans)))
-    session = Session(ranks, (given_batches,), settings)
-    rest = find_remaining(case.table, case.episodes, [session], epoch=2)
-    left = set(case.clips())
-    for plan in plans:
-        first = plan.first_clip(min(given_batches, plan.num_batches))
-        left -= set(clips_of(plan)[:first])
-    found = [
-        (episode, start + i * case.spec.stride)
-        for episode, start, count in zip(
-            rest.episode.tolist(), rest.first_start.tolist(), rest.count.tolist(), strict=True
+    for i in range(num_shards):
+        start, stop, repeated = shares_of(
+            runs,
+            cuts,
+            np.array([i]),
+            num_shards,
+            num_cursors,
+            fill=fill,
+            num_shares=num_shares and min(num_shares, num_cursors),
         )
-        for i in range(count)
-    ]
-    assert found == sorted(left)
+        some = stop > start
+        found.append((start[some], stop[some], int(repeated[0])))
+    return found
+
+
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 7),
+    st.sampled_from([1, 3, 8, 64]) | st.lists(st.integers(1, 70), min_size=2, max_size=5),
+    st.integers(1, 5),
+    st.sampled_from([0, 0, -1, -30, 7]),
+    st.booleans(),
+    st.sampled_from([None, 1, 2, 5]),
+)
+def test_parts_have_their_exact_numbers_and_all_clips(
+    counts: list[int],
+    num_shards: int,
+    num_cursors: int,
+    chunk: int | list[int],
+    stride: int,
+    offset: int,
+    fill: bool,
+    num_shares: int | None,
+) -> None:
+    total = sum(counts)
+    made = shares(
+        counts,
+        num_shards,
+        num_cursors,
+        chunk,
+        fill=fill,
+        stride=stride,
+        offset=offset,
+        num_shares=num_shares,
+    )
+    numbers = [int((stop - start).sum()) for start, stop, _ in made]
+    ranges = sorted(
+        (begin, end - repeated * (i + 1 == len(start)))
+        for start, stop, repeated in made
+        for i, (begin, end) in enumerate(zip(start.tolist(), stop.tolist(), strict=True))
+    )
+    # Without the clips that are given once more, the ranges follow each other.
+    ranges = [one for one in ranges if one[0] < one[1]]
+    assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
+    assert ranges[-1][1] == total
+    assert all((stop > start).all() for start, stop, _ in made)
+    assert all((stop <= total).all() for _, stop, _ in made)
+    assert all((stop[:-1] <= start[1:]).all() for start, stop, _ in made)
+    if fill:
+        assert set(numbers) == {-(-total // num_shards)}
+        assert all(repeated in (0, 1) for _, _, repeated in made)
+    else:
+        assert set(numbers) <= {total // num_shards, -(-total // num_shards)}
+        assert not any(repeated for _, _, repeated in made)
+
+
+def test_cursors_begin_where_chunks_do_but_for_one_of_a_part() -> None:
+    counts = [700, 435, 801, 1022]
+    offsets = np.cumsum([0, *counts])
+    for start, stop, _ in shares(counts, 3, 5, 8, fill=False):
+        run = np.searchsorted(offsets, start, side="right") - 1
+        off_line = (start - offsets[run]) % 8 != 0
+        assert off_line.sum() <= 1
+        assert (np.diff(start) > 500).all()  # of 2958 clips: far apart
+        assert (abs(stop - start - 2958 // 15) <= 16).all()
+
+
+def test_cursors_of_a_share_begin_anywhere_in_it() -> None:
+    for shared, alone in zip(
+        shares([700, 435, 801, 1022], 3, 10, 64, fill=False, num_shares=2),
+        shares([700, 435, 801, 1022], 3, 2, 64, fill=False),
+        strict=True,
+    ):
+        start, stop, _ = shared
+        assert start[::5].tolist() == alone[0].tolist()
+        assert stop[4::5].tolist() == alone[1].tolist()
+        for share in (slice(5), slice(5, 10)):
+            assert stop[share][:-1].tolist() == start[share][1:].tolist()
+            assert np.ptp((stop - start)[share]) <= 1
+
+
+def test_needs_no_more_for_many_parts() -> None:
+    runs = sequence([100])
+    count = 1 << 30
+    start, stop, _ = shares_of(runs, cuts_of(runs, 8), np.array([count - 1]), count, 4, fill=True)
+    assert (start[stop > start].tolist(), stop[stop > start].tolist()) == ([99], [100])
+
+
+@pytest.mark.parametrize(
+    ("fill", "expected"), [(False, [[0, 2], [2, 5], [5, 8]]), (True, [[0, 3], [2, 5], [5, 8]])]
+)
+def test_by_hand(fill: bool, expected: list[list[int]]) -> None:
+    made = shares([8], 3, 1, 1, fill=fill)
+    assert [[int(start[0]), int(stop[0])] for start, stop, _ in made] == expected

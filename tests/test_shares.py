@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.pipes.mix_sources import MixPlan, count_batches
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 from seqrecord.sampling.shares import Shares, whole_shares
 
 WEIGHTS = st.lists(
@@ -103,7 +103,7 @@ def test_a_mix_finds_the_places_of_clips(
     shares, num_batches = Shares(counts, 3), 25
     turn = batch_size if single_source_batches else 1
     plan, following = (
-        MixPlan(Part(), num_batches, batch_size, shares, turn, number * num_batches)
+        MixPlan(Shard(), num_batches, batch_size, shares, turn, number * num_batches)
         for number in (epoch, epoch + 1)
     )
     batches = [plan.sources(batch) for batch in range(num_batches)]

@@ -179,7 +179,7 @@ FAULTS = {
     ),
     "what is being removed is recovered": PutBack(
         cleaning,
-        "_condemn",
+        "_mark_removed",
         lambda *_: None,
         ("clean", "only resume"),
         "which the manifest names",
@@ -216,7 +216,7 @@ FAULTS = {
     ),
     "clean keeps no version": PutBack(
         *(cleaning, "_earlier", lambda *_: (), ("rewrite", "clean keeping", "delete")),
-        "files of this version are gone",
+        "files of this version are missing",
     ),
     "a version has another's splits": PutBack(
         *(versions, "load_version", lambda storage, *_, **__: load_once(storage), _COMMITS),
@@ -229,7 +229,7 @@ FAULTS = {
         committing, "put_manifest", put_of_other_content, _COMMITS, "the manifest's fingerprint"
     ),
     "clean changes the dataset": PutBack(
-        *(cleaning, "_condemn", lambda where, *_: rename_episodes(where, {"e4": "f"})),
+        *(cleaning, "_mark_removed", lambda where, *_: rename_episodes(where, {"e4": "f"})),
         *(("append", "split"), "clean changed what there is"),
     ),
 }

@@ -15,7 +15,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import DepthScale, LeftOut, inventory_of
-from seqrecord.writing.convert_jobs import KEPT_COST, frame_work
+from seqrecord.writing.convert_jobs import KEPT_COST, frame_cost
 from tests.lerobot_data import episodes
 from tests.lerobot_depth_data import DEPTH, INFO, codes_of, with_depth
 from tests.lerobot_depth_data import LENGTHS as DEPTH_LENGTHS
@@ -182,7 +182,7 @@ def test_video_that_is_kept_is_little_work(tmp_path: Path) -> None:
     schema = open_source(unpack(tmp_path, "lerobot_video_v3")).schema()
     videos = sum(schema[name].nbytes for name in CAMERAS)
     assert videos > 100 * KEPT_COST
-    assert frame_work(schema) == schema.frame_nbytes - videos + videos // KEPT_COST
+    assert frame_cost(schema) == schema.frame_nbytes - videos + videos // KEPT_COST
 
 
 @pytest.mark.skipif(not HAS_TABLES, reason="PyAV 17 reads the tables of a video")

@@ -145,7 +145,7 @@ def test_nothing_there_and_what_does_not_take_urls(memory_url: str) -> None:
     with pytest.raises(SourceError, match="damaged") as caught:
         open_source(f"{memory_url}/bag").schema()
     assert caught.value.file == f"{memory_url}/bag/run.db3"
-    with pytest.raises(SourceError, match="of a URL alone"):
+    with pytest.raises(SourceError, match="apply to URLs only"):
         open_source("/", storage_options={"deadline": 3})
 
 

@@ -110,7 +110,9 @@ def test_video_that_is_kept_has_its_own_codec(tmp_path: Path, appends: bool) -> 
             for frame in np.zeros((4, HEIGHT, WIDTH, 3), np.uint8):
                 episode.append({"image": frame})
     more: Any = {"mode": "append"} if appends else {"codecs": codecs}
-    with pytest.raises(SchemaError, match=r"keeps video .*feature: image; expected: .*got: .*ffv1"):
+    with pytest.raises(
+        SchemaError, match=r"source's video.*feature: image; expected: .*got: .*ffv1"
+    ):
         seqrecord.convert(source, there, workers=1, **more)
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import ClipError, NotFoundError, SeqRecordPipe, SeqRecordWriter
-from seqrecord.edit.episodes import deal_episodes, split_dataset
+from seqrecord.edit.episodes import assign_splits, split_dataset
 from seqrecord.format.index import NO_SPLIT
-from seqrecord.reading.filters import EpisodeFacts
+from seqrecord.reading.filters import EpisodeDescription
 from tests.clip_data import LENGTHS, names, write_numbered
 from tests.command_line import main
 
@@ -34,7 +34,7 @@ def splits_of(path: Path) -> dict[str, str | None]:
     """The split of each episode."""
     found: dict[str, str | None] = {}
 
-    def look(episode: EpisodeFacts) -> bool:
+    def look(episode: EpisodeDescription) -> bool:
         found[episode.key] = episode.split
         return True
 
@@ -113,7 +113,7 @@ def test_shares_are_met_within_one_episode(count: int, parts: list[float], seed:
     old = np.full(count, NO_SPLIT, np.int64)
     keys = [f"e{i}" for i in range(count)]
     kept = np.zeros(count, bool)
-    new = deal_episodes(old, kept, keys, list(range(len(shares))), shares, seed)
+    new = assign_splits(old, kept, keys, list(range(len(shares))), shares, seed)
     for number, share in enumerate(shares):
         assert abs(int((new == number).sum()) - share * count) < max(1, len(shares))
 
@@ -130,7 +130,7 @@ def test_loaders_take_one(tmp_path: Path) -> None:
     assert {key for clip in both for key, _ in names(clip)} <= {
         key for key, split in splits.items() if split == "val"
     }
-    with pytest.raises(ClipError, match=r"no such split.*expected: train, val; got: 'test'"):
+    with pytest.raises(ClipError, match=r"unknown split.*expected: train, val; got: 'test'"):
         SeqRecordPipe(path, clip_len=2, split="test")
     with pytest.raises(ClipError, match="split is not valid"):
         SeqRecordPipe(path, clip_len=2, split=3)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_a_function_sees_key_length_and_metadata(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "records")
     seen = []
 
-    def chosen(episode: EpisodeFacts) -> bool:
+    def chosen(episode: EpisodeDescription) -> bool:
         seen.append((episode.key, episode.num_frames, episode.fps, episode.split, dict(episode)))
         return episode.num_frames > 9 and episode["number"] != 0
 
@@ -163,11 +163,11 @@ def test_a_function_sees_key_length_and_metadata(tmp_path: Path) -> None:
         ({}, "shares of the splits are not valid"),
         (["train"], "expected: a dict of shares"),
         (None, "expected: a dict of shares"),
-        ({"train": 0.9, "val": 0.2}, "got: 2 of 1.1 together"),
+        ({"train": 0.9, "val": 0.2}, "got: 2 with a sum of 1.1"),
         ({"train": -0.1}, "0 to 1 for split train.*-0.1"),
         ({"train": float("nan")}, "for split train.*nan"),
         ({"train": "0.5"}, "0 to 1 for split train"),
-        ({"../train": 0.5}, "not the name of a split"),
+        ({"../train": 0.5}, "invalid name of a split"),
     ],
 )
 def test_refuses_shares_that_make_no_sense(tmp_path: Path, shares: Any, match: str) -> None:
@@ -208,7 +208,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_a_split_without_an_episode_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(3))
     text = (path / "manifest.json").read_bytes()
-    with pytest.raises(ClipError, match=r"would have no episode.*got: val of 3 episodes"):
+    with pytest.raises(ClipError, match=r"would be empty.*got: val of 3 episodes"):
         split_dataset(path, {"train": 0.9, "val": 0.1})
     assert (path / "manifest.json").read_bytes() == text
     assert split_dataset(path, {"train": 0.6, "val": 0.4, "test": 0}) == {

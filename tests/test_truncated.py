@@ -13,7 +13,7 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import FrameError
-from seqrecord.format.text import MAX_METADATA_LENGTH, truncated_metadata, whole_metadata
+from seqrecord.format.text import MAX_METADATA_LENGTH, mark_truncated, unmark_truncated
 
 METADATA = {"robot": "arm"}
 CUT = {"robot": "arm", "truncated": True}
@@ -115,8 +115,8 @@ def test_one_that_came_truncated_stays_so(tmp_path: Path) -> None:
 
 
 def test_the_mark() -> None:
-    marked = truncated_metadata('{"z":1}')
+    marked = mark_truncated('{"z":1}')
     assert marked == '{"truncated":true,"z":1}'
-    assert whole_metadata(marked) == whole_metadata('{"z":1}') == '{"z":1}'
+    assert unmark_truncated(marked) == unmark_truncated('{"z":1}') == '{"z":1}'
     long = '{"z":"' + "a" * (MAX_METADATA_LENGTH - 8) + '"}'
-    assert truncated_metadata(long) == long
+    assert mark_truncated(long) == long

@@ -150,7 +150,7 @@ def test_a_truncated_file(dataset: Path) -> None:
     file.write_bytes(data[: len(data) // 2])
     report = verify(dataset)
     messages = [problem.message for problem in report.problems]
-    assert "a record file of another length than the manifest says" in messages
+    assert "the length of a record file differs from the manifest" in messages
     assert "the file ended early" in messages
     assert {problem.file for problem in report.problems} == {str(file)}
     assert all(p.episode for p in report.problems if p.message == "the file ended early")
@@ -171,8 +171,8 @@ def test_a_file_in_the_place_of_another(dataset: Path) -> None:
     one, two, *_ = sorted((dataset / "records").iterdir())
     one.write_bytes(two.read_bytes())
     messages = [problem.message for problem in verify(dataset).problems]
-    assert "another record file than the manifest names" in messages
-    assert "a chunk of the index that the record file's footer does not list" in messages
+    assert "record file was replaced (id differs from the manifest)" in messages
+    assert "a chunk of the index is missing in the record file's footer" in messages
 
 
 def test_a_broken_index_does_not_hide_broken_pages(dataset: Path) -> None:
@@ -313,7 +313,7 @@ def _in_group(index: Index, **columns: Any) -> dict[str, Any]:
     [
         (_changed("page_length", (0, 1), 1), "different page lengths"),
         (_changed("page_crc32c", (0, 0), 1), "different page checksums"),
-        (_changed("offset", 0, 64), "does not list"),
+        (_changed("offset", 0, 64), "is missing in"),
         (_changed("num_frames", 0, -1), "different frames"),
         (_changed("fps", 0, 30), "different episode"),
         (_changed("uids", (0, 3), 1), "different episode"),

@@ -25,7 +25,7 @@ from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FormatError, MemoryLimitError
 from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
 from seqrecord.pipes.arrays import in_pieces
-from seqrecord.reading.chunk_sizes import bytes_beside, open_chunk_bytes
+from seqrecord.reading.chunk_sizes import open_chunk_bytes, overlapping_chunk_bytes
 from seqrecord.schema import FeatureSpec
 from seqrecord.writing.commits import reindex
 from tests.clip_data import effective
@@ -225,7 +225,7 @@ def test_a_chunk_of_257_frames(tmp_path: Path) -> None:
         assert changed.count(b'"num_frames":257,') == 1
         return changed
 
-    with pytest.raises(FormatError, match="impossible length"):
+    with pytest.raises(FormatError, match="wrong length"):
         _changed_footer(tmp_path, change)
 
 
@@ -366,7 +366,7 @@ def test_a_transform_gets_frames_piece_by_piece(
     )
     assert stats["peak_buffer_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
     video, states = seqrecord.open(path).contents.index.groups
-    beside = bytes_beside(video, states, states.page_length[:, 0].astype(np.int64))
+    beside = overlapping_chunk_bytes(video, states, states.page_length[:, 0].astype(np.int64))
     assert stats["bytes_read"] == int(video.page_length.sum()) + int(beside.sum())
 
 

@@ -169,7 +169,7 @@ EMPTY, INVALID = "a window is empty, or too long", "a window is not valid"
         ({"windows": {"depth": [0]}}, "a feature that clips do not have", "depth"),
         ({"windows": {"image": [0]}, "features": ["id"]}, "clips do not have", "image"),
         ({"windows": {"image": [0]}, "dilation": 2}, "dilation is that of clip_len", 2),
-        ({"windows": {"image": range(99)}}, "no clip has all of its frames", None),
+        ({"windows": {"image": range(99)}}, "every clip lacks a frame", None),
         ({"clip_len": 2, "pad": "zero"}, "pad is not valid", "'zero'"),
         ({"clip_len": 2, "pad": True}, "pad is not valid", "True"),
         ({"clip_len": 2, "windows": {"gps": Latest(Latest())}}, INVALID, None),  # type: ignore[arg-type]
@@ -454,7 +454,7 @@ def test_seconds_of_a_dataset(tmp_path: Path) -> None:
 
     path = write_rated(tmp_path / "other", [10, 30, None])
     for episodes in (None, ["0", "2"], ["2"]):
-        with pytest.raises(ClipError, match="how many frames a second") as caught:
+        with pytest.raises(ClipError, match="episodes with an fps") as caught:
             SeqRecordMapDataset(path, windows={"a": Seconds(0, 1)}, episodes=episodes)
         assert (caught.value.episode, caught.value.got) == ("2", "none")
     with pytest.raises(ClipError, match="other numbers of frames in Seconds") as caught:
@@ -637,9 +637,9 @@ def test_windows_that_time_cannot_bound(timed: Path, tmp_path: Path) -> None:
                         frame = {"time": np.float64(time)} if time else {}
                         episode.append({**frame, "a": np.int64(time)})
     for name in ("back", "none"):
-        error = refused(tmp_path / name, "timestamps do not ascend, or a frame has none")
+        error = refused(tmp_path / name, "timestamps do not ascend, or are missing in a frame")
         assert (error.episode, error.feature) == ("1", "time")
-    assert refused(tmp_path / "back", "a feature that is not there", by="b").got == "b"
+    assert refused(tmp_path / "back", "an unknown feature", by="b").got == "b"
     assert (
         refused(tmp_path / "back", "not a timestamp", by="a").got
         == "kind None, unit None, int64 []"
@@ -658,7 +658,7 @@ def test_episodes_of_one_frame_have_no_other(tmp_path: Path) -> None:
         episode.append({"x": np.array([3]), "time": np.array(1.5)})
     for times in ([-0.5, 0], [0, 0.5]):
         windows = {"x": Seconds(times, timestamps="time")}
-        with pytest.raises(ClipError, match="no clip has all of its frames"):
+        with pytest.raises(ClipError, match="every clip lacks a frame"):
             SeqRecordMapDataset(path, windows=windows)
         padded = SeqRecordMapDataset(path, windows=windows, pad="edge")[0]
         assert padded["x_is_pad"].tolist() == [time != 0 for time in times]

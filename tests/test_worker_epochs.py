@@ -661,7 +661,7 @@ def test_a_rank_takes_up_the_state_of_another(path: Path, monkeypatch: pytest.Mo
     alone = resumed(
         stream(path), states[0]["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
     )
-    with pytest.raises(StateError, match="one worker does not say how far the others are"):
+    with pytest.raises(StateError, match="position of one worker of several"):
         iter(alone)
 
 

@@ -87,7 +87,7 @@ def test_leftovers_of_an_interrupted_append_do_not_hurt_the_dataset(
     check(tmp_path, {"a": 5})
     with caplog.at_level("WARNING"):
         write(tmp_path, {"c": 2}, mode="append")  # leaves them alone
-    assert "1 record file that no manifest names" in caplog.text
+    assert "ignored 1 record file of another writer" in caplog.text
     check(tmp_path, {"a": 5, "c": 2})
     SeqRecordWriter(tmp_path, mode="resume").close()
     check(tmp_path, {"a": 5, "b": 1, "c": 2})
@@ -111,7 +111,7 @@ def test_one_episode_at_a_time_and_each_key_once(tmp_path: Path) -> None:
             episode.append(made_frame("a", 0))
             with pytest.raises(errors.DestinationError, match="a has not ended"):
                 writer.episode("b")
-        with pytest.raises(errors.DestinationError, match="there already"):
+        with pytest.raises(errors.DestinationError, match="exists already"):
             writer.episode("a")
         with pytest.raises(errors.DestinationError, match="has ended"):
             episode.append(made_frame("a", 1))
@@ -171,9 +171,9 @@ def test_a_refused_frame_gives_up_its_episode(tmp_path: Path, known: bool) -> No
             episode.append(made_frame("b", i))
         with pytest.raises(errors.FrameError, match="episode: b; feature: image; frame: 40"):
             episode.append({"image": np.zeros((24, 32, 3), np.uint16)})
-        with pytest.raises(errors.DestinationError, match="given up after an error"):
+        with pytest.raises(errors.DestinationError, match="dropped after an error"):
             episode.append(made_frame("b", 40))
-        with pytest.raises(errors.DestinationError, match="given up after an error"):
+        with pytest.raises(errors.DestinationError, match="dropped after an error"):
             episode.close()
         with writer.episode("b") as episode:
             episode.append(made_frame("b", 0))
@@ -188,7 +188,7 @@ def test_a_swallowed_error_does_not_shorten_an_episode(tmp_path: Path) -> None:
             with pytest.raises(errors.FrameError):
                 episode.append({"image": np.zeros(3)})
 
-    with pytest.raises(errors.DestinationError, match="given up"):
+    with pytest.raises(errors.DestinationError, match="dropped after an error"):
         swallow()
     with pytest.raises(errors.NotFoundError):
         seqrecord.open(tmp_path)
@@ -196,7 +196,7 @@ def test_a_swallowed_error_does_not_shorten_an_episode(tmp_path: Path) -> None:
 
 def test_an_episode_without_frames_is_refused(tmp_path: Path) -> None:
     with SeqRecordWriter(tmp_path) as writer:
-        with pytest.raises(errors.FrameError, match="without frames"), writer.episode("a"):
+        with pytest.raises(errors.FrameError, match="has no frames"), writer.episode("a"):
             pass
         with writer.episode("a") as episode:
             episode.append(made_frame("a", 0))
@@ -235,7 +235,7 @@ def test_one_odd_frame_is_refused_wherever_it_comes(tmp_path: Path, kind: str, o
             for number in range(45):
                 episode.append({"x": np.zeros((4 - (number == odd), 3))})
 
-    with pytest.raises(errors.FrameError, match="give a schema") as caught:
+    with pytest.raises(errors.FrameError, match="pass schema=") as caught:
         write(tmp_path / "a")
     assert (caught.value.episode, caught.value.frame, caught.value.feature) == ("a", odd, "x")
     write(tmp_path / "b", features={"x": {"shape": (None, 3)}})

@@ -344,7 +344,7 @@ def test_errors_of_a_transform_name_the_frame(tmp_path: Path) -> None:
             frame_transform=lambda frame: {"x": frame["x"][: 3 - (frame["x"][0] == ord("b"))]}
         )
     assert (caught.value.episode, caught.value.frame) == ("a", 1)
-    with pytest.raises(errors.ClipError, match="no such split"):
+    with pytest.raises(errors.ClipError, match="unknown split"):
         dataset.compute_statistics(split="nope")
 
 

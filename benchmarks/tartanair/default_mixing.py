@@ -1,8 +1,8 @@
 """How well default settings mix batches: `python -m benchmarks.tartanair.default_mixing`.
 
-For small frames and for TartanAir's features, by batch size, in one part and in eight: how many
+For small frames and for TartanAir's features, by batch size, in one shard and in eight: how many
 episodes a batch has and how many other clips of its batch a clip overlaps, beside a full shuffle of
-the clips of the same part; frames loaded over distinct frames; and the memory that all of it takes.
+the clips of the same shard; frames loaded over distinct frames; and the memory of all of it.
 Pure integers; nothing is read.
 """
 
@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipSpec, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.memory import Demand, FrameSizes, usual_limit
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.memory import FrameSizes, MemoryRequest, usual_limit
 
 __all__ = ["CASES", "Case", "Mixing", "measured"]
 
@@ -56,7 +56,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Mixing:
-    """Of the parts of an epoch together, and of a full shuffle of each of them."""
+    """Of the shards of an epoch together, and of a full shuffle of each of them."""
 
     settings: PlanSettings
     episodes: float
@@ -64,11 +64,11 @@ class Mixing:
     neighbours: float
     full_neighbours: float
     reading: float
-    nbytes: int  # that one part takes at most
+    nbytes: int  # that one shard takes at most
 
-    def is_good(self, num_parts: int) -> bool:
+    def is_good(self, num_shards: int) -> bool:
         """Whether batches are as well mixed as docs/order.md promises."""
-        most, reading = (0.5, 1.05) if num_parts == 1 else (0.8, 1.10)
+        most, reading = (0.5, 1.05) if num_shards == 1 else (0.8, 1.10)
         return (
             self.episodes >= 0.85 * self.full_episodes
             and self.neighbours <= max(most, self.full_neighbours)
@@ -79,7 +79,7 @@ class Mixing:
 def measured(
     case: Case,
     batch_size: int,
-    num_parts: int,
+    num_shards: int,
     *,
     memory_limit: int | None = None,
     epochs: int = 1,
@@ -93,16 +93,18 @@ def measured(
     stored = max(n * size for n, size in zip(sizes_of_chunks, case.frames, strict=True))
     chunk = stored if case.are_raw else stored // 2
     sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
-    facts, asked = ClipFacts.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
+    stats, asked = ClipStats.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
     frames_in_memory = int(lengths.sum()) if max(case.frames) < 1 << 16 else 0
-    demand = Demand(facts, asked, sizes, num_parts, frames_in_memory=frames_in_memory)
-    wanted = max(Demand(facts, asked, sizes, number).wanted_limit for number in (1, num_parts))
-    fitted = demand.fit(memory_limit or usual_limit(wanted))
+    request = MemoryRequest(stats, asked, sizes, num_shards, frames_in_memory=frames_in_memory)
+    wanted = max(
+        MemoryRequest(stats, asked, sizes, number).wanted_limit for number in (1, num_shards)
+    )
+    fitted = request.plan_memory(memory_limit or usual_limit(wanted))
     figures, nbytes, read = [], 0, 0
     rng = np.random.default_rng(0)
-    for epoch, index in product(range(epochs), range(num_parts)):
-        part = Part(index, num_parts)
-        plan = EpochPlan(table, episodes, fitted.settings, epoch=epoch, part=part)
+    for epoch, index in product(range(epochs), range(num_shards)):
+        shard = Shard(index, num_shards)
+        plan = EpochPlan(table, episodes, fitted.settings, epoch=epoch, shard=shard)
         rounds = list(plan.rounds())
         episode = np.concatenate([work.clips.episode for work in rounds])
         start = np.concatenate([work.clips.start for work in rounds])
@@ -139,26 +141,26 @@ def _grids(case: Case) -> Iterator[ChunkGrid]:
 
 def main() -> None:
     print(
-        "| frames | parts | batch | chosen | episodes per batch | … of a full shuffle "
+        "| frames | shards | batch | chosen | episodes per batch | … of a full shuffle "
         "| overlapping neighbours | … of a full shuffle | read / distinct | GiB | good |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|"
     )
-    for case, num_parts, batch_size in _all():
-        found = measured(case, batch_size, num_parts, epochs=3)
+    for case, num_shards, batch_size in _all():
+        found = measured(case, batch_size, num_shards, epochs=3)
         chosen = found.settings
         print(
-            f"| {case.name} | {num_parts} | {batch_size} | {chosen.num_cursors} cursors, blocks of "
-            f"{chosen.block_frames} | {found.episodes:.2f} | {found.full_episodes:.2f} "
+            f"| {case.name} | {num_shards} | {batch_size} | {chosen.num_cursors} cursors, "
+            f"blocks of {chosen.block_frames} | {found.episodes:.2f} | {found.full_episodes:.2f} "
             f"| {found.neighbours:.2f} | {found.full_neighbours:.2f} | {found.reading:.3f} "
-            f"| {found.nbytes / 2**30:.2f} | {'yes' if found.is_good(num_parts) else 'no'} |"
+            f"| {found.nbytes / 2**30:.2f} | {'yes' if found.is_good(num_shards) else 'no'} |"
         )
 
 
 def _all() -> Iterator[tuple[Case, int, int]]:
     for case in CASES:
-        for num_parts in (1, 8):
+        for num_shards in (1, 8):
             for batch_size in case.batch_sizes:
-                yield case, num_parts, batch_size
+                yield case, num_shards, batch_size
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 Prints two Markdown tables. The first is of abandonedfactory's ten episodes: plans over a grid of
 cursors, blocks and run lengths, what `default_settings` chooses, and for comparison sequential
 reading, a 100-clip buffer over sequential reading, and a full permutation. The second is of what
-`default_settings` chooses for so many parts. `--many` prints that of a million episodes in
-thousands of parts instead, with the seconds that settings and a plan take. Pure integers; nothing
+`default_settings` chooses for so many shards. `--many` prints that of a million episodes in
+thousands of shards instead, with the seconds that settings and a plan take. Pure integers; nothing
 is read.
 """
 
@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, Part, PlanSettings
-from seqrecord.sampling.memory import AHEAD, Demand, FrameSizes
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard
+from seqrecord.sampling.memory import AHEAD, FrameSizes, MemoryRequest
 
 __all__ = [
     "ABANDONEDFACTORY",
@@ -30,9 +30,9 @@ __all__ = [
     "batch_quality",
     "buffered",
     "default_settings",
-    "demand",
     "episode_table",
     "measure",
+    "memory_request",
 ]
 
 IntArray = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ HEADER = """\
 | overlapping neighbours per clip | overlap with the batch before |
 |---|---|---|---|---|---|"""
 SPLITS_HEADER = """\
-| frames | parts | room for frames | chosen | resident frames | read / distinct \
+| frames | shards | room for frames | chosen | resident frames | read / distinct \
 | episodes per batch | overlapping neighbours per clip | overlap with the batch before |
 |---|---|---|---|---|---|---|---|---|"""
 
@@ -97,35 +97,35 @@ def episode_table(num_frames: Sequence[int] | IntArray, chunk_frames: int) -> Ep
     return EpisodeTable(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
 
 
-def demand(
-    facts: ClipFacts,
+def memory_request(
+    stats: ClipStats,
     settings: PlanSettings,
     *,
     shuffle_buffer: int | None = None,
     num_cursors: int | None = None,
-    num_parts: int = 1,
-) -> Demand:
+    num_shards: int = 1,
+) -> MemoryRequest:
     """That of frames of one byte, so that what is held are frames."""
-    sizes = FrameSizes((1,) * len(facts.groups), 0, 0)
-    return Demand(facts, settings, sizes, num_parts, num_cursors, shuffle_buffer)
+    sizes = FrameSizes((1,) * len(stats.groups), 0, 0)
+    return MemoryRequest(stats, settings, sizes, num_shards, num_cursors, shuffle_buffer)
 
 
 def default_settings(
-    facts: ClipFacts,
+    stats: ClipStats,
     settings: PlanSettings,
     *,
     shuffle_buffer: int | None,
     max_held: int,
     num_cursors: int | None = None,
-    num_parts: int = 1,
+    num_shards: int = 1,
 ) -> PlanSettings:
     """What is chosen where so many frames may be held."""
-    asked = demand(
-        facts,
+    asked = memory_request(
+        stats,
         settings,
         shuffle_buffer=shuffle_buffer,
         num_cursors=num_cursors,
-        num_parts=num_parts,
+        num_shards=num_shards,
     )
     return asked.default_settings(max_held, int(AHEAD * max_held))
 
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--chunk-frames", type=int, default=8)
     parser.add_argument("--max-frames", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=5, help="epochs to average over")
-    parser.add_argument("--some", type=int, default=32, help="parts to average over, of many")
+    parser.add_argument("--some", type=int, default=32, help="shards to average over, of many")
     parser.add_argument("--many", action="store_true", help="a million episodes only")
     args = parser.parse_args()
     if args.many:
@@ -184,8 +184,8 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of whole epochs: the mean quality of their parts' batches, the most frames held by
-    a part, and frames read over distinct frames that clips need."""
+    """Figures of whole epochs: the mean quality of their shards' batches, the most frames held by
+    a shard, and frames read over distinct frames that clips need."""
 
     quality: Quality
     resident: int
@@ -197,40 +197,40 @@ def measure(
     episodes: EpisodeTable,
     settings: PlanSettings,
     *,
-    num_parts: int = 1,
+    num_shards: int = 1,
     some: int | None = None,
     epochs: int = 1,
     skip_batches: int = 0,
     distinct: int | None = None,
 ) -> Measured:
-    """The figures of `epochs` epochs, without the first `skip_batches` of each part.
+    """The figures of `epochs` epochs, without the first `skip_batches` of each shard.
 
-    With `some`, of so many of the parts, evenly spaced, for each epoch. `distinct` is how many
+    With `some`, of so many of the shards, evenly spaced, for each epoch. `distinct` is how many
     frames the clips have, where that is known.
     """
     if distinct is None:
         in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads each frame once
         distinct = sum(int(work.groups[0].loads.count.sum()) for work in in_order.rounds())
-    chosen = np.unique(np.linspace(0, num_parts - 1, some or num_parts).astype(int)).tolist()
+    chosen = np.unique(np.linspace(0, num_shards - 1, some or num_shards).astype(int)).tolist()
     figures, read, resident = [], 0, 0
     for epoch in range(epochs):
         for index in chosen:
-            part = Part(index, num_parts)
-            plan = EpochPlan(table, episodes, settings, epoch=epoch, part=part)
+            shard = Shard(index, num_shards)
+            plan = EpochPlan(table, episodes, settings, epoch=epoch, shard=shard)
             starts = [plan.first_clip(batch) for batch in range(plan.num_batches + 1)]
             figure, loaded = _measure(plan, table, np.diff(starts), skip_batches)
             figures.append(figure)
             read += loaded
             resident = max(resident, plan.groups[0].max_resident_frames)
-    share = epochs * len(chosen) / num_parts
+    share = epochs * len(chosen) / num_shards
     return Measured(_mean(figures), resident, read / share / distinct)
 
 
 def _print_parts(args: argparse.Namespace) -> None:
-    """The second table: what the defaults are for so many parts."""
+    """The second table: what the defaults are for so many shards."""
     print(f"\n{SPLITS_HEADER}")
     base = PlanSettings(seed=1, batch_size=args.batch_size)
-    for copies, num_parts, max_frames in (
+    for copies, num_shards, max_frames in (
         (1, 1, args.max_frames),
         (1, 1, ROOM),
         (1, 8, args.max_frames),
@@ -244,61 +244,61 @@ def _print_parts(args: argparse.Namespace) -> None:
         spec = ClipSpec(args.clip_len, args.stride)
         table = enumerate_clips(spec, episodes, np.arange(len(episodes)))
         chosen = default_settings(
-            ClipFacts.of(table, episodes),
+            ClipStats.of(table, episodes),
             base,
             shuffle_buffer=None,
             max_held=max_frames,
-            num_parts=num_parts,
+            num_shards=num_shards,
         )
         found = measure(
             table,
             episodes,
             chosen,
-            num_parts=num_parts,
-            some=min(num_parts, args.some),
-            epochs=args.epochs if copies * num_parts < COPIES else 1,
+            num_shards=num_shards,
+            some=min(num_shards, args.some),
+            epochs=args.epochs if copies * num_shards < COPIES else 1,
         )
-        _print_parts_row(episodes, num_parts, max_frames, chosen, found)
+        _print_shards_row(episodes, num_shards, max_frames, chosen, found)
 
 
-def _print_parts_row(
-    episodes: EpisodeTable, num_parts: int, room: int, chosen: PlanSettings, found: Measured
+def _print_shards_row(
+    episodes: EpisodeTable, num_shards: int, room: int, chosen: PlanSettings, found: Measured
 ) -> None:
     quality = found.quality
     print(
-        f"| {int(episodes.num_frames.sum()):,} | {num_parts:,} | {room:,} "
+        f"| {int(episodes.num_frames.sum()):,} | {num_shards:,} | {room:,} "
         f"| {_described(chosen)} | {found.resident:,} | {found.reread:.3f} "
         f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
     )
 
 
 def _print_many(args: argparse.Namespace) -> None:
-    """A million episodes in thousands of parts, and how long settings and a plan take."""
+    """A million episodes in thousands of shards, and how long settings and a plan take."""
     lengths = np.random.default_rng(0).integers(20, 181, MANY)
     episodes = episode_table(lengths, args.chunk_frames)
     spec = ClipSpec(args.clip_len, args.stride)
     table = enumerate_clips(spec, episodes, np.arange(MANY))
     seconds = []
     print(SPLITS_HEADER)
-    for num_parts in (4096, 10_000):
+    for num_shards in (4096, 10_000):
         begin = time.perf_counter()
         chosen = default_settings(
-            ClipFacts.of(table, episodes),
+            ClipStats.of(table, episodes),
             PlanSettings(seed=1, batch_size=args.batch_size),
             shuffle_buffer=None,
             max_held=args.max_frames,
-            num_parts=num_parts,
+            num_shards=num_shards,
         )
         middle = time.perf_counter()
-        EpochPlan(table, episodes, chosen, part=Part(num_parts // 2, num_parts))
-        seconds.append((num_parts, middle - begin, time.perf_counter() - middle))
+        EpochPlan(table, episodes, chosen, shard=Shard(num_shards // 2, num_shards))
+        seconds.append((num_shards, middle - begin, time.perf_counter() - middle))
         distinct = int(lengths.sum()) if spec.stride == 1 else None
         found = measure(
-            table, episodes, chosen, num_parts=num_parts, some=args.some, distinct=distinct
+            table, episodes, chosen, num_shards=num_shards, some=args.some, distinct=distinct
         )
-        _print_parts_row(episodes, num_parts, args.max_frames, chosen, found)
-    for num_parts, settings, plan in seconds:
-        print(f"{num_parts:,} parts: settings in {settings:.2f} s, a plan in {plan:.2f} s")
+        _print_shards_row(episodes, num_shards, args.max_frames, chosen, found)
+    for num_shards, settings, plan in seconds:
+        print(f"{num_shards:,} shards: settings in {settings:.2f} s, a plan in {plan:.2f} s")
 
 
 def _mean(figures: list[Quality]) -> Quality:
@@ -330,7 +330,7 @@ def _grid(
         yield _described(settings), settings
     for buffer in (64, 256, 1000, None):
         chosen = default_settings(
-            ClipFacts.of(table, episodes), base, shuffle_buffer=buffer, max_held=max_frames
+            ClipStats.of(table, episodes), base, shuffle_buffer=buffer, max_held=max_frames
         )
         asked = "default" if buffer is None else f"default for shuffle_buffer {buffer}"
         name = f"{asked}: {_described(chosen)}"
@@ -347,7 +347,7 @@ def _described(settings: PlanSettings) -> str:
 def _measure(
     plan: EpochPlan, table: ClipTable, sizes: IntArray, skip_batches: int
 ) -> tuple[Quality, int]:
-    """The figures of one part of an epoch, and how many frames it loads."""
+    """The figures of one shard of an epoch, and how many frames it loads."""
     rounds = list(plan.rounds())
     skipped = int(sizes[:skip_batches].sum())
     episode = np.concatenate([r.clips.episode for r in rounds])[skipped:]

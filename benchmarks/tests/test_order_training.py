@@ -18,7 +18,7 @@ from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, runs_of,
 from benchmarks.tartanair.order_training import ORDERS, Setup, main, prepare
 from seqrecord import ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipFacts, EpochPlan, PlanSettings
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings
 
 SETUP = Setup(scenes=2, frames=16, epochs=2, buffer=4)
 TINY = ["--scenes", "2", "--frames", "16", "--epochs", "1", "--buffer", "4", "--seeds", "2"]
@@ -133,7 +133,7 @@ def test_small_epochs_come_in_ever_other_orders(lengths: tuple[int, ...]) -> Non
     episodes = shuffle_quality.episode_table(lengths, 32)
     table = enumerate_clips(ClipSpec(span), episodes, np.arange(len(lengths)))
     settings = shuffle_quality.default_settings(
-        ClipFacts.of(table, episodes),
+        ClipStats.of(table, episodes),
         PlanSettings(batch_size=batch),
         shuffle_buffer=None,
         max_held=10_000,
@@ -182,21 +182,21 @@ def test_prints_a_table(
 SOME = (2, 8, 16, 128)  # batches of the fast run
 
 
-@pytest.mark.parametrize("num_parts", [1, 8])
+@pytest.mark.parametrize("num_shards", [1, 8])
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_batches_are_mixed_well(case: Case, num_parts: int, thorough: bool) -> None:
+def test_batches_are_mixed_well(case: Case, num_shards: int, thorough: bool) -> None:
     for batch_size in case.batch_sizes if thorough else set(SOME) & set(case.batch_sizes):
-        found = measured(case, batch_size, num_parts, epochs=3 if thorough else 1)
-        assert found.is_good(num_parts), (batch_size, found)
+        found = measured(case, batch_size, num_shards, epochs=3 if thorough else 1)
+        assert found.is_good(num_shards), (batch_size, found)
         assert found.nbytes <= 8 << 30
 
 
-@pytest.mark.parametrize(("num_frames", "num_parts"), [(60, 1), (60, 8), (200, 1), (400, 1)])
-def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_parts: int) -> None:
-    """Whole episodes, or whole parts, are held where cutting them would read too much twice."""
+@pytest.mark.parametrize(("num_frames", "num_shards"), [(60, 1), (60, 8), (200, 1), (400, 1)])
+def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_shards: int) -> None:
+    """Whole episodes, or whole shards, are held where cutting them would read too much twice."""
     case = Case("two cameras", (num_frames,) * 20, (8,), (22 * PIXELS,), (16,))
-    found = measured(case, 16, num_parts)
-    assert found.is_good(num_parts), found
+    found = measured(case, 16, num_shards)
+    assert found.is_good(num_shards), found
     assert found.nbytes <= 8 << 30
 
 

@@ -1,7 +1,7 @@
-"""Changes datasets that are there: their episodes, features and splits; merges them; frees bytes.
+"""Changes to existing datasets: episodes, features, splits, merging, unused bytes.
 
-Record files never change. What becomes of them later lies in small files beside them, and index and
-manifest are written anew, in one commit: a reader sees either all of an edit or nothing of it.
+Record files never change. Changes are stored in small files beside them, and one commit replaces
+index and manifest: a reader sees either the whole edit or none of it.
 """
 
 from __future__ import annotations

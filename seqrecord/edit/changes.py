@@ -1,4 +1,4 @@
-"""The one way to change a dataset that is there: look at it, then commit what becomes of it."""
+"""Edits of a dataset: open it, make edits from its state, commit them together."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from seqrecord.reading.metadata import load_index, read_footers, record_sizes
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, open_storage
 from seqrecord.writing.commits import put_version, rebuilt
-from seqrecord.writing.committing import Base, looked_at
+from seqrecord.writing.committing import Base, read_consistent
 from seqrecord.writing.edit_files import put_edits
 from seqrecord.writing.own_files import SmallFiles, own_sizes
 
-_REFUSED = "another writer committed meanwhile; this was not committed: try again"
+_REFUSED = "another writer committed meanwhile; nothing was committed: try again"
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A dataset that is there, with the footers of its record files by path."""
+class EditedDataset:
+    """An existing dataset at the start of an edit, with the footers of its record files by path."""
 
     storage: Storage
     base: Base
@@ -45,12 +45,13 @@ class Opened:
         writer: str | None = None,
         gone: Collection[str] = (),
     ) -> tuple[Manifest, list[str]]:
-        """Commit the dataset with these edits; the new manifest, and paths of new record files.
+        """Commit the dataset with these edits; returns the manifest and the paths of new record
+        files.
 
-        These are the record files of `writer`, which come in the place of those that are `gone`.
-        Without `statistics` those of the dataset stay, if it has the same frames as before. Raises
-        `FormatError`, and commits nothing, where it would have other episodes, unless some are
-        deleted, and `ConflictError` where another writer has committed.
+        New record files are files of `writer`; they replace the files in `gone`. Without
+        `statistics`, the dataset's statistics stay if its frames stay. Raises `FormatError`, and
+        commits nothing, if the record files do not give the expected episodes (`Delete` edits may
+        remove some), and `ConflictError` if another writer has committed.
         """
         storage, manifest = self.storage, self.manifest
         own_files = own_sizes(record_sizes(storage), writer) if writer else {}
@@ -72,8 +73,7 @@ class Opened:
                 is_same = is_same and version.index.fingerprint() == self.index.fingerprint()
             if not is_same and not any(isinstance(edit, Delete) for edit in edits):
                 raise FormatError(
-                    "the record files do not give the episodes of the index; see "
-                    "`seqrecord verify`",
+                    "record files and index have different episodes; see `seqrecord verify`",
                     file=storage.url,
                 )
             if is_same and version.index.schema == manifest.schema:
@@ -82,7 +82,7 @@ class Opened:
         return done, list(sizes)
 
     def find(self, episodes: EpisodeFilter) -> list[int]:
-        """The numbers of the episodes that a filter selects; see `find_episodes`."""
+        """Numbers of the episodes that a filter selects; see `find_episodes`."""
         found: list[int] = find_episodes(
             self.index, self.manifest.splits, episodes, url=self.storage.url
         ).tolist()
@@ -91,45 +91,45 @@ class Opened:
 
 @dataclass(frozen=True)
 class CopyProgress:
-    """Bytes of record files that are copied or linked, and those that will be in the end."""
+    """Bytes of record files copied or linked so far, and in total."""
 
     copied_bytes: int
     total_bytes: int
 
 
 Change: TypeAlias = tuple[Sequence[int], list[Edit]]
-"""The numbers of the episodes that change, and the edits."""
+"""Numbers of the changed episodes, and the edits."""
 
 
 def edit_dataset(
     location: str | PathLike[str],
-    make: Callable[[Opened], Change],
+    make: Callable[[EditedDataset], Change],
     dry_run: bool,
     storage_options: Mapping[str, Any] | None,
 ) -> list[str]:
-    """Commit the change that `make` says; returns the keys of the episodes that change."""
-    with opened_to_edit(location, storage_options) as dataset:
+    """Commit the change that `make` returns; returns the keys of the changed episodes."""
+    with open_for_edit(location, storage_options) as dataset:
         chosen, edits = make(dataset)
         if chosen and not dry_run:
             dataset.commit(edits)
         return [dataset.index.key(i) for i in chosen]
 
 
-def read_existing(storage: Storage) -> Opened:
-    """The dataset there; `NotFoundError` where there is none."""
+def read_existing(storage: Storage) -> EditedDataset:
+    """Read the dataset on a storage. Raises `NotFoundError` if there is none."""
 
-    def look(base: Base, manifest: Manifest) -> Opened:
+    def look(base: Base, manifest: Manifest) -> EditedDataset:
         sizes = {file.path: file.size for file in manifest.record_files}
         index = load_index(storage, manifest)
-        return Opened(storage, base, manifest, index, read_footers(storage, sizes))
+        return EditedDataset(storage, base, manifest, index, read_footers(storage, sizes))
 
-    return looked_at(storage, look)
+    return read_consistent(storage, look)
 
 
 @contextmanager
-def opened_to_edit(
+def open_for_edit(
     location: str | PathLike[str], storage_options: Mapping[str, Any] | None
-) -> Iterator[Opened]:
-    """The same of a location; its storage is closed in the end."""
+) -> Iterator[EditedDataset]:
+    """Open the dataset at a location; its storage is closed with the block."""
     with closing(open_storage(location, storage_options)) as storage:
         yield read_existing(storage)

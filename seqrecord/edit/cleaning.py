@@ -1,8 +1,7 @@
-"""Frees what was deleted: rewrites record files of which much is dead, removes what nothing names.
+"""Rewrites record files without deleted data, and removes files that no manifest names.
 
-Record files never change. What lives in them is copied page by page, neither decoded nor encoded,
-into new record files; one commit names these in the place of the old ones. The old ones stay until
-`clean` removes them, for a reader that has opened the dataset before may still read them.
+Pages of remaining data are copied, without decoding, into new record files, and one commit replaces
+the old files. These stay until `clean` removes them, for readers that opened the dataset before.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from os import PathLike
 from typing import Any
 
@@ -31,7 +32,7 @@ from seqrecord.format.manifest import (
     version_path,
 )
 from seqrecord.format.pages import chunk_bytes
-from seqrecord.reading.index_building import conformed
+from seqrecord.reading.index_building import matching_footers
 from seqrecord.reading.metadata import read_edits, record_sizes
 from seqrecord.reading.versions import kept_versions
 from seqrecord.schema import Schema
@@ -41,7 +42,7 @@ from seqrecord.text import counted
 from seqrecord.units import parse_size
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.writing.committing import Base, commit, read_dataset
-from seqrecord.writing.edit_files import gathered
+from seqrecord.writing.edit_files import batched
 from seqrecord.writing.own_files import (
     RetiredFiles,
     SmallFiles,
@@ -51,14 +52,14 @@ from seqrecord.writing.own_files import (
     retired_files,
     writer_of,
 )
-from seqrecord.writing.record_files import OpenFile
+from seqrecord.writing.record_files import ChunkWriter
 from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, check_sizes
 
-MIN_UNUSED = 0.25  # of a record file's bytes, from which on it is worth to write the others anew
+MIN_UNUSED = 0.25  # share of a record file's bytes that makes a rewrite worth it
 
 _CLOCK = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}\.clock")
 _VERSION = re.compile(rf"{VERSIONS}/[0-9a-f]{{32}}\.json")
-_READ_BYTES = 16 << 20  # at once, or one chunk
+_READ_BYTES = 16 << 20  # per read, or one chunk
 _COMMIT_BYTES = 64 << 30
 
 _logger = logging.getLogger("seqrecord")
@@ -66,11 +67,11 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True)
 class RewriteReport:
-    """Which record files were written anew, or with `dry_run` would be; sizes in bytes.
+    """Paths of record files that were rewritten, or would be with `dry_run`; sizes in bytes.
 
-    `freed_bytes` are those of pages that were deleted or dropped: free once `clean` has removed
-    the old files, `rewritten`. `copied_bytes` are those of all other pages in them, and `written`
-    the new files.
+    `freed_bytes` are pages of deleted episodes and dropped features: free once `clean` has removed
+    the old files, `rewritten`. `copied_bytes` are all other pages in these files, and `written` the
+    new files.
     """
 
     rewritten: tuple[str, ...]
@@ -81,11 +82,11 @@ class RewriteReport:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is dead in a record file, and what is copied: bytes of its chunks, with padding."""
+    """Bytes of deleted and remaining chunks in a record file, with padding."""
 
     path: str
     dead: int
-    living: int
+    live: int
 
 
 def rewrite_files(
@@ -98,21 +99,33 @@ def rewrite_files(
     progress: Callable[[CopyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RewriteReport:
-    """Write record files anew without episodes that were deleted and features that were dropped.
+    """Rewrite record files without deleted episodes and dropped features.
 
-    Those are rewritten of which such pages take at least the share `min_unused`, above 0 and up to
-    1. All other pages are copied as they are, checked by their checksums, into new record files of
-    about `max_file_size`; the dataset has the same episodes, frames, statistics and fingerprint as
-    before. The new ones take the place of the old ones in one commit, or in several, whenever
-    `commit_bytes` were copied; a kill loses what was copied since. The old ones stay until `clean`
-    removes them, which is when they left the dataset long enough ago. So a reader that has opened
-    the dataset reads on, and until then the dataset takes more room than before. Memory: the
-    footers of all record files, and one chunk or 16 MiB. `progress` is called from this thread.
-    With `dry_run` nothing is written.
+    A record file is rewritten if deleted data takes a share of at least `min_unused` of its bytes.
+    Other pages are copied, after a check of their checksums. Episodes, frames, statistics and
+    fingerprint of the dataset stay the same. Old files stay until `clean` removes them, some time
+    after they left the dataset: open readers continue, and until then the dataset takes more space.
+    Memory: the footers of all record files, and one chunk or 16 MiB.
 
-    Raises `NotFoundError` where there is no dataset, `ChecksumError` for a page that is damaged,
-    `ValueError` for another share or size, and `ConflictError` where another writer commits
-    meanwhile. Then the dataset is as it was, but for what was committed before.
+    Args:
+        location: local path or URL of the dataset.
+        min_unused: above 0, at most 1.
+        max_file_size: as for `SeqRecordWriter`.
+        commit_bytes: bytes to copy between commits, as a number or text such as "64GiB". A kill
+            loses copies since the last commit.
+        dry_run: write nothing.
+        progress: called from this thread.
+        storage_options: for the filesystem that serves a URL.
+
+    Raises `NotFoundError` if there is no dataset, `ChecksumError` for a damaged page, `ValueError`
+    for an invalid share or size, and `ConflictError` if another writer commits meanwhile. Earlier
+    commits of the call stay.
+
+    Example:
+        from seqrecord import edit
+
+        report = edit.rewrite_files("records/", dry_run=True)
+        print(report.freed_bytes, "bytes in", len(report.rewritten), "files")
     """
     if not 0 < min_unused <= 1:
         raise ValueError(f"min_unused must be above 0 and at most 1, not {min_unused}")
@@ -123,50 +136,61 @@ def rewrite_files(
             not read_edits(storage, manifest.edits).deleted
             and manifest.schema.active == manifest.schema
         ):
-            return RewriteReport((), (), 0, 0)  # and no footer was read
+            return RewriteReport((), (), 0, 0)  # without reading footers
         dataset = read_existing(storage)
         manifest = dataset.manifest
         deleted = read_edits(storage, manifest.edits).deleted
-        _, fitting = conformed(list(dataset.footers.items()), manifest.schema, dataset.footers)
+        _, fitting = matching_footers(
+            list(dataset.footers.items()), manifest.schema, dataset.footers
+        )
         footers = dict(fitting)
         plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
-        plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.living)]
-        total = sum(plan.living for plan in plans)
-        copied, written = 0, list[str]()
-        files = _CopiedFiles(storage, manifest.schema, file_bytes)
-        try:
-            for batch in gathered([] if dry_run else plans, lambda plan: plan.living, most_bytes):
-                if dataset.manifest.commit != manifest.commit:
-                    raise ConflictError(
-                        "another writer committed meanwhile; what was rewritten before stays: try "
-                        "again",
-                        file=storage.url,
-                    )
-                for plan in batch:
-                    chunks = _living(footers[plan.path], deleted, manifest.schema)
-                    for some in gathered(chunks, lambda chunk: chunk.length, _READ_BYTES):
-                        files.copy(plan.path, footers[plan.path], some)
-                        copied += sum(chunk.length for chunk in some)
-                        if progress is not None:
-                            progress(CopyProgress(copied, total))
+        plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.live)]
+        total = sum(plan.live for plan in plans)
+        copied, written, writer = 0, list[str](), new_writer_id()
+
+        def count(nbytes: int) -> None:
+            nonlocal copied
+            copied += nbytes
+            if progress is not None:
+                progress(CopyProgress(copied, total))
+
+        for batch in batched([] if dry_run else plans, lambda plan: plan.live, most_bytes):
+            if dataset.manifest.commit != manifest.commit:
+                raise ConflictError(
+                    "another writer committed meanwhile; files rewritten before stay: try again",
+                    file=storage.url,
+                )
+            # Without notes: nothing of an unfinished file is recovered, as it is a copy.
+            files = ChunkWriter(
+                *(storage, manifest.schema), writer=writer, max_file_size=file_bytes, notes=False
+            )
+            try:
+                for path in (plan.path for plan in batch):
+                    chunks = _live_chunks(footers[path], deleted, manifest.schema)
+                    for some in batched(chunks, lambda chunk: chunk.length, _READ_BYTES):
+                        stored = _read(storage, path, footers[path], manifest.schema, some)
+                        for part, of_part in groupby(stored, itemgetter(0)):
+                            files.copy(part, (chunk for _, chunk in of_part))
+                        count(sum(chunk.length for chunk in some))
                 files.close()
-                gone = {plan.path for plan in batch}
-                manifest, new = dataset.commit(writer=files.writer, gone=gone)
-                written += new
-                if batch[-1] is not plans[-1]:
-                    dataset = read_existing(storage)
-        except BaseException:
-            files.abort()
-            raise
+            except BaseException:
+                files.abort()
+                raise
+            gone = {plan.path for plan in batch}
+            manifest, new = dataset.commit(writer=writer, gone=gone)
+            written += new
+            if batch[-1] is not plans[-1]:
+                dataset = read_existing(storage)
         if written and progress is not None:
-            progress(CopyProgress(total, total))  # with what pads the pages
+            progress(CopyProgress(total, total))  # with padding
         paths, dead = tuple(plan.path for plan in plans), sum(plan.dead for plan in plans)
         return RewriteReport(paths, tuple(written), dead, total)
 
 
 def _plan(path: str, footer: Footer, manifest: Manifest, deleted: frozenset[str]) -> _Plan:
     gone = np.array([part.uid in deleted for part in footer.episodes], bool)
-    dead = living = 0
+    dead = live = 0
     for rows, group in zip(footer.chunks, manifest.schema.groups, strict=False):
         before = rows["pages"]["length"]
         after = before.copy()
@@ -174,13 +198,13 @@ def _plan(path: str, footer: Footer, manifest: Manifest, deleted: frozenset[str]
         after[:, [spec.is_dropped for spec in group.values()]] = 0
         kept = int(chunk_bytes(after, group).sum())
         dead += int(chunk_bytes(before, group).sum()) - kept
-        living += kept
-    return _Plan(path, dead, living)
+        live += kept
+    return _Plan(path, dead, live)
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk that is copied; `pages` are where its pages lie, of no length where dropped."""
+    """A chunk to copy; `pages` are the byte ranges of its pages, empty for dropped features."""
 
     part: EpisodePart
     group: int
@@ -192,8 +216,8 @@ class _Chunk:
         return sum(page.length for page in self.pages)
 
 
-def _living(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator[_Chunk]:
-    """The chunks of episodes that were not deleted, one after the other as they lie in the file."""
+def _live_chunks(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator[_Chunk]:
+    """Chunks of episodes that were not deleted, in file order, episode by episode."""
     dropped = [[spec.is_dropped for spec in group.values()] for group in schema.groups]
     for at, part in enumerate(footer.episodes):
         if part.uid in deleted:
@@ -209,92 +233,29 @@ def _living(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator
             yield _Chunk(part, group, number, left)
 
 
-class _CopiedFiles:
-    """Puts chunks into record files of about `max_file_size`, one after the other.
+def _read(
+    storage: Storage, path: str, footer: Footer, schema: Schema, chunks: Sequence[_Chunk]
+) -> list[tuple[EpisodePart, StoredChunk]]:
+    """Read chunks of a record file together, and check them; a damaged read is repeated once."""
+    wanted = [page for chunk in chunks for page in chunk.pages if page.length]
 
-    An episode of which several files hold a part goes into one file where its chunks follow each
-    other there, and else stays in parts. Nothing of a file that is not finished can be recovered:
-    it is a copy.
-    """
-
-    def __init__(self, storage: Storage, schema: Schema, max_file_size: int) -> None:
-        self.writer = new_writer_id()
-        self._storage = storage
-        self._schema = schema
-        self._max_file_size = max_file_size
-        self._file: OpenFile | None = None
-        self._uids: set[str] = set()  # of the open file
-        self._part: EpisodePart | None = None  # the last one
-        self._ends: dict[int, int] = {}  # by group, where the next chunk of that episode begins
-
-    def copy(self, path: str, footer: Footer, chunks: Sequence[_Chunk]) -> None:
-        """Copy chunks of a record file, which are read at once."""
-        wanted = [page for chunk in chunks for page in chunk.pages if page.length]
-        try:
-            stored = self._read(path, footer, chunks, wanted)
-        except ChecksumError:
-            if not worth_rereading(self._storage, path, wanted):
-                raise
-            stored = self._read(path, footer, chunks, wanted)
-        for chunk, item in zip(chunks, stored, strict=True):
-            self._add(chunk.part, item)
-
-    def _read(
-        self, path: str, footer: Footer, chunks: Sequence[_Chunk], wanted: Sequence[ByteRange]
-    ) -> list[StoredChunk]:
+    def read() -> list[tuple[EpisodePart, StoredChunk]]:
         buffers = [memoryview(bytearray(page.length)) for page in wanted]
-        self._storage.read_ranges(path, wanted, buffers)
+        storage.read_ranges(path, wanted, buffers)
         found, stored = dict(zip(wanted, buffers, strict=True)), []
         for chunk in chunks:
             pages = [found.get(page, b"") for page in chunk.pages]
-            with located(ChecksumError, file=f"{self._storage.url}/{path}", episode=chunk.part.key):
-                stored += [stored_chunk(footer, self._schema, chunk.group, chunk.number, pages)]
+            with located(ChecksumError, file=f"{storage.url}/{path}", episode=chunk.part.key):
+                item = stored_chunk(footer, schema, chunk.group, chunk.number, pages)
+            stored.append((chunk.part, item))
         return stored
 
-    def _add(self, part: EpisodePart, chunk: StoredChunk) -> None:
-        """Add a chunk of an episode, of which another file says `part`."""
-        if self._file is not None and (
-            self._file.is_full(self._max_file_size)
-            or not self._fits(part, chunk.group, chunk.first_frame)
-        ):
-            self.close()
-        if self._file is None:
-            self._file = OpenFile(self._storage, self._schema, self.writer, part.ordinal)
-        if part.uid not in self._uids:
-            self._ends = {}
-        elif part != self._part:
-            self._file.say(part)
-        self._uids.add(part.uid)
-        self._part = part
-        self._file.add(part, chunk)
-        self._ends[chunk.group] = chunk.first_frame + chunk.num_frames
-
-    def close(self) -> None:
-        """Finish the open file."""
-        if self._file is not None and self._file.finish():
-            self._file.upload.commit()
-        self._file, self._part = None, None
-        self._uids, self._ends = set(), {}
-
-    def abort(self) -> None:
-        """Leave nothing of the open file."""
-        if self._file is not None:
-            self._file.upload.abort()
-            self._file = None
-
-    def _fits(self, part: EpisodePart, group: int, first_frame: int) -> bool:
-        """Whether a chunk may stand in the open file, beside what is there of its episode.
-
-        Only one part may tell the episode's length, and the chunks of a group follow each other.
-        """
-        if part.uid not in self._uids:
-            return True
-        last = self._part
-        if last is None or last.uid != part.uid:
-            return False
-        return (last == part or last.num_frames is None) and self._ends.get(
-            group, first_frame
-        ) == first_frame
+    try:
+        return read()
+    except ChecksumError:
+        if not worth_rereading(storage, path, wanted):
+            raise
+        return read()
 
 
 def clean(
@@ -305,24 +266,35 @@ def clean(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Remove record files, unfinished ones, tables and edits that the manifest does not name.
+    """Remove files that the manifest does not name; returns their paths, sorted.
 
-    Episodes that interrupted writers left are lost then: `mode="resume"` would have added
-    them. Only files whose writer has written nothing for `older_than` seconds are removed, and
-    record files of the dataset as it was only when they left it so long ago: until then a reader
-    that had opened it can read on. Of what only earlier versions name, that of the last
-    `keep_versions` is kept too; a version with the same content as a later one does not count.
-    Times are those that the storage gives: a small file is written
-    there, and removed again, to see what time it is; files with a later time stay, with a warning.
-    Lists of external files stay: a writer at work may refer to one.
-    Returns the paths, sorted; `dry_run` only tells them. A writer that is at work meanwhile is
-    refused when it commits: so that no resume recovers what is being removed, the manifest is put
-    anew first.
+    These are record files, also unfinished ones, tables of the index, and edits.
 
-    Raises `ValueError` for more versions than are kept, `NotFoundError` where there is no
-    dataset, `ConflictError` if a writer commits at this
-    moment, and `CommitUnknownError` if nobody knows whether the manifest was put anew; then nothing
-    is removed.
+    Episodes of interrupted writers are lost: run `mode="resume"` before to keep them. A writer that
+    is running meanwhile is refused at its commit: before any removal, a commit lists the removed
+    files, so that no resume recovers them. Lists of external files stay, since a running writer may
+    refer to one.
+
+    The age of a file is relative to the storage's clock, read from a small file that is written and
+    removed. Files from the future stay, with a warning.
+
+    Args:
+        location: local path or URL of the dataset.
+        older_than: seconds. Files stay if their writer wrote anything since then, or if they left
+            the dataset since then, for open readers.
+        keep_versions: keep files of the last versions before the current one, as many as this, at
+            most `KEPT_VERSIONS`. A version with the content of a later one does not count.
+        dry_run: remove nothing.
+        storage_options: for the filesystem that serves a URL.
+
+    Raises `ValueError` for an invalid `keep_versions`, `NotFoundError` if there is no dataset,
+    `ConflictError` if a writer commits at this moment, and `CommitUnknownError` if the outcome of
+    the commit is unknown; then nothing is removed.
+
+    Example:
+        from seqrecord import edit
+
+        print(edit.clean("records/", older_than=24 * 3600, dry_run=True))
     """
     if not 0 <= keep_versions <= KEPT_VERSIONS:
         raise ValueError(f"keep_versions must be from 0 to {KEPT_VERSIONS}, not {keep_versions}")
@@ -331,7 +303,7 @@ def clean(
         notes = retired_files(storage)
         items = list(_unnamed(storage, [manifest, *_earlier(storage, manifest, keep_versions)]))
         sizes = record_sizes(storage)
-        now = _time_of(storage)  # after all that was listed
+        now = _time_of(storage)  # after the listings
         _warn_of_future(storage, items, now)
         before = min(now, now - older_than)
         old = _old(manifest, items, before, notes)
@@ -340,7 +312,7 @@ def clean(
         done = [n.path for n in notes if n.modified <= before and there.isdisjoint(n.files)]
         if not dry_run:
             if old:
-                _condemn(storage, base, manifest, gone)
+                _mark_removed(storage, base, manifest, gone)
             for item in old:
                 item.remove()
             for path in done:
@@ -349,31 +321,31 @@ def clean(
 
 
 @dataclass(frozen=True)
-class _Item:
+class _UnneededFile:
     path: str
     modified: float
     remove: Callable[[], None]
 
 
 def _time_of(storage: Storage) -> float:
-    """The storage's time: that of a file that is written for it, and removed again."""
+    """The storage's time in seconds since 1970: the time of a file written and removed here."""
     path = f"{RECORDS}/{new_writer_id()}.clock"
     try:
-        put_file(storage, path, b"clean asks what time it is\n")
+        put_file(storage, path, b"seqrecord clean reads the time of this file\n")
         for file in storage.files(RECORDS):
             if file.path == path:
                 return file.modified
     finally:
         storage.remove(path)
     raise ConflictError(
-        "another clean is at work; nothing was removed: try again", file=storage.url
+        "another clean is running; nothing was removed: try again", file=storage.url
     )
 
 
-def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> None:
+def _warn_of_future(storage: Storage, items: Sequence[_UnneededFile], now: float) -> None:
     if late := [item for item in items if item.modified > now]:
         _logger.warning(
-            "%s: %s with a time after the storage's own are not removed: %s%s",
+            "%s: kept %s from the future of the storage's clock: %s%s",
             *(storage.url, counted(len(late), "file")),
             ", ".join(f"{item.path} ({item.modified - now:,.0f} s after)" for item in late[:3]),
             ", …" if len(late) > 3 else "",
@@ -381,11 +353,11 @@ def _warn_of_future(storage: Storage, items: Sequence[_Item], now: float) -> Non
 
 
 def _old(
-    manifest: Manifest, items: Sequence[_Item], before: float, notes: Sequence[RetiredFiles]
-) -> list[_Item]:
-    """All that is not named, of writers of whom nothing is newer; and what was condemned before.
+    manifest: Manifest, items: Sequence[_UnneededFile], before: float, notes: Sequence[RetiredFiles]
+) -> list[_UnneededFile]:
+    """Unnamed files to remove: old files of writers without newer files, and files marked before.
 
-    What left the dataset later than `before`, by the notes, is not among it.
+    Files that left the dataset after `before`, by the notes, stay.
     """
     recent = {path for note in notes if note.modified > before for path in note.files}
     last: dict[str, float] = {}
@@ -401,7 +373,7 @@ def _old(
 
 
 def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manifest]:
-    """The last versions before this one that differ in content from each later one."""
+    """The last `count` versions before this one with different content."""
     seen = {(manifest.fingerprint, manifest.edits)}
     for earlier, _ in kept_versions(storage, manifest) if count else ():
         if len(seen) <= count and (earlier.fingerprint, earlier.edits) not in seen:
@@ -409,27 +381,28 @@ def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manif
             yield earlier
 
 
-def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_Item]:
-    """All files that none of these versions names, of which the first is the dataset."""
+def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_UnneededFile]:
+    """Files that none of these manifests names; the first manifest is the current one."""
     named = {file.path for each in manifests for file in each.record_files}
     named |= {file.path for each in manifests for file in each.small_files}
     commits = manifests[0].commit, *manifests[0].earlier_commits[:KEPT_VERSIONS]
     named.update(map(version_path, commits))
     for folder in (RECORDS, INDEX, EDITS, VERSIONS):
-        for upload in storage.unfinished(folder):  # of a file that is finished, too
+        for upload in storage.unfinished(folder):  # also of finished files
             if _is_ours(upload.path) or is_retired_note(upload.path):
-                yield _Item(upload.path, upload.modified, upload.remove)
+                yield _UnneededFile(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
             if file.path not in named and _is_ours(file.path):
-                yield _Item(file.path, file.modified, partial(storage.remove, file.path))
+                yield _UnneededFile(file.path, file.modified, partial(storage.remove, file.path))
 
 
 def _is_ours(path: str) -> bool:
     return any(pattern.fullmatch(path) for pattern in (FILE_PATH, _CLOCK, _VERSION))
 
 
-def _condemn(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
-    """Let the manifest say what is removed, so that nobody who began before can commit it."""
+def _mark_removed(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
+    """Commit a manifest that lists the removed files, so that no writer can commit them any
+    more."""
     unnamed = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
     removed = unnamed.union(manifest.removed)
     if removed == set(manifest.removed):

@@ -1,9 +1,7 @@
-"""Changes episodes of a dataset: which there are, their keys, their metadata, their splits.
+"""Edits of episodes: deletion, keys, metadata, splits.
 
-Record files stay as they are. What changes is kept in a file of edits that the manifest names, so
-that a lost index is rebuilt with it and all readers have the same splits, and index and manifest
-are written anew, in one commit. Splits are shares of the episodes, drawn by a seed: episodes that
-are in one stay there when others are added.
+Record files stay unchanged. An edit is stored in a file that the manifest names, so that a rebuilt
+index includes it and all readers have the same splits; one commit replaces index and manifest.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.edit.changes import Change, Opened, edit_dataset, opened_to_edit
+from seqrecord.edit.changes import Change, EditedDataset, edit_dataset, open_for_edit
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
 from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split
 from seqrecord.format.footer import Footer
@@ -43,19 +41,26 @@ def delete_episodes(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Delete episodes: keys, a glob, or a function of an episode. Returns their keys.
+    """Delete episodes; returns their keys.
 
-    They are gone for every reader that opens the dataset from then on, and do not come back by
-    `reindex`. Record files of which no episode is left are not the dataset's any more: `clean`
-    removes them. Others keep their bytes until `rewrite_files`. Statistics are of all frames
-    together, so a deletion removes them, with a warning: `add_statistics` (`seqrecord stats`)
-    computes those of the remaining frames. With `dry_run` nothing is changed.
+    Readers that open the dataset afterwards do not see the episodes, and `reindex` does not restore
+    them. Record files without remaining episodes leave the dataset: `clean` removes them. Other
+    record files keep the bytes until `rewrite_files`. Statistics cover all frames together, so they
+    are removed, with a warning: run `add_statistics` (`seqrecord stats`).
 
-    `location` is a local path or URL, and `storage_options` are for the filesystem that serves the
-    URL: so for all functions here.
+    Args:
+        location: local path or URL of the dataset.
+        episodes: keys, a glob, or a function of an episode.
+        dry_run: change nothing.
+        storage_options: for the filesystem that serves a URL.
 
-    Raises `ClipError` where nothing is selected or nothing would be left, `NotFoundError` where
-    there is no dataset, and `ConflictError` where another writer commits meanwhile.
+    Raises `ClipError` if nothing is selected or nothing would remain, `NotFoundError` if there is
+    no dataset, and `ConflictError` if another writer commits meanwhile.
+
+    Example:
+        from seqrecord import edit
+
+        edit.delete_episodes("records/", ["demo/000", "demo/001"])
     """
 
     return edit_dataset(location, partial(_deleted, episodes, False), dry_run, storage_options)
@@ -68,7 +73,13 @@ def keep_episodes(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Delete all other episodes: see `delete_episodes`. Returns the keys of those deleted."""
+    """Delete all other episodes, see `delete_episodes`; returns the keys of deleted episodes.
+
+    Example:
+        from seqrecord import edit
+
+        edit.keep_episodes("records/", lambda episode: episode.num_frames >= 10)
+    """
     return edit_dataset(location, partial(_deleted, episodes, True), dry_run, storage_options)
 
 
@@ -79,15 +90,20 @@ def rename_episodes(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Give episodes other keys, `{old: new}`. Returns the old ones.
+    """Rename episodes, `{old key: new key}`; returns the old keys.
 
-    In a new key `{}` is the old one, and the old one may then be a glob: `{"episode_*": "B/{}"}`.
-    Of two entries for one episode the later counts. Two episodes may change keys with each other.
-    Raises as `delete_episodes` does, `FormatError` for what is no key, and `ClipError` for a key
-    that another episode has.
+    `{}` in a new key stands for the old key, and the old key may then be a glob: `{"episode_*":
+    "B/{}"}`. If two entries match an episode, the later one counts. Two episodes may swap their
+    keys. Other arguments and errors as for `delete_episodes`; also raises `FormatError` for an
+    invalid key, and `ClipError` for a key of another episode.
+
+    Example:
+        from seqrecord import edit
+
+        edit.rename_episodes("records/", {"*": "site-b/{}"})
     """
 
-    def make(dataset: Opened) -> Change:
+    def make(dataset: EditedDataset) -> Change:
         index = dataset.index
         new = {}
         for old, key in keys.items():
@@ -100,7 +116,7 @@ def rename_episodes(
         taken = sorted(key for key in times if key in others or times[key] > 1)
         if taken:
             raise ClipError(
-                "two episodes would have one key",
+                "two episodes would have the same key",
                 file=dataset.storage.url,
                 got=", ".join(taken[:10]),
             )
@@ -109,8 +125,8 @@ def rename_episodes(
     return edit_dataset(location, make, dry_run, storage_options)
 
 
-def renaming(dataset: Opened, keys: Mapping[int, str]) -> list[Edit]:
-    """The edits that give episodes, by number, these keys."""
+def renaming(dataset: EditedDataset, keys: Mapping[int, str]) -> list[Edit]:
+    """The edits that give these keys to episodes, by number."""
     renamed = Rename({dataset.index.uid(i): key for i, key in keys.items()})
     return [Delete(_copies(dataset, keys)), renamed]
 
@@ -123,20 +139,25 @@ def set_metadata(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Change entries of the metadata of episodes; `None` removes one. Returns their keys.
+    """Change entries of episodes' metadata, `None` removes one; returns the changed episodes' keys.
 
-    Other entries stay. Raises as `delete_episodes` does, `FormatError` for what JSON cannot hold,
-    and `SchemaError` for a new entry of the name of a feature of texts: `set_text` changes
-    those.
+    Other entries stay. Arguments and errors as for `delete_episodes`; also raises `FormatError` for
+    a value that is not JSON, and `SchemaError` for a new entry with the name of a text feature:
+    change that with `set_text`.
+
+    Example:
+        from seqrecord import edit
+
+        edit.set_metadata("records/", None, {"site": "lab", "comment": None})
     """
 
-    def make(dataset: Opened) -> Change:
+    def make(dataset: EditedDataset) -> Change:
         index = dataset.index
         for name, spec in dataset.manifest.schema.active.items():
             if spec.value == "text" and entries.get(name) is not None:
                 raise SchemaError(
-                    "batches have the texts of the feature, not of the metadata; set_text "
-                    f"(--text {name}=TEXT) changes them",
+                    "metadata entry has the name of a text feature, which batches use instead; "
+                    f"change the feature with set_text (--text {name}=TEXT)",
                     file=dataset.storage.url,
                     feature=name,
                 )
@@ -152,8 +173,8 @@ def set_metadata(
     return edit_dataset(location, make, dry_run, storage_options)
 
 
-def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: Opened) -> Change:
-    """These episodes are deleted, or all but these."""
+def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: EditedDataset) -> Change:
+    """Delete these episodes, or with `but_these` all others."""
     chosen = dataset.find(episodes)
     if but_these:
         chosen = sorted(set(dataset.index.positions.values()).difference(chosen))
@@ -161,16 +182,16 @@ def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: Opened) -> Chang
         raise ClipError(
             "no episode would be left",
             file=dataset.storage.url,
-            expected="a dataset of at least one; to delete all, remove the folder",
+            expected="at least one; to delete all, remove the folder",
         )
     uids = [dataset.index.uid(i) for i in chosen]
     return chosen, [Delete((*uids, *_copies(dataset, chosen)))]
 
 
-def _copies(dataset: Opened, episodes: Iterable[int]) -> tuple[str, ...]:
-    """The uids of complete episodes of the same keys, which are not in the dataset.
+def _copies(dataset: EditedDataset, episodes: Iterable[int]) -> tuple[str, ...]:
+    """Uids of other complete episodes with the keys of these episodes.
 
-    Else one of them would come in the place of an episode that goes.
+    If they were not deleted too, one would replace a deleted or renamed episode.
     """
     storage, manifest = dataset.storage, dataset.manifest
     before = read_edits(storage, manifest.edits)
@@ -182,7 +203,7 @@ def _copies(dataset: Opened, episodes: Iterable[int]) -> tuple[str, ...]:
 
 
 def _unnamed(storage: Storage, named: Collection[str]) -> dict[str, Footer]:
-    """Of the record files that the manifest does not name, those that `reindex` would take."""
+    """Footers of record files that the manifest does not name but `reindex` would read."""
     found = {}
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in named}
     for path, size in sizes.items():
@@ -200,42 +221,51 @@ def split_dataset(
     reassign: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
-    """Give episodes to named splits; returns how many episodes each split has now.
+    """Assign episodes to named splits by their shares; returns the number of episodes per split.
 
-    Each split of `shares` gets its share of the episodes, as nearly as can be; the shares come to 1
-    at most, and what is left is in no split. Episodes that are in one of these splits stay there,
-    so that what was kept for validation is not trained on later; with `reassign` they are dealt
+    Shares add up to 1 at most; remaining episodes are in no split. Episodes already in one of the
+    splits stay there, so that validation data is never trained on later; `reassign` draws them
     again. Episodes in other splits stay there, and do not count.
 
-    With `by="episode"` each episode is drawn for itself. Else `by` names an entry of the metadata,
-    and episodes that are equal in it come into one split: all recordings of one scene, say.
+    Args:
+        location: local path or URL of the dataset.
+        shares: share of the episodes for each split, 0 to 1: `{"train": 0.9, "val": 0.1}`.
+        by: `episode`, or an entry of the metadata: episodes with an equal entry, for example of the
+            same scene, get the same split.
+        seed: of the random order.
+        reassign: draw all episodes in these splits again.
+        storage_options: for the filesystem that serves a URL.
 
-    Raises `ClipError` for shares or names that make no sense, for an episode without the entry, and
-    where a split whose share is above 0 would have no episode, since there are too few of them;
-    `NotFoundError` where there is no dataset, and `ConflictError` where another writer commits
-    meanwhile.
+    Raises `ClipError` for invalid shares or names, for an episode without the entry, and for too
+    few episodes, if a split with a share above 0 would be empty. Raises `NotFoundError` if there is
+    no dataset, and `ConflictError` if another writer commits meanwhile.
+
+    Example:
+        from seqrecord import edit
+
+        print(edit.split_dataset("records/", {"train": 0.5, "val": 0.5}, seed=1))
     """
-    _check(shares)
-    given: object = by
-    if not isinstance(given, str):
+    _check_shares(shares)
+    entry: object = by
+    if not isinstance(entry, str):
         raise ClipError(
             "by is not valid",
             expected="episode, or an entry of the metadata",
-            got=repr_of(given),
+            got=repr_of(entry),
         )
     seed = check_seed(seed)
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         index, url = dataset.index, dataset.storage.url
-        names = _names(dataset, shares)
+        names = _split_names(dataset, shares)
         numbers = [names.index(name) for name in shares]
         old = index.split.astype(np.int64)
         kept = np.isin(old, numbers) & (not reassign)
-        units = _units(index, by, url)
-        new = deal_episodes(old, kept, units, numbers, list(shares.values()), seed)
+        units = _split_units(index, by, url)
+        new = assign_splits(old, kept, units, numbers, list(shares.values()), seed)
         counts = {name: int((new == number).sum()) for number, name in enumerate(names)}
         if empty := [name for name, share in shares.items() if share and not counts[name]]:
-            raise ClipError(  # nobody could read it
-                "a split would have no episode; nothing was changed",
+            raise ClipError(  # readers refuse empty splits
+                "a split would be empty; nothing was changed",
                 file=url,
                 expected="more episodes, or other shares",
                 got=f"{', '.join(empty)[:200]} of {counted(len(new), 'episode')}",
@@ -253,16 +283,21 @@ def split_episodes(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Put episodes into the split of this name, or for `None` into none. Returns their keys.
+    """Put episodes into this split, or for `None` into none; returns the changed episodes' keys.
 
-    `split_dataset` draws them. Raises as `delete_episodes` does, and `ClipError` for what is no
-    name of a split.
+    Use `split_dataset` for random splits. Arguments and errors as for `delete_episodes`; also
+    raises `ClipError` for an invalid name.
+
+    Example:
+        from seqrecord import edit
+
+        edit.split_episodes("records/", "demo/00[01]", "test")
     """
     if split is not None:
         check_split_name(split)
 
-    def make(dataset: Opened) -> Change:
-        names = _names(dataset, [] if split is None else [split])
+    def make(dataset: EditedDataset) -> Change:
+        names = _split_names(dataset, [] if split is None else [split])
         number = NO_SPLIT if split is None else names.index(split)
         found = dataset.find(episodes)
         chosen = [i for i in found if dataset.index.split[i] != number]
@@ -271,10 +306,10 @@ def split_episodes(
     return edit_dataset(location, make, dry_run, storage_options)
 
 
-def _check(shares: object) -> None:
+def _check_shares(shares: object) -> None:
     wrong = partial(ClipError, "the shares of the splits are not valid")
     if not isinstance(shares, Mapping):
-        expected = "a dict of shares by name, as {'train': 0.9, 'val': 0.1}"
+        expected = "a dict of shares by name, such as {'train': 0.9, 'val': 0.1}"
         raise wrong(expected=expected, got=repr_of(shares, 100))
     for name, share in shares.items():
         check_split_name(name)
@@ -282,12 +317,12 @@ def _check(shares: object) -> None:
             raise wrong(expected=f"0 to 1 for split {name}", got=repr_of(share, 50))
     total = sum(shares.values())
     if not shares or total > 1 + 1e-9:
-        expected = "at least one, and at most 1 together, as train=0.9 val=0.1"
-        raise wrong(expected=expected, got=f"{len(shares)} of {total:g} together")
+        expected = "at least one, with a sum of at most 1, such as train=0.9 val=0.1"
+        raise wrong(expected=expected, got=f"{len(shares)} with a sum of {total:g}")
 
 
-def _units(index: Index, by: str, url: str) -> list[str]:
-    """What each episode is dealt with: its key, or an entry of its metadata."""
+def _split_units(index: Index, by: str, url: str) -> list[str]:
+    """For each episode, the text that episodes with the same split share: key or metadata entry."""
     if by == "episode":
         keys: list[str] = index.keys.to_pylist()
         return keys
@@ -296,7 +331,7 @@ def _units(index: Index, by: str, url: str) -> list[str]:
         metadata = index.episode_metadata(episode)
         if by not in metadata:
             raise ClipError(
-                "an episode's metadata lacks the entry that episodes are split by",
+                "metadata of an episode lacks the entry given as by (--by)",
                 file=url,
                 episode=index.key(episode),
                 expected=repr(by),
@@ -306,7 +341,7 @@ def _units(index: Index, by: str, url: str) -> list[str]:
     return units
 
 
-def deal_episodes(
+def assign_splits(
     old: npt.NDArray[np.int64],
     kept: npt.NDArray[np.bool_],
     units: Sequence[str],
@@ -314,28 +349,30 @@ def deal_episodes(
     shares: Sequence[float],
     seed: int,
 ) -> npt.NDArray[np.int64]:
-    """The split of each episode, int64[n]: a number, or `NO_SPLIT`.
+    """The split of each episode: a number in `numbers`, another old number, or `NO_SPLIT`.
 
-    Units come in an order drawn from the seed, each to the split that lacks most.
+    `old` are the splits before, and `kept` the episodes that stay: both [episodes]. Units, sets of
+    episodes with equal text in `units`, are shuffled by the seed; each goes to the split that lacks
+    most episodes. Returns int64 [episodes].
     """
     new: npt.NDArray[np.int64] = old.copy()
     new[np.isin(old, numbers) & ~kept] = NO_SPLIT
     members: dict[str, list[int]] = {}
-    chosen: dict[str, int] = {}  # the split of a unit of which an episode is in one already
+    chosen: dict[str, int] = {}  # splits of units with a kept episode
     for episode, unit in enumerate(units):
         if kept[episode]:
             chosen.setdefault(unit, int(old[episode]))
         elif new[episode] == NO_SPLIT:
             members.setdefault(unit, []).append(episode)
     targets = [*numbers, NO_SPLIT]
-    free = int((new == NO_SPLIT).sum()) + int(kept.sum())  # what other splits have is not dealt
+    free = int((new == NO_SPLIT).sum()) + int(kept.sum())  # without other splits
     rest = max(0.0, 1 - sum(shares))
     lacking = [
         share * free - int((kept & (old == number)).sum())
         for number, share in zip(numbers, shares, strict=True)
     ]
     lacking.append(rest * free if rest > 1e-9 else float("-inf"))
-    for unit in sorted(members, key=lambda unit: _drawn(seed, unit)):
+    for unit in sorted(members, key=lambda unit: _order_key(seed, unit)):
         place = lacking.index(max(lacking))
         if unit in chosen:
             place = targets.index(chosen[unit])
@@ -344,12 +381,12 @@ def deal_episodes(
     return new
 
 
-def _drawn(seed: int, unit: str) -> bytes:
+def _order_key(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed} {unit}".encode()).digest()
 
 
-def _names(dataset: Opened, more: Iterable[str]) -> tuple[str, ...]:
-    """The names of a dataset's splits, and then those of more."""
+def _split_names(dataset: EditedDataset, more: Iterable[str]) -> tuple[str, ...]:
+    """Names of a dataset's splits, followed by the new ones in `more`."""
     names = tuple(dict.fromkeys((*dataset.manifest.splits, *more)))
     if len(names) > MAX_SPLITS:
         raise ClipError(

@@ -1,8 +1,8 @@
-"""Adds features to a dataset, and drops some, without a change of what was written before.
+"""Edits of features: adding, dropping, kinds and units, texts.
 
-The frames of a new feature lie in record files of their own, as a group of its own. What a dropped
-one takes in record files stays there until they are rewritten; files of nothing else are the
-dataset's no more. Which features there are is kept in a file of edits.
+A new feature gets record files and a group of its own. A dropped feature's bytes stay in record
+files until these are rewritten; record files with dropped features only leave the dataset. The
+schema is stored in a file of edits.
 """
 
 from __future__ import annotations
@@ -17,19 +17,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from seqrecord.codecs.images import IMAGE
-from seqrecord.edit.changes import Opened, opened_to_edit
-from seqrecord.errors import (
-    ClipError,
-    FrameError,
-    NotFoundError,
-    SchemaError,
-    SourceError,
-    located,
-)
+from seqrecord.edit.changes import EditedDataset, open_for_edit
+from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
 from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.format.edits import Features
 from seqrecord.format.footer import EpisodePart
-from seqrecord.format.lags import has_lags
+from seqrecord.format.time_spans import is_timestamp
 from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
@@ -53,10 +46,10 @@ from seqrecord.writing.stored_statistics import stored_statistics
 
 _logger = logging.getLogger("seqrecord")
 
-_LOOKED_AT = 32  # frames whose values tell a feature's dtype and shape
+_INFERRED_FROM = 32  # frames for inferring dtype and shape
 
 Values: TypeAlias = "Callable[[Episode], Iterable[Any]]"
-"""A function of an episode that gives a value for each of its frames, or `None` for one without."""
+"""A function of an episode that returns a value for each frame, `None` for frames without one."""
 
 
 def add_feature(
@@ -73,44 +66,53 @@ def add_feature(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> FeatureSpec:
-    """Add a feature to all episodes of a dataset; returns it as it is stored.
+    """Add a feature to all episodes of a dataset; returns its stored specification.
 
-    `values` is called with each `Episode` and gives an array [frames, …], or an iterable of arrays,
-    text or bytes, of which `None` is a frame without the feature. Dtype and shape are those of the
-    first values, or of `spec`, whose name does not count; `codec`, `kind`, `unit` and
-    `max_file_size` are as for `SeqRecordWriter`. The values are written into new record files;
-    those that are there stay as they are, and nobody sees the feature until all of it is committed.
-    Statistics of the dataset, if it has any, get those of the feature. With `overwrite` it comes in
-    the place of the one of this name, which is dropped in the same commit. With `dry_run` nothing
-    is written: `values` is called for all episodes, but only the first values are looked at.
+    Values are written into new record files, and readers see the feature after the commit. The
+    dataset's statistics, if any, are extended.
 
-    `values_of_dataset` and `values_of_files` make such functions.
+    Args:
+        location: local path or URL of the dataset.
+        name: of the new feature.
+        values: called with each `Episode`; returns an array [frames, …], or an iterable of arrays,
+            `str` or `bytes`, with `None` for frames without the feature. `values_of_dataset` and
+            `values_of_files` make such functions.
+        spec: dtype, shape, codec, kind and unit; by default inferred from the first values.
+        codec, kind, unit, max_file_size: as for `SeqRecordWriter`.
+        overwrite: replace a feature of the same name in the same commit.
+        dry_run: write nothing; calls `values` for all episodes, but only reads the first values.
+        storage_options: for the filesystem that serves a URL.
 
-    Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature that is there and
-    for what cannot be stored, `FrameError` for values that do not fit it or are not as many as the
-    episode has frames, and `ConflictError` where another writer commits meanwhile. Then the
-    dataset is as it was; `clean` removes the record files that were written.
+    Raises `NotFoundError` if there is no dataset, `SchemaError` if the feature exists or cannot be
+    stored, `FrameError` for values that do not fit it or whose number differs from the episode's
+    frames, and `ConflictError` if another writer commits meanwhile. Then the dataset is unchanged;
+    `clean` removes the new record files.
+
+    Example:
+        from seqrecord import edit
+
+        edit.add_feature("records/", "step", lambda episode: np.arange(len(episode)), kind="state")
     """
     size = check_sizes(None, max_file_size)
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         storage, manifest = dataset.storage, dataset.manifest
         if name in manifest.schema.active and not overwrite:
             raise SchemaError(
-                "the dataset has the feature already; overwrite it, or choose another name",
+                "feature exists already; overwrite it (--overwrite), or choose another name",
                 file=storage.url,
                 feature=name,
             )
         episodes = Dataset(storage, manifest, dataset.index).episodes
-        # Now: others who commit twice before this does remove them.
+        # Read now: two commits of other writers would remove the file.
         known = stored_statistics(storage, manifest)
         found = _inferred(episodes, name, values) if spec is None else replace(spec, name=name)
-        asked = Schema([replace(found, group=0)])
-        said = {} if kind is None else {name: kind}, {} if unit is None else {name: unit}
+        requested = Schema([replace(found, group=0)])
+        kinds, units = ({} if each is None else {name: each} for each in (kind, unit))
         [new] = stored_schema(
-            asked,
+            requested,
             {name: codec} if isinstance(codec, str) else codec,
             None,
-            check_kinds_and_units(asked, *said, fits=False),
+            check_kinds_and_units(requested, kinds, units, fits=False),
         ).values()
         writer = new_writer_id()
         new = replace(new, group=manifest.schema.num_groups, added=writer)
@@ -132,7 +134,7 @@ def add_feature(
         parts = complete_episodes(list(dataset.footers.items()), manifest.schema)
         try:
             for episode in episodes.values():
-                _add(files, parts[episode.uid], episode, name, values)
+                _write_values(files, parts[episode.uid], episode, name, values)
             files.close()
             if files.irregular:
                 _logger.warning("%s: %s", storage.url, irregular_note(files.irregular))
@@ -152,24 +154,29 @@ def drop_features(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Drop a feature, or several; returns their names.
+    """Drop one feature or several; returns their names.
 
-    They are gone for every reader that opens the dataset from then on, and do not come back by
-    `reindex`. Record files that hold nothing but frames of groups of which all features are dropped
-    are not the dataset's any more: `clean` removes them. Others keep their bytes until
-    `rewrite_files`. Another feature may be added under the name. With `dry_run` nothing is changed.
+    Readers that open the dataset afterwards do not see them, and `reindex` does not restore them.
+    Record files with dropped features only leave the dataset: `clean` removes them. Other record
+    files keep the bytes until `rewrite_files`. The names are free for new features. With `dry_run`
+    nothing is changed.
 
-    Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature that is not there
-    and where none would be left, and `ConflictError` where another writer commits meanwhile.
+    Raises `NotFoundError` if there is no dataset, `SchemaError` for an unknown feature or if none
+    would remain, and `ConflictError` if another writer commits meanwhile.
+
+    Example:
+        from seqrecord import edit
+
+        edit.drop_features("records/", ["depth", "flow"])
     """
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema
         dropped = before.select([names] if isinstance(names, str) else list(dict.fromkeys(names)))
         if len(dropped) == len(before.active):
             raise SchemaError(
                 "no feature would be left",
                 file=dataset.storage.url,
-                expected="a dataset of at least one; to delete all, remove the folder",
+                expected="at least one; to delete all, remove the folder",
             )
         if not dry_run:
             _commit_schema(dataset, Schema([*_without(before, dropped)]))
@@ -184,18 +191,22 @@ def describe_features(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[FeatureSpec]:
-    """Change the kind or the unit of features; returns those that change, as they are then.
+    """Change kinds or units of features; returns the changed features.
 
-    No frame is read or written. `kinds` and `units` are by feature, `None` for unknown:
-    `describe_features("records/", kinds={"seg": "segmentation"}, units={"depth": "mm"})`.
-    Statistics of features whose channels depend on the kind are removed, with a warning. With
-    `dry_run` nothing is changed.
+    No frame is read or written. `None` stands for an unknown kind or unit. Statistics of a feature
+    whose channels depend on its kind are removed, with a warning. With `dry_run` nothing is
+    changed.
 
-    Raises `NotFoundError` where there is no dataset, `SchemaError` for a feature, a kind or a unit
-    that does not exist, and for a feature that becomes a timestamp after it was written, and
-    `ConflictError` where another writer commits meanwhile.
+    Raises `NotFoundError` if there is no dataset, `SchemaError` for an unknown feature, kind or
+    unit and for a feature that was not written as a timestamp but becomes one, and `ConflictError`
+    if another writer commits meanwhile.
+
+    Example:
+        from seqrecord import edit
+
+        edit.describe_features("records/", kinds={"depth": "depth"}, units={"depth": "mm"})
     """
-    with opened_to_edit(location, storage_options) as dataset:
+    with open_for_edit(location, storage_options) as dataset:
         before = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
             described: Mapping[str, Any] = check_kinds_and_units(before, kinds, units)
@@ -204,14 +215,14 @@ def describe_features(
         schema = Schema([replace(s, **described.get(s.name, {})) for s in before.values()])
         changed = [spec for spec in schema.values() if spec != before[spec.name]]
         for spec in changed:
-            _check_lags(dataset, spec)
+            _check_time_spans(dataset, spec)
         if changed and not dry_run:
             _commit_schema(dataset, schema)
         return changed
 
 
-def _commit_schema(dataset: Opened, schema: Schema) -> None:
-    """Commit other features, with the statistics of those that have the channels of before."""
+def _commit_schema(dataset: EditedDataset, schema: Schema) -> None:
+    """Commit a schema; statistics of features with the same channels stay."""
     before, known = dataset.manifest.schema, stored_statistics(dataset.storage, dataset.manifest)
     if known is not None:
         left = [name for name in known if name in schema]
@@ -225,16 +236,17 @@ def _commit_schema(dataset: Opened, schema: Schema) -> None:
     dataset.commit([Features(schema)], known)
 
 
-def _check_lags(dataset: Opened, spec: FeatureSpec) -> None:
-    """`SchemaError` for a timestamp whose lags a record file lacks: they are made in writing."""
-    if not has_lags(spec):
+def _check_time_spans(dataset: EditedDataset, spec: FeatureSpec) -> None:
+    """Raise `SchemaError` for a timestamp without time spans in a record file: only writers compute
+    them."""
+    if not is_timestamp(spec):
         return
     place = list(dataset.manifest.schema).index(spec.name)
     for footer in dataset.footers.values():
-        if len(footer.schema) > place and not has_lags([*footer.schema.values()][place]):
+        if len(footer.schema) > place and not is_timestamp([*footer.schema.values()][place]):
             url, name = dataset.storage.url, spec.name
             raise SchemaError(
-                "a feature becomes a timestamp when it is written; write it anew: "
+                "cannot turn a written feature into a timestamp; write it again: "
                 f"`seqrecord edit add {shlex.quote(url)} {name} --from {shlex.quote(url)} "
                 f"--kind timestamp --unit {shlex.quote(spec.unit or 'UNIT')} --overwrite`",
                 file=url,
@@ -243,7 +255,7 @@ def _check_lags(dataset: Opened, spec: FeatureSpec) -> None:
 
 
 def _without(schema: Schema, names: Collection[str]) -> Iterator[FeatureSpec]:
-    """The features, of which these are dropped."""
+    """The features, with these marked as dropped."""
     for place, spec in enumerate(schema.values()):
         yield replace(spec, name=f"~{place}") if spec.name in names else spec
 
@@ -257,18 +269,25 @@ def set_text(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Make a feature of texts, such as `task`, this text on every frame of episodes.
+    """Set a text feature such as `task` to this text, on every frame of these episodes.
 
-    Returns the keys of those of which a frame had another or none. The feature is written anew, in
-    the place of the old one: the texts of all episodes, in record files of their own. Datasets of
-    which one was changed so have other schemas then. `set_metadata` changes metadata.
+    Returns the keys of the episodes that had another text or none in a frame. The feature is
+    replaced by a new one, with the texts of all episodes in new record files; so two edited copies
+    of a dataset have different schemas. For metadata, use `set_metadata`.
 
-    Raises as `delete_episodes` does, and `SchemaError` where there is no such feature of texts.
+    Arguments and errors as for `delete_episodes`; also raises `SchemaError` if there is no such
+    text feature.
+
+    Example:
+        from seqrecord import edit
+
+        edit.add_feature("records/", "task", lambda episode: ["stack"] * len(episode))
+        edit.set_text("records/", None, "task", "stack the cubes")
     """
     with opened(location, storage_options=storage_options) as dataset:
         spec = dataset.features.select([name])[name]
         if spec.value != "text":
-            raise SchemaError("not a feature of texts", feature=name, got=str(spec))
+            raise SchemaError("not a text feature", feature=name, got=str(spec))
         keys = list(dataset.episodes)
 
         def old(episode: Episode) -> Iterator[Any]:
@@ -292,15 +311,15 @@ def set_text(
 
 
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:
-    """What the first values are: those of the first episode that has any."""
+    """Specification inferred from the first values of the first episode that has any."""
     for episode in episodes.values():
-        first = islice(iter(values(episode)), _LOOKED_AT)
+        first = islice(iter(values(episode)), _INFERRED_FROM)
         if frames := [{name: value} for value in first if value is not None]:
             return infer_schema(frames)[name]
     raise SchemaError("no frame has a value of the feature", feature=name)
 
 
-def _add(
+def _write_values(
     files: RecordFileWriter, part: EpisodePart, episode: Episode, name: str, values: Values
 ) -> None:
     found = values(episode)
@@ -325,7 +344,7 @@ def _check_length(episode: Episode, values: Any, name: str) -> None:
 
 def _wrong_length(episode: Episode, got: object, name: str) -> FrameError:
     return FrameError(
-        "not one value for each frame of the episode",
+        "number of values differs from the number of frames",
         episode=episode.key,
         feature=name,
         expected=len(episode),
@@ -334,16 +353,16 @@ def _wrong_length(episode: Episode, got: object, name: str) -> FrameError:
 
 
 def spec_of_dataset(dataset: Dataset, feature: str) -> FeatureSpec:
-    """The feature of another dataset, to be stored as it is there.
+    """Specification of another dataset's feature, for storing it unchanged.
 
-    Raises `SchemaError` for one that is not there, and for one whose codec loses data: encoding its
-    frames once more would lose more, so a codec must be named.
+    Raises `SchemaError` for an unknown feature, and for a lossy codec: encoding again would lose
+    more, so a codec must be named.
     """
     spec = dataset.features.select([feature])[feature]
     if loses_data(spec):
         raise SchemaError(
-            "the other dataset stores the feature with a codec that loses data; name the codec to "
-            "encode its frames with, such as balanced, which loses nothing more",
+            "the other dataset stores the feature with a lossy codec; pass codec (--codec) to "
+            "encode its frames again, for example balanced, which loses nothing more",
             file=dataset.url,
             feature=feature,
             got=spec.codec[0],
@@ -352,7 +371,7 @@ def spec_of_dataset(dataset: Dataset, feature: str) -> FeatureSpec:
 
 
 def loses_data(spec: FeatureSpec) -> bool:
-    """Whether frames of a feature are not what they were before they were encoded."""
+    """Whether a feature's codec is lossy."""
     config = spec.codec[0] if spec.codec else {"id": "none"}
     return (config["id"] == "video" and config.get("codec") != "ffv1") or (
         config["id"] == IMAGE and config.get("format") in ("jpeg", "any")
@@ -360,10 +379,17 @@ def loses_data(spec: FeatureSpec) -> bool:
 
 
 def values_of_dataset(dataset: Dataset, feature: str) -> Values:
-    """The values of a feature of another dataset, of episodes with the same keys and lengths.
+    """A function for `add_feature` that reads a feature of another dataset.
 
-    Frames that lack the feature there lack it. The function raises `NotFoundError` for an episode
-    that the other dataset does not have, and `ClipError` for one of another length there.
+    Episodes need the same keys and lengths; frames without the feature there lack it. The function
+    raises `NotFoundError` for an episode that the other dataset lacks, and `ClipError` for another
+    length.
+
+    Example:
+        from seqrecord import edit
+
+        with seqrecord.open("records/") as other:
+            edit.add_feature("records/", "copy", edit.values_of_dataset(other, "action"))
     """
 
     def values(episode: Episode) -> Iterator[Any]:
@@ -374,7 +400,7 @@ def values_of_dataset(dataset: Dataset, feature: str) -> Values:
         other = dataset.episodes[episode.key]
         if len(other) != len(episode):
             raise ClipError(
-                "the episode has another number of frames in the other dataset",
+                "episode has a different number of frames in the other dataset",
                 file=dataset.url,
                 episode=episode.key,
                 expected=len(episode),
@@ -386,11 +412,23 @@ def values_of_dataset(dataset: Dataset, feature: str) -> Values:
 
 
 def values_of_files(path: str | PathLike[str], name: str) -> Values:
-    """The arrays [frames, …] of NumPy files: of a folder of `KEY.npy` or `KEY.npz`, or of one .npz.
+    """A function for `add_feature` that reads arrays [frames, …] of NumPy files.
 
-    A file `KEY.npz` has one array, or one of the feature's `name`; a single `.npz` file has an
-    array for each key of an episode. Nothing in the files is run. The function raises
-    `NotFoundError` for an episode without an array, and `FormatError` for a file that has none.
+    `path` is a folder of `KEY.npy` or `KEY.npz`, or one `.npz` file with an array for each episode
+    key. A file `KEY.npz` has a single array, or one named `name`. Pickled data is refused. The
+    function raises `NotFoundError` for an episode without an array, and `FormatError` for a file
+    without one.
+
+    Example:
+        from pathlib import Path
+        from seqrecord import edit
+
+        with seqrecord.open("records/") as dataset:
+            for key, episode in dataset.episodes.items():
+                path = Path("arrays", f"{key}.npy")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                np.save(path, np.zeros((len(episode), 3), np.float32))
+        edit.add_feature("records/", "gravity", edit.values_of_files("arrays/", "gravity"))
     """
     root = Path(path)
     if not root.exists():

@@ -1,4 +1,4 @@
-"""Merges datasets: `convert` of several at once, into one with the features of the first."""
+"""Merging of datasets into one, with the features of the first."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, has_same_page
 
 _logger = logging.getLogger("seqrecord")
 
-_SHOWN = 500  # characters of what differs
+_SHOWN = 500  # characters of a list of differences
 
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Result of a merge, or with `dry_run` its forecast. `num_bytes` are those of the sources'
-    record files."""
+    """Result of a merge, or its forecast with `dry_run`; `num_bytes` of the sources' record
+    files."""
 
     num_episodes: int
     num_frames: int
@@ -51,37 +51,39 @@ def merge_datasets(
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> MergeReport:
-    """Make a dataset of all episodes of several datasets, which stay as they are.
+    """Make a dataset of all episodes of several datasets, which stay unchanged.
 
-    Chunks are copied without decoding, after a check of their checksums; a page that refers to an
-    external file still refers to it. Codecs and groups are those of the first dataset, or of the
-    dataset that is appended to; features in other codecs are encoded again. Splits of one name
-    become one split. Statistics are merged if all datasets have some. Episodes are in the order of
-    the datasets. This process does all the work.
+    Chunks are copied without decoding, after a check of their checksums; references to external
+    files stay references. Codecs and groups come from the first dataset, or from the dataset under
+    `mode="append"`; features in other codecs are encoded again. Splits of the same name become one
+    split. Statistics are merged if all datasets have them. Episodes keep the order of the datasets.
+    Runs in this process.
 
     Args:
         sources: local paths, URLs or open storages, which are closed at the end.
         destination: local path, URL or open storage; a place without a dataset and record files.
         prefixes: text before the keys of the episodes, one for each dataset: `["", "b/"]`.
         features: names of the features to merge, by default all.
-        mode: `create`, `append` to a dataset, or `resume` an interrupted merge: episodes that had
-            ended are kept, except those in unfinished record files after a kill.
+        mode: `create`, `append` to a dataset, or `resume` an interrupted merge: ended episodes are
+            kept, except those in unfinished record files after a kill.
         max_file_size: as for `SeqRecordWriter`.
         dry_run: check everything, write nothing.
-        progress: called from this thread, several times a second.
+        progress: called from this thread, several times per second.
         storage_options: for the filesystems that serve URLs.
 
-    Raises `NotFoundError` if a source is no dataset. Raises `SchemaError` if the datasets differ in
-    features, or in their dtypes, shapes, kinds or units, and if a feature would be encoded again
-    with a codec that loses data. Raises `DestinationError` for two episodes of one key, and for a
+    Raises `NotFoundError` if a source is not a dataset. Raises `SchemaError` if the datasets differ
+    in features, or in their dtypes, shapes, kinds or units, and if a feature would be encoded again
+    with a lossy codec. Raises `DestinationError` for two episodes with the same key, and for a
     destination that is not empty. Raises `ConflictError` if another writer has committed there
-    meanwhile; then the episodes stay there for `mode="resume"`.
+    meanwhile; the episodes then stay there for `mode="resume"`.
 
-    Example::
+    Example:
+        from seqrecord import edit
 
-        merge_datasets(["records/", "more-records/"], "all-records/", prefixes=["", "more/"])
+        report = edit.merge_datasets(["records/", "more-records/"], "merged/")
+        print(report.num_episodes, "episodes")
     """
-    *given, made = _with_options([*sources, destination], storage_options)
+    *locations, made = _with_options([*sources, destination], storage_options)
     with ExitStack() as stack:
         target = open_storage(*made)
         stack.callback(target.close)
@@ -89,15 +91,15 @@ def merge_datasets(
             raise DestinationError("no datasets to merge", file=target.url, expected="one or more")
         named = [""] * len(sources) if prefixes is None else prefixes
         if len(named) != len(sources):
-            what = "not one prefix for each dataset"
-            raise DestinationError(what, file=target.url, expected=len(sources), got=len(named))
+            message = "wrong number of prefixes, one for each dataset"
+            raise DestinationError(message, file=target.url, expected=len(sources), got=len(named))
         readers = [
             stack.enter_context(
                 open_packed(
                     location, features=features, storage_options=options, check_originals=False
                 )
             )
-            for location, options in given
+            for location, options in locations
         ]
         parts = [
             DatasetSource(reader, prefix=prefix, keeps_references=True)
@@ -124,7 +126,7 @@ def merge_datasets(
                 statistics=has_statistics,
                 progress=progress,
             )
-        elif mode != "resume":  # which begins with copies of what it recovers
+        elif mode != "resume":  # a resume would begin to copy
             Destination(target, mode)
         return report
 
@@ -132,7 +134,7 @@ def merge_datasets(
 def _with_options(
     locations: Sequence[StorageLike], storage_options: Mapping[str, Any] | None
 ) -> list[tuple[StorageLike, Mapping[str, Any] | None]]:
-    """The options of each location: those of URLs, unless there are only others."""
+    """Each location with its options: URLs get them, or all locations if none is a URL."""
     is_url = [
         isinstance(location, str | PathLike) and parse_location(location).protocol != "file"
         for location in locations
@@ -144,7 +146,7 @@ def _with_options(
 
 
 def _has_statistics(readers: Sequence[Dataset], made: str) -> bool:
-    """Whether all have statistics; a warning if only some do."""
+    """Whether all datasets have statistics; warns if only some do."""
     lacking = [reader.url for reader in readers if not reader.statistics]
     if 0 < len(lacking) < len(readers):
         _logger.warning(
@@ -155,19 +157,19 @@ def _has_statistics(readers: Sequence[Dataset], made: str) -> bool:
 
 
 def _check_schemas(parts: Sequence[DatasetSource], made: str) -> None:
-    """`SchemaError` unless all datasets can be stored with the features of the first."""
+    """Raise `SchemaError` unless all datasets can be stored with the features of the first."""
     first = parts[0].reader
     common = [n for n in first.features if all(n in part.reader.features for part in parts)]
     for other in (part.reader for part in parts[1:]):
         if found := [n for n in {**first.features, **other.features} if n not in common]:
-            remedy = "no feature is in all of them"
+            remedy = "they have no feature in common"
             if common:
                 command = [*("seqrecord", "merge"), *(part.reader.url for part in parts)]
                 command += ["-o", made, "--features", ",".join(common)]
                 command += [f"--prefix={p.reader.url}={p.prefix}" for p in parts if p.prefix]
                 remedy = (
-                    "`seqrecord edit` adds and drops features, and this merges those that all "
-                    f"have: {shlex.join(command)}"
+                    "add or drop features with `seqrecord edit`, or merge the common features: "
+                    f"{shlex.join(command)}"
                 )
             places = ((n, (first if n in first.features else other).url) for n in found)
             raise SchemaError(
@@ -181,11 +183,11 @@ def _check_schemas(parts: Sequence[DatasetSource], made: str) -> None:
 
 
 def _check_feature(mine: FeatureSpec, kept: FeatureSpec, url: str, first: str, made: str) -> None:
-    """`SchemaError` unless values of `mine` can be stored as `kept`, without a loss."""
+    """Raise `SchemaError` unless values of `mine` can be stored as `kept`, without loss."""
 
-    def refuse(what: str, expected: object, got: object) -> SchemaError:
+    def refuse(reason: str, expected: object, got: object) -> SchemaError:
         return SchemaError(
-            f"datasets cannot be merged: {what}",
+            f"datasets cannot be merged: {reason}",
             file=url,
             feature=mine.name,
             expected=f"{expected}, as in {first}",
@@ -194,21 +196,21 @@ def _check_feature(mine: FeatureSpec, kept: FeatureSpec, url: str, first: str, m
 
     values = [str(spec).partition(": ")[2] for spec in (kept, mine)]
     if values[0] != values[1]:
-        raise refuse("they have a feature of other values", *values)
-    for what, contradict in differences(mine, kept).items():
-        said = getattr(kept, what), getattr(mine, what)
+        raise refuse("a feature has different dtypes or shapes", *values)
+    for name, contradict in differences(mine, kept).items():
+        both = getattr(kept, name), getattr(mine, name)
         if contradict:
-            what = f"they have a feature of other {what}"
-            raise refuse(f"{what}; `seqrecord edit describe` corrects a wrong one", *said)
+            reason = f"a feature has different {name}s"
+            raise refuse(f"{reason}; correct a wrong one with `seqrecord edit describe`", *both)
         _logger.warning(
             "%s: feature %s has %s %s, and %s in %s, which the merged dataset keeps",
-            *(url, mine.name, what, said[1] or "unknown", said[0] or "unknown", first),
+            *(url, mine.name, name, both[1] or "unknown", both[0] or "unknown", first),
         )
     if not has_same_pages(mine, kept) and loses_data(kept):
         commands = [["seqrecord", "write", "--src", each, "--dst", made] for each in (first, url)]
         commands[1].append("--append")
         raise refuse(
-            "a feature would be encoded with a codec that loses data; these commands do it: "
+            "a feature would be encoded again with a lossy codec; to do so, run: "
             + " && ".join(map(shlex.join, commands)),
             *(codec_text(kept.codec), codec_text(mine.codec)),
         )

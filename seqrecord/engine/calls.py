@@ -18,10 +18,10 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import (
     ArraySpec,
     add_place,
+    arrays_by_name,
     check_arrays,
     check_text,
-    named,
-    unchanged,
+    unchanged_values,
 )
 from seqrecord.reading.trials import check_signature, repeatable
 from seqrecord.sampling.random_order import hash64, key_of
@@ -79,7 +79,7 @@ class ClipFunctions:
         except Exception as error:
             unknown.add_place(error, episode, start)
             raise
-        return cls(functions, dataset, tuple(clip), made, unchanged(clip, clip, values))
+        return cls(functions, dataset, tuple(clip), made, unchanged_values(clip, clip, values))
 
     def calls(
         self, seed: int, epoch: int, clips: IntArray, episode: IntArray, start: IntArray
@@ -104,7 +104,7 @@ class ClipFunctions:
     def _call(self, clip: Any, seed: int) -> dict[str, Any]:
         generator = np.random.default_rng(seed)
         for function in self.functions:
-            clip = named(_WHAT, function(clip, generator))
+            clip = arrays_by_name(_WHAT, function(clip, generator))
         return {name: _array(name, value) for name, value in clip.items()}
 
 
@@ -211,13 +211,13 @@ def _check_texts(what: str, name: str, values: Any, spec: ArraySpec) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class ClipDraws:
     """Of some clips: the windows, if there are crops, and the calls, if there are functions."""
 
     crop: Crop | None = None
     calls: Calls | None = None
 
 
-DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any], IntArray], Drawn]
+DrawClips: TypeAlias = Callable[[IntArray, IntArray, Sequence[Any], IntArray], ClipDraws]
 """Draws for clips: rows of episodes and first frames, int64[n] each; their frames, `ClipRows`, of
 which it may need the sizes; and their places in the epoch, int64[n]."""

@@ -17,9 +17,9 @@ from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameRows, Load, loads_of_round
 from seqrecord.format.references import HEAD_BYTES, named_file
-from seqrecord.reading.amount import Amount
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.raw_frames import frame_runs
+from seqrecord.reading.read_cost import ReadCost
 from seqrecord.storage import Storage
 from seqrecord.storage.parallel import parallel_of, requests_by_file
 from seqrecord.storage.ranges import ByteRange
@@ -29,7 +29,7 @@ _NO_BUFFERS: Any = SimpleNamespace(
 )
 
 
-def count_loads(job: Job, rows: Sequence[FrameRows]) -> tuple[Amount, Amount]:
+def count_loads(job: Job, rows: Sequence[FrameRows]) -> tuple[ReadCost, ReadCost]:
     """Count all loads of a job's plan, and those that its first batch needs.
 
     With `rows`, of each group of the plan, frames stay in memory; see `AllFrames`.
@@ -39,7 +39,7 @@ def count_loads(job: Job, rows: Sequence[FrameRows]) -> tuple[Amount, Amount]:
         arenas = [SimpleNamespace(specs={}, is_read=np.zeros(of.num_rows, np.bool_)) for of in rows]
         store = AllFrames(plan, job.clip_frames, arenas, rows, whole_chunks(job))
     counter = loader_of(LoadCounter, job, _NO_BUFFERS, 1, EngineStats(), are_resident=bool(rows))
-    total, batch, left = Amount(), Amount(), plan.first_clip(min(1, plan.num_batches))
+    total, batch, left = ReadCost(), ReadCost(), plan.first_clip(min(1, plan.num_batches))
     for current in plan.rounds() if store is None else store.rounds(plan, 0):
         waiting = loads_of_round(current, plan.groups, job.clip_frames.num_frames)
         for item in waiting if store is None else store.place(waiting):
@@ -56,11 +56,11 @@ class LoadCounter(ChunkLoader):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._found, self._files = Amount(), set[object]()  # files that were read
+        self._found, self._files = ReadCost(), set[object]()  # files that were read
 
-    def count(self, load: Load) -> Amount:
+    def count(self, load: Load) -> ReadCost:
         """What one load takes, after those before it."""
-        self._found = Amount(0, 0, load.count if load.group == self._leading else 0)
+        self._found = ReadCost(0, 0, load.count if load.group == self._leading else 0)
         self([load], None, np.arange(load.count))
         return self._found
 
@@ -87,7 +87,7 @@ class LoadCounter(ChunkLoader):
         for page in fetched.pages:
             if self._reader.features[page.feature].is_video:
                 decoded = stop - page.memo.get("decoded", 0)
-                self._found += Amount(video_frames_decoded=decoded)
+                self._found += ReadCost(video_frames_decoded=decoded)
                 page.memo["decoded"] = stop
 
     def _ask(self, path: str, ranges: Sequence[ByteRange]) -> None:
@@ -96,7 +96,7 @@ class LoadCounter(ChunkLoader):
         if self.is_local or storage.local_path(path) is None:
             self._found += _requested(storage, ranges)
         if path not in self._files:
-            self._found += Amount(requests_by_file(storage))
+            self._found += ReadCost(requests_by_file(storage))
         self._files.add(path)
 
     def _refer(self, page: Page) -> None:
@@ -106,18 +106,18 @@ class LoadCounter(ChunkLoader):
         of.storage.read_ranges(page.chunk.path, [place], [head])
         assert of.externals is not None
         file = of.externals.file_of(*(name := named_file(head)))
-        found = _requested(of.externals.serving(file), [ByteRange(0, page.external)])
+        found = _requested(of.externals.storage_for(file), [ByteRange(0, page.external)])
         if found.requests and not file.size:
-            found = Amount(2 * page.chunk.num_frames, found.bytes)
+            found = ReadCost(2 * page.chunk.num_frames, found.bytes)
         elif found.requests and name not in self._files:  # it is compared
-            found += Amount(1)
+            found += ReadCost(1)
         self._files.add(name)
         self._found += found
 
 
-def _requested(storage: Storage, ranges: Sequence[ByteRange]) -> Amount:
+def _requested(storage: Storage, ranges: Sequence[ByteRange]) -> ReadCost:
     """The requests of a call, and its bytes, with gaps that are read along."""
     if (parallel := parallel_of(storage)) is None:
-        return Amount(0, sum(item.length for item in ranges))
+        return ReadCost(0, sum(item.length for item in ranges))
     parts = parallel.requests(ranges, [memoryview(b"")] * len(ranges))
-    return Amount(len(parts), sum(item.length for items, _ in parts for item in items))
+    return ReadCost(len(parts), sum(item.length for items, _ in parts for item in items))

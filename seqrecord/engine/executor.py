@@ -26,7 +26,7 @@ import numpy as np
 from seqrecord.clips.grids import followed
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, ClipRows, OpenBatch
-from seqrecord.engine.calls import DrawClips, Drawn
+from seqrecord.engine.calls import ClipDraws, DrawClips
 from seqrecord.engine.stores import (
     AssignedLoad,
     FoundRows,
@@ -168,7 +168,7 @@ class Executor:
         self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[ClipRows[Any]]
     ) -> None:
         """Have clips copied to their slots of a batch."""
-        drawn = Drawn()
+        drawn = ClipDraws()
         if self._draw is not None:
             drawn = self._draw(clips.episode, clips.start, sources, clips.place)
             sources = [replace(source, crop=drawn.crop) for source in sources]

@@ -310,8 +310,8 @@ class ChunkLoader:
         begin = perf_counter()
         runs = frame_runs(chunk, frame - table.first_frame[chunk], rows)
         try:
-            lender, exact = self._buffers.chunks, self._exact
-            nbytes = raw.read(runs, targets, lender, exact=exact, resizing=self._decoder.resizing)
+            pool, exact = self._buffers.chunks, self._exact
+            nbytes = raw.read(runs, targets, pool, exact=exact, resizing=self._decoder.resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(followed(same=chunk)):  # which is wrong?
@@ -326,7 +326,7 @@ class ChunkLoader:
         """Read pages of a chunk into memory; of the features in `without` only where they are."""
         begin = perf_counter()
         wanted = [page for page in pages if page.feature not in without]
-        buffer = self._buffers.chunks.acquire(sum([page.room for page in wanted]))
+        buffer = self._buffers.chunks.acquire(sum([page.buffer_bytes for page in wanted]))
         try:
             with self._decoder.naming(chunk):
                 data = self._reader.read(wanted, buffer)

@@ -8,7 +8,7 @@ by counting::
     ring of 8 rows        . . f f f f . .
     frames freed              ^ 2       ^ 6     frames loaded
 
-`AllFrames` has a row for each frame that clips of the part may use, one interval of an episode
+`AllFrames` has a row for each frame that clips of the shard may use, one interval of an episode
 after the other, which stays from one epoch to the next. So a row is found by adding, nothing is
 freed, and a frame that was read once is loaded no more::
 

@@ -1,4 +1,4 @@
-"""Gives datasets to others: as files, LeRobot datasets, MCAP recordings of ROS 2; on the Hub."""
+"""Exports of datasets: files, LeRobot datasets, MCAP recordings of ROS 2, the Hugging Face Hub."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""export: episodes back to files that any tool opens.
+"""Export of episodes as files for other tools.
 
 ::
 
     DESTINATION/KEY/FEATURE/000000.png    images: uint8 [H, W], [H, W, 3], [H, W, 4], uint16 [H, W]
-    DESTINATION/KEY/FEATURE/000000.npy    anything else; the number is the frame's in the episode
+    DESTINATION/KEY/FEATURE/000000.npy    other arrays; the number of the frame in the episode
     DESTINATION/KEY/FEATURE.npy           scalars and vectors, all frames in one array [T, …]
     DESTINATION/KEY/metadata.json
     DESTINATION/KEY/seqrecord.json        the features, see `seqrecord.sources.folders.exported`
 
-`seqrecord.sources.FolderSource` packs it again to the same episode. A vector goes to one file a
-frame where a frame lacks it. A feature whose name is another file's gets a number behind it:
-`FEATURE~1`.
+`seqrecord.sources.FolderSource` packs the files to the same episodes again. A vector is written to
+a file per frame if a frame lacks it. If a feature's name is taken by another file, a number is
+appended: `FEATURE~1`.
 """
 
 from __future__ import annotations
@@ -68,27 +68,30 @@ def to_files(
 ) -> list[Path]:
     """Write the frames of episodes as files; returns the episodes' folders, sorted.
 
-    PNG is lossless, and images that were kept encoded are written as they are stored. Text becomes
-    files of UTF-8. A feature that a frame lacks is left out, and so is a frame that lacks all.
-    `seqrecord write`, or `convert`, packs the files again to the same episodes. Holds one chunk of
-    frames in memory.
+    Images become PNG, which is lossless; encoded images are written as they are stored; texts
+    become UTF-8 files. Missing features and empty frames are left out. `seqrecord write`, or
+    `convert`, packs the files to the same episodes again. Memory: one chunk of frames.
 
     Args:
         dataset: local path or URL, or an open dataset.
         episodes: a key, several, a glob, or a predicate on metadata; `None` for all.
-        destination: a local folder; files go to folders of the episodes' keys below it.
+        destination: a local folder; each episode gets a folder below it, named by its key.
         features: names of the features, all by default.
-        frames: numbers of the frames of each episode in ascending order, or a slice; all by
-            default.
-        progress: called from this thread, several times a second.
+        frames: frame numbers within each episode in ascending order, or a slice; all by default.
+        progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
-    Raises `ClipError` for an episode or frame that is not there, or for no frame at all, and
-    `DestinationError` if an episode's folder holds anything, or cannot be written.
+    Raises `ClipError` for an unknown episode or frame and for an empty selection, and
+    `DestinationError` if an episode's folder is not empty or cannot be written.
+
+    Example:
+        from seqrecord import export
+
+        folders = export.to_files("records/", None, "files/", features=["image"], frames=range(3))
     """
     with opened(dataset, storage_options=storage_options) as reader:
         if isinstance(episodes, str) and episodes in reader.episodes:
-            episodes = [episodes]  # which may look like a glob
+            episodes = [episodes]  # a key may look like a glob
         numbers = reader.find_episodes(episodes)
         chosen = reader.select(features)
         keys = chosen.contents.index.keys.take(numbers).to_pylist()
@@ -97,7 +100,7 @@ def to_files(
         total = sum(len(_numbers(length, frames)) for length in lengths)
         meter = Meter(total, chosen.features.frame_nbytes, progress)
         folders = []
-        for key in sorted(keys):  # folders before those that lie in them
+        for key in sorted(keys):  # parent folders first
             described = _describe(chosen, key, frames)
             with disk_errors("the episode's files", root, key):
                 folders.append(_make_folder(root, key))
@@ -107,22 +110,25 @@ def to_files(
 
 
 def _numbers(length: int, frames: Sequence[int] | slice | None) -> Sequence[int]:
-    """Those of the frames of an episode of this length."""
+    """The selected frame numbers of an episode with `length` frames."""
     if frames is None or isinstance(frames, slice):
         return range(length)[frames or slice(None)]
     return frames
 
 
 def _describe(dataset: Dataset, key: str, frames: Sequence[int] | slice | None) -> ExportedEpisode:
-    """What goes where. No two places are the same, even where case does not count."""
+    """Description of an episode's files: features, paths, frames.
+
+    No two paths are the same, even on a filesystem that ignores case.
+    """
     episode = dataset.episodes[key]
     chosen = _numbers(len(episode), frames)
     is_inside = all(0 <= frame < len(episode) for frame in chosen)
     if not len(chosen) or not is_inside or list(chosen) != sorted(set(chosen)):
         raise ClipError(
-            "frames that cannot be exported",
+            "invalid frame numbers",
             episode=key,
-            expected=f"ascending numbers of 0 to {len(episode) - 1}",
+            expected=f"ascending, from 0 to {len(episode) - 1}",
             got=str(chosen)[:100],
         )
     taken = {name.casefold() for name in (*JUNK, METADATA, DESCRIPTION)}
@@ -149,8 +155,8 @@ def _describe(dataset: Dataset, key: str, frames: Sequence[int] | slice | None) 
 def _write_episode(
     dataset: Dataset, key: str, folder: Path, described: ExportedEpisode, meter: Meter
 ) -> None:
-    """Walks the chunks of the episode, group by group, and writes what its frames have."""
-    # First of all: files that are missing after an error are noticed.
+    """Write an episode's files, chunk by chunk and group by group."""
+    # First, so that files missing after an error are noticed.
     (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
     _write_metadata(folder, dataset.episodes[key].metadata)
     features = dataset.features
@@ -177,7 +183,7 @@ def _write_episode(
 def _open_array(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any]:
     shape = (num_frames, *(n or 0 for n in spec.shape))
     array: npt.NDArray[Any] = open_memmap(path, "w+", spec.dtype, shape)
-    with path.open("r+b") as file:  # or a full disk would be a signal, not an error
+    with path.open("r+b") as file:  # else a full disk raises a signal, not an error
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
 
@@ -197,12 +203,12 @@ def _write_frame(stem: Path, value: Any, spec: FeatureSpec) -> None:
 
 
 def _is_decoded(spec: FeatureSpec) -> bool:
-    """Whether frames are decoded: those of all features but images that are kept as they were."""
+    """Whether frames are decoded for the export: all but encoded images."""
     return not any(config.get("format") in ("png", "jpeg", "any") for config in spec.codec)
 
 
 def _is_image(array: npt.NDArray[Any]) -> bool:
-    """Whether a PNG holds it, and `FolderSource` reads that: nothing empty, nothing enormous."""
+    """Whether PNG and `FolderSource` support the array; empty and huge images are excluded."""
     if array.ndim not in (2, 3) or not 0 < array.shape[0] * array.shape[1] <= _MAX_PIXELS:
         return False
     if array.dtype == np.uint16:
@@ -218,13 +224,12 @@ def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
 
 
 def _make_folder(destination: Path, key: str) -> Path:
-    """The episode's folder, empty; a key, or a link in its place, can't lead out of the root."""
+    """Make the episode's empty folder; keys and symbolic links cannot leave the root."""
     root = destination.resolve()
     names = check_key(key).split("/")
     if len(names) >= MAX_DEPTH:
         raise DestinationError(
-            "the episode's key has too many levels for a folder; give it a shorter one "
-            "(`seqrecord edit rename`)",
+            "episode key has too many levels for a folder; shorten it (`seqrecord edit rename`)",
             file=str(root),
             episode=key,
             expected=f"fewer than {MAX_DEPTH} levels",
@@ -232,17 +237,17 @@ def _make_folder(destination: Path, key: str) -> Path:
         )
     if hidden := [name for name in names if is_junk(name)]:
         raise DestinationError(
-            "the episode's folder would be hidden, and not found again; give it another key "
+            "episode folder would be hidden, and sources would skip it; rename the episode "
             "(`seqrecord edit rename`)",
             file=str(root),
             episode=key,
-            expected=f"no name that begins with a dot, none of {', '.join(JUNK)}",
+            expected=f"no leading dot, and none of {', '.join(JUNK)}",
             got=hidden[0],
         )
     folder = root.joinpath(*names)
     if not folder.resolve().is_relative_to(root) or folder.resolve() == root:
         raise DestinationError(
-            "the episode's folder is not inside the destination",
+            "episode folder is not inside the destination",
             file=str(folder),
             episode=key,
             expected=f"inside {root}",
@@ -253,10 +258,10 @@ def _make_folder(destination: Path, key: str) -> Path:
 
 
 @contextmanager
-def disk_errors(what: str, root: Path, episode: str | None = None) -> Iterator[None]:
-    """The system's errors as `DestinationError`: `what` cannot be written.
+def disk_errors(subject: str, root: Path, episode: str | None = None) -> Iterator[None]:
+    """Raise the system's errors as `DestinationError`: `subject` cannot be written.
 
-    This package's own pass as they are: what the dataset lacks is no matter of the destination.
+    This package's own errors pass unchanged: they are about the dataset.
     """
     try:
         yield
@@ -264,20 +269,20 @@ def disk_errors(what: str, root: Path, episode: str | None = None) -> Iterator[N
         raise
     except OSError as error:
         is_long = episode is not None and error.errno == errno.ENAMETOOLONG
-        remedy = "; give it a shorter key (`seqrecord edit rename`)" if is_long else ""
+        remedy = "; shorten the episode key (`seqrecord edit rename`)" if is_long else ""
         raise DestinationError(
-            f"{what} cannot be written: {error.strerror or error}{remedy}",
+            f"{subject} cannot be written: {error.strerror or error}{remedy}",
             file=str(error.filename or root),
             episode=episode,
         ) from error
 
 
-def make_empty(folder: Path, what: str, episode: str | None = None) -> None:
-    """Make a folder; `DestinationError` if it is there already and holds anything."""
+def make_empty(folder: Path, subject: str, episode: str | None = None) -> None:
+    """Make a folder; raises `DestinationError` if it exists and is not empty."""
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise DestinationError(
-            f"{what} is not empty; choose another place, or remove what is in it",
+            f"{subject} is not empty; choose another place, or remove its content",
             file=str(folder),
             episode=episode,
         )

@@ -1,12 +1,12 @@
-"""Pushes a dataset to the Hugging Face Hub: all of its files in one commit, with a dataset card.
+"""Pushes a dataset to the Hugging Face Hub: all files in one commit, with a dataset card.
 
 ::
 
-    README.md           the card: what the dataset holds, and how to read it
-    manifest.json, …    the dataset, by the paths that it has on the disk
+    README.md           the card: content of the dataset, code for reading it
+    manifest.json, …    the dataset, by its paths on disk
 
-`create_commit` of huggingface_hub sends files in LFS before the commit that names them. So nothing
-is sent again after an interruption, and no reader sees a part of a dataset.
+`create_commit` of huggingface_hub uploads large files before the commit. So an interrupted push
+does not send them again, and readers never see a part of a dataset.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from seqrecord.units import format_size
 
 _CARD = "README.md"
 _MAX_CARD_BYTES = 16 << 20
-_MARK = "<!-- seqrecord push {} -->\n"  # with the hash of the card above it
+_MARK = "<!-- seqrecord push {} -->\n"  # with the digest of the card above it
 _MARKED = re.compile(r"(.*)<!-- seqrecord push ([0-9a-f]{16}) -->\s*", re.DOTALL)
 
 _Originals: TypeAlias = "str | dict[str, str] | None"
@@ -63,11 +63,11 @@ _Originals: TypeAlias = "str | dict[str, str] | None"
 
 @dataclass(frozen=True)
 class HubPush:
-    """What a push did.
+    """Result of a push.
 
-    `url` has the commit. `sent` are the paths of the files that it adds or replaces, together
-    `sent_bytes`, and `removed` those that it removes; without any, no commit was made.
-    `is_card_kept` says that the `README.md` there is somebody else's, and stays as it is.
+    `url` names the commit. `sent` are the paths of added or replaced files, with `sent_bytes` in
+    total, and `removed` the removed ones; if both are empty, no commit was made. With
+    `is_card_kept`, `README.md` was written by somebody else and is unchanged.
     """
 
     url: str
@@ -89,35 +89,39 @@ def to_hub(
     replace_card: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> HubPush:
-    """Push a dataset to the Hub, where `url` then is the dataset.
+    """Push a dataset to a dataset repository on the Hub.
 
-    A repository or a branch that is not there is made. All files come in one commit: readers see
-    the dataset that was there before, or this one. One that has grown since it was pushed sends its
-    new files alone. Files that it has no more leave the branch, and stay in its earlier commits;
-    other files of the repository are left as they are. Earlier versions are not pushed. Of an
-    original on a URL, or an index of one, the index is pushed.
+    Missing repositories and branches are created. One commit contains all files, so readers see the
+    old dataset or the new one. If the dataset grew after an earlier push, only new files are sent.
+    Files that left the dataset are removed from the branch, but stay in its history; other files in
+    the repository are not changed. Earlier versions of the dataset are not pushed. For an original
+    on a URL, or an index of one, the index is pushed.
 
-    The commit has a dataset card, `README.md`: features, sizes, and how to read the dataset. A card
-    that a push did not write, or that somebody has changed since, is left as it is.
+    The commit includes a dataset card, `README.md`: features, sizes, and code for reading. A card
+    that somebody else wrote or edited is kept.
 
     Args:
-        dataset: a path of this machine, the URL of an original, or an open dataset of either.
+        dataset: a local path, the URL of an original, or an open dataset of either.
         url: `hf://datasets/ORG/NAME`, or `hf://datasets/ORG/NAME@BRANCH`.
-        private: make a private repository. One that is there must be private already.
-        tag: a name for the commit, for readers of `hf://datasets/ORG/NAME@TAG`.
-        message: of the commit.
-        license: for the card, by the Hub's identifiers, such as `cc-by-4.0`. By default that of
-            the card that a push wrote before.
-        replace: push also where another dataset is, or a later version of this one.
-        replace_card: write a new card in the place of any other.
-        storage_options: `token` and `endpoint`, which the environment has by default.
+        private: create a private repository. An existing one must be private already.
+        tag: a tag for the commit, for readers of `hf://datasets/ORG/NAME@TAG`.
+        message: commit message.
+        license: for the card, by the Hub's identifiers such as `cc-by-4.0`; by default the
+            license of the previous card.
+        replace: also replace a different dataset, or a later version of this one.
+        replace_card: replace any other card.
+        storage_options: `token` and `endpoint`, by default from the environment.
 
-    Raises, before anything is sent, `DestinationError` for an index of files of this machine, and
-    for a public repository that is to be private; `ConflictError` where
-    another dataset is, a later version, or another commit of that tag; `LocationError` for any
-    other URL, and a dataset elsewhere; `AccessError` for a token that may not do this. Later,
-    `ConflictError` where somebody else commits meanwhile, and `StorageError` where the Hub leaves
-    files out of the commit, as a `.gitignore` there may want it.
+    Raises before sending: `DestinationError` for an index of local files and for a public
+    repository with `private`; `ConflictError` if the branch has another dataset or a later version,
+    or the tag names another commit; `LocationError` for any other URL, and for a dataset that is
+    not local; `AccessError` for a token without permission. Raises afterwards: `ConflictError` if
+    somebody else commits meanwhile, and `StorageError` if the commit lacks files, for example
+    because of a `.gitignore`.
+
+    Example (needs a token of the Hub)::
+
+        export.to_hub("records/", "hf://datasets/ORG/NAME", license="cc-by-4.0")
     """
     hub = hub_branch(url, storage_options)
     shown = parse_location(url).shown.rstrip("/")
@@ -138,7 +142,7 @@ def to_hub(
             files[_CARD] = card
         sent = {path: file for path, file in files.items() if path not in known}
         if tagged is not None and (sent or removed or tagged != parent):
-            raise ConflictError("this tag is another commit's already", file=shown, got=tag)
+            raise ConflictError("tag names another commit", file=shown, got=tag)
         commit = parent
         if sent or removed:
             message = message or f"Push {_content(manifest)}"
@@ -164,15 +168,15 @@ def _content(about: Manifest | Summary) -> str:
 
 
 def _originals(summary: Summary) -> _Originals:
-    """`originals=` for readers of an index elsewhere; `None` of a dataset without external files.
+    """`originals=` for readers of an index; `None` for a dataset without external files.
 
-    `DestinationError` for files of this machine.
+    Raises `DestinationError` for local files.
     """
     roots = summary.originals
     if any("://" not in root for root in roots):
         raise DestinationError(
-            "an index of files of this machine, which others don't have; push a dataset that has "
-            "them itself: `seqrecord write --src INDEX --dst DST`",
+            "index of local files, which others do not have; pack the files and push that: "
+            "`seqrecord write --src INDEX --dst DST`",
             file=summary.url,
             expected="originals on a URL",
             got=", ".join(roots),
@@ -180,31 +184,31 @@ def _originals(summary: Summary) -> _Originals:
     places: dict[str, str] = {}
     for root in roots:
         bare = without_commit(root)
-        places[bare] = bare if bare in places else root  # of several commits none
+        places[bare] = bare if bare in places else root  # no commit if there are several
     return places if len(places) > 1 else next(iter(places.values()), None)
 
 
 def _files(
     storage: Storage, version: str, has_externals: bool
 ) -> tuple[Manifest, dict[str, Path | bytes]]:
-    """The manifest of a version, and what the dataset consists of, by the paths in it."""
+    """Manifest of a version, and the dataset's files by path."""
     if parse_location(storage.url).protocol != "file":
         raise LocationError(
-            "a dataset is pushed from this machine; copy it here first",
+            "can only push a local dataset; copy it here first",
             expected="a local path",
             got=storage.url,
         )
     data, _ = read_tagged(storage)
     manifest = parse_manifest(storage, data)
     if manifest.commit != version:
-        raise ConflictError("not the dataset as it is now", file=storage.url)
+        raise ConflictError("dataset changed meanwhile; open it again", file=storage.url)
     sizes = {file.path: file.size for file in _named(manifest)}
     if has_externals:
         sizes |= {file.path: file.size for file in storage.files(EXTERNALS)}
     for path, size in map_files(storage, storage.size, sizes).items():
         if size != sizes[path]:
             raise FormatError(
-                "a file of another length than the manifest says",
+                "file length differs from the manifest",
                 file=f"{storage.url}/{path}",
                 expected=sizes[path],
                 got=size,
@@ -217,13 +221,13 @@ def _size(file: Path | bytes) -> int:
 
 
 def _prepared(hub: Hub, *, private: bool) -> str:
-    """The commit of the branch, after repository and branch were made where there was none."""
+    """Create repository and branch if needed; returns the branch's commit."""
     hub.retried(partial(hub.change, "create_repo", private=private, exist_ok=True))
     hub.retried(partial(hub.change, "create_branch", branch=hub.revision, exist_ok=True))
     commit, is_private = hub.head()
     if private and not is_private:
         raise DestinationError(
-            "this repository is public; make it private on its page, or push to another one",
+            "repository is public; make it private on its page, or push to another one",
             file=hub.shown(""),
         )
     return commit
@@ -239,17 +243,17 @@ def _commit_of(hub: Hub, tag: str) -> str | None:
 def _known(
     there: Storage, manifest: Manifest, files: Collection[str], *, replace: bool
 ) -> tuple[set[str], list[str]]:
-    """Of the paths of the files those that are there already, and those to remove there."""
+    """Paths that the branch has already, and paths to remove there."""
     try:
         before = read_manifest(there)
     except NotFoundError:
         return set(), []
     if not replace and before.commit not in (manifest.commit, *manifest.earlier_commits):
         raise ConflictError(
-            "another dataset is there, or a later version of this one; push to another branch, or "
-            "replace it (--replace)",
+            "branch has another dataset, or a later version of this one; push to another branch, "
+            "or replace it (--replace)",
             file=there.url,
-            expected=f"a version before {manifest.commit}",
+            expected=f"an ancestor of {manifest.commit}",
             got=before.commit,
         )
     sizes = _sizes(there)
@@ -263,7 +267,7 @@ def _known(
 
 
 def _named(manifest: Manifest) -> set[RecordFile | IndexFile]:
-    """The files of a dataset, each with what tells it from any other of the same path."""
+    """Files of a dataset, with sizes and checksums or ids to compare."""
     return {*manifest.record_files, *manifest.small_files}
 
 
@@ -281,7 +285,7 @@ def _new_card(
     *,
     is_forced: bool,
 ) -> bytes | None:
-    """The card; empty if it is there as it is, `None` if another one is to stay."""
+    """The new card; empty if unchanged, `None` if another card is kept."""
     try:
         data, _ = there.read_whole(_CARD, _MAX_CARD_BYTES)
     except NotFoundError:
@@ -299,7 +303,7 @@ def _new_card(
 
 
 def _card(url: str, summary: Summary, originals: _Originals, license: str | None) -> str:  # noqa: A002
-    # Without a viewer, which would take tables of the index for the data.
+    # No viewer: it would show tables of the index as data.
     data = _hub_module().DatasetCardData(license=license, tags=["seqrecord"], viewer=False)
     rows = [("feature", "dtype", "shape", "unit", "frames", "size"), ("---",) * 6]
     for each in summary.features:
@@ -320,10 +324,10 @@ def _card(url: str, summary: Summary, originals: _Originals, license: str | None
         places = [originals] if isinstance(originals, str) else originals.values()
         refers = f", with video or images in {', '.join(f'`{place}`' for place in places)}"
         where += f", originals={json.dumps(originals)}"
-    held = f"{_content(summary)}, {format_size(summary.record_bytes + summary.external_bytes)}"
+    content = f"{_content(summary)}, {format_size(summary.record_bytes + summary.external_bytes)}"
     lines = [
         *("---", data.to_yaml(), "---", "", f"# {url.partition('://datasets/')[2]}", ""),
-        *(f"{held}{refers}.", "", *(f"| {' | '.join(row)} |" for row in rows), ""),
+        *(f"{content}{refers}.", "", *(f"| {' | '.join(row)} |" for row in rows), ""),
         *("```python", "import seqrecord", "", f"dataset = seqrecord.open({where})", "```", "", ""),
     ]
     text = "\n".join(lines)
@@ -335,7 +339,7 @@ def _hash(text: str) -> str:
 
 
 def _hub_module() -> Any:
-    return importlib.import_module("huggingface_hub")  # which `hub_branch` has looked for
+    return importlib.import_module("huggingface_hub")  # `hub_branch` has checked for it
 
 
 def _pushed(
@@ -346,7 +350,7 @@ def _pushed(
     message: str,
     is_ours: Callable[[str], bool],
 ) -> str:
-    """The commit that was made after `parent`; `ConflictError` where another was made."""
+    """Commit on top of `parent`; raises `ConflictError` if somebody else committed."""
     module = _hub_module()
     operations = [module.CommitOperationAdd(path, file) for path, file in sorted(sent.items())]
     operations += [module.CommitOperationDelete(path) for path in removed]
@@ -360,15 +364,15 @@ def _pushed(
                 raise
             if not is_ours(now):
                 raise ConflictError(
-                    "somebody else has committed there meanwhile", file=hub.shown("")
+                    "somebody else committed meanwhile", file=hub.shown("")
                 ) from None
-            return now  # and the answer was lost
+            return now  # only the answer was lost
 
     return hub.retried(commit)
 
 
 def _is_version(at: Callable[[str], Storage], manifest: Manifest, commit: str) -> bool:
-    """Whether a version of the dataset is what a commit has."""
+    """Whether a commit contains this version of the dataset."""
     with closing(at(commit)) as there, suppress(NotFoundError):
         return read_manifest(there).commit == manifest.commit
     return False
@@ -379,7 +383,7 @@ def _check_whole(there: Storage, files: Mapping[str, Path | bytes]) -> None:
     lacking = [path for path in files if "/" in path and path not in sizes]
     if lacking:
         raise StorageError(
-            "the commit lacks files of the dataset: look for a .gitignore in the repository",
+            "commit lacks files of the dataset; check for a .gitignore in the repository",
             file=there.url,
             expected=lacking[0],
         )
@@ -388,6 +392,4 @@ def _check_whole(there: Storage, files: Mapping[str, Path | bytes]) -> None:
 def _put_tag(hub: Hub, tag: str, commit: str) -> None:
     hub.retried(partial(hub.change, "create_tag", tag=tag, revision=commit, exist_ok=True))
     if _commit_of(hub, tag) != commit:
-        raise ConflictError(
-            "somebody else has made this tag meanwhile", file=hub.shown(""), got=tag
-        )
+        raise ConflictError("somebody else created this tag meanwhile", file=hub.shown(""), got=tag)

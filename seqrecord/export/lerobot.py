@@ -1,9 +1,9 @@
-"""export, as a LeRobot dataset of version 3.0.
+"""Export as a LeRobot dataset of version 3.0.
 
 ::
 
     DESTINATION/meta/{info,stats}.json, tasks.parquet, episodes/chunk-000/file-000.parquet
-    DESTINATION/data/chunk-000/file-000.parquet           rows of many episodes, PNG images in them
+    DESTINATION/data/chunk-000/file-000.parquet           rows of many episodes, with PNG images
     DESTINATION/videos/FEATURE/chunk-000/file-000.mp4     one for each episode
 
 The layout is that of lerobot 0.6.1, see https://huggingface.co/docs/lerobot/lerobot-dataset-v3.
@@ -54,9 +54,9 @@ from seqrecord.writing.dataset_source import DatasetSource
 _logger = logging.getLogger("seqrecord")
 
 _STEP_BYTES = 64 << 20  # of frames in memory
-_SAME = 1e-4  # seconds: lerobot's tolerance
-_DRAWN, _DRAWN_OF_ALL = 8, 4096  # frames of video for statistics: of an episode, at most; of all
-_TICKS = 512  # a frame: times are as exact as other writers have them
+_SAME = 1e-4  # seconds, lerobot's tolerance
+_SAMPLED, _SAMPLED_IN_ALL = 8, 4096  # video frames for statistics: per episode, in all; at most
+_TICKS = 512  # per frame, as other writers use
 
 
 def to_lerobot(
@@ -71,29 +71,38 @@ def to_lerobot(
 ) -> Path:
     """Write episodes as a LeRobot dataset of version 3.0; returns its folder.
 
-    Video of H.264, HEVC, AV1 and VP9 is copied packet by packet into an MP4 file for each episode
-    and camera; only groups of pictures of which frames are not shown are re-encoded, with a
-    warning. Other images, uint8 [H, W, 3], become PNG, which loses nothing, in the rows; anything
-    else becomes columns. Row i of an episode has the timestamp i / fps; a feature `timestamp` that
-    says otherwise is written as `recorded_timestamp`. A text feature `task`, else the first of the
-    episode's metadata `tasks`, is the task. Statistics of each episode are those of its rows, and
-    of one to eight frames of its video; those of all episodes are the dataset's own where it has
-    some and all are exported, without quantiles that nobody knows, else those of each together.
-    lerobot 0.6.1 loads the dataset, trains on it, and its tools append, merge and delete episodes.
+    H.264, HEVC, AV1 and VP9 video is copied packet by packet into an MP4 file per episode and
+    camera; groups of pictures with frames that are decoded but not shown are encoded again, with a
+    warning. Other images, uint8 [H, W, 3], become PNG in the rows, which is lossless; other
+    features become columns.
+
+    Row i of an episode has the timestamp i / fps; a different feature `timestamp` becomes
+    `recorded_timestamp`. The task is a text feature `task`, or the first of `tasks` in the
+    episode's metadata. Statistics of an episode cover its rows, and one to eight frames of its
+    video. Statistics of the dataset are its own if all episodes are exported, without unknown
+    quantiles; else merged from the episodes.
+
+    lerobot 0.6.1 loads the dataset and trains on it, and its tools append, merge and delete
+    episodes.
 
     Args:
         dataset: local path or URL, or an open dataset.
-        destination: a local folder that holds nothing, or is not there.
-        episodes: keys, a glob, or a predicate on metadata; all by default. They are numbered in
-            the dataset's order, and their keys are in `meta/seqrecord.json`.
+        destination: a local folder, empty or new.
+        episodes: keys, a glob, or a predicate on metadata; all by default. They are numbered in the
+            dataset's order; `meta/seqrecord.json` lists their keys.
         features: names of the features, all by default.
-        fps: frames a second, for a dataset whose episodes do not say it.
-        progress: called from this thread, several times a second.
+        fps: frames per second, if the dataset lacks it.
+        progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
-    Raises `DestinationError` for a destination that holds something, `SchemaError` for a feature
-    that LeRobot has no form for (bytes, complex numbers, shapes that vary, its own names), and
-    `ClipError` for an episode of which frames lack a feature, or without a rate.
+    Raises `DestinationError` for a folder that is not empty, `SchemaError` for a feature that
+    LeRobot does not support (bytes, complex numbers, varying shapes, reserved names), and
+    `ClipError` for an episode with frames that lack a feature, or without a frame rate.
+
+    Example:
+        from seqrecord import export
+
+        folder = export.to_lerobot("records/", "exported/", features=["image", "action"], fps=10)
     """
     with opened(dataset, storage_options=storage_options) as reader:
         numbers = reader.find_episodes(episodes).tolist()
@@ -117,14 +126,14 @@ class _Writer:
     ) -> None:
         self._reader, self._episodes = reader, episodes
         self._fps = _rate(episodes, fps)
-        self._columns = [*plan_columns(reader.features, self._keeps_times())]
+        self._columns = [*plan_columns(reader.features, self._has_own_times())]
         self._meter = Meter(sum(map(len, episodes)), reader.features.frame_nbytes, progress)
         self._read = [each.feature for each in self._columns if not each.is_video]
         for episode in episodes:
             for name in reader.features:
                 if not (present := episode.present(name)).all():
                     raise ClipError(
-                        "LeRobot has no frames that lack a feature; choose other features",
+                        "LeRobot does not support frames without a feature; choose other features",
                         episode=episode.key,
                         feature=name,
                         frame=int(np.argmin(present)),
@@ -142,7 +151,7 @@ class _Writer:
             for each in self._columns:
                 if each.is_video:
                     self._write_video(root, each.feature, episode, number)
-            self._look_at_video(collected, episode)
+            self._collect_video_statistics(collected, episode)
             collected.skip(len(episode))
             collected.keep()
             meta.add(tasks, file.number, first, collected.statistics())
@@ -161,7 +170,7 @@ class _Writer:
         number: int,
         first: int,
     ) -> list[str]:
-        """The rows of an episode, from row `first` on; returns its tasks in their order."""
+        """Write an episode's rows, from row `first` on; returns its tasks in order."""
         specs = [self._reader.features[name] for name in self._read]
         frame_bytes = sum(spec.nbytes for spec in specs if spec.is_fixed)
         step = max(1, min(4096, _STEP_BYTES // max(1, frame_bytes)))
@@ -193,14 +202,14 @@ class _Writer:
             self._meter.add(len(numbers))
         return list(tasks)
 
-    def _look_at_video(self, collected: StatisticsCollector, episode: Episode) -> None:
+    def _collect_video_statistics(self, collected: StatisticsCollector, episode: Episode) -> None:
         names = {each.feature: each.name for each in self._columns if each.is_video}
-        count = max(1, min(_DRAWN, _DRAWN_OF_ALL // len(self._episodes), len(episode)))
-        drawn = np.linspace(0, len(episode) - 1, count).astype(np.int64)
+        count = max(1, min(_SAMPLED, _SAMPLED_IN_ALL // len(self._episodes), len(episode)))
+        sampled = np.linspace(0, len(episode) - 1, count).astype(np.int64)
         if names:
-            images = episode.read(drawn.tolist(), features=list(names))
+            images = episode.read(sampled.tolist(), features=list(names))
             for feature, name in names.items():
-                collected.add_frames(name, images[feature], drawn)
+                collected.add_frames(name, images[feature], sampled)
 
     def _write_video(self, root: Path, name: str, episode: Episode, number: int) -> None:
         spec = self._reader.features[name]
@@ -210,7 +219,7 @@ class _Writer:
         for page, data in DatasetSource(self._reader).pages(name, episode.key):
             gops += _gops(data, page.chunk.num_frames, name)
         shown = _shown_only(gops, spec, f"{episode.key}, {name}")
-        # Frames are decoded before they are shown: by so many packets at most.
+        # Frames are decoded up to this many packets before they are shown.
         delay = max(at - frame for gop in shown for at, frame in enumerate(gop.order))
         mux_mp4(
             str(path),
@@ -223,8 +232,8 @@ class _Writer:
             options={"movflags": "faststart"},
         )
 
-    def _keeps_times(self) -> bool:
-        """Whether the dataset's own timestamps are other than those of regular frames."""
+    def _has_own_times(self) -> bool:
+        """Whether the dataset's timestamps differ from i / fps."""
         spec = self._reader.features.get(TIMESTAMP)
         if spec is None or spec.shape not in ((), (1,)) or spec.dtype.kind != "f":
             return spec is not None
@@ -243,20 +252,20 @@ def _default_task(episode: Episode) -> str:
 
 
 def _rate(episodes: Sequence[Episode], fps: float | None) -> Fraction:
-    """Frames a second: those given, else those of all episodes."""
+    """Frames per second: `fps`, or the common rate of all episodes."""
     known = {episode.fps for episode in episodes} if fps is None else {fps}
     [rate] = known if len(known) == 1 else [None]
     if rate is None or not 0 < rate < 1e6:
         raise ClipError(
-            "LeRobot needs one rate for all episodes: give fps (--fps)",
-            expected="frames a second",
+            "LeRobot needs one frame rate for all episodes; pass fps (--fps)",
+            expected="frames per second",
             got=", ".join(map(str, sorted(known, key=str)))[:100],
         )
     return Fraction(rate).limit_denominator(1001)
 
 
 def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
-    """The groups of pictures of a page of `count` frames."""
+    """The GOPs of a page with `count` frames."""
     table = parse_video_page(data, count, feature)
     packets = [bytes(data[a:b]) for a, b in pairwise(table.offsets.tolist())]
     firsts = table.first_frame.tolist()
@@ -266,7 +275,7 @@ def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
 
 
 def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
-    """The packets of GOPs of whose frames all are shown, frame i at i frames' time."""
+    """Packets of GOPs without hidden frames; frame i is shown at i frame periods."""
     first = 0
     for gop in gops:
         for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):
@@ -276,9 +285,7 @@ def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
 
 
 def _shown_only(gops: Sequence[Gop], spec: FeatureSpec, where: str) -> list[Gop]:
-    """The GOPs of a feature; those with frames that are not shown are re-encoded, with a warning
-    that says `where`.
-    """
+    """The GOPs, with hidden frames removed by encoding again; logs a warning about `where`."""
     config = VideoConfig.from_json(spec.codec[0])
     height, width = (n or 0 for n in spec.shape[:2])
     found, count = [], 0
@@ -288,7 +295,5 @@ def _shown_only(gops: Sequence[Gop], spec: FeatureSpec, where: str) -> list[Gop]
             gop = encode_gop(config, decode_gop(config, height, width, gop))
         found.append(gop)
     if count:
-        _logger.warning(
-            "%s: %d frames were re-encoded: they need frames that are not shown", where, count
-        )
+        _logger.warning("%s: re-encoded %d frames (their GOPs have hidden frames)", where, count)
     return found

@@ -1,4 +1,4 @@
-"""The columns of a LeRobot dataset that is written, and the files in its `meta/`."""
+"""Columns of an exported LeRobot dataset, and the files in its `meta/` folder."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from seqrecord.statistics.collecting import StatisticsCollector
 
 TASK = "task"
 TIMESTAMP = "timestamp"
-_RECORDED = "recorded_timestamp"  # the column of a feature `timestamp` that is not regular
+_RECORDED = "recorded_timestamp"  # column of a feature `timestamp` that differs from i / fps
 OWN = ("frame_index", "episode_index", "index", "task_index")
 _MOST_DIMENSIONS = 5
 _AXES = ["height", "width", "channels"]
 
-_FILE_MB = 100  # of rows; the next episode goes to the next file
+_FILE_MB = 100  # of rows; then the next episode starts a new file
 _FILES_PER_CHUNK = 1000
 _QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-_ROWS_AT_ONCE = 256  # of episodes
+_ROWS_AT_ONCE = 256  # episodes per write
 
 
 def file_name(number: int) -> str:
-    """Of the file of this number, in its folder, without the ending."""
+    """Path of file `number` in its folder, without the suffix."""
     return f"chunk-{number // _FILES_PER_CHUNK:03d}/file-{number % _FILES_PER_CHUNK:03d}"
 
 
 @dataclass(frozen=True)
 class LeRobotColumn:
-    """A column and the feature that it is made of; `dtype` is LeRobot's name, such as `video`."""
+    """A column of the rows and its feature; `dtype` is LeRobot's name, such as `video`."""
 
     name: str
     spec: FeatureSpec
@@ -62,7 +62,7 @@ class LeRobotColumn:
         return self.dtype in ("image", "video")
 
     def described(self, names: Any, fps: Fraction) -> dict[str, Any]:
-        """As `info.json` has it; lerobot's tools compare all of it."""
+        """Entry of the column in `info.json`; lerobot's tools compare every field."""
         known = names or (_AXES if self.is_picture else None)
         found = {"dtype": self.dtype, "shape": list(self.shape), "names": known}
         if self.is_video:
@@ -81,7 +81,7 @@ class LeRobotColumn:
         return found
 
     def array(self, values: Any) -> pa.Array:
-        """The column of these frames: [rows, *shape], or a list of texts."""
+        """Arrow column of frames [rows, *shape], or of a list of texts."""
         if self.dtype == "string":
             return pa.array(values, pa.string())
         if self.dtype == "image":
@@ -100,9 +100,9 @@ class LeRobotColumn:
 
 
 def plan_columns(features: Schema, keeps_times: bool) -> Iterator[LeRobotColumn]:
-    """The columns for these features. `keeps_times` says that `timestamp` is one of them.
+    """The columns for these features; `keeps_times` adds a column for the feature `timestamp`.
 
-    Raises `SchemaError` for a feature that LeRobot has no form for.
+    Raises `SchemaError` for a feature that LeRobot does not support.
     """
     for name, spec in features.items():
         if name != TIMESTAMP:
@@ -113,11 +113,11 @@ def plan_columns(features: Schema, keeps_times: bool) -> Iterator[LeRobotColumn]
 
 def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
     if name in (*OWN, _RECORDED) and spec.name == name:
-        raise _impossible(spec, "it is a column of LeRobot's own; choose other features")
+        raise _impossible(spec, "LeRobot reserves the name; choose other features")
     if spec.value == "text":
         return LeRobotColumn(name, spec, "string", (1,))
     if spec.value != "array" or not spec.is_fixed:
-        raise _impossible(spec, "LeRobot has no form for bytes and for shapes that vary")
+        raise _impossible(spec, "LeRobot does not support bytes and varying shapes")
     shape = tuple(n or 0 for n in spec.shape) or (1,)
     if spec.codec and spec.codec[0]["id"] == "video" and spec.codec[0]["codec"] in CONTAINED:
         return LeRobotColumn(name, spec, "video", shape)
@@ -125,15 +125,13 @@ def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
         return LeRobotColumn(name, spec, "image", shape)
     if spec.dtype.kind == "c" or len(shape) > _MOST_DIMENSIONS or 0 in shape:
         raise _impossible(
-            spec, f"LeRobot has real numbers, of at most {_MOST_DIMENSIONS} dimensions"
+            spec, f"LeRobot supports real numbers, with at most {_MOST_DIMENSIONS} dimensions"
         )
     return LeRobotColumn(name, spec, spec.dtype.name, shape)
 
 
 def _impossible(spec: FeatureSpec, why: str) -> SchemaError:
-    return SchemaError(
-        f"a feature that cannot be exported: {why}", feature=spec.name, got=str(spec)
-    )
+    return SchemaError(f"feature cannot be exported: {why}", feature=spec.name, got=str(spec))
 
 
 def _png(image: Any) -> bytes:
@@ -143,7 +141,7 @@ def _png(image: Any) -> bytes:
 
 
 class RowFile:
-    """The open Parquet file of a folder: rows of many episodes a file, whole episodes each."""
+    """The open Parquet file of a folder, with whole episodes, many to a file."""
 
     def __init__(self, folder: Path) -> None:
         self.number = -1
@@ -151,7 +149,7 @@ class RowFile:
         self._file: Any = None
 
     def begin_episode(self) -> None:
-        """Begin the next file if this one is full."""
+        """Begin the next file if the open one is full."""
         if self._file is None or self._path.stat().st_size >= _FILE_MB << 20:
             self.close()
             self.number += 1
@@ -172,7 +170,7 @@ class RowFile:
 
 
 class LeRobotMeta:
-    """Writes what stands in `meta/`: episodes as they come, all else in the end."""
+    """Writes the `meta/` folder: episodes one by one, the other files at the end."""
 
     def __init__(
         self,
@@ -189,11 +187,11 @@ class LeRobotMeta:
         self._statistics = Statistics(0, {})
 
     def task_number(self, task: str) -> int:
-        """The number of a task."""
+        """Number of a task; new tasks get the next number."""
         return self._tasks.setdefault(task, len(self._tasks))
 
     def add(self, tasks: Sequence[str], file: int, first_row: int, statistics: Statistics) -> None:
-        """The next episode: its tasks, and where its rows are; its video files have its number."""
+        """Add the next episode: tasks, number of its data file, first row, statistics."""
         number, length = self._num_rows, len(self._episodes[self._num_rows])
         row: dict[str, Any] = {
             "episode_index": number,
@@ -227,9 +225,10 @@ class LeRobotMeta:
         self._rows = []
 
     def close(self, known: Statistics) -> None:
-        """All files in `meta/`; `info.json`, with which a dataset begins, is the last.
+        """Write the remaining files of `meta/`; `info.json`, which makes the dataset valid, is
+        last.
 
-        `known` are the dataset's own statistics of these episodes, as far as it has some.
+        `known` has the dataset's own statistics of these episodes, possibly none.
         """
         import pyarrow.parquet as pq  # here, since it takes long to import
 
@@ -248,7 +247,7 @@ class LeRobotMeta:
         _write_json(folder / "info.json", self._info())
 
     def _task_table(self) -> pa.Table:
-        """As pandas writes a frame whose index is the tasks: lerobot asks for the index."""
+        """Tasks as a table with pandas metadata: lerobot reads the tasks as the pandas index."""
         index = "task"
         about = {
             "index_columns": [index],
@@ -303,8 +302,8 @@ class LeRobotMeta:
         }
 
     def _stats(self, statistics: Statistics) -> dict[str, Any]:
-        """Those of pictures per channel, [3, 1, 1], of colours from 0 to 1, as lerobot has them; of
-        arrays [last axis]."""
+        """Statistics in lerobot's format: images per channel [3, 1, 1] from 0 to 1, arrays [last
+        axis]."""
         found = {}
         pictures = {each.name for each in self._columns if each.is_picture}
         shapes = {each.name: each.shape for each in self._columns}
@@ -321,7 +320,7 @@ class LeRobotMeta:
 
 
 def collector(columns: Sequence[LeRobotColumn]) -> StatisticsCollector:
-    """One for the columns that have statistics, and LeRobot's own."""
+    """Collector for the columns with statistics, and for LeRobot's own columns."""
     specs = [FeatureSpec(TIMESTAMP, np.dtype(np.float32), ())]
     specs += [FeatureSpec(name, np.dtype(np.int64), ()) for name in OWN]
     for each in columns:

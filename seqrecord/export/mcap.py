@@ -1,12 +1,12 @@
-"""export, as recordings of ROS 2 in MCAP files.
+"""Export as ROS 2 recordings in MCAP files.
 
 ::
 
     DESTINATION/KEY/metadata.yaml     rosbag2 of version 9; an episode is a recording
     DESTINATION/KEY/NAME.mcap         NAME is the last part of KEY
 
-ROS 2 plays them, Foxglove shows them, and `seqrecord.sources.McapSource` packs them again. Messages
-are those of https://github.com/ros2/common_interfaces, written by the package rosbags.
+ROS 2 plays the files, Foxglove shows them, and `seqrecord.sources.McapSource` packs them again.
+Message types are from https://github.com/ros2/common_interfaces, written with the package rosbags.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _VERSION = 9  # of rosbag2's metadata
 
 _ENCODINGS = {("u1", 3): "rgb8", ("u1", 4): "rgba8", ("u1", 1): "mono8", ("u2", 1): "mono16"}
 _SIGNS = {"u": "U", "i": "S", "f": "F"}
-_IMAGE_SIDE = 8  # pixels; an array of smaller sides is no image
-_POSES = ("pose", None)  # kinds of which seven floats may be a pose
+_IMAGE_SIDE = 8  # pixels; smaller arrays are not images
+_POSES = ("pose", None)  # kinds of features that may be poses
 
-Make = Callable[[Any, int], Any]
-"""Makes a message of a frame's value and its time in ns."""
+MakeMessage = Callable[[Any, int], Any]
+"""Makes a message from a frame's value and its time in ns."""
 
 
 def to_mcap(
@@ -58,29 +58,35 @@ def to_mcap(
 ) -> list[Path]:
     """Write each episode as a rosbag2 folder with an MCAP file; returns the folders.
 
-    A feature is a topic: `camera.left` is `/camera/left`. Arrays [H, W] and [H, W, 1 to 4] are
-    `sensor_msgs/Image` (`rgb8`, `mono8`, `mono16`, else `32FC1` and so on), poses of seven float64
-    are `geometry_msgs/PoseStamped`, text is `std_msgs/String`, a number one of `std_msgs`, and any
-    other array a `std_msgs/…MultiArray`, whose layout has its shape. Nothing is lost, but that
-    `bool` arrays become `uint8`. A frame that lacks a feature has no message of it. The metadata of
-    an episode is in the `custom_data` of `metadata.yaml`, as JSON. Holds 32 frames in memory.
+    A feature becomes a topic: `camera.left` becomes `/camera/left`. Message types:
+    `sensor_msgs/Image` for arrays [H, W] and [H, W, 1 to 4] (`rgb8`, `mono8`, `mono16`, else
+    `32FC1` and so on), `geometry_msgs/PoseStamped` for poses of seven float64, `std_msgs/String`
+    for text, scalars of `std_msgs` for numbers, and `std_msgs/…MultiArray` with the shape as layout
+    for other arrays. Lossless, except that `bool` arrays become `uint8`. A frame without a feature
+    has no message of it. An episode's metadata is stored as JSON in the `custom_data` of
+    `metadata.yaml`. Memory: 32 frames.
 
-    Messages of frame i are of the time `i / fps`. A feature `log_time`, int64 [], that all frames
-    of an episode have says the times instead, also where `features` leave it out; it is no topic of
-    its own. Its unit is ns if the dataset does not know it.
+    Messages of frame i have the time `i / fps`. If all frames of an episode have a feature
+    `log_time`, int64 [], it has the times instead, even if `features` lacks it; it does not become
+    a topic. Its unit is ns if the dataset lacks one.
 
     Args:
         dataset: local path or URL, or an open dataset.
-        destination: a local folder; recordings go to folders of the episodes' keys below it.
+        destination: a local folder; each episode gets a folder below it, named by its key.
         episodes: keys, a glob, or a predicate on metadata; all by default.
         features: names of the features, all by default.
-        fps: frames a second, of episodes that do not say it.
-        progress: called from this thread, several times a second.
+        fps: frames per second of episodes without their own.
+        progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
-    Raises `DestinationError` for a recording that is there already, `SchemaError` for a feature
-    that no message can hold (bytes, complex numbers, float16) and for two that become one topic,
-    `MissingPackageError` without rosbags, and `DestinationError` for an episode without times.
+    Raises `DestinationError` if a recording exists already or an episode has no times,
+    `SchemaError` for a feature without a message type (bytes, complex numbers, float16) and for two
+    features with the same topic, and `MissingPackageError` without rosbags.
+
+    Example:
+        from seqrecord import export
+
+        folders = export.to_mcap("records/", "bags/", features=["image", "action"], fps=10)
     """
     rosbag2, store = _require_rosbags()
     root = local_path(destination, "destination")
@@ -95,7 +101,9 @@ def to_mcap(
         for key in map(str, index.keys.take(numbers).to_pylist()):
             folder = root / key
             if folder.exists():
-                raise DestinationError("there is something already", file=str(folder), episode=key)
+                raise DestinationError(
+                    "folder of the recording exists already", file=str(folder), episode=key
+                )
             episode = reader.episodes[key]
             times = _times(clock.episodes[key], fps)
             with disk_errors("the recording", folder, key):
@@ -111,7 +119,7 @@ def _write(
     store: Any,
     folder: Path,
     episode: Episode,
-    topics: Mapping[str, tuple[str, str, Make]],
+    topics: Mapping[str, tuple[str, str, MakeMessage]],
     times: npt.NDArray[np.int64],
     meter: Meter,
 ) -> None:
@@ -133,7 +141,7 @@ def _write(
 
 
 def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:
-    """The frames' times in ns, int64 [T]."""
+    """Times of the frames in ns, int64 [T]."""
     spec = episode.features.get(LOG_TIME)
     if spec is not None and _is_clock(spec) and episode.present(LOG_TIME).all():
         read = episode.read(range(len(episode)), features=[LOG_TIME])[LOG_TIME]
@@ -141,9 +149,9 @@ def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:
     rate = episode.fps or fps
     if not rate or not 0 < rate < 1e9:
         raise DestinationError(
-            "messages need times: give fps (--fps), or a feature log_time",
+            "messages need times; pass fps (--fps), or add a feature log_time",
             episode=episode.key,
-            expected="frames a second",
+            expected="frames per second",
             got=rate,
         )
     times: npt.NDArray[np.int64] = (np.arange(len(episode)) * (1e9 / rate)).round().astype(np.int64)
@@ -151,11 +159,12 @@ def _times(episode: Episode, fps: float | None) -> npt.NDArray[np.int64]:
 
 
 def _nanoseconds(spec: FeatureSpec) -> int:
-    """Of the unit of `log_time`; `DestinationError` for one that is no whole number of these."""
+    """Nanoseconds in a unit of `log_time`. Raises `DestinationError` unless it is a whole
+    number."""
     size = (size_in(spec.unit or "ns", "s") or 0.0) * 1e9
     if size < 1 or abs(size - round(size)) > 1e-6:
         raise DestinationError(
-            "log_time is not of a unit of time that has whole nanoseconds; correct it by "
+            "unit of log_time is not a multiple of nanoseconds; correct it with "
             "`seqrecord edit describe`",
             feature=LOG_TIME,
             expected="ns, us, ms or s",
@@ -168,21 +177,25 @@ def _is_clock(spec: FeatureSpec) -> bool:
     return spec.dtype == np.dtype("<i8") and spec.shape == ()
 
 
-def _topics(features: Mapping[str, FeatureSpec], types: Any) -> dict[str, tuple[str, str, Make]]:
-    """Topic, type and what makes messages, by feature."""
-    found: dict[str, tuple[str, str, Make]] = {}
+def _topics(
+    features: Mapping[str, FeatureSpec], types: Any
+) -> dict[str, tuple[str, str, MakeMessage]]:
+    """Topic, message type and function that makes messages, by feature."""
+    found: dict[str, tuple[str, str, MakeMessage]] = {}
     for name, spec in features.items():
         if name == LOG_TIME and _is_clock(spec):
             continue
         topic = "/" + feature_name(name).replace(".", "/").replace("-", "_")
         if other := next((n for n, (known, _, _) in found.items() if known == topic), None):
-            raise SchemaError("two features are one topic", feature=name, got=f"{topic}, {other}")
+            raise SchemaError(
+                "two features have the same topic", feature=name, got=f"{topic}, {other}"
+            )
         found[name] = (topic, *_message(name, spec, types))
     return found
 
 
-def _message(name: str, spec: FeatureSpec, types: Any) -> tuple[str, Make]:
-    """The type of a feature's messages, and what makes one."""
+def _message(name: str, spec: FeatureSpec, types: Any) -> tuple[str, MakeMessage]:
+    """Message type of a feature, and a function that makes its messages."""
     dtype = spec.dtype
     if spec.value == "text":
         text = types["std_msgs/msg/String"]
@@ -199,17 +212,17 @@ def _message(name: str, spec: FeatureSpec, types: Any) -> tuple[str, Make]:
             return f"std_msgs/msg/{number}", lambda value, _: scalar(data=value.item())
         kind = f"std_msgs/msg/{_number(code)}MultiArray"
         return kind, partial(_array, types, kind, np.dtype(code))
-    raise SchemaError("no message holds this feature", feature=name, got=str(spec))
+    raise SchemaError("no message type for this feature", feature=name, got=str(spec))
 
 
 def _number(code: str) -> str:
-    """`f4` is Float32 in std_msgs."""
+    """Type name of a number in std_msgs, such as Float32 for `f4`."""
     kind = {"f": "Float", "i": "Int", "u": "UInt"}[code[0]]
     return f"{kind}{8 * int(code[1])}"
 
 
 def _encoding(code: str, shape: tuple[int | None, ...]) -> str | None:
-    """What ROS calls images of such pixels; `None` for what is no image."""
+    """ROS encoding for images with such pixels; `None` for arrays that are not images."""
     sides, channels = shape[:2], shape[2] if len(shape) == 3 else 1
     if len(shape) not in (2, 3) or any(n is not None and n < _IMAGE_SIDE for n in sides):
         return None
@@ -261,7 +274,7 @@ def _array(types: Any, kind: str, dtype: np.dtype[Any], value: npt.NDArray[Any],
 
 
 def _require_rosbags() -> tuple[Any, Any]:
-    """The package's rosbag2, and the types of ROS 2."""
-    why = "recordings are written by rosbags, the extra `mcap`: pip install rosbags"
+    """Import rosbags: its module rosbag2, and the message types of ROS 2."""
+    why = "MCAP export needs rosbags, the extra `mcap`: pip install rosbags"
     typesys = import_extra("rosbags.typesys", why)
     return import_extra("rosbags.rosbag2", why), typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)

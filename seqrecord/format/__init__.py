@@ -1,1 +1,1 @@
-"""Bytes of datasets, both ways: pages, rows, header and footer, index, manifest; docs/format.md."""
+"""The bytes of a dataset: pages, rows, header and footer, index, manifest; see docs/format.md."""

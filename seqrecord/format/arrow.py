@@ -1,9 +1,9 @@
-"""Reads the one record batch of an Arrow IPC file of known columns, as views of its bytes.
+"""Reads the record batch of an Arrow IPC file with a known schema, as views of its bytes.
 
-Arrow's reader does, message by message: its own readers of files and streams take on trust which
-message comes first (one that is no schema ends in signal 11), make what a schema asks for, and
-decompress to the sizes that a file claims. So each message is asked for its type, the schema is
-compared before a batch is read by the schema that it must have, and a batch must be plain.
+The messages are read one by one, since Arrow's file and stream readers trust the file. They crash
+(signal 11) if the first message is not a schema, allocate for any schema, and decompress to the
+size that the file claims. Here each message's type is checked, the schema is compared before the
+batch is read, and compressed batches are rejected.
 """
 
 from __future__ import annotations
@@ -17,56 +17,58 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError
 
-MAX_MESSAGE_BYTES = 1 << 20  # of a message without its body; usual are below 2 KiB
+MAX_MESSAGE_BYTES = 1 << 20  # metadata of a message; usually below 2 KiB
 
 Column: TypeAlias = "npt.NDArray[Any] | pa.StringArray"
 
 _MAGIC = b"ARROW1\0\0"
-_HEADER, _CUSTOM_METADATA = 2, 4  # fields of a Message, in Arrow's Message.fbs
-_COMPRESSION = 3  # of a RecordBatch
+_HEADER, _CUSTOM_METADATA = 2, 4  # fields of Message in Arrow's Message.fbs
+_COMPRESSION = 3  # field of RecordBatch
 
 
 def read_batch(data: memoryview, schema: pa.Schema) -> dict[str, Column]:
-    """The columns of a file whose schema must be this one, by name.
+    """Read the columns of a file by name, as views of `data`. Its schema must equal `schema`.
 
-    They view `data`. A column of numbers is an array [rows], one of lists of a fixed size an array
-    [rows, size], one of bytes of a fixed size an array of uint8 [rows, size], one of text an Arrow
-    array. Nothing is nullable.
+    Column types: numbers become arrays [rows], fixed-size lists [rows, size], fixed-size bytes
+    uint8 [rows, size], text an Arrow array. Nothing is nullable.
 
-    Raises `FormatError` for what is not exactly one plain batch without nulls or compression.
+    Raises `FormatError` unless the file is a single batch without nulls or compression.
     """
     if bytes(data[: len(_MAGIC)]) != _MAGIC:
         raise FormatError("not an Arrow IPC file", expected=_MAGIC, got=bytes(data[: len(_MAGIC)]))
     try:
         batch = _read_batch(pa.BufferReader(data), schema)
-        batch.validate(full=True)  # that buffers hold so much, and that text is UTF-8
+        batch.validate(full=True)  # checks buffer sizes and UTF-8
     except (pa.ArrowException, OSError) as error:
         raise _not_arrow((str(error).splitlines() or [""])[0][:200]) from error
     return {name: _column(batch.column(i)) for i, name in enumerate(schema.names)}
 
 
 def _read_batch(file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
-    # After the magic comes a stream of messages; the footer behind it repeats the schema.
+    # The magic is followed by a stream of messages, and a footer that repeats the schema.
     file.seek(len(_MAGIC))
     head = _message(file)
     if head is None or head.type != "schema":
-        raise _not_arrow("its first message is no schema")
+        raise _not_arrow("its first message is not a schema")
     if not pa.ipc.read_schema(head).equals(schema):
         raise FormatError(
-            "a table of other columns than it should have",
+            "a table with unexpected columns",
             expected=str(schema).replace("\n", ", "),
         )
     message = _message(file)
     if message is None or _message(file) is not None:
-        raise FormatError("a table of more or less than one batch")
+        raise FormatError("a table without exactly one batch")
     if message.type != "record batch":
-        raise _not_arrow("its second message is no record batch")
+        raise _not_arrow("its second message is not a record batch")
     _check_uncompressed(message)
     return pa.ipc.read_record_batch(message, schema)
 
 
 def _message(file: pa.NativeFile) -> pa.Message | None:
-    """The next message, whose flatbuffer Arrow has verified; `None` at the end of the stream."""
+    """Return the next message, with a flatbuffer verified by Arrow;
+
+    `None` at the end of the stream.
+    """
     try:
         message = pa.ipc.read_message(file)
     except EOFError:
@@ -77,20 +79,20 @@ def _message(file: pa.NativeFile) -> pa.Message | None:
 
 
 def _check_uncompressed(message: pa.Message) -> None:
-    """Raise `FormatError` for a compressed batch: its buffers say what they decompress to."""
+    """Raise `FormatError` for a compressed batch. Its buffers claim their decompressed sizes."""
     data = memoryview(message.metadata)
     table = struct.unpack_from("<I", data)[0]
     header = _field(data, table, _HEADER)
-    # Before version 5 metadata said how a batch is compressed.
+    # Before version 5, custom metadata declared the compression.
     if header is None or _field(data, table, _CUSTOM_METADATA) is not None:
         raise _not_arrow("a batch without a header, or with metadata")
     batch = header + struct.unpack_from("<I", data, header)[0]
     if _field(data, batch, _COMPRESSION) is not None:
-        raise FormatError("a table that is compressed")
+        raise FormatError("a compressed table")
 
 
 def _field(data: memoryview, table: int, slot: int) -> int | None:
-    """Where a table of a verified flatbuffer has a field; `None` where it has none."""
+    """Return the position of a field in a verified flatbuffer's table; `None` if absent."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     entry = 4 + 2 * slot
     if entry >= struct.unpack_from("<H", data, vtable)[0]:
@@ -101,11 +103,11 @@ def _field(data: memoryview, table: int, slot: int) -> int | None:
 
 def _column(column: pa.Array) -> Column:
     if column.null_count:
-        raise FormatError("a table that holds nulls")
+        raise FormatError("a table with nulls")
     if pa.types.is_string(column.type):
         return column
     if pa.types.is_fixed_size_list(column.type):
-        size = column.type.list_size  # `flatten` would import pyarrow.compute, which takes long
+        size = column.type.list_size  # `flatten` would import pyarrow.compute, which is slow
         values = column.values.slice(column.offset * size, len(column) * size)
         return _column(values).reshape(len(column), size)
     if pa.types.is_fixed_size_binary(column.type):

@@ -1,7 +1,7 @@
-"""Edits: small durable records of what became of episodes after they were written.
+"""Edits: small durable records of changes to episodes and features after they were written.
 
-The effect of an edit is in the index; whoever builds the index anew applies them in their order.
-The normative text is docs/format.md.
+The index already includes their effect. An index built anew applies them in order. The normative
+text is docs/format.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seqrecord.text import repr_of
 MAX_EDIT_BYTES = 1 << 25
 EDIT_VERSION = 1
 
-_KEYS = {  # of an edit, by its op
+_KEYS = {  # keys of an edit beside `op`, by op
     "delete": ("uids",),
     "split": ("uids", "split"),
     "rename": ("keys",),
@@ -39,7 +39,7 @@ _KEYS = {  # of an edit, by its op
 
 @dataclass(frozen=True)
 class Delete:
-    """These episodes are not in the dataset."""
+    """Deletes episodes."""
 
     uids: tuple[str, ...]
 
@@ -49,7 +49,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Split:
-    """These episodes belong to the split of this name; `None` for none."""
+    """Assigns episodes to a split; `None` removes them from theirs."""
 
     split: str | None
     uids: tuple[str, ...]
@@ -60,7 +60,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Rename:
-    """Episodes have these keys, by uid."""
+    """Changes episode keys, by uid."""
 
     keys: Mapping[str, str]
 
@@ -70,7 +70,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class Relabel:
-    """Episodes have this metadata, by uid: each the canonical text of a JSON object."""
+    """Replaces the metadata of episodes, by uid. Each value is canonical JSON text of an object."""
 
     metadata: Mapping[str, str]
 
@@ -80,7 +80,7 @@ class Relabel:
 
 @dataclass(frozen=True)
 class Features:
-    """The dataset has these features: those it had, some of them dropped, or with others behind."""
+    """Replaces the dataset's schema: features were dropped, or added at the end."""
 
     schema: Schema
 
@@ -93,11 +93,11 @@ Edit = Delete | Split | Rename | Relabel | Features
 
 @dataclass(frozen=True)
 class Edits:
-    """What edits come to together: uids that are deleted, and the split of each uid that has one.
+    """Combined effect of a sequence of edits.
 
-    `names` are the splits, in the order in which the edits name them first. `keys` and `metadata`
-    are of the uids that have others than their record files say. `schema` are the features, where
-    some were added or dropped.
+    `deleted` are uids, `splits` the split by uid, `names` the split names in order of their first
+    use. `keys` and `metadata` are by uid, only for episodes that differ from their record files.
+    `schema` is set if features were added or dropped.
     """
 
     deleted: frozenset[str] = frozenset()
@@ -134,7 +134,10 @@ class Edits:
 
 
 def encode_edit(edits: Sequence[Edit]) -> bytes:
-    """A file of edits. `FormatError` for what no reader would take; then write several files."""
+    """Encode a file of edits.
+
+    Raises `FormatError` if it would be too large; write several files then.
+    """
     value = {
         "format": "seqrecord edits",
         "version": EDIT_VERSION,
@@ -152,7 +155,7 @@ def encode_edit(edits: Sequence[Edit]) -> bytes:
 
 
 def parse_edit(data: bytes) -> list[Edit]:
-    """Inverse of `encode_edit`; trusts nothing."""
+    """Inverse of `encode_edit`. Validates all input."""
     found = JsonObject.of_file(parse_json(data), "edits", EDIT_VERSION, ["edits"])
     return [_edit(item) for item in found.list("edits")]
 
@@ -177,7 +180,7 @@ def _edit(value: object) -> Edit:
 
 
 def _by_uid(edit: JsonObject, key: str) -> dict[str, Any]:
-    """What an edit says of each uid."""
+    """Return an edit's dict with uids as keys."""
     found = edit.value[key]
     if not isinstance(found, dict) or not all(map(ID.fullmatch, found)):
         raise FormatError("not an edit", expected=f"{key} by uid", got=repr_of(found))

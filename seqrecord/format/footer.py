@@ -1,7 +1,7 @@
-"""Bytes of a record file around its pages: header and footer. The normative text is docs/format.md.
+"""Header and footer of a record file. The normative text is docs/format.md.
 
-Pure: bytes in, bytes out, no I/O. Every `parse_*` function trusts nothing and raises `FormatError`
-with the offset inside the bytes that it was given; callers add the file's name.
+Pure functions of bytes, without I/O. `parse_*` functions validate all input and raise
+`FormatError` with the offset inside their bytes; callers add the file name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from seqrecord.checksum import Buffer, crc32c
 from seqrecord.errors import ChecksumError, FormatError, VersionError, located
-from seqrecord.format.lags import Lags, with_lags
 from seqrecord.format.pages import ALIGNMENT
 from seqrecord.format.rows import (
     GAP_ROW,
@@ -28,13 +27,14 @@ from seqrecord.format.rows import (
     MAX_EPISODE_FRAMES,
     check_chunks,
     check_gaps,
+    check_overlaps,
     check_pages,
-    check_places,
     chunk_row,
     features_of,
     split_gaps,
 )
 from seqrecord.format.text import ID, check_key, parse_json, parse_metadata, parse_schema
+from seqrecord.format.time_spans import TimeSpans, timestamp_features
 from seqrecord.json_object import JsonObject
 from seqrecord.schema import Schema
 from seqrecord.text import repr_of
@@ -59,13 +59,14 @@ _MOST_ROWS = 2**32 - 1
 
 @dataclass(frozen=True)
 class EpisodePart:
-    """What one record file says of an episode.
+    """An episode's entry in the footer of one record file.
 
-    `uid` names one attempt to write the episode: an episode that crosses record files has parts of
-    the same uid, and is complete where its chunks of each group cover `[0, num_frames)`.
-    `num_frames` is `None` in a file that was finished before the episode was. `ordinal` orders
-    episodes in the index. `fps` are frames a second, `None` where nobody said. `lags` are of those
-    timestamps that all of its frames have, by feature; none without `num_frames`.
+    `uid` identifies one attempt to write the episode. An episode that spans several record files
+    has an entry with the same uid in each. It is complete once its chunks of each group cover
+    `[0, num_frames)`. `num_frames` is `None` in files finished before the episode ended.
+    `ordinal` is the sort key of episodes in the index. `fps` is in frames per second, `None` if
+    unknown. `time_spans` has an entry for each timestamp feature present in every frame; it is
+    empty while `num_frames` is `None`.
     """
 
     key: str
@@ -74,15 +75,15 @@ class EpisodePart:
     num_frames: int | None
     fps: float | None
     metadata: str  # a JSON object
-    lags: tuple[tuple[str, Lags], ...] = ()
+    time_spans: tuple[tuple[str, TimeSpans], ...] = ()
 
 
 @dataclass(frozen=True)
 class Footer:
-    """A record file's schema and its rows of the index, by group.
+    """Schema, episodes and chunk tables of one record file.
 
-    `chunks` are of `chunk_row` for the group's features, `gaps` of `GAP_ROW`; the gaps of a group
-    number its chunks.
+    `chunks` and `gaps` have one structured array for each group, with the dtypes of `chunk_row`
+    and `GAP_ROW`. `chunk` in a gap row is a row number in the group's `chunks`.
     """
 
     schema: Schema
@@ -93,13 +94,13 @@ class Footer:
 
 
 def encode_header(file_id: bytes) -> bytes:
-    """The first 64 bytes of a record file with this 16-byte id."""
+    """Encode the first 64 bytes of a record file. `file_id` has 16 bytes."""
     head = _HEADER.pack(_MAGIC, FORMAT_VERSION, file_id, b"")
     return head + _U32.pack(crc32c(head))
 
 
 def parse_header(data: Buffer) -> str:
-    """The file id, in hexadecimal, of a header."""
+    """Parse a header; returns the file id in hexadecimal."""
     if len(data) != HEADER_BYTES or bytes(data[:8]) != _MAGIC:
         raise FormatError("not a record file", offset=0, expected=_MAGIC, got=bytes(data[:8]))
     _, version, file_id, reserved = _HEADER.unpack_from(data)
@@ -115,20 +116,24 @@ def parse_header(data: Buffer) -> str:
 
 
 def encode_footer(footer: Footer) -> bytes:
-    """Footer body and tail: the last bytes of a record file, from an aligned offset on."""
+    """Encode body and tail of a footer. The record file ends with them; the body is aligned."""
     head = {
         "num_chunks": [len(rows) for rows in footer.chunks],
         "num_gaps": sum(len(rows) for rows in footer.gaps),
         "episodes": [
             {name: getattr(part, name) for name in _EPISODE_KEYS}
-            | ({"lags": {n: lags.to_text() for n, lags in part.lags}} if part.lags else {})
+            | (
+                {"time_spans": {n: time_spans.to_text() for n, time_spans in part.time_spans}}
+                if part.time_spans
+                else {}
+            )
             for part in footer.episodes
         ],
     }
-    # A writer encodes one for each episode, all of one schema.
+    # Cached text: a writer encodes a footer for each episode, all with one schema.
     schema = _schema_text(footer.schema)
     text = f'{{"file_id":{_json(footer.file_id)},"schema":{schema},{_json(head)[1:]}'.encode()
-    text += b" " * (-(len(text) + _U32.size) % 8)  # so that the rows are aligned
+    text += b" " * (-(len(text) + _U32.size) % 8)  # aligns the rows
     rows = [array.tobytes() for array in (*footer.chunks, *footer.gaps)]
     body = b"".join((_U32.pack(len(text)), text, *rows))
     if len(body) > MAX_FOOTER_BYTES:
@@ -151,7 +156,7 @@ def _schema_text(schema: Schema) -> str:
 
 
 def parse_tail(data: Buffer, file_size: int) -> tuple[int, int]:
-    """Offset and length of the footer's body, from a file's last `TAIL_BYTES` bytes."""
+    """Return offset and length of the footer's body, given a file's last `TAIL_BYTES` bytes."""
     at = file_size - TAIL_BYTES
     if len(data) != TAIL_BYTES or file_size < HEADER_BYTES + TAIL_BYTES:
         raise FormatError(
@@ -181,11 +186,11 @@ def parse_tail(data: Buffer, file_size: int) -> tuple[int, int]:
 
 
 def parse_footer(data: Buffer, offset: int) -> Footer:
-    """A footer from its body and tail, which start at `offset` in their file."""
+    """Parse body and tail of a footer; `offset` is their position in the file."""
     view = memoryview(data)
     body, tail = view[:-TAIL_BYTES], view[-TAIL_BYTES:]
     if len(tail) < TAIL_BYTES:
-        raise FormatError("a footer that is cut short", offset=offset, got=f"{len(view)} bytes")
+        raise FormatError("the footer is cut short", offset=offset, got=f"{len(view)} bytes")
     stored = _TAIL.unpack(tail)[1]
     if (actual := crc32c(body, tail[:8])) != stored:
         raise _mismatch("the footer", offset, stored, actual)
@@ -205,7 +210,7 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
     found = JsonObject(head, _KEYS, "the footer")
     schema = parse_schema(head["schema"], "the footer")
     file_id = found.text("file_id", ID)
-    timestamps = with_lags(schema)
+    timestamps = timestamp_features(schema)
     episodes = tuple(_parse_episode(value, timestamps) for value in found.list("episodes"))
     if len({part.uid for part in episodes}) != len(episodes):
         raise FormatError("an episode is listed twice in one footer")
@@ -218,11 +223,11 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
     with_chunks = np.unique(np.concatenate([rows["episode"] for rows in chunks]))
     if len(with_chunks) != len(episodes) or not len(with_chunks):
         raise FormatError(
-            "a footer without episodes, or with one that has no chunk",
+            "an episode in the footer has no chunk, or there is no episode",
             expected="at least a chunk of every episode",
             got=f"chunks of {len(with_chunks)} of {len(episodes)} episodes",
         )
-    check_places(chunks, groups, offset)
+    check_overlaps(chunks, groups, offset)
     by_group = split_gaps(gaps, schema, offset)
     columns = zip(chunks, by_group, groups, features_of(schema), strict=True)
     for rows, some, group, features in columns:
@@ -237,7 +242,7 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
 def _parse_rows(
     data: memoryview, schema: Schema, head: JsonObject
 ) -> tuple[tuple[npt.NDArray[Any], ...], npt.NDArray[Any]]:
-    """Chunk rows by group, and gap rows, which fill `data`."""
+    """Split `data` into chunk rows, one array for each group, and gap rows."""
     num_gaps = head.integer("num_gaps", most=_MOST_ROWS)
     counts = head.list("num_chunks", schema.num_groups, schema.num_groups)
     if any(type(n) is not int or not 0 <= n <= _MOST_ROWS for n in counts):
@@ -259,7 +264,7 @@ def _parse_rows(
 
 
 def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
-    found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("lags",))
+    found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("time_spans",))
     key = check_key(found.value["key"])
     with located(FormatError, episode=key):
         num_frames = None
@@ -273,25 +278,25 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
             num_frames=num_frames,
             fps=_parse_fps(found.value["fps"]),
             metadata=found.value["metadata"],
-            lags=_parse_lags(found.value, num_frames, timestamps),
+            time_spans=_parse_time_spans(found.value, num_frames, timestamps),
         )
 
 
-def _parse_lags(
+def _parse_time_spans(
     episode: Mapping[str, Any], num_frames: int | None, timestamps: Sequence[str]
-) -> tuple[tuple[str, Lags], ...]:
-    if "lags" not in episode:
+) -> tuple[tuple[str, TimeSpans], ...]:
+    if "time_spans" not in episode:
         return ()
-    value = episode["lags"]
+    value = episode["time_spans"]
     if not isinstance(value, dict) or not value or not set(value) <= set(timestamps):
         raise FormatError(
-            "lags of features that are no timestamps",
+            "time spans of features that are not timestamps",
             expected=f"some of {', '.join(timestamps) or 'none'}",
             got=repr_of(value, 100),
         )
     if num_frames is None:
-        raise FormatError("lags of an episode of unknown length")
-    return tuple((name, Lags.from_text(value[name], num_frames)) for name in sorted(value))
+        raise FormatError("time spans of an episode of unknown length")
+    return tuple((name, TimeSpans.from_text(value[name], num_frames)) for name in sorted(value))
 
 
 def _parse_fps(value: object) -> float | None:

@@ -1,7 +1,7 @@
-"""The index: episode, chunk and gap tables, as Arrow IPC that readers memory-map.
+"""The index: episode, chunk and gap tables, as memory-mapped Arrow IPC files.
 
-There is a chunk table for each group of features. A row of it is one chunk, in episode order and
-front to back, so an episode's chunks of a group lie together.
+Each group of features has a chunk table with one row a chunk, sorted by episode and frame. The
+chunks of an episode are consecutive rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import FormatError, located
-from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.format.rows import (
     GAP_ROW,
@@ -42,24 +41,24 @@ from seqrecord.format.rows import (
     times_schema,
 )
 from seqrecord.format.text import FORBIDDEN_IN_KEY, MAX_KEY_LENGTH, parse_metadata
+from seqrecord.format.time_spans import EpisodeTimeSpans, timestamp_features
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Schema
 
-BLOCK_PAGES = 1 << 18  # that are checked at a time
+BLOCK_PAGES = 1 << 18  # checked at a time
 _FEATURE_BITS = 16
 _FORBIDDEN = re.compile(FORBIDDEN_IN_KEY)
-_FEW_KEYS = 1 << 12  # are checked without pyarrow.compute
+_FEW_KEYS = 1 << 12  # up to here pyarrow.compute is not imported
 
 
 @dataclass(frozen=True, eq=False)
 class GroupIndex:
-    """All chunks of one group of features, as arrays; E episodes, C chunks, F features.
+    """Chunk table of one group; E episodes, C chunks, F features, V of variable shape.
 
-    Chunks are in the order of their episodes, front to back; they are of any length, and those of
-    an episode cover its frames. Chunk i holds the frames `[first_frame[i], first_frame[i] +
-    num_frames[i])` of its episode, at byte `offset[i]` of record file `file[i]` of the manifest. V
-    of the features have a variable dimension: of each of their pages, `largest_frame` is the number
-    of bytes of its largest frame when it is decoded.
+    Chunk i has the frames `[first_frame[i], first_frame[i] + num_frames[i])` of its episode, at
+    byte `offset[i]` of record file `file[i]` of the manifest. Rows are sorted by episode and
+    frame; the chunks of an episode cover it without gaps. `largest_frame` is the decoded size, in
+    bytes, of each page's largest frame, for features with a variable dimension.
     """
 
     schema: Schema  # of the group
@@ -72,20 +71,20 @@ class GroupIndex:
     page_length: npt.NDArray[np.uint32]  # [C, F]
     page_crc32c: npt.NDArray[np.uint32]  # [C, F]
     largest_frame: npt.NDArray[np.uint32]  # [C, V]
-    external: npt.NDArray[np.uint32]  # [C], bytes of other files that pages refer to
-    gaps: npt.NDArray[Any]  # of GAP_ROW
+    external: npt.NDArray[np.uint32]  # [C], bytes of external files referenced by pages
+    gaps: npt.NDArray[Any]  # dtype GAP_ROW
 
     @cached_property
     def first_chunk(self) -> npt.NDArray[np.int64]:
-        """An episode's first row in this table, [E]."""
+        """First row of each episode, int64 [E]."""
         first: npt.NDArray[np.int64] = np.cumsum(self.num_chunks) - self.num_chunks
         return first
 
     @cached_property
     def chunk_frames(self) -> npt.NDArray[np.int64]:
-        """Frames of all chunks of an episode but the last, which has no more; else 0: int64 [E].
+        """Frames in a chunk, int64 [E]; 0 if an episode's chunks differ in length.
 
-        Of an episode of one chunk it is that chunk's.
+        The last chunk of an episode may be shorter. For an episode with a single chunk, its length.
         """
         cut = self.num_frames[self.first_chunk].astype(np.int64)
         last = self.first_chunk + self.num_chunks - 1
@@ -101,27 +100,27 @@ class GroupIndex:
         return cut
 
     def episode_of(self, row: int) -> int:
-        """The episode of a chunk."""
+        """Return the episode of a chunk."""
         return int(np.searchsorted(self.first_chunk, row, side="right")) - 1
 
     def rows_of(self, episode: int) -> slice:
-        """The rows of an episode's chunks."""
+        """Return the rows of an episode's chunks."""
         first = int(self.first_chunk[episode])
         return slice(first, first + int(self.num_chunks[episode]))
 
     def chunks_of(
         self, episode: int, frames: npt.NDArray[np.integer[Any]]
     ) -> npt.NDArray[np.int64]:
-        """Rows of the chunks that hold these frames of an episode, int64 [n]."""
+        """Return the rows of the chunks with these frames of an episode, int64 [n]."""
         rows = self.rows_of(episode)
         starts = self.first_frame[rows]
         found: npt.NDArray[np.int64] = rows.start - 1 + np.searchsorted(starts, frames, "right")
         return found
 
     def present(self, row: int, feature: int) -> npt.NDArray[np.bool_] | None:
-        """Which frames of a chunk have a feature, bool [frames]; `None` where all have it.
+        """Return which frames of a chunk have a feature, bool [frames]; `None` if all have it.
 
-        `feature` is its place in the dataset's schema.
+        `feature` is a position in the dataset's schema.
         """
         key = (row << _FEATURE_BITS) + feature
         start, stop = np.searchsorted(self._gap_order, [key, key + 1])
@@ -130,7 +129,7 @@ class GroupIndex:
         return present_frames(self.gaps[start:stop], int(self.num_frames[row]))
 
     def gaps_of(self, first: int, stop: int) -> npt.NDArray[Any]:
-        """The gap rows of the chunks `[first, stop)`."""
+        """Return the gap rows of the chunks `[first, stop)`."""
         bounds = [first << _FEATURE_BITS, stop << _FEATURE_BITS]
         rows: npt.NDArray[Any] = self.gaps[slice(*np.searchsorted(self._gap_order, bounds))]
         return rows
@@ -142,7 +141,7 @@ class GroupIndex:
         return order
 
     def _episodes(self, begin: int, stop: int) -> npt.NDArray[np.int64]:
-        """The episodes of the chunks `[begin, stop)`, int64 [stop - begin]."""
+        """Return the episodes of the chunks `[begin, stop)`, int64 [stop - begin]."""
         episode = self.episode_of(begin)
         last = int(np.searchsorted(self.first_chunk, stop))
         starts = np.zeros(stop - begin, np.int64)
@@ -152,11 +151,11 @@ class GroupIndex:
     def check_frames(
         self, num_frames: npt.NDArray[np.int64], release: Callable[[], None], block_pages: int
     ) -> None:
-        """The chunks of every episode follow each other and cover it; `num_frames` is int64 [E].
+        """Check that each episode's chunks cover it without gaps; `num_frames` is int64 [E].
 
-        Block by block: what is computed from a row is several times as large as the row.
+        Works in blocks of rows, since intermediate arrays are several times as large.
         """
-        end = 0  # of the chunk before
+        end = 0  # of the preceding chunk
         for begin in range(0, len(self.file), block_pages):
             stop = min(begin + block_pages, len(self.file))
             held = self.num_frames[begin:stop].astype(np.int64)
@@ -180,7 +179,7 @@ class GroupIndex:
     def check_chunks(
         self, file_sizes: npt.NDArray[np.uint64], release: Callable[[], None], block_pages: int
     ) -> None:
-        """Every chunk lies inside its record file, and its pages are as its frames allow."""
+        """Check that chunks are inside their record files and pages fit their number of frames."""
         step = max(1, block_pages // len(self.schema))
         for first in range(0, len(self.file), step):
             rows = slice(first, first + step)
@@ -198,14 +197,14 @@ class GroupIndex:
             release()
 
     def _opens(self, row: int) -> bool:
-        """Whether a chunk is an episode's first."""
+        """Return whether a chunk is the first of its episode."""
         return int(self.first_chunk[self.episode_of(row)]) == row
 
     def _check_places(self, rows: slice, sizes: npt.NDArray[np.uint64]) -> None:
         file, offset, first = self.file[rows], self.offset[rows], rows.start
         check_rows(file < len(sizes), "a chunk in no record file", 0, first=first)
         check_rows(offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0, first=first)
-        # Compared as they are stored: an offset beyond 2**63 must not turn negative.
+        # No conversion to int64: offsets beyond 2**63 would turn negative.
         limit = sizes[file]
         inside = (offset >= HEADER_BYTES) & (offset <= limit)
         check_rows(inside, "a chunk outside its record file", 0, first=first)
@@ -217,7 +216,7 @@ NO_SPLIT = 2**16 - 1
 
 
 def check_text(key_bytes: int, metadata_bytes: int) -> None:
-    """`FormatError` for more text than the episode table holds: each column is one string."""
+    """Raise `FormatError` if the episode table's text columns would exceed Arrow's limit."""
     for name, length in (("key", key_bytes), ("metadata", metadata_bytes)):
         if length > MAX_INDEX_TEXT:
             raise FormatError(
@@ -229,10 +228,10 @@ def check_text(key_bytes: int, metadata_bytes: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """All episodes of a dataset and, by group of features, their chunks; E episodes.
+    """All episodes of a dataset and the chunks of each group; E episodes.
 
-    `fps` is 0 where nobody said; `split` is a place in the manifest's list of splits, or
-    `NO_SPLIT`. `lags` are of the timestamps, in the order of the schema; `None` without any.
+    `fps` is 0 if unknown. `split` is a position in the manifest's list of splits, or `NO_SPLIT`.
+    `time_spans` has the timestamp features in schema order; `None` without any.
     """
 
     schema: Schema
@@ -243,7 +242,7 @@ class Index:
     fps: npt.NDArray[np.float64]  # [E]
     split: npt.NDArray[np.uint16]  # [E]
     groups: tuple[GroupIndex, ...]
-    lags: EpisodeLags | None = None
+    time_spans: EpisodeTimeSpans | None = None
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
@@ -251,49 +250,52 @@ class Index:
         return {key: number for number, key in enumerate(self.keys.to_pylist())}
 
     def group_of(self, feature: str) -> GroupIndex:
-        """The group that a feature lies in."""
+        """Return the group of a feature."""
         return self.groups[self.schema[feature].group]
 
     def lengths(self, feature: str) -> npt.NDArray[np.uint64]:
-        """Bytes of a feature's pages and of what they refer to, by chunk of its group."""
+        """Return a feature's bytes in each chunk of its group, including references: uint64 [C]."""
         group = self.group_of(feature)
         lengths = group.page_length[:, group.schema.position(feature)].astype(np.uint64)
         lengths += group.external
         return lengths
 
     def largest_frames(self, feature: str, episodes: npt.NDArray[np.int64]) -> int:
-        """Bytes of the largest frame of a feature with a variable dimension, in these episodes."""
+        """Return the decoded size, in bytes, of the largest frame in these episodes.
+
+        For features with a variable dimension.
+        """
         group = self.group_of(feature)
         column = [spec.name for spec in group.schema.variable].index(feature)
         by_episode = np.maximum.reduceat(group.largest_frame[:, column], group.first_chunk)
         return int(by_episode[episodes].max(initial=0))
 
     def key(self, episode: int) -> str:
-        """An episode's key."""
+        """Return an episode's key."""
         return str(self.keys[episode].as_py())
 
     def uid(self, episode: int) -> str:
-        """An episode's uid, in hexadecimal."""
+        """Return an episode's uid in hexadecimal."""
         return bytes(self.uids[episode]).hex()
 
     def episode_metadata(self, episode: int) -> dict[str, Any]:
-        """An episode's metadata."""
+        """Return an episode's metadata."""
         with located(FormatError, episode=self.key(episode)):
             return parse_metadata(self.metadata[episode].as_py())
 
     def renamed(self, names: Mapping[str, str]) -> Index:
-        """The same episodes, with other names of some features."""
+        """Return the index with some features renamed."""
         if not names:
             return self
         groups = (replace(group, schema=group.schema.renamed(names)) for group in self.groups)
         return replace(self, schema=self.schema.renamed(names), groups=tuple(groups))
 
     def extended(self, more: Index, first_file: int) -> Index:
-        """The episodes of this index, then those of `more`, whose files count from `first_file`.
+        """Append the episodes of `more`, whose record files are numbered from `first_file`.
 
-        Raises `FormatError` where both together hold too much text.
+        Raises `FormatError` if the joint text exceeds Arrow's limit.
         """
-        import pyarrow.compute as pc  # here, since it takes long to import
+        import pyarrow.compute as pc  # slow import
 
         check_text(
             *(
@@ -313,13 +315,15 @@ class Index:
                 _extended(first, second, first_file)
                 for first, second in zip(self.groups, more.groups, strict=True)
             ),
-            lags=None if self.lags is None or more.lags is None else self.lags.extended(more.lags),
+            time_spans=None
+            if self.time_spans is None or more.time_spans is None
+            else self.time_spans.extended(more.time_spans),
         )
 
     def fingerprint(self) -> str:
-        """SHA-256 of the content: schema, episodes and pages, however they are cut in files.
+        """Compute the SHA-256 of schema, episodes and pages, independent of record file boundaries.
 
-        Pages of features that were dropped are not part of it.
+        Pages of dropped features are excluded.
         """
         digest = hashlib.sha256()
         for value in (self.schema.to_json(), self.keys.to_pylist(), self.metadata.to_pylist()):
@@ -340,7 +344,7 @@ class Index:
         return digest.hexdigest()
 
     def encode(self) -> dict[str, pa.Buffer]:
-        """The tables as Arrow IPC files of one record batch, by name; see `table_names`."""
+        """Encode the tables as Arrow IPC files of one record batch, by name; see `table_names`."""
         counts = np.stack([group.num_chunks for group in self.groups], axis=1)
         episodes = [
             *(self.keys, self.uids, self.num_frames, self.fps, self.split, self.metadata, counts)
@@ -357,9 +361,11 @@ class Index:
                 chunks.append(group.external)
             tables[next(names)] = encode_table(chunks_schema(group.schema), chunks)
         tables[next(names)] = encode_table(GAPS, [gaps[name] for name in GAP_ROW.names or ()])
-        if self.lags is not None:
-            schema = times_schema(self.lags.least.shape[1], int(self.num_frames.max()))
-            tables[next(names)] = encode_table(schema, [self.lags.least, self.lags.most])
+        if self.time_spans is not None:
+            schema = times_schema(self.time_spans.least.shape[1], int(self.num_frames.max()))
+            tables[next(names)] = encode_table(
+                schema, [self.time_spans.least, self.time_spans.most]
+            )
         return tables
 
     @classmethod
@@ -373,10 +379,11 @@ class Index:
         release: Callable[[], None] | None = None,
         block_pages: int = BLOCK_PAGES,
     ) -> Index:
-        """Inverse of `encode`: arrays that view `tables`, checked against each other and the files.
+        """Inverse of `encode`: arrays that view `tables`, validated against each other and the
+        files.
 
-        `release` is called after every `block_pages` pages, when what was read of the tables need
-        not stay in memory. Raises `FormatError` that names the row, and the table as its `file`.
+        `release` is called after every `block_pages` pages: mapped memory read so far can be freed.
+        Raises `FormatError` with the row, and the table as `file`.
         """
         release = release or (lambda: None)
         episodes = decode_table("episodes", tables["episodes"], episodes_schema(schema.num_groups))
@@ -408,12 +415,12 @@ class Index:
                 table.check_gaps()
             with located(FormatError, file=f"chunks{number}"):
                 table.check_chunks(sizes, release, block_pages)
-        lags = None
-        if timestamps := with_lags(schema):
+        time_spans = None
+        if timestamps := timestamp_features(schema):
             wanted = times_schema(len(timestamps), int(num_frames.max()))
             columns = decode_table("times", tables["times"], wanted)
             with located(FormatError, file="times"):
-                lags = _lags_of(columns, len(timestamps), num_frames)
+                time_spans = _time_spans_of(columns, len(timestamps), num_frames)
         release()
         return cls(
             schema=schema,
@@ -424,13 +431,13 @@ class Index:
             fps=episodes["fps"],
             split=episodes["split"],
             groups=tuple(groups),
-            lags=lags,
+            time_spans=time_spans,
         )
 
 
-def _lags_of(
+def _time_spans_of(
     columns: Mapping[str, Any], num_features: int, num_frames: npt.NDArray[np.int64]
-) -> EpisodeLags:
+) -> EpisodeTimeSpans:
     if (count := len(columns["least"])) != len(num_frames):
         raise FormatError(
             "the table of times does not fit the episode table",
@@ -438,9 +445,9 @@ def _lags_of(
             got=count,
         )
     shape = (count, num_features, -1)
-    lags = EpisodeLags(columns["least"].reshape(shape), columns["most"].reshape(shape))
-    lags.check(num_frames)
-    return lags
+    time_spans = EpisodeTimeSpans(columns["least"].reshape(shape), columns["most"].reshape(shape))
+    time_spans.check(num_frames)
+    return time_spans
 
 
 def _extended(first: GroupIndex, second: GroupIndex, first_file: int) -> GroupIndex:
@@ -460,23 +467,23 @@ def _check_episodes(columns: Mapping[str, Any], num_splits: int) -> None:
     is_good, num_keys = _checked_keys(keys)
     check_rows(is_good, "a bad episode key", 0)
     if len(keys) == 0 or num_keys != len(keys):
-        raise FormatError("no episode, or a key that stands twice", got=len(keys))
+        raise FormatError("no episode, or duplicate keys", got=len(keys))
     check_rows((frames >= 1) & (frames <= MAX_EPISODE_FRAMES), "an impossible num_frames", 0)
     check_rows((fps >= 0) & np.isfinite(fps), "an impossible fps", 0)
     split = columns["split"]
-    check_rows((split < num_splits) | (split == NO_SPLIT), "a split that is not there", 0)
+    check_rows((split < num_splits) | (split == NO_SPLIT), "an unknown split", 0)
     chunks = columns["num_chunks"]
     fits = ((chunks >= 1) & (chunks <= frames[:, None])).all(axis=1)
     check_rows(fits, "an impossible num_chunks", 0)
 
 
 def _checked_keys(keys: pa.StringArray) -> tuple[npt.NDArray[np.bool_], int]:
-    """Whether each key is allowed, bool[keys], and how many distinct ones there are."""
+    """Return which keys are valid, bool [keys], and the number of distinct keys."""
     if len(keys) <= _FEW_KEYS:
         texts = keys.to_pylist()
         bad = [len(t.encode()) > MAX_KEY_LENGTH or bool(_FORBIDDEN.search(t)) for t in texts]
         return ~np.array(bad, bool), len(set(texts))
-    import pyarrow.compute as pc  # here, since it takes long to import
+    import pyarrow.compute as pc  # slow import
 
     too_long = pc.greater(pc.binary_length(keys), MAX_KEY_LENGTH)
     found = pc.or_(pc.match_substring_regex(keys, FORBIDDEN_IN_KEY), too_long)
@@ -484,7 +491,7 @@ def _checked_keys(keys: pa.StringArray) -> tuple[npt.NDArray[np.bool_], int]:
 
 
 def _check_count(group: GroupIndex) -> None:
-    # Counted before any array of one item a chunk is made from the episodes.
+    # Checked before arrays of this size are allocated.
     if (count := int(group.num_chunks.sum())) != len(group.file):
         raise FormatError(
             "the chunk table does not fit the episode table",
@@ -494,10 +501,10 @@ def _check_count(group: GroupIndex) -> None:
 
 
 def _gap_rows(columns: Mapping[str, npt.NDArray[Any]], num_words: int) -> npt.NDArray[Any]:
-    """The gap table as `GAP_ROW`: a copy, so it is counted first."""
+    """Copy the gap table to a `GAP_ROW` array, after a check of its length."""
     if (count := len(columns["chunk"])) > num_words:
         raise FormatError(
-            "more rows of validity bitmaps than words",
+            "more rows of validity bitmaps than possible",
             expected=f"at most {num_words} rows",
             got=count,
         )

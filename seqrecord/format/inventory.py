@@ -1,6 +1,6 @@
-"""The inventory file: which original a dataset was packed from, and everything that was left out.
+"""The inventory file: originals of a dataset, and data left out by its source.
 
-JSON in the index folder, which the manifest names; docs/format.md, "Inventory".
+JSON in the index folder, named by the manifest; docs/format.md, "Inventory".
 """
 
 from __future__ import annotations
@@ -23,20 +23,25 @@ MAX_INVENTORIES = 100
 
 _TEXT = re.compile(r"[^\ud800-\udfff]{0,4000}", re.DOTALL)
 _VERSION = 1
-_SHOWN_NAMES = 80  # characters of the names of features in one line
+_SHOWN_NAMES = 80  # characters of feature names in one line
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Possible data of an original that is not packed, grouped by pattern.
+    """Data of an original that is not packed, grouped by pattern.
 
     Args:
         pattern: names of the files, topics or fields: `*.pose.txt`, `topic /camera/info`.
         count: number of `unit`.
-        reason: why they are left out: `no reader`, `not selected by features=`.
-        unit: the plural noun that `count` counts: `files`, `messages`, `rows`.
-        is_data: false where leaving it out is the caller's choice or certainly harmless; `strict`
-            ignores it then.
+        reason: the cause: `no reader`, `not selected by features=`.
+        unit: plural noun for `count`: `files`, `messages`, `rows`.
+        is_data: false if the caller asked to leave it out, or if it is certainly harmless. `strict`
+            ignores such entries.
+
+    Example:
+        from seqrecord.sources import LeftOut
+
+        print(LeftOut("*.pose.txt", 1, "no reader"))  # *.pose.txt: 1 file, no reader
     """
 
     pattern: str
@@ -52,7 +57,10 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PackedFeature:
-    """A feature of an original. `place` is its path or pattern there; `shape` is a frame's."""
+    """A feature of an original.
+
+    `place` is its path or pattern there, `shape` the shape of a frame.
+    """
 
     name: str
     dtype: str
@@ -63,21 +71,30 @@ class PackedFeature:
 
     def __str__(self) -> str:
         shape = ", ".join("?" if size is None else str(size) for size in self.shape)
-        said = ", ".join(filter(None, (self.kind, self.unit)))
+        detail = ", ".join(filter(None, (self.kind, self.unit)))
         text = f"{self.name}  {self.dtype} [{shape}]"
-        return f"{text}{f'  {said}' if said else ''}{f'  from {self.place}' if self.place else ''}"
+        return (
+            f"{text}{f'  {detail}' if detail else ''}{f'  from {self.place}' if self.place else ''}"
+        )
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """A source's account of one original.
+    """A source's report on one original.
 
     Args:
-        format: name of the format, as `--format` takes it.
-        reason: why this format was chosen.
-        features: the features that are packed.
+        format: format name, as `--format` takes it.
+        reason: evidence for this format.
+        features: packed features.
         left_out: possible data that is not packed.
         notes: assumptions, and irregularities that the format allows.
+
+    Example:
+        from seqrecord.sources import Inventory, LeftOut
+
+        skipped = LeftOut("*.txt", 2, "no reader")
+        inventory = Inventory("folders", "an image per frame", left_out=(skipped,))
+        print(*inventory.lines(), sep=", ")
     """
 
     format: str
@@ -88,12 +105,14 @@ class Inventory:
 
     @property
     def left_out_data(self) -> tuple[LeftOut, ...]:
-        """The data that was left out without a request to do so."""
+        """Data left out without the caller's request."""
         return tuple(each for each in self.left_out if each.is_data)
 
     def lines(self, most: int | None = None) -> list[str]:
-        """The inventory as text, in at most `most` lines (at least 3): features are shortened to
-        their names first."""
+        """Format the inventory as text, in at most `most` lines (at least 3).
+
+        To save lines, features are first shortened to their names.
+        """
         facts = [*self.left_out_data, *(each for each in self.left_out if not each.is_data)]
         others = [("left out", str(each)) for each in facts]
         others += [("note", note) for note in self.notes]
@@ -110,12 +129,12 @@ class Inventory:
         return [f"{head:<9} {printable(text)}" for head, text in every]
 
     def to_json(self) -> dict[str, Any]:
-        """The inventory as an object of plain values."""
+        """Return plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: object) -> Inventory:
-        """Inverse of `to_json`; trusts nothing. Raises `FormatError`."""
+        """Inverse of `to_json`. Raises `FormatError` for invalid input."""
         keys = ("format", "reason", "features", "left_out", "notes")
         found = JsonObject(value, keys, "an inventory")
         return cls(
@@ -128,7 +147,7 @@ class Inventory:
 
 
 def encode_inventories(inventories: Iterable[Inventory]) -> bytes:
-    """The file of these inventories: at most 64 KiB, of which the longest lists are shortened."""
+    """Encode the inventory file. Long lists are shortened to fit 64 KiB."""
     every = list(dict.fromkeys(map(_clean, inventories)))[-MAX_INVENTORIES:]
     while True:
         value = {
@@ -143,9 +162,9 @@ def encode_inventories(inventories: Iterable[Inventory]) -> bytes:
 
 
 def read_inventories(storage: Storage, file: IndexFile) -> tuple[Inventory, ...]:
-    """The inventories of a dataset, one for each original, oldest first. Trusts nothing.
+    """Read a dataset's inventories, one for each original, oldest first.
 
-    Raises `NotFoundError` if the file is gone, `FormatError` if it is damaged.
+    Raises `NotFoundError` if the file is missing, `FormatError` if it is damaged.
     """
     data = read_named(storage, file, "a file of inventories", MAX_INVENTORY_BYTES)
     with located(FormatError, file=f"{storage.url}/{file.path}"):
@@ -158,7 +177,7 @@ def _is_long(inventory: Inventory) -> bool:
 
 
 def _shortened(inventory: Inventory) -> Inventory:
-    """Without the last quarter of its lists, and a note about that."""
+    """Return the inventory without the last quarter of its lists, with a note."""
     kept = [len(each) * 3 // 4 for each in (inventory.left_out, inventory.notes)]
     left, notes = inventory.left_out[: kept[0]], inventory.notes[: kept[1]]
     more = f"shortened to {MAX_INVENTORY_BYTES >> 10} KiB"
@@ -171,7 +190,7 @@ def _shortened(inventory: Inventory) -> Inventory:
 
 
 def _clean(inventory: Inventory) -> Inventory:
-    """Texts that every JSON reader takes: file names may have bytes that are not UTF-8."""
+    """Escape invalid text: file names may have bytes that are not UTF-8."""
     return replace(
         inventory,
         format=_text(inventory.format),
@@ -197,7 +216,7 @@ def _feature(value: object) -> PackedFeature:
             found.text(key, _TEXT)
     shape = found.list("shape", 0, 32)
     if not all(size is None or (type(size) is int and size >= 0) for size in shape):
-        raise FormatError("a feature of an inventory has a bad shape", got=repr(shape)[:100])
+        raise FormatError("an inventory's feature has an invalid shape", got=repr(shape)[:100])
     return PackedFeature(
         found.text("name", _TEXT),
         found.text("dtype", _TEXT),
@@ -213,6 +232,6 @@ def _left_out(value: object) -> LeftOut:
     found = JsonObject(value, keys, "left-out data of an inventory")
     texts: Sequence[str] = [found.text(key, _TEXT) for key in ("pattern", "reason", "unit")]
     if type(found.value["is_data"]) is not bool:
-        raise FormatError("left-out data of an inventory has a bad is_data")
+        raise FormatError("is_data of an inventory is not a bool")
     pattern, reason, unit = texts
     return LeftOut(pattern, found.integer("count"), reason, unit, found.value["is_data"])

@@ -1,6 +1,6 @@
 """The manifest: the small JSON file that makes record files and an index a dataset.
 
-Its last 26 bytes hold the CRC32C of all bytes before them.
+Its last 26 bytes contain the CRC32C of all bytes before them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from seqrecord.storage import Storage
 from seqrecord.text import repr_of
 
 MANIFEST = "manifest.json"
-INDEX = "index"  # the folder of the tables
-EDITS = "edits"  # the folder of the records of edits
-VERSIONS = "manifests"  # the folder of manifests that were replaced
-KEPT_VERSIONS = 10  # so many of them
+INDEX = "index"  # folder of the tables
+EDITS = "edits"  # folder of the edits
+VERSIONS = "manifests"  # folder of replaced manifests
+KEPT_VERSIONS = 10  # number of replaced manifests kept
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
 MAX_RECORD_FILES = _MOST_FILES = 200_000
@@ -69,7 +69,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A record file of the dataset: path, length in bytes, the id in its header."""
+    """A record file: path, size in bytes, id in its header."""
 
     path: str
     size: int
@@ -78,7 +78,7 @@ class RecordFile:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """A small file: path, length in bytes, CRC32C of all of it, in hexadecimal."""
+    """A small file: path, size in bytes, CRC32C in hexadecimal."""
 
     path: str
     size: int
@@ -87,9 +87,10 @@ class IndexFile:
 
 @dataclass(frozen=True)
 class CopiedFiles:
-    """The external files from which values were copied into an index: ids of lists of them.
+    """External files whose values an index copied, as ids of their lists.
 
-    `content` is text of the source that stays while episodes are only added, or empty.
+    `content` is an identity of the source that stays the same while episodes are only added; empty
+    if unknown.
     """
 
     lists: tuple[str, ...]
@@ -98,20 +99,18 @@ class CopiedFiles:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a dataset consists of. `fingerprint` tells equal content, however it is cut in files.
+    """Contents of a dataset: schema, record files, index.
 
-    `index` are its tables, by the names of `table_names`. `splits` are the names of the splits that
-    the index numbers. `statistics` is a file of what the features' values are like, if there is
-    one. `edits` are records of what was deleted and how episodes were split, in their order: their
-    effect is in the index. `inventory` is a file of inventories of the originals, if there is one,
-    and `copied` the files whose values an index copied.
+    `fingerprint` identifies equal content, independent of record file boundaries. `index` has the
+    tables by the names of `table_names`. `splits` are the split names, in the order of the index's
+    numbers. `statistics` and `inventory` are optional files. `edits` are edit files in order; the
+    index includes their effect. `copied` are external files whose values were copied.
 
-    For writers only: ordinals of new episodes start at `next_ordinal`; `left_out` are the uids of
-    complete episodes in the record files that are not in the dataset, since another episode has
-    their key; `removed` are paths of files that `clean` removes, and that nobody may recover.
-    `commit` is the id of the commit that puts it in place, `earlier_commits` are those of the last
-    ones before, newest first, and `superseded` are paths of files of the index that the manifest
-    before named and this one does not: who commits next removes them.
+    The other fields are for writers. New episodes get ordinals from `next_ordinal`. `left_out` are
+    uids of complete episodes that are not in the dataset because another has the same key.
+    `removed` are paths of files to be deleted by `clean` and never recovered. `commit` is this
+    commit's id, `earlier_commits` are the preceding ids, newest first. `superseded` are paths of
+    index files of the preceding manifest that this one does not name; the next commit deletes them.
     """
 
     schema: Schema
@@ -134,7 +133,7 @@ class Manifest:
     superseded: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
-        """The manifest as JSON text."""
+        """Encode the manifest as JSON text."""
         value = {
             "format": "seqrecord",
             "version": MANIFEST_VERSION,
@@ -167,13 +166,13 @@ class Manifest:
 
     @property
     def small_files(self) -> tuple[IndexFile, ...]:
-        """All files that are named but record files."""
+        """All named files except record files."""
         others = (each for each in (self.statistics, self.inventory) if each is not None)
         return (*self.index.values(), *others, *self.edits)
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
-        """Inverse of `encode`; trusts nothing."""
+        """Inverse of `encode`. Validates all input."""
         value = parse_json(data)
         if not isinstance(value, dict) or value.get("format") != "seqrecord":
             raise FormatError("not a manifest of a seqrecord dataset")
@@ -215,41 +214,42 @@ class Manifest:
             ("commit", (manifest.commit, *manifest.earlier_commits)),
         ):
             if len(set(each)) != len(each):
-                raise FormatError(f"a {what} stands twice in the manifest")
+                raise FormatError(f"duplicate {what} in the manifest")
         return manifest
 
 
 def check_record_path(storage: Storage, path: str) -> None:
-    """Raise `FormatError` unless a manifest may name the file at `path` as a record file."""
+    """Raise `FormatError` unless `path` is a valid record file path."""
     if not _RECORD_PATH.fullmatch(path):
         raise FormatError(
-            "not a name for a record file; rename it",
+            "not a valid record file name; rename the file",
             file=f"{storage.url}/{path}",
             expected=_RECORD_PATH.pattern,
         )
 
 
 def read_manifest(storage: Storage) -> Manifest:
-    """The manifest of the dataset in `storage`.
+    """Read the manifest of the dataset in `storage`.
 
-    Raises `NotFoundError` where there is none: then there is no dataset, whatever else is there.
+    Raises `NotFoundError` if it is missing: without a manifest there is no dataset.
     """
     data, _ = read_tagged(storage)
     return parse_manifest(storage, data)
 
 
 def read_named(storage: Storage, file: IndexFile, what: str, most: int) -> bytes:
-    """The bytes of a small file that a manifest names, at most so many; `what` it is, in errors.
+    """Read and check a small file named by a manifest. `what` describes it in errors.
 
-    Raises `NotFoundError` if it is gone, and `FormatError` if it is not what the manifest says.
+    Raises `NotFoundError` if it is missing. Raises `FormatError` if it exceeds `most` bytes or
+    differs from the manifest's size or checksum.
     """
     shown = f"{storage.url}/{file.path}"
     if file.size > most:
         expected = f"at most {most} bytes"
-        raise FormatError(f"{what} that is too large", file=shown, expected=expected, got=file.size)
+        raise FormatError(f"{what} is too large", file=shown, expected=expected, got=file.size)
     if (size := storage.size(file.path)) != file.size:
         raise FormatError(
-            f"{what} of another length than the manifest says",
+            f"{what} differs in length from the manifest's entry",
             file=shown,
             expected=file.size,
             got=size,
@@ -257,7 +257,7 @@ def read_named(storage: Storage, file: IndexFile, what: str, most: int) -> bytes
     data, _ = storage.read_whole(file.path, most)
     if (actual := f"{crc32c(data):08x}") != file.crc32c:
         raise ChecksumError(
-            f"{what} that does not match its checksum",
+            f"{what} does not match its checksum",
             file=shown,
             offset=0,
             expected=f"CRC32C {file.crc32c}",
@@ -267,17 +267,17 @@ def read_named(storage: Storage, file: IndexFile, what: str, most: int) -> bytes
 
 
 def read_tagged(storage: Storage) -> tuple[bytes, str]:
-    """The manifest's bytes, whatever they are, and their tag; see `Storage.read_whole`."""
+    """Return the manifest's bytes, not validated, and their tag; see `Storage.read_whole`."""
     try:
         return storage.read_whole(MANIFEST, MAX_MANIFEST_BYTES)
     except NotFoundError as error:
-        # More than the manifest may be missing: the container, for example.
-        why = _what_is_there(storage) if error.message == "no such file" else error.message
+        # The bucket or container itself may be missing.
+        why = _missing_manifest_hint(storage) if error.message == "no such file" else error.message
         raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
     except TransientError:
-        raise  # nothing is asked of a storage that does not answer
+        raise  # no further requests to a storage that does not answer
     except StorageError as error:
-        # Not Path.is_file, which raises for a name that is too long.
+        # Not Path.is_file: it raises if the name is too long.
         if "://" not in storage.url and os.path.isfile(storage.url):  # noqa: PTH113
             why = "it is a file, and a dataset is a folder"
             raise NotFoundError(f"no dataset here: {why}", file=storage.url) from error
@@ -292,13 +292,13 @@ def read_tagged(storage: Storage) -> tuple[bytes, str]:
 
 
 def parse_manifest(storage: Storage, data: bytes, path: str = MANIFEST) -> Manifest:
-    """`Manifest.parse`; its errors name the file."""
+    """Like `Manifest.parse`, with the file name in errors."""
     with located(FormatError, file=f"{storage.url}/{path}"):
         return Manifest.parse(data)
 
 
-def _what_is_there(storage: Storage) -> str:
-    """What lies where no manifest is, and what makes a dataset of it."""
+def _missing_manifest_hint(storage: Storage) -> str:
+    """Describe the contents of a folder without a manifest, with a remedy."""
     if "://" not in storage.url and not Path(storage.url).exists():
         return "no such folder"
     try:
@@ -324,16 +324,16 @@ def _what_is_there(storage: Storage) -> str:
 
 
 def version_path(commit: str) -> str:
-    """Where the manifest of a commit is kept that was replaced."""
+    """Return the path of a replaced manifest, by its commit."""
     return f"{VERSIONS}/{commit}.json"
 
 
 def put_manifest(storage: Storage, manifest: Manifest, *, expected: str | None) -> None:
-    """Put the manifest in place in one step: from then on the dataset is what it says.
+    """Write the manifest in one conditional step. This is the commit.
 
-    Only if the one that is there still has the tag `expected`, `None` for none; otherwise
-    `ConflictError`. Raises `FormatError` for a manifest that no reader would take. Either way what
-    is there stays.
+    Raises `ConflictError` unless the present manifest has the tag `expected` (`None`: no manifest
+    exists). Raises `FormatError` for a manifest that readers would reject. On errors the present
+    manifest stays.
     """
     data = manifest.encode()
     if len(data) > MAX_MANIFEST_BYTES:

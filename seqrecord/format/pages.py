@@ -1,17 +1,17 @@
-"""Pages: one feature's frames of one chunk, as bytes. The normative text is docs/format.md.
+"""Pages: one feature's frames in one chunk, as bytes. The normative text is docs/format.md.
 
 ::
 
     raw page      │ frame 0 │ frame 1 │ …                          a fixed shape and no codec
     other page    │ offsets u32 [n + 1] │ shapes u32 [n, d] │ blob 0 │ blob 1 │ …
 
-Only frames that have the feature are in its page. Offsets count from the page's start; the first
-is that of blob 0, the last is the page's length. Shapes are there only for a feature with a
-variable dimension. Blobs of a feature without a codec are the frame's bytes in C order.
-A page of no frames is empty; so is the blob of a frame of which a dimension is 0.
+A page contains only frames that have the feature. Offsets count from the page's start; the first
+is that of blob 0, the last is the page's length. Shapes are present only for features with a
+variable dimension. Without a codec, a blob is the frame's bytes in C order. A page without frames
+is empty, and so is the blob of a frame with a dimension of 0.
 
-Behind the pages of a chunk lie the checksums of the slices of its raw pages, so that a part of one
-can be read and checked.
+The pages of a chunk are followed by the checksums of slices of its raw pages. They allow a reader
+to read and check parts of a page.
 """
 
 from __future__ import annotations
@@ -32,21 +32,20 @@ from seqrecord.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Schema
 
 ALIGNMENT = 64
 MAX_PAGE_BYTES = 2**32 - 1
-SLICE_BYTES = 4096  # the least that a slice of several frames holds
+SLICE_BYTES = 4096  # minimum size of a slice, except for the last of a page
 
 
 class Blob(NamedTuple):
-    """One frame's bytes in a page, and its shape."""
+    """One encoded frame and its shape."""
 
     data: bytes | memoryview
     shape: tuple[int, ...]
 
 
 class PageCodec:
-    """Encodes and decodes the pages of one feature. Safe to use from many threads at once.
+    """Encodes and decodes the pages of one feature. Thread-safe.
 
-    With `fast`, it encodes in less time into more bytes; see `FrameCodec`. Raises `SchemaError`
-    for a feature with a codec that this version does not know.
+    `fast` trades size for encoding time; see `FrameCodec`. Raises `SchemaError` for unknown codecs.
     """
 
     def __init__(self, spec: FeatureSpec, *, fast: bool = False) -> None:
@@ -55,9 +54,9 @@ class PageCodec:
             self._codec = FrameCodec(spec.codec, spec.dtype, spec.shape, fast=fast)
 
     def encode_frame(self, frame: npt.ArrayLike | EncodedImage) -> Blob:
-        """One frame's bytes as they lie in a page.
+        """Encode one frame.
 
-        Raises `FrameError` for a dtype or shape that does not fit; dtypes are never converted.
+        Raises `FrameError` if dtype or shape differ from the feature's. Dtypes are never converted.
         """
         spec = self.spec
         array = frame if isinstance(frame, EncodedImage) else np.asarray(frame)
@@ -85,7 +84,10 @@ class PageCodec:
             return Blob(bytes(self._codec.encode(array)), shape)
 
     def join(self, blobs: Sequence[Blob]) -> bytes:
-        """The page of these frames; empty for no frames. `FrameError` if it is too large."""
+        """Concatenate blobs to a page, empty for no frames.
+
+        Raises `FrameError` if it is too large.
+        """
         parts = [blob.data for blob in blobs]
         if parts and not self.spec.is_raw:
             offsets = np.cumsum(
@@ -105,13 +107,13 @@ class PageCodec:
         return b"".join(parts)
 
     def shapes(self, page: memoryview, count: int) -> list[tuple[int, ...]]:
-        """Shapes of the page's `count` frames, checked against the feature's."""
+        """Return the shapes of the page's `count` frames, checked against the feature's."""
         if not self.spec.is_fixed:
-            self.offsets(page, count)  # makes sure that the table is inside the page
+            self.offsets(page, count)  # checks that the table is inside the page
         return [self.shape_of(count, position, page) for position in range(count)]
 
     def shape_of(self, count: int, position: int, table: memoryview) -> tuple[int, ...]:
-        """One frame's shape, given the first `table_bytes` of the page, or more of it."""
+        """Return one frame's shape. `table` needs the first `table_bytes` of the page."""
         if self.spec.is_fixed:
             return tuple(n or 0 for n in self.spec.shape)
         rank = len(self.spec.shape)
@@ -119,7 +121,7 @@ class PageCodec:
         shape = struct.unpack_from(f"<{rank}I", table, at)
         if not self.spec.accepts(shape) or not _is_small(shape, self.spec):
             raise FormatError(
-                "a frame of an impossible shape",
+                "a frame with an impossible shape",
                 feature=self.spec.name,
                 offset=at,
                 expected=self.spec,
@@ -135,12 +137,11 @@ class PageCodec:
         positions: Sequence[int] | range | None = None,
         offsets: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Decode frames of a page of `count` frames straight into `out`.
+        """Decode frames of a page with `count` frames directly into `out`.
 
-        `positions` are the wanted frames among those in the page, all of them for `None`;
-        `out[i]` is a C-contiguous array of the shape and dtype of frame `positions[i]`. `offsets`
-        are those of the page, where they are known; a raw page has none.
-        Raises `FormatError` or `CodecError`, with the offset inside the page.
+        `positions` selects frames of the page, `None` all. `out[i]` is a C-contiguous array with
+        the dtype and shape of frame `positions[i]`. `offsets` avoids parsing the page's offsets
+        again. Raises `FormatError` or `CodecError`, with the offset inside the page.
         """
         wanted = range(count) if positions is None else positions
         if self.spec.is_raw:
@@ -166,7 +167,7 @@ class PageCodec:
         out: npt.NDArray[Any],
         wanted: Sequence[int] | range,
     ) -> bool:
-        """Decode several frames at a time; whether that was done, and they are right."""
+        """Decode several frames with one call. Returns false if unsupported or unsuccessful."""
         if not len(wanted) or not self.spec.codec or not self.spec.is_fixed:
             return False
         where = np.asarray(wanted)
@@ -176,14 +177,14 @@ class PageCodec:
         return self._codec.decode_frames(blobs, some) and _are_bools(some)
 
     def decode_blob(self, blob: memoryview, out: npt.NDArray[Any]) -> None:
-        """Decode one frame's bytes, as they lie in a page, into `out`."""
+        """Decode one blob into `out`."""
         if self.spec.codec:
             self._codec.decode_into(blob, out)
         elif len(blob) == out.nbytes:
             out[...] = np.frombuffer(blob, self.spec.dtype).reshape(out.shape)
         else:
             raise CodecError(
-                "a frame of the wrong length",
+                "a frame with a wrong length",
                 feature=self.spec.name,
                 expected=f"{out.nbytes} bytes",
                 got=len(blob),
@@ -192,9 +193,10 @@ class PageCodec:
             raise self._not_bools()
 
     def blob_range(self, count: int, position: int, table: memoryview) -> tuple[int, int]:
-        """Half-open range of one frame's bytes in its page, given the page's first bytes.
+        """Return the half-open byte range of one frame in its page.
 
-        `table` holds at least `table_bytes(spec, count)` bytes; a raw page has no table.
+        `table` is the page's beginning, at least `table_bytes(spec, count)` bytes; ignored for raw
+        pages, which have no table.
         """
         if self.spec.is_raw:
             return position * self.spec.nbytes, (position + 1) * self.spec.nbytes
@@ -210,7 +212,9 @@ class PageCodec:
         return start, stop
 
     def offsets(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:
-        """Where the blobs of a page start and the last one ends, checked: int64 [count + 1]."""
+        """Parse and check the page's blob offsets: int64 [count + 1]; the last is the page's
+        length.
+        """
         if count == 0 and len(page) == 0:
             return np.zeros(1, np.int64)
         table = table_bytes(self.spec, count)
@@ -235,7 +239,7 @@ class PageCodec:
     ) -> None:
         if len(page) != count * self.spec.nbytes:
             raise FormatError(
-                "a raw page of the wrong length",
+                "a raw page with a wrong length",
                 feature=self.spec.name,
                 expected=f"{count * self.spec.nbytes} bytes",
                 got=len(page),
@@ -257,15 +261,15 @@ class PageCodec:
 
 
 def aligned(offset: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
+    """Round up to a multiple of `ALIGNMENT`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def page_offsets(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """Where pages start inside their chunk, and where its slice table does: int64 [..., F + 1].
+    """Return page offsets in a chunk, and the slice table's: int64 [..., F + 1].
 
-    `lengths` are the pages' lengths in schema order, [..., F]. Pages start at aligned offsets and
-    an empty page takes no room.
+    `lengths`, [..., F], are page lengths in schema order. Pages are aligned; an empty page takes no
+    bytes.
     """
     offsets = np.zeros((*lengths.shape[:-1], lengths.shape[-1] + 1), np.int64)
     np.cumsum(_padded(lengths), axis=-1, out=offsets[..., 1:])
@@ -273,11 +277,11 @@ def page_offsets(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]
 
 
 def chunk_bytes(lengths: npt.NDArray[np.integer[Any]], schema: Schema) -> npt.NDArray[np.int64]:
-    """Bytes of chunks, int64 [...]: their pages with padding, then the checksums of their slices.
+    """Return the size of chunks in bytes, int64 [...]: padded pages and slice checksums.
 
-    `lengths` are the pages' lengths, [..., F], of the features of `schema`.
+    `lengths`, [..., F], are the page lengths of the features of `schema`.
     """
-    total: npt.NDArray[np.int64] = np.einsum("...f->...", _padded(lengths))  # sum() takes thrice
+    total: npt.NDArray[np.int64] = np.einsum("...f->...", _padded(lengths))  # 3x faster than sum()
     for column, spec in enumerate(schema.values()):
         if spec.is_raw:
             total += 4 * num_slices(spec, lengths[..., column].astype(np.int64) // spec.nbytes)
@@ -285,20 +289,20 @@ def chunk_bytes(lengths: npt.NDArray[np.integer[Any]], schema: Schema) -> npt.ND
 
 
 def slice_frames(spec: FeatureSpec) -> int:
-    """Frames of a slice of a raw page: as few as take `SLICE_BYTES`, or one."""
+    """Return the frames in a slice of a raw page: the fewest with `SLICE_BYTES`, at least 1."""
     return max(1, -(-SLICE_BYTES // spec.nbytes))
 
 
 def num_slices(spec: FeatureSpec, count: Any) -> Any:
-    """Slices of a raw page of `count` frames; the last one may hold fewer than the others."""
+    """Return the number of slices in a raw page of `count` frames. The last may be shorter."""
     return -(-count // slice_frames(spec))
 
 
-_HINT = "; where its shape may vary, give a schema, or features=, with None for that dimension"
+_HINT = "; for a variable shape, pass schema= or features= with None for that dimension"
 
 
 def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """`FrameError` for an array of another dtype, in either byte order, or shape."""
+    """Raise `FrameError` unless dtype and shape match the feature. Byte order is ignored."""
     if dtype.newbyteorder("<") != spec.dtype or not spec.accepts(shape):
         hint = "" if spec.accepts(shape) else _HINT
         raise FrameError(
@@ -310,13 +314,13 @@ def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) 
 
 
 def slice_sums(spec: FeatureSpec, page: Buffer) -> npt.NDArray[np.uint32]:
-    """CRC32C of each slice of a raw page, in order: uint32 [num_slices]."""
+    """Compute the CRC32C of each slice of a raw page: uint32 [num_slices]."""
     view, size = memoryview(page), slice_frames(spec) * spec.nbytes
     return np.array([crc32c(view[at : at + size]) for at in range(0, len(view), size)], "<u4")
 
 
 def slice_table(schema: Schema, pages: Sequence[Buffer]) -> bytes:
-    """What lies behind the pages of a chunk: the sums of all slices of its raw pages."""
+    """Return the bytes after a chunk's pages: the checksums of all slices of its raw pages."""
     return b"".join(
         slice_sums(spec, page).tobytes()
         for spec, page in zip(schema.values(), pages, strict=True)
@@ -325,7 +329,7 @@ def slice_table(schema: Schema, pages: Sequence[Buffer]) -> bytes:
 
 
 def table_bytes(spec: FeatureSpec, count: Any) -> Any:
-    """Bytes in front of the blobs of a page of `count` frames that is neither raw nor video."""
+    """Return the size of offsets and shapes in a page of `count` frames (neither raw nor video)."""
     return (count + 1) * 4 + (0 if spec.is_fixed else count * len(spec.shape) * 4)
 
 
@@ -334,17 +338,17 @@ def _padded(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
 
 
 def _is_small(shape: Sequence[int], spec: FeatureSpec) -> bool:
-    """Whether memory for a frame may be asked for; even an empty one has no absurd dimension."""
+    """Return whether a frame of this shape fits the memory limit; dimensions of 0 count as 1."""
     return math.prod(max(n, 1) for n in shape) * spec.dtype.itemsize <= MAX_FRAME_BYTES
 
 
 def _row(out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any], i: int) -> npt.NDArray[Any]:
-    """`out[i]` as an array that can be written to, where a frame is a single number too."""
+    """Return `out[i]` as a writable array, also if a frame is a scalar."""
     return out[i, ...] if isinstance(out, np.ndarray) else out[i]
 
 
 def _are_bools(array: npt.NDArray[Any]) -> bool:
-    """Whether an array holds no bool of another byte than 0 or 1, which NumPy would believe."""
+    """Return false for a bool array with a byte other than 0 or 1. NumPy does not check that."""
     if array.dtype != np.bool_ or not array.size:
         return True
     return int(array.view(np.uint8).max()) <= 1
@@ -357,6 +361,6 @@ def _header(image: EncodedImage, spec: FeatureSpec) -> tuple[np.dtype[Any], tupl
             check_upright(header.orientation)
     except ValueError as error:
         raise FrameError(
-            "not an image that can be kept encoded", feature=spec.name, got=str(error)
+            "cannot keep this image encoded", feature=spec.name, got=str(error)
         ) from error
     return header.dtype, header.shape

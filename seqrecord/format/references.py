@@ -1,20 +1,20 @@
-"""References: pages whose packets or frames lie in files that are not ours, and lists of these
-files. The normative text is docs/format.md.
+"""References: pages with packets or frames in external files, and lists of these files.
 
-A list never changes, and its name says what it holds, so pages name it and the manifest need not.
+The normative text is docs/format.md. A list is immutable and named by the hash of its content.
+Pages name their list, so the manifest need not.
 
 ::
 
     page     │ p u32 + 2^31 │ list u64 │ file u32 │ crc32c u32 │ start u64 │ extradata u32 │
              │ offsets u32 [p] │ sizes u32 [p] │ frames u32 [p] │ extradata │
-    list     JSON: names of files, their sizes and what tells that they are still the same
+    list     JSON: names of files, sizes and identities (such as an e-tag)
 
-`start` is where in the file the range of the page begins. Packet i of the page is the bytes
-`[start + offsets[i], start + offsets[i] + sizes[i])` of the file, as its container has it.
+`start` is the offset of the page's range in the file. Packet i of the page is the bytes
+`[start + offsets[i], start + offsets[i] + sizes[i])` of the file, as its container stores it.
 
-Of a feature that is no video a packet is a frame, encoded alone, such as a PNG file. `file` may
-then be a folder: each frame is a whole file in it, the range is these files one behind the other,
-and in the place of `extradata` is JSON: the files' names and what tells that they are the same.
+For a feature other than video, a packet is a frame encoded alone, such as a PNG file. `file` may
+then be a folder, and each frame a whole file in it. The range is the concatenation of these files,
+and `extradata` is JSON: the files' names and identities.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from seqrecord.json_object import JsonObject
 from seqrecord.processes.forks import cached_property
 from seqrecord.storage.base import check_path
 
-EXTERNALS = "externals"  # the folder of the lists
+EXTERNALS = "externals"  # folder of the lists
 MAX_LIST_FILES = 100_000
 MAX_LIST_BYTES = 1 << 25
 MAX_EXTRADATA = 1 << 16
 MAX_NAMES = 1 << 20  # bytes
 
-_MARK = 1 << 31  # in the number of packets
+_MARK = 1 << 31  # set in the number of packets
 _HEAD = struct.Struct("<IQIIQI")
 HEAD_BYTES = _HEAD.size
 _TEXT = re.compile(r"[\x20-\x7e]{0,1000}")
@@ -55,9 +55,9 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class ReferencedFile:
-    """A frame that is encoded alone and stays where it is: the bytes `[start, stop)` of a file.
+    """A frame encoded alone in an external file: the bytes `[start, stop)`.
 
-    Where `stop` is `None` it is the whole file, whose size is not known yet.
+    `stop` is `None` for a whole file of unknown size.
     """
 
     file: str
@@ -67,11 +67,11 @@ class ReferencedFile:
 
 @dataclass(frozen=True, eq=False)
 class ReferencedGops:
-    """Closed groups of pictures, g of them, whose packets stay where they are, in one file.
+    """Closed groups of pictures in one external file; g groups, p packets.
 
-    Packet i is the bytes `[starts[i], starts[i] + sizes[i])` of the file called `file`, and gives
-    the frame `order[i]` of its group, -1 for none. Groups begin with the packets `first`.
-    `extradata` is what the container says of the codec.
+    Packet i is the bytes `[starts[i], starts[i] + sizes[i])` of `file` and shows the frame
+    `order[i]` of its group, -1 for none. `first` are the groups' first packets. `extradata` is the
+    container's codec configuration.
     """
 
     file: str
@@ -83,13 +83,16 @@ class ReferencedGops:
 
     @cached_property
     def num_frames(self) -> npt.NDArray[np.int64]:
-        """How many frames each group shows, int64 [g]."""
+        """Number of frames shown by each group, int64 [g]."""
         counts: npt.NDArray[np.int64] = np.add.reduceat(self.order >= 0, self.first, dtype=np.int64)
         return counts
 
     def pages(self, most_frames: int, most_bytes: int) -> list[range]:
-        """The groups of each page: as many as show so many frames together, in so many bytes of the
-        file, and at least one."""
+        """Divide the groups into pages: ranges of group numbers.
+
+        A page has at most `most_frames` frames and spans at most `most_bytes` of the file, but has
+        at least one group.
+        """
         ends = self.starts + self.sizes
         stops = [*ends[self.first[1:] - 1].tolist(), int(ends[-1])]
         starts = self.starts[self.first].tolist()
@@ -106,11 +109,11 @@ class ReferencedGops:
 
 @dataclass(frozen=True)
 class ExternalFile:
-    """A file that is not ours: its path below a root, and what it was like when it was indexed.
+    """An external file: its path below a root, and its size and identity when indexed.
 
-    `identity` is text that changes with the file, such as its e-tag or the time of its change;
-    `None` where the store tells nothing but the size. One of size 0 is a folder: pages say which
-    files in it they refer to. Its path may be empty: the root itself.
+    `identity` is text that changes with the file, such as an e-tag or modification time; `None` if
+    the store reports only the size. Size 0 stands for a folder; pages then name files in it. An
+    empty path is the root itself.
     """
 
     root: str
@@ -120,9 +123,9 @@ class ExternalFile:
 
 
 class Sample(NamedTuple):
-    """The CRC32C of parts of an external file, by which it is known again at another place.
+    """CRC32C of parts of an external file. It identifies the file after a move.
 
-    `name` is that of a file in the external folder `number`, or empty for the file itself.
+    `name` is a file in the external folder `number`; empty for the external file itself.
     """
 
     number: int
@@ -131,13 +134,15 @@ class Sample(NamedTuple):
     crc32c: int
 
 
-SAMPLED_FILES = 16  # of each root
+SAMPLED_FILES = 16  # for each root
 _SAMPLED_BYTES = 1 << 16
 
 
 def sampled_ranges(size: int) -> list[tuple[int, int]]:
-    """The parts `[start, stop)` of a file of so many bytes that a sample covers: 64 KiB at its
-    beginning, middle and end, or all of it."""
+    """Return the byte ranges `[start, stop)` of a sample: 64 KiB at beginning, middle and end.
+
+    A file of up to 192 KiB is covered whole.
+    """
     if size <= 3 * _SAMPLED_BYTES:
         return [(0, size)] if size else []
     starts = (0, (size - _SAMPLED_BYTES) // 2, size - _SAMPLED_BYTES)
@@ -146,18 +151,18 @@ def sampled_ranges(size: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class ExternalList:
-    """The external files that pages name by the list's id and a number, and samples of some."""
+    """External files, named in pages by the list's id and a number, and samples of some."""
 
     files: tuple[ExternalFile, ...]
     samples: tuple[Sample, ...] = ()
 
     @cached_property
     def id(self) -> str:
-        """The first 16 hexadecimal digits of the SHA-256 of its text."""
+        """First 16 hexadecimal digits of the SHA-256 of the list's text."""
         return _id_of(self.encode())
 
     def encode(self) -> bytes:
-        """The list as JSON text."""
+        """Encode the list as JSON text."""
         roots = list(dict.fromkeys(file.root for file in self.files))
         number = {root: at for at, root in enumerate(roots)}
         value = {
@@ -171,9 +176,9 @@ class ExternalList:
 
     @classmethod
     def parse(cls, data: bytes, list_id: str) -> ExternalList:
-        """Inverse of `encode`; trusts nothing. Raises `FormatError`."""
+        """Inverse of `encode`. Raises `FormatError` for invalid input."""
         if (actual := _id_of(data)) != list_id:
-            raise ChecksumError("a list of files that is not as its name says", got=actual)
+            raise ChecksumError("a list of files does not match its name", got=actual)
         keys, optional = ("roots", "files"), ("samples",)
         found = JsonObject.of_file(parse_json(data), "externals", _VERSION, keys, optional)
         roots = found.texts("roots", re.compile(r"[^\x00-\x1f\x7f]{1,4096}"), MAX_LIST_FILES)
@@ -183,7 +188,7 @@ class ExternalList:
 
 
 def list_path(list_id: str) -> str:
-    """The path of a list in its dataset."""
+    """Return a list's path in its dataset."""
     return f"{EXTERNALS}/{list_id}.json"
 
 
@@ -204,7 +209,7 @@ def _file(item: object, roots: Sequence[str]) -> ExternalFile:
         or not _is_identity(identity)
         or (size == 0 and identity is not None)
     ):
-        raise FormatError("an external file that cannot be", got=repr(item)[:100])
+        raise FormatError("an invalid external file", got=repr(item)[:100])
     try:
         if path or size:
             check_path(path)
@@ -223,7 +228,7 @@ def _sample(item: object, num_files: int) -> Sample:
         or item[2] >= 2**63
         or item[3] >= 2**32
     ):
-        raise FormatError("a sample of an external file that cannot be", got=repr(item)[:100])
+        raise FormatError("an invalid sample of an external file", got=repr(item)[:100])
     if item[1]:
         try:
             check_path(item[1])
@@ -236,8 +241,8 @@ def _is_identity(value: object) -> bool:
     return value is None or (isinstance(value, str) and _TEXT.fullmatch(value) is not None)
 
 
-class PartOfFolder(NamedTuple):
-    """A file of an external folder to which a page refers: its name, and see `ExternalFile`."""
+class FolderFile(NamedTuple):
+    """A referenced file of an external folder; `identity` as in `ExternalFile`."""
 
     name: str
     identity: str | None
@@ -245,15 +250,15 @@ class PartOfFolder(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A page whose packets lie in an external file: number `file` of the list `list_id`.
+    """A page whose packets are in an external file: number `file` of the list `list_id`.
 
-    `start` and `length` are the range of the file that holds all packets, which are given by their
-    `offsets` from its start and their `sizes`. `frames` are as in a page that holds its packets.
-    `crc32c` is that of the range, 1 where it would be 0; 0 where it was not read. `extradata`
-    is what the container says of the codec.
+    The packets are in the range of the file of `length` bytes from `start`. `offsets` count from
+    `start`; `sizes` are in bytes. `frames` are as in a video page. `crc32c` is the checksum of the
+    range, with 1 in place of 0; 0 if the range was never read. `extradata` is the container's codec
+    configuration.
 
-    Of a feature that is no video, packet i is its frame i. `parts` are the files that `frames` are
-    whole files of, if `file` is a folder; `extradata` tells them.
+    For a feature other than video, packet i is frame i. If `file` is a folder, each frame is a
+    whole file: `parts` are these files, and `extradata` encodes them.
     """
 
     list_id: str
@@ -264,13 +269,13 @@ class Reference:
     frames: npt.NDArray[np.uint32]  # [p], as they are stored
     extradata: bytes = b""
     crc32c: int = 0
-    parts: tuple[PartOfFolder, ...] = ()
+    parts: tuple[FolderFile, ...] = ()
 
     @classmethod
     def of(
         cls, gops: ReferencedGops, pages: Sequence[range], list_id: str, file: int
     ) -> list[Reference]:
-        """The pages of these groups of pictures, see `ReferencedGops.pages`."""
+        """Create the references of groups of pictures, one for each of `ReferencedGops.pages`."""
         bounds = [*gops.first[[page.start for page in pages]].tolist(), len(gops.starts)]
         before = np.cumsum(gops.num_frames) - gops.num_frames
         for page in pages:
@@ -292,10 +297,13 @@ class Reference:
         place: tuple[str, int],
         starts: Sequence[int],
         sizes: Sequence[int],
-        parts: Sequence[PartOfFolder] = (),
+        parts: Sequence[FolderFile] = (),
     ) -> Reference:
-        """The page of frames that are encoded alone, at these places of a file, or that are these
-        `parts` of a folder: number `place[1]` of the list `place[0]`."""
+        """Create the reference to frames encoded alone.
+
+        `place` is list id and file number. Frame i is `sizes[i]` bytes at `starts[i]` of the file,
+        or the whole file `parts[i]` if `file` is a folder.
+        """
         if parts:
             starts = [0, *accumulate(sizes[:-1])]
         offsets = np.array(starts, np.int64) - starts[0]
@@ -306,21 +314,21 @@ class Reference:
 
     @property
     def is_video(self) -> bool:
-        """Whether its packets are of video, rather than frames that are encoded alone."""
+        """Whether the packets are video, not frames encoded alone."""
         return bool(self.frames[0] & BEGINS)
 
     @property
     def length(self) -> int:
-        """Bytes that are read: the range, or of frames that are encoded alone theirs together."""
+        """Bytes to read: the range for video, the sum of the sizes for frames encoded alone."""
         return self.stop - self.start if self.is_video else int(self.sizes.sum())
 
     @property
     def stop(self) -> int:
-        """Where in the file the range ends."""
+        """End of the range in the file."""
         return self.start + int(self.offsets[-1] + self.sizes[-1])
 
     def encode(self) -> bytes:
-        """The page's bytes."""
+        """Encode the page."""
         head = _HEAD.pack(
             _MARK | len(self.offsets),
             *(int(self.list_id, 16), self.file, self.crc32c, self.start, len(self.extradata)),
@@ -329,20 +337,20 @@ class Reference:
         return b"".join((head, *tables, self.frames.astype("<u4").tobytes(), self.extradata))
 
     @property
-    def room(self) -> int:
-        """Bytes in front of frames that are encoded alone in the page that holds them."""
+    def offset_table_bytes(self) -> int:
+        """Size of the offset table, in bytes, before frames encoded alone; 0 for video."""
         return 0 if self.is_video else 4 * (len(self.sizes) + 1)
 
     def page(self, data: memoryview, codec: str | None) -> memoryview:
-        """The page that holds these packets, given the bytes of the range: of video of this codec.
+        """Return the page with the packets themselves, given the bytes of the range.
 
-        Of frames that are encoded alone, `data` has their bytes one behind the other, and `room` in
-        front of them; it becomes the page.
+        `codec` is the video codec. It is `None` for frames encoded alone; `data` is then
+        `offset_table_bytes` of free space and the frames' bytes, and becomes the page.
 
-        Raises `ChecksumError` for a range that is not as it was read when it was indexed, and
-        `FormatError` for extradata that is none.
+        Raises `ChecksumError` if the range changed since it was indexed, `FormatError` for invalid
+        extradata.
         """
-        if self.crc32c and (actual := crc32c(data[self.room :]) or 1) != self.crc32c:
+        if self.crc32c and (actual := crc32c(data[self.offset_table_bytes :]) or 1) != self.crc32c:
             raise ChecksumError(
                 "a range of an external file does not match its checksum",
                 offset=self.start,
@@ -350,8 +358,8 @@ class Reference:
                 got=f"{actual:08x}",
             )
         if codec is None:
-            offsets = self.room + np.append(0, np.cumsum(self.sizes))
-            data[: self.room] = offsets.astype("<u4").tobytes()
+            offsets = self.offset_table_bytes + np.append(0, np.cumsum(self.sizes))
+            data[: self.offset_table_bytes] = offsets.astype("<u4").tobytes()
             return data
         try:
             form = packet_format(codec, self.extradata)
@@ -367,30 +375,29 @@ class Reference:
 
 
 def named_file(page: memoryview) -> tuple[str, int]:
-    """The list that a page of references names, and the file in it; both may not be there."""
+    """Return the list id and file number of a page of references, without validation."""
     _, list_id, file, *_ = _HEAD.unpack_from(page)
     return f"{list_id:016x}", file
 
 
-def lasting_sum(page: memoryview, file: ExternalFile) -> int:
-    """A checksum of a page of references to this file, that is the same wherever the file lies."""
+def portable_checksum(page: memoryview, file: ExternalFile) -> int:
+    """Return a checksum of a page of references to `file`, independent of the file's root."""
     known = json.dumps([file.path, file.size, file.identity]).encode()
     return crc32c(page[16:], start=crc32c(page[:4], start=crc32c(known)))
 
 
 def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The fewest bytes of a page that refers to `count` frames."""
+    """Return the minimum size of a page that references `count` frames."""
     return _HEAD.size + 12 * count
 
 
 def parse_reference(
     page: memoryview, length: int, feature: str, num_frames: int | None = None
 ) -> Reference:
-    """The reference that a page is, to a range of `length` bytes. Trusts nothing.
+    """Parse a page of references to a range of `length` bytes. Validates all input.
 
-    `num_frames` is how many frames a page has that is no video. Raises `FormatError` with the
-    offset in the page. That each frame of video is given once is checked where its packets are
-    read, see `parse_video_page`.
+    `num_frames` is the page's number of frames; `None` for video. Raises `FormatError` with the
+    offset in the page. For video, `parse_video_page` later checks that each frame appears once.
     """
 
     def refuse(what: str, at: int, expected: object, got: object) -> FormatError:
@@ -405,38 +412,40 @@ def parse_reference(
     most = MAX_EXTRADATA if num_frames is None else MAX_NAMES
     if not count or extra > most or len(page) != _HEAD.size + 12 * count + extra:
         expected = f"tables of {count} packets and {extra} bytes"
-        raise refuse("of another length than its head says", 0, expected, len(page))
+        raise refuse("with a wrong length", 0, expected, len(page))
     table = np.frombuffer(page[_HEAD.size : _HEAD.size + 12 * count], "<u4").reshape(3, count)
     offsets, sizes = table[0].astype(np.int64), table[1].astype(np.int64)
     ends = offsets + sizes
     fits = sizes.min() > 0 and offsets[0] == 0 and bool((offsets[1:] >= ends[:-1]).all())
     if not fits or (ends[-1] if num_frames is None else sizes.sum()) != length:
         expected = f"packets one behind the other, from 0 to {length}"
-        raise refuse("whose packets overlap, or lead outside it", _HEAD.size, expected, ends[-1])
+        raise refuse(
+            "with overlapping packets, or packets outside it", _HEAD.size, expected, ends[-1]
+        )
     if start + int(ends[-1]) >= 2**63:
-        raise refuse("to a place that no file has", 20, "below 2**63", start)
+        raise refuse("with an impossible start", 20, "below 2**63", start)
     extradata = bytes(page[_HEAD.size + 12 * count :])
-    parts: tuple[PartOfFolder, ...] = ()
+    parts: tuple[FolderFile, ...] = ()
     if num_frames is not None:
         if count != num_frames or (table[2] != np.arange(count)).any():
-            raise refuse("that is not of its frames in order", 0, num_frames, count)
+            raise refuse("with frames missing or out of order", 0, num_frames, count)
         if length + 4 * (count + 1) >= 2**32:
-            raise refuse("to too many bytes", _HEAD.size, "below 2**32", length)
+            raise refuse("with too many bytes", _HEAD.size, "below 2**32", length)
         if extradata:
             parts = _parts(extradata, count)
             if start or (offsets[1:] != ends[:-1]).any() or len(parts) != count:
                 at = len(page) - extra
-                raise refuse("whose files are not one behind the other", at, count, len(parts))
+                raise refuse("with files that are not contiguous", at, count, len(parts))
     form = f"{list_id:016x}", file, start, offsets, sizes, table[2], extradata, stored, parts
     return Reference(*form)
 
 
-def _parts(names: bytes, count: int) -> tuple[PartOfFolder, ...]:
-    """The files of a folder that a page names, checked; none where these are no such names."""
+def _parts(names: bytes, count: int) -> tuple[FolderFile, ...]:
+    """Parse the file names of a page; empty if they are invalid."""
     value = parse_json(names)
     if not isinstance(value, list) or len(value) != count:
         return ()
-    parts: dict[str, PartOfFolder] = {}
+    parts: dict[str, FolderFile] = {}
     for item in value:
         if not (isinstance(item, list) and len(item) == 2 and isinstance(item[0], str)):
             return ()
@@ -444,7 +453,7 @@ def _parts(names: bytes, count: int) -> tuple[PartOfFolder, ...]:
         if "/" in name or not _is_identity(identity):
             return ()
         try:
-            parts[check_path(name)] = PartOfFolder(name, identity)
+            parts[check_path(name)] = FolderFile(name, identity)
         except LocationError:
             return ()
     return tuple(parts.values())

@@ -1,8 +1,8 @@
-"""Rows of the index: where chunks lie, which frames lack a feature, and what must hold of both.
+"""Rows of the index: chunk positions and missing features, with their validation.
 
-A footer has them as the structured arrays below, the index as columns of Arrow IPC tables; each
-group of features has chunks of its own. Every `check_*` function raises `FormatError` with the
-first row that breaks its rule.
+Footers store them as the structured arrays below, the index as columns of Arrow IPC tables. Each
+group of features has its own chunks. `check_*` functions raise `FormatError` with the number of
+the first invalid row.
 """
 
 from __future__ import annotations
@@ -19,31 +19,34 @@ import pyarrow as pa
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.errors import FormatError, located
 from seqrecord.format.arrow import read_batch
-from seqrecord.format.lags import MOST_LAGS, num_lags, with_lags
 from seqrecord.format.pages import ALIGNMENT, chunk_bytes, table_bytes
 from seqrecord.format.references import least_reference_bytes
+from seqrecord.format.time_spans import MAX_TIME_SPANS, num_time_spans, timestamp_features
 from seqrecord.format.video_pages import least_video_bytes
 from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
-HEADER_BYTES = 64  # in front of a record file's first chunk
+HEADER_BYTES = 64  # before a record file's first chunk
 MAX_CHUNK_FRAMES = 1 << 16
 MAX_EPISODE_FRAMES = 2**32 - 1
 WORD = 64  # frames in a word of a validity bitmap
-_BLOCK = 1 << 18  # chunks that are looked at at a time
+_BLOCK = 1 << 18  # chunks processed at a time
 
 GAP_ROW = np.dtype([("chunk", "<u4"), ("feature", "<u2"), ("word", "<u2"), ("present", "<u8")])
-"""Frames that lack a feature: bit i of `present` is set where frame 64 * `word` + i of the chunk
-has it. `chunk` is a row of the feature's group, `feature` a place in the whole schema. Rows are in
-the order of groups, chunks, features and words; words in which no frame lacks it have none."""
+"""Row type of validity bitmaps. Bit i of `present` is set if frame 64 * `word` + i of the chunk
+has the feature. `chunk` is a row number in the feature's group, `feature` a position in the
+dataset's schema. Rows are sorted by group, chunk, feature and word. Words with all bits set have
+no row.
+"""
 
 
 @lru_cache
 def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
-    """One chunk of a group in a record file: whose frames it holds, where, and its pages.
+    """Return the dtype of a group's chunk rows in a footer.
 
-    `pages` are those of the group's features in schema order, and `largest` is of those with a
-    variable dimension: the bytes of the page's largest frame when it is decoded. `external` are the
-    bytes of other files that the page refers to, 0 where it holds its packets or frames itself.
+    `pages` has length and CRC32C for each feature of the group, in schema order. `largest` has an
+    entry for each feature with a variable dimension: the decoded size of the largest frame, in
+    bytes. `external` is the number of bytes in external files referenced by the page, 0 if the
+    page contains its packets or frames.
     """
     page = np.dtype([("length", "<u4"), ("crc32c", "<u4")])
     return np.dtype(
@@ -59,22 +62,23 @@ def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
     )
 
 
-def may_refer(group: Schema) -> bool:
-    """Whether pages of a group may be references: one that has but one feature, see
-    `FeatureSpec.may_be_referred_to`."""
+def may_be_references(group: Schema) -> bool:
+    """Return whether pages of a group can be references. The group must have a single feature with
+    `FeatureSpec.may_be_referred_to`.
+    """
     return len(group) == 1 and all(spec.may_be_referred_to for spec in group.values())
 
 
 def features_of(schema: Schema) -> list[npt.NDArray[np.int64]]:
-    """The places in the schema of each group's features, ascending, by the groups' numbers."""
+    """Return the schema positions of each group's features, ascending: one int64 array a group."""
     groups = np.array([spec.group for spec in schema.values()])
     return [np.flatnonzero(groups == number) for number in range(schema.num_groups)]
 
 
 def gap_rows(chunk: int, feature: int, present: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
-    """The gap rows of one page: none where all of its chunk's frames have the feature.
+    """Return the gap rows of one page: none if all frames have the feature.
 
-    `present`, bool [frames], says which do.
+    `present`, bool [frames], is true for frames that have it.
     """
     padded = np.ones(-(-len(present) // WORD) * WORD, np.bool_)
     padded[: len(present)] = present
@@ -88,14 +92,17 @@ def gap_rows(chunk: int, feature: int, present: npt.NDArray[np.bool_]) -> npt.ND
 
 
 def present_frames(gaps: npt.NDArray[Any], num_frames: int) -> npt.NDArray[np.bool_]:
-    """Which frames of a chunk have a feature, bool [num_frames], from the gap rows of the page."""
+    """Return which frames of a chunk have a feature, bool [num_frames], from its gap rows."""
     present = np.ones((-(-num_frames // WORD), WORD), np.bool_)
     present[gaps["word"]] = _bits(gaps["present"])
     return present.reshape(-1)[:num_frames]
 
 
 def num_absent(gaps: npt.NDArray[Any], num_frames: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Frames that lack the feature, by gap row: int64 [gaps]. `num_frames` is of the chunks."""
+    """Count missing frames in each gap row, int64 [gaps].
+
+    `num_frames` has an entry for each chunk.
+    """
     held = num_frames[gaps["chunk"]].astype(np.int64) - WORD * gaps["word"].astype(np.int64)
     absent: npt.NDArray[np.int64]
     absent = np.minimum(held, WORD) - _bits(gaps["present"]).sum(axis=1, dtype=np.int64)
@@ -103,13 +110,13 @@ def num_absent(gaps: npt.NDArray[Any], num_frames: npt.NDArray[Any]) -> npt.NDAr
 
 
 def count_words(num_frames: npt.NDArray[Any]) -> int:
-    """Words of a validity bitmap of each of these chunks, together."""
+    """Count the bitmap words of one feature in all chunks together."""
     blocks = (num_frames[at : at + _BLOCK] for at in range(0, len(num_frames), _BLOCK))
     return sum(int((-(-block.astype(np.int64) // WORD)).sum()) for block in blocks)
 
 
 def split_gaps(gaps: npt.NDArray[Any], schema: Schema, offset: int) -> tuple[npt.NDArray[Any], ...]:
-    """Views of the gap rows of each group."""
+    """Split gap rows by group, as views."""
     check_rows(gaps["feature"] < len(schema), "a validity bitmap for no feature", offset)
     group = np.array([spec.group for spec in schema.values()])[gaps["feature"]]
     check_rows(group[1:] >= group[:-1], "validity bitmaps out of order", offset)
@@ -118,10 +125,10 @@ def split_gaps(gaps: npt.NDArray[Any], schema: Schema, offset: int) -> tuple[npt
 
 
 def check_chunks(chunks: npt.NDArray[Any], num_frames: npt.NDArray[np.int64], end: int) -> None:
-    """Each episode's chunks of one group follow each other, and all lie in file order before `end`.
+    """Check the chunks of one group: contiguous in each episode, in file order, before `end`.
 
-    `num_frames` is that of the file's episodes, int64 [E]; 0 stands for one that goes on in a later
-    file.
+    `num_frames`, int64 [E], has an entry for each episode of the file; 0 if the episode continues
+    in a later file.
     """
     episode = chunks["episode"].astype(np.int64)
     known = (episode < len(num_frames)) & (np.diff(episode, prepend=0) >= 0)
@@ -136,20 +143,20 @@ def check_chunks(chunks: npt.NDArray[Any], num_frames: npt.NDArray[np.int64], en
     check_rows(follows, "a chunk does not follow the one before it", end)
     start = chunks["offset"]
     check_rows((start % ALIGNMENT == 0) & (start >= HEADER_BYTES), "a chunk at a wrong offset", end)
-    # Compared as they are stored: an offset beyond 2**63 must not turn negative.
+    # No conversion to int64: offsets beyond 2**63 would turn negative.
     check_rows(start <= np.uint64(end), "a chunk outside its file", end)
     check_rows(start[1:] >= start[:-1], "chunks are not in the order of their offsets", end)
 
 
 def check_lengths(num_frames: npt.NDArray[Any], offset: int, *, first: int = 0) -> None:
-    """Every chunk has a number of frames that a chunk may have."""
+    """Check that each chunk has 1 to `MAX_CHUNK_FRAMES` frames."""
     fits = (num_frames >= 1) & (num_frames <= MAX_CHUNK_FRAMES)
     check_rows(fits, "a chunk of an impossible number of frames", offset, first=first)
 
 
-def check_places(chunks: Sequence[npt.NDArray[Any]], groups: Sequence[Schema], end: int) -> None:
-    """The chunks of all groups lie before `end`, and none overlaps another."""
-    # Pages are below 2**32 bytes and features below 2**11, so int64 holds any sum.
+def check_overlaps(chunks: Sequence[npt.NDArray[Any]], groups: Sequence[Schema], end: int) -> None:
+    """Check that the chunks of all groups end before `end` and do not overlap."""
+    # int64 suffices for any sum: pages are below 2**32 bytes, features below 2**11.
     starts = [rows["offset"].astype(np.int64) for rows in chunks]
     stops = [
         start + chunk_bytes(rows["pages"]["length"], schema)
@@ -158,7 +165,7 @@ def check_places(chunks: Sequence[npt.NDArray[Any]], groups: Sequence[Schema], e
     for stop in stops:
         check_rows(stop <= end, "a chunk outside its file", end)
     start, stop = np.concatenate(starts), np.concatenate(stops)
-    order = np.lexsort((stop, start))  # a chunk in which no frame has a feature takes no room
+    order = np.lexsort((stop, start))  # chunks with empty pages only have no bytes
     check_rows(start[order][1:] >= stop[order][:-1], "chunks overlap", end)
 
 
@@ -168,9 +175,9 @@ def check_gaps(
     features: npt.NDArray[np.int64],
     offset: int,
 ) -> None:
-    """Validity bitmaps of one group: ordered, and each word of frames of which one lacks it.
+    """Check the validity bitmaps of one group: sorted, and at least one frame missing in each word.
 
-    `num_frames` is that of the group's chunks; `features` are the group's, see `features_of`.
+    `num_frames` has an entry for each chunk of the group; `features` as in `features_of`.
     """
     if len(gaps) == 0:
         return
@@ -182,7 +189,7 @@ def check_gaps(
     check_rows(order[1:] > order[:-1], "validity bitmaps out of order", offset)
     held = num_frames[chunk].astype(np.int64) - word * WORD
     check_rows(held > 0, "a validity bitmap longer than its chunk", offset)
-    # At least one frame lacks the feature, and no bit stands beyond the chunk's frames.
+    # At least one frame lacks the feature, and bits beyond the chunk's frames are 0.
     full = ~np.uint64(0) >> (WORD - np.minimum(held, WORD)).astype(np.uint64)
     check_rows(gaps["present"] & ~full == 0, "a validity bitmap longer than its chunk", offset)
     check_rows(gaps["present"] != full, "a validity bitmap that lacks nothing", offset)
@@ -200,17 +207,17 @@ def check_pages(
     *,
     first: int = 0,
 ) -> None:
-    """Every page of a group has a length, and a largest frame, that its frames can have.
+    """Check each page's length and largest frame against its number of frames.
 
-    `lengths` is [chunks, features], `largest` [chunks, features with a variable dimension], and
-    `external` [chunks] says to how many bytes of other files their pages refer.
-    `schema` is the group's, `features` as in `features_of`. `first` is the number of the first
-    chunk among those that the error counts.
+    `lengths` is [chunks, features], `largest` [chunks, features with a variable dimension].
+    `external`, [chunks], is the number of bytes referenced in external files. `schema` is the
+    group's, `features` as in `features_of`. `first` is the row number of the first chunk, for
+    messages.
     """
     count = count_present(num_frames, gaps, features)
     variable = {spec.name: column for column, spec in enumerate(schema.variable)}
-    if not may_refer(schema):
-        check_rows(external == 0, "a reference of no video and no kept image", offset, first=first)
+    if not may_be_references(schema):
+        check_rows(external == 0, "a reference in a group that allows none", offset, first=first)
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
         if spec.is_raw:
@@ -222,7 +229,7 @@ def check_pages(
         else:
             least = np.where(external, least_reference_bytes(n), table_bytes(spec, n))
             fits = np.where(n == 0, length == 0, length >= least) & ((n > 0) | (external == 0))
-        check_rows(fits, f"a page of {spec.name} of an impossible length", offset, first=first)
+        check_rows(fits, f"a page of {spec.name} with a wrong length", offset, first=first)
         if spec.name in variable:
             fits = _can_be_largest(largest[:, variable[spec.name]], n, length, spec)
             message = f"a page of {spec.name} with an impossible largest frame"
@@ -235,11 +242,11 @@ def _can_be_largest(
     length: npt.NDArray[Any],
     spec: FeatureSpec,
 ) -> npt.NDArray[np.bool_]:
-    """Whether a page of so many frames, and of such length, can hold a largest one of this size."""
+    """Return which pages can have a largest frame of `largest` bytes, bool [chunks]."""
     nbytes: npt.NDArray[np.int64] = np.minimum(largest, MAX_FRAME_BYTES + 1).astype(np.int64)
     fits: npt.NDArray[np.bool_]
     fits = (nbytes <= MAX_FRAME_BYTES) & (nbytes % spec.nbytes == 0) & ((count > 0) | (nbytes == 0))
-    if not spec.codec:  # then blobs are the frames' bytes
+    if not spec.codec:  # blobs are uncompressed frames
         blobs = np.where(count > 0, length.astype(np.int64) - table_bytes(spec, count), 0)
         fits = fits & (nbytes <= blobs) & (blobs <= count * nbytes)
     return fits
@@ -248,7 +255,7 @@ def _can_be_largest(
 def count_present(
     num_frames: npt.NDArray[Any], gaps: npt.NDArray[Any], features: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Frames that have the feature, per chunk and feature of a group: int64 [chunks, features]."""
+    """Count frames that have each feature of a group: int64 [chunks, features]."""
     count = np.repeat(num_frames.astype(np.int64)[:, None], len(features), axis=1)
     if len(gaps):
         column = np.searchsorted(features, gaps["feature"])
@@ -259,20 +266,23 @@ def count_present(
 def check_rows(
     condition: npt.NDArray[np.bool_], message: str, offset: int, *, first: int = 0
 ) -> None:
-    """`FormatError` with the first row that breaks the condition; they count from `first`."""
+    """Raise `FormatError` with the first row where `condition` is false.
+
+    Row numbers start at `first`.
+    """
     if not condition.all():
         raise FormatError(message, offset=offset, got=f"row {first + int(np.argmin(condition))}")
 
 
 def _bits(words: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The bits of words of a validity bitmap, lowest first: uint8 [n, 64]."""
+    """Unpack bitmap words, lowest bit first: uint8 [n, 64]."""
     octets = np.ascontiguousarray(words, "<u8")[:, None].view(np.uint8)
     return np.unpackbits(octets, axis=1, bitorder="little")
 
 
-MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow's offsets are int32
-MAX_TABLE_BYTES = 1 << 36  # a hundred times what 100 million frames take
-_MOST_AROUND = 4 << 20  # bytes around the rows of a table: messages, padding, Arrow's footer
+MAX_INDEX_TEXT = 2**31 - 1  # bytes of all keys, and of all metadata: Arrow offsets are int32
+MAX_TABLE_BYTES = 1 << 36  # a hundred times the size for 100 million frames
+_MOST_AROUND = 4 << 20  # bytes beside the rows of a table: messages, padding, Arrow's footer
 _UID_BYTES = 16
 
 
@@ -310,33 +320,33 @@ def chunks_schema(group: Schema) -> pa.Schema:
     }
     if variable := len(group.variable):
         columns["largest_frame"] = _numbers(variable)
-    if may_refer(group):
+    if may_be_references(group):
         columns["external"] = pa.uint32()
     return _table(**columns)
 
 
 def times_schema(num_features: int, longest: int) -> pa.Schema:
-    width = num_features * max(1, num_lags(longest))
+    width = num_features * max(1, num_time_spans(longest))
     return _table(least=_numbers(width, pa.float64()), most=_numbers(width, pa.float64()))
 
 
 def table_names(schema: Schema) -> tuple[str, ...]:
-    """The tables of an index: `episodes`, `chunks0` and so on for each group, `gaps`.
+    """Return the table names of an index: `episodes`, `chunks0` and so on for each group, `gaps`.
 
-    And `times`, of a schema with timestamps.
+    Schemas with timestamp features add `times`.
     """
     chunks = (f"chunks{number}" for number in range(schema.num_groups))
-    return ("episodes", *chunks, "gaps", *(["times"] if with_lags(schema) else []))
+    return ("episodes", *chunks, "gaps", *(["times"] if timestamp_features(schema) else []))
 
 
 def most_table_bytes(
     schema: Schema, num_episodes: int, num_frames: int, record_bytes: int
 ) -> dict[str, int]:
-    """The most bytes that the files of an index can take, by table.
+    """Return the maximum size of each index table, in bytes, for a dataset of this size.
 
-    For so many episodes and frames, in record files of so many bytes in all: each chunk has a row
-    in the footer of one of them, and so have its gaps. Only a group that was dropped, or added, may
-    have chunks that no record file has: those lie where another group's do.
+    `record_bytes` is the size of all record files. It bounds the tables: each chunk and gap has a
+    row in a footer. Only chunks of dropped or added groups may have none; they follow the chunks of
+    another group.
     """
     groups = schema.groups
     sizes = [chunk_row(len(group), len(group.variable)).itemsize for group in groups]
@@ -355,8 +365,8 @@ def most_table_bytes(
     num_episodes = min(num_episodes, most)
     size = 2 * 4 + _UID_BYTES + 4 + 8 + 2 + 4 * len(groups)  # and the text
     rows["episodes"] = size * num_episodes + 2 * MAX_INDEX_TEXT
-    if timestamps := with_lags(schema):
-        rows["times"] = 2 * 8 * MOST_LAGS * len(timestamps) * num_episodes
+    if timestamps := timestamp_features(schema):
+        rows["times"] = 2 * 8 * MAX_TIME_SPANS * len(timestamps) * num_episodes
     return {name: min(MAX_TABLE_BYTES, _MOST_AROUND + size) for name, size in rows.items()}
 
 
@@ -381,6 +391,6 @@ def _array(column: Any, dtype: pa.DataType) -> pa.Array:
 
 
 def decode_table(table: str, data: pa.Buffer, schema: pa.Schema) -> dict[str, Any]:
-    """The columns of a table by name, as views of `data`."""
+    """Decode a table into columns by name, as views of `data`."""
     with located(FormatError, file=table):
         return read_batch(memoryview(data), schema)

@@ -1,4 +1,4 @@
-"""The statistics file of a dataset: JSON in its index folder, which the manifest names."""
+"""The statistics file of a dataset: JSON in its index folder, named by the manifest."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MAX_STATISTICS_BYTES = 1 << 27
 
 
 def encode_statistics(statistics: Statistics) -> bytes | None:
-    """The file's bytes; `None` where they are more than a reader takes."""
+    """Encode the file; `None` if it would exceed `MAX_STATISTICS_BYTES`."""
     data = json.dumps(statistics.to_json(), indent=1, allow_nan=False).encode() + b"\n"
     return data if len(data) <= MAX_STATISTICS_BYTES else None
 
 
 def read_statistics(storage: Storage, file: IndexFile, schema: Schema) -> Statistics:
-    """The statistics of a dataset of this schema. Trusts nothing.
+    """Read and validate the statistics of a dataset with this schema.
 
-    Raises `NotFoundError` if the file is gone, `FormatError` if it is not what the manifest says or
-    does not fit the schema.
+    Raises `NotFoundError` if the file is missing. Raises `FormatError` if it differs from the
+    manifest's entry or does not match the schema.
     """
     data = read_named(storage, file, "a file of statistics", MAX_STATISTICS_BYTES)
     with located(FormatError, file=f"{storage.url}/{file.path}"):

@@ -1,4 +1,4 @@
-"""Episode keys, metadata and JSON: the text that a dataset holds, checked."""
+"""Validation of a dataset's text: episode keys, metadata and JSON."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from seqrecord.text import repr_of
 
 MAX_KEY_LENGTH = 1024  # bytes of UTF-8
 MAX_METADATA_LENGTH = 1 << 20  # characters, all of them ASCII, per episode
-MAX_INTEGER_DIGITS = 1000  # reading one takes time that grows with their square
-MAX_JSON_DEPTH = 64  # so that nothing which walks a value runs out of stack
+MAX_INTEGER_DIGITS = 1000  # parsing takes time quadratic in the digits
+MAX_JSON_DEPTH = 64  # a recursive walk never overflows the stack
 
 _TRUNCATED = "truncated"
 
-_FREE_VALUES = 1 << 16  # which a schema may need, whatever the length of its names
-_BYTES_PER_VALUE = 16  # of what there may be many of: record files and episodes
-_BLOCK_BYTES = 1 << 20  # looked at at a time
+_FREE_VALUES = 1 << 16  # enough for any schema, even with short names
+_BYTES_PER_VALUE = 16  # for long lists: record files and episodes
+_BLOCK_BYTES = 1 << 20  # scanned at a time
 
 ID = re.compile(r"[0-9a-f]{32}")
-"""The id of a record file, and the uid of an episode."""
+"""A record file's id, or an episode's uid."""
 
 FORBIDDEN_IN_KEY = r"[\x00-\x1f\x7f-\x9f\\]|(^|/)\.{0,2}(/|$)"
-"""What a key may not hold anywhere: a pattern that means the same to `re` and to RE2."""
+"""Pattern of invalid text in a key. `re` and RE2 interpret it alike."""
 
 
 def parse_schema(value: object, whose: str) -> Schema:
-    """The schema in parsed JSON, else `FormatError`; it is `whose`, as "the manifest"."""
+    """Convert parsed JSON to a schema.
+
+    `whose` names its owner in errors, such as "the manifest".
+    """
     try:
         return Schema.from_json(value)
     except SchemaError as error:
@@ -41,9 +44,9 @@ def parse_schema(value: object, whose: str) -> Schema:
 
 
 def check_key(key: object) -> str:
-    """`key` if it may name an episode, else `FormatError`.
+    """Return `key` if it is a valid episode key; raise `FormatError` otherwise.
 
-    Keys become paths when an episode is exported, so they can't climb out of a folder.
+    Keys become paths in an export. A valid key never leads out of a folder.
     """
     if not isinstance(key, str) or re.search(FORBIDDEN_IN_KEY, key):
         raise FormatError(
@@ -63,7 +66,7 @@ def check_key(key: object) -> str:
 
 
 def encode_metadata(metadata: object) -> str:
-    """An episode's metadata as canonical JSON text. `FormatError` for what JSON cannot hold."""
+    """Encode an episode's metadata as canonical JSON. Raises `FormatError` for other values."""
     try:
         text = _ENCODER.encode(metadata)
     except (TypeError, ValueError, RecursionError) as error:
@@ -86,34 +89,34 @@ def parse_metadata(text: object) -> dict[str, Any]:
     return value
 
 
-def truncated_metadata(text: str) -> str:
-    """The metadata of an episode that ends here because its writer was stopped, not by its will."""
+def mark_truncated(text: str) -> str:
+    """Add `"truncated": true` to the metadata of an episode cut off by a stopped writer."""
     try:
         return encode_metadata({**parse_metadata(text), _TRUNCATED: True})
-    except FormatError:  # it would be too long
+    except FormatError:  # too long with the mark
         return text
 
 
-def whole_metadata(text: str) -> str:
-    """The metadata without the mark of `truncated_metadata`."""
+def unmark_truncated(text: str) -> str:
+    """Remove the mark that `mark_truncated` adds."""
     value = parse_metadata(text)
     value.pop(_TRUNCATED, None)
     return encode_metadata(value)
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of strict JSON text, else `FormatError`.
+    """Parse strict JSON text; raise `FormatError` otherwise.
 
-    Strict is what every reader understands alike: UTF-8, no NaN or Infinity and no number that
-    overflows to one, no key twice in an object, no half of a surrogate pair, nothing absurdly deep.
-    Values in bytes are counted before they are made: `{}` takes two bytes there and 64 in memory.
+    Strict: UTF-8, no NaN, Infinity or overflow, no duplicate keys in an object, no lone surrogates,
+    limited depth. For bytes, the values are counted before any is created: `{}` takes 2 bytes in
+    the text and 64 in memory.
     """
     if isinstance(text, bytes):
         _check_count(text)
     try:
         decoded = text if isinstance(text, str) else text.decode()
         value = _DECODER.decode(decoded)
-        if "\\ud" in decoded.lower():  # only an escape can hide half a surrogate pair
+        if "\\ud" in decoded.lower():  # only an escape can produce a lone surrogate
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:  # includes bad UTF-8
         raise FormatError(f"not valid JSON: {str(error)[:200]}") from error
@@ -122,12 +125,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _check_count(text: bytes) -> None:
-    """Raise `FormatError` for text of more values than what takes its room would have.
+    """Raise `FormatError` if the text has more values than its length justifies.
 
-    Each value but one comes after a comma or an opening bracket that is in no string.
+    Every value but the first follows a comma or opening bracket outside strings.
     """
     limit = min(MAX_JSON_VALUES, _FREE_VALUES + len(text) // _BYTES_PER_VALUE)
-    # So that a quote begins or ends a string:
+    # After this, each quote begins or ends a string.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     count, inside = 1, 0
     for at in range(0, len(plain), _BLOCK_BYTES):
@@ -160,7 +163,7 @@ def _short(text: str) -> int:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key stands twice in an object")
+        raise ValueError("duplicate key in an object")
     return value
 
 
@@ -171,7 +174,7 @@ _DECODER = json.JSONDecoder(
 
 
 def _check_depth(value: Any) -> None:
-    level: list[Any] = [[value]]  # the arrays and objects of one depth
+    level: list[Any] = [[value]]  # arrays and objects of one depth
     for _ in range(MAX_JSON_DEPTH + 1):
         level = [
             item

@@ -5,8 +5,8 @@
     │ p u32 │ offsets u32 [p + 1] │ frames u32 [p] │ packet 0 │ packet 1 │ …
 
 Offsets count from the page's start; the first is that of packet 0, the last is the page's length.
-`frames` says of each packet which frame of the page it gives, or none; the highest bit is set where
-a group of pictures begins.
+`frames` is the number of each packet's frame in the page, or `NOT_SHOWN`. Its highest bit is set
+at the first packet of each group of pictures.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ from seqrecord.feature_kinds import is_image, known_kind
 from seqrecord.format.pages import MAX_PAGE_BYTES
 from seqrecord.schema import FeatureSpec
 
-BEGINS = 1 << 31  # in `frames`: a group of pictures begins
-NOT_SHOWN = BEGINS - 1  # in `frames`: no frame of the packet is shown
+BEGINS = 1 << 31  # in `frames`: first packet of a group of pictures
+NOT_SHOWN = BEGINS - 1  # in `frames`: the packet shows no frame
 
 
 @dataclass(frozen=True, eq=False)
 class VideoTable:
-    """What the table of a video page says: `order` of each packet, -1 for none that is shown;
-    and where groups of pictures begin and the last one ends, in packets and in frames."""
+    """Parsed table of a video page.
+
+    `order` is each packet's frame, -1 if not shown. `first_packet` and `first_frame` are the
+    bounds of the groups of pictures, in packets and in frames.
+    """
 
     offsets: npt.NDArray[np.int64]  # [packets + 1]
     order: npt.NDArray[np.int64]  # [packets], in the page
@@ -43,10 +46,10 @@ class VideoTable:
 
 
 class VideoPageCodec:
-    """Encodes and decodes the pages of one feature that is video. Safe to use from many threads.
+    """Encodes and decodes the pages of one video feature. Thread-safe.
 
-    `smooth` says how frames are resized, if they are. Raises `SchemaError` for a configuration that
-    this version does not know.
+    `smooth` selects interpolation when frames are resized: true for images, false for other kinds
+    such as masks. Raises `SchemaError` for an unknown configuration.
     """
 
     def __init__(self, spec: FeatureSpec) -> None:
@@ -55,13 +58,16 @@ class VideoPageCodec:
             self.config = video_config(spec.codec, spec.dtype, spec.stored.shape)
         except ValueError as error:
             raise SchemaError(
-                "not a codec that is allowed", feature=spec.name, got=str(error)
+                "this codec is not allowed", feature=spec.name, got=str(error)
             ) from error
         self.height, self.width = (n or 0 for n in spec.stored.shape[:2])
         self.smooth = is_image(spec, known_kind(spec.name, spec, spec.kind))
 
     def join(self, gops: Sequence[Gop]) -> bytes:
-        """The page of these groups of pictures; empty for none. `FrameError` if it is too large."""
+        """Encode groups of pictures as a page, empty for none.
+
+        Raises `FrameError` if it is too large.
+        """
         if not gops:
             return b""
         packets = [packet for gop in gops for packet in gop.packets]
@@ -88,17 +94,18 @@ class VideoPageCodec:
         count: int,
         make: Callable[[VideoPageCodec, memoryview, VideoTable], Any] | None = None,
     ) -> Any:
-        """Reads the frames of a page of `count` frames, of which the table is checked first: a
-        `VideoReader`, or what `make` gives that has its methods."""
+        """Parse the table of a page of `count` frames and return a `VideoReader`.
+
+        `make` creates another reader with the same methods.
+        """
         return (make or VideoReader)(self, page, parse_video_page(page, count, self.spec.name))
 
 
 class VideoReader:
-    """Reads frames of one page, for one thread at a time.
+    """Reads frames of one page. Not thread-safe.
 
-    A decoder goes on where it was: frames that are read in their order are decoded once, however
-    many calls that takes. `num_decoded` counts frames, those included that were only needed for
-    others.
+    The decoder keeps its position. Frames read in order are decoded once, in any number of calls.
+    `num_decoded` counts decoded frames, including frames needed only as references for others.
     """
 
     def __init__(self, codec: VideoPageCodec, page: memoryview, table: VideoTable) -> None:
@@ -112,9 +119,9 @@ class VideoReader:
         positions: Sequence[int] | range,
         out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
     ) -> None:
-        """Decode frames of the page into `out[i]`, C-contiguous, in the order that costs least.
+        """Decode frames of the page into `out[i]`, C-contiguous, in the cheapest order.
 
-        Raises `CodecError` with the offset, in the page, of the group that does not decode.
+        Raises `CodecError` with the group's offset in the page if decoding fails.
         """
         last, target = -1, None
         for i in np.argsort(np.asarray(positions, np.int64), kind="stable").tolist():
@@ -152,9 +159,9 @@ class VideoReader:
 
 
 def page_of_packets(packets: Sequence[bytes], frames: npt.NDArray[np.uint32]) -> bytes:
-    """The page that holds these packets, of which `frames`, [p], says which frame each gives.
+    """Return the page of these packets. `frames`, [p], is each packet's frame number.
 
-    `ValueError` for more bytes than a page may have: a caller's mistake.
+    Raises `ValueError` if the page would be too large.
     """
     offsets = np.cumsum([_first_packet(len(packets)), *map(len, packets)], dtype=np.int64)
     if offsets[-1] > MAX_PAGE_BYTES:
@@ -165,17 +172,17 @@ def page_of_packets(packets: Sequence[bytes], frames: npt.NDArray[np.uint32]) ->
 
 
 def _first_packet(count: int) -> int:
-    """Where the first of so many packets begins."""
+    """Return the offset of the first of `count` packets."""
     return 4 + 4 * (2 * count + 1)
 
 
 def least_video_bytes(count: Any) -> Any:
-    """The fewest bytes of a page of `count` frames: a packet of one byte for each."""
+    """Return the minimum size of a page of `count` frames: a packet of one byte for each."""
     return 8 + 9 * count
 
 
 def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
-    """The table of a page of `count` frames. `FormatError` unless all of it can be true."""
+    """Parse and check the table of a page of `count` frames. Raises `FormatError` if invalid."""
 
     def refuse(what: str, at: int, expected: object, got: object) -> FormatError:
         return FormatError(
@@ -203,7 +210,7 @@ def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
     per_group = np.bincount(groups[shown], minlength=int(groups[-1]) + 1)
     first_packet = np.append(np.flatnonzero(begins), num_packets)
     first_frame = np.concatenate([[0], np.cumsum(per_group)])
-    # The shown frames, sorted within their groups, are 0, 1, … up to the page's number of frames.
+    # The shown frames, sorted within their groups, must be 0, 1, …, count - 1.
     order = frames[shown][np.lexsort((frames[shown], groups[shown]))]
     if len(order) != count or (order != np.arange(count)).any():
         expected = f"each of {count} frames once, group after group"

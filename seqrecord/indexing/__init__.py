@@ -1,1 +1,1 @@
-"""Indexes of originals that stay where they are, and opening whatever lies at a place."""
+"""Indexes of originals read in place; opening of datasets and originals."""

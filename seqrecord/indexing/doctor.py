@@ -1,4 +1,4 @@
-"""Says of an original LeRobot dataset what is wrong with it, before anyone trains on it."""
+"""Checks a LeRobot dataset before training."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from seqrecord.errors import SourceError
 from seqrecord.indexing.doctor_report import DoctorReport, Findings
-from seqrecord.indexing.doctor_rows import Rows
+from seqrecord.indexing.doctor_rows import RowChecker
 from seqrecord.indexing.doctor_statistics import check_statistics
-from seqrecord.indexing.doctor_videos import Camera
+from seqrecord.indexing.doctor_videos import VideoChecker
 from seqrecord.sources.common.files import find_original, is_file, json_object, read_bytes, size_of
 from seqrecord.sources.common.nested import check_nested
 from seqrecord.sources.common.originals import find_files
@@ -36,8 +36,8 @@ _RANGE = ("episode_index", "dataset_from_index", "dataset_to_index", "length")
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far `examine` is."""
+class DoctorProgress:
+    """Progress of `examine`, in files."""
 
     files: int
     total_files: int
@@ -46,23 +46,22 @@ class Progress:
 def examine(
     location: StorageLike,
     *,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[DoctorProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DoctorReport:
-    """Look at all that a LeRobot dataset of version 2.0, 2.1 or 3.0 says of itself.
+    """Check a LeRobot dataset of version 2.0, 2.1 or 3.0.
 
-    What is wrong with a file is a finding, and the other files are looked at all the same. Of
-    videos only the tables are read where these tell enough, and one keyframe a minute is decoded.
-    In memory are the list of episodes, the timestamps of those whose rows are not at the frame
-    rate, and what one file needs.
+    A damaged file is a finding; the other files are still checked. For videos, only headers are
+    read if they suffice, and one keyframe a minute is decoded. Memory: the list of episodes, the
+    timestamps of episodes that deviate from the frame rate, and the data of one file.
 
     Args:
         location: local path or URL.
-        progress: called from this thread, after every file.
-        storage_options: for the filesystem that serves the URL.
+        progress: called from the calling thread, after every file.
+        storage_options: for the filesystem of the URL.
 
-    Raises `SourceError` where there is no LeRobot dataset, which names those below, or one whose
-    `meta/info.json` cannot be read, and `StorageError` where the storage does not answer.
+    Raises `SourceError` if there is no LeRobot dataset (with a list of nested ones), or if
+    `meta/info.json` is unreadable. Raises `StorageError` if the storage does not answer.
     """
     files = None
     if is_url(location) or not isinstance(location, (str, os.PathLike)):
@@ -74,28 +73,28 @@ def examine(
     if not is_file(root / INFO):
         check_nested(root, only_lerobot=True)
         raise SourceError(
-            "not a LeRobot dataset; doctor checks no other format. `seqrecord write --src SRC "
+            "not a LeRobot dataset; doctor supports no other format. `seqrecord write --src SRC "
             "--strict` reads any original, and refuses data that it cannot pack",
             file=shown,
             expected=INFO,
         )
     report = _Examination(root, read_info(root), progress).report(shown)
-    del files  # the paths meant its files until here
+    del files  # the paths needed its files until here
     return report
 
 
 class _Examination:
     def __init__(
-        self, root: Path, info: LeRobotInfo, progress: Callable[[Progress], None] | None
+        self, root: Path, info: LeRobotInfo, progress: Callable[[DoctorProgress], None] | None
     ) -> None:
         self._root, self._info, self._progress = root, info, progress
         self._findings = Findings(root)
 
     def report(self, location: str) -> DoctorReport:
         info, findings = self._info, self._findings
-        rows = Rows(self._root, info, findings)
+        rows = RowChecker(self._root, info, findings)
         cameras = {
-            name: Camera(self._root, info.features[name], info.fps, findings)
+            name: VideoChecker(self._root, info.features[name], info.fps, findings)
             for name in info.videos
         }
         document = json_object(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
@@ -112,27 +111,27 @@ class _Examination:
         total = len(tables) + len(videos) + len(others)
         done = 0
 
-        def tell() -> None:
+        def advance() -> None:
             nonlocal done
             done += 1
             if self._progress is not None:
-                self._progress(Progress(done, total))
+                self._progress(DoctorProgress(done, total))
 
         for file, mine in tables.items():
             if self._is_there(file, mine, None):
                 rows.examine(file, mine)
             else:
-                rows.lack()
-            tell()
+                rows.note_missing_file()
+            advance()
         for file in others:
             if file.endswith(".parquet"):
                 rows.examine(file, [])
-            tell()
+            advance()
         self._check_ranges(rows)
         for (name, file), mine in videos.items():
             if self._is_there(file, mine, name):
                 cameras[name].examine(file, mine, rows.times)
-            tell()
+            advance()
         counts = tuple(camera.count() for camera in cameras.values())
         with findings.caught("statistics", severity="warning"):
             check_statistics(self._root, info, rows.statistics, findings)
@@ -150,7 +149,10 @@ class _Examination:
         )
 
     def _episodes(self, document: Mapping[str, Any]) -> list[LeRobotEpisode]:
-        """Those that `meta` lists, each once, by number; says what is wrong with the list."""
+        """Return the episodes listed in `meta`, by number, without duplicates.
+
+        Reports list errors.
+        """
         found: dict[int, LeRobotEpisode] = {}
         tables: list[Path] = []
         with self._findings.caught("metadata"):
@@ -163,9 +165,9 @@ class _Examination:
                     if each.error is not None:
                         self._findings.failed(each.error, "metadata", **facts)
                     if each.index in found:
-                        self._findings.add("metadata", "an episode that is listed twice", **facts)
+                        self._findings.add("metadata", "an episode is listed twice", **facts)
                     elif each.error is None and not each.length:
-                        self._findings.add("metadata", "an episode without frames", **facts)
+                        self._findings.add("metadata", "an episode has no frames", **facts)
                     found.setdefault(each.index, each)
         sums = {
             "total_episodes": len(found),
@@ -175,15 +177,15 @@ class _Examination:
             if name in document and document[name] != count:
                 self._findings.add(
                     "metadata",
-                    f"{name} is not what the list of episodes has",
+                    f"{name} differs from the list of episodes",
                     file=INFO,
                     expected=count,
                     got=str(document[name])[:100],
                 )
         return [found[index] for index in sorted(found)]
 
-    def _check_ranges(self, rows: Rows) -> None:
-        """Whether an episode's rows are where v3.0 says, counted over all tables in their order."""
+    def _check_ranges(self, rows: RowChecker) -> None:
+        """Check the row ranges of v3.0, counted over all tables in order."""
         if self._info.version == 2 or not rows.are_all_read:
             return
         begins: dict[str, int] = {}
@@ -192,7 +194,7 @@ class _Examination:
             begins[file] = total
             total += rows.sizes[file]
         paths = []
-        with suppress(SourceError):  # it is a finding already
+        with suppress(SourceError):  # already reported
             paths = episode_tables(self._root, self._info)
         for path in paths:
             file = path.relative_to(self._root).as_posix()
@@ -205,7 +207,7 @@ class _Examination:
                         if (begin, end) != (wanted, wanted + length):
                             self._findings.add(
                                 "row_range",
-                                "dataset_from_index and dataset_to_index are of other rows",
+                                "dataset_from_index and dataset_to_index differ from the rows",
                                 file=file,
                                 episode=f"episode_{index:06d}",
                                 expected=f"{wanted} to {wanted + length}",
@@ -213,7 +215,7 @@ class _Examination:
                             )
 
     def _unnamed(self, named: set[str]) -> list[str]:
-        """Tables and videos that no episode names."""
+        """Return tables and videos that belong to no episode."""
         found: list[str] = []
         for folder in ("data", "videos"):
             with self._findings.caught(file=folder):
@@ -221,24 +223,24 @@ class _Examination:
                 found += [path.relative_to(self._root).as_posix() for path in paths]
         others = [file for file in found if file not in named]
         for file in others:
-            self._findings.add("unnamed_file", "a file that no episode names", file=file)
+            self._findings.add("unnamed_file", "a file belongs to no episode", file=file)
         return others
 
     def _is_there(self, file: str, episodes: list[LeRobotEpisode], name: str | None) -> bool:
-        """Whether a file that episodes name is there, and holds anything."""
+        """Check that a file named by episodes exists and is not empty."""
         facts: dict[str, Any] = {"file": file, "episode": episodes[0].key, "feature": name}
         with self._findings.caught(**facts):
             path = self._root / file
             if not is_file(path):
                 self._findings.add(
                     "missing_file",
-                    "a file that is not there",
+                    "a file is missing",
                     expected=f"{sum(e.length for e in episodes)} frames of {len(episodes)} "
                     "episodes",
                     **facts,
                 )
             elif not size_of(path):
-                self._findings.add("empty_file", "a file of no bytes", **facts)
+                self._findings.add("empty_file", "a file is empty", **facts)
             else:
                 return True
         return False

@@ -1,4 +1,4 @@
-"""What `examine` finds in an original dataset."""
+"""Findings of `examine` in a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seqrecord.sources.common.remote import remote_files
 from seqrecord.text import counted, number_text, one_line, printable, table_lines
 
 SKIPPED = (
-    "decoded frames, but one keyframe a minute of each video (see `seqrecord verify --deep`)",
+    "decoded frames, except one keyframe a minute of each video (see `seqrecord verify --deep`)",
     "images in Parquet tables",
 )
 """Checks that `examine` does not make."""
@@ -34,10 +34,10 @@ _WARNINGS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: what kind, where, what was expected and what is there.
+    """One problem: kind, place, expected and actual value.
 
-    An "error" is of episodes that cannot be read, or are read wrong; a "warning" of anything else.
-    `file` is below the dataset's root.
+    Severity "error": episodes are unreadable or would be read wrong; "warning": anything else.
+    `file` is relative to the dataset's root.
     """
 
     kind: str
@@ -62,10 +62,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class CameraCount:
-    """One camera's videos.
+    """Counts of one camera's videos.
 
-    `decoded_per_frame` is how many frames are decoded on average to read one, and
-    `longest_distance` the most frames from one keyframe to the next.
+    `decoded_per_frame` is the average number of decoded frames to read one. `longest_distance` is
+    the maximum number of frames from one keyframe to the next.
     """
 
     name: str
@@ -77,10 +77,10 @@ class CameraCount:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What was counted, and all that is wrong.
+    """Counts and findings.
 
-    `num_frames` is the sum of the lengths that the index in `meta` has, `num_rows` what the tables
-    have. `counts` has the number of findings of each kind; `findings` the first 1,000 of each.
+    `num_frames` is the sum of episode lengths in the index in `meta`, `num_rows` the rows in the
+    tables. `counts` has the number of findings by kind, `findings` the first 1,000 of each kind.
     """
 
     location: str
@@ -96,7 +96,7 @@ class DoctorReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error; there may be warnings."""
+        """Whether there is no error. Warnings are allowed."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class DoctorReport:
 
 
 class Findings:
-    """Collects findings, of each kind the first 1,000, in files below `root`."""
+    """Collects findings in files below `root`, the first 1,000 of each kind."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -155,8 +155,10 @@ class Findings:
 
     @contextmanager
     def caught(self, kind: str = "unreadable", **facts: Any) -> Iterator[None]:
-        """An error of the block becomes a finding; a store that fails is none of the dataset's,
-        and raises `StorageError`."""
+        """Turn errors of the block into findings.
+
+        A failing storage raises `StorageError` instead.
+        """
         try:
             yield
         except (SeqRecordError, OSError) as error:
@@ -166,9 +168,9 @@ class Findings:
             self.failed(error, kind, **facts)
 
     def failed(self, error: Exception, kind: str = "unreadable", **facts: Any) -> None:
-        """A finding of what an error says."""
+        """Add an error as a finding."""
         if not isinstance(error, SeqRecordError):
-            error = SeqRecordError("a file that cannot be read", got=str(error)[:200])
+            error = SeqRecordError("an unreadable file", got=str(error)[:200])
         known = {**facts, **{n: v for n, v in error.context().items() if n != "offset"}}
         root = f"{self._root}/"
         known = {n: v.replace(root, "") if isinstance(v, str) else v for n, v in known.items()}

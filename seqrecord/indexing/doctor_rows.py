@@ -1,4 +1,4 @@
-"""What is wrong with the rows of a LeRobot dataset's Parquet files."""
+"""Checks the rows of a LeRobot dataset's Parquet files."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ FloatArray = npt.NDArray[np.float64]
 _ORDER = ("episode_index", "frame_index", "timestamp")
 
 
-class Rows:
-    """All rows, a file at a time: in memory are the columns of one that say its order, and 65,536
-    rows of its numbers.
+class RowChecker:
+    """Checks all rows, one file at a time.
 
-    `times` are the timestamps of episodes whose rows are not at the frame rate.
+    Memory: one file's order columns, and 65,536 rows of its numbers. `times` are the timestamps of
+    episodes whose rows deviate from the frame rate.
     """
 
     def __init__(self, root: Path, info: LeRobotInfo, findings: Findings) -> None:
         self._root, self._info, self._findings = root, info, findings
         self._specs = self._declared()
-        self._texts: dict[str, set[int]] = {}  # by column, the numbers that have a text
+        self._texts: dict[str, set[int]] = {}  # by column, the numbers with a text
         for column in number_columns(root, info).values():
             with findings.caught("metadata", feature=column):
                 self._texts[column] = {*read_texts(root, info, column)}
         self.sizes: dict[str, int] = {}  # rows of each file
-        self.firsts: dict[int, tuple[str, int]] = {}  # file and row of each episode's first
+        self.firsts: dict[int, tuple[str, int]] = {}  # file and first row of each episode
         self.times: dict[int, FloatArray] = {}
         self._statistics: dict[str, list[Moments]] = {}
-        self._unknown: set[str] = set()  # features whose numbers could not all be read
+        self._unknown: set[str] = set()  # features with unreadable numbers
         self.are_all_read = True
 
     @property
     def statistics(self) -> dict[str, list[Moments]]:
-        """By feature, what all rows have for statistics; without features that are not known."""
+        """Moments of all rows by feature, without features that could not be read completely."""
         known = self._statistics if self.are_all_read else {}
         return {name: each for name, each in known.items() if name not in self._unknown}
 
-    def lack(self) -> None:
-        """A file is not there."""
+    def note_missing_file(self) -> None:
+        """Note a missing file."""
         self.are_all_read = False
 
     def examine(self, file: str, episodes: Sequence[LeRobotEpisode]) -> None:
-        """Look at one file, in which these episodes are."""
+        """Check one file, which contains these episodes."""
         was, self.are_all_read = self.are_all_read, False
         with self._findings.caught(file=file):
             table = ParquetTable(self._root / file)
@@ -70,7 +70,7 @@ class Rows:
             lacking = [name for name in (*_ORDER, *self._specs) if name not in table.names]
             for name in lacking:
                 self._findings.add(
-                    "column", "a table that lacks a column", file=file, feature=name, expected=name
+                    "column", "a table lacks a column", file=file, feature=name, expected=name
                 )
             self._unknown.update(lacking)
             order = self._read(table, file, lacking)
@@ -79,7 +79,7 @@ class Rows:
                 self._check(file, episodes, *order)
 
     def _declared(self) -> dict[str, FeatureSpec]:
-        """The features that are numbers in the rows."""
+        """Return the numeric features in the rows."""
         specs = {}
         for name, each in self._info.features.items():
             if each.dtype in ("image", "video", "string"):
@@ -99,10 +99,13 @@ class Rows:
     def _read(
         self, table: ParquetTable, file: str, lacking: Sequence[str]
     ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-        """The columns of `_ORDER`; `None` where one is missing. Numbers are taken on the way."""
+        """Return the columns of `_ORDER`;
+
+        `None` if one is missing. Also adds numbers to the moments.
+        """
         columns = [name for name in {**dict.fromkeys(_ORDER), **self._specs} if name not in lacking]
         parts: list[FloatArray] = []
-        wrong: set[str] = set()  # what is wrong with a feature is said once a file
+        wrong: set[str] = set()  # features already reported for this file
         for batch in table.batches(columns):
             for name in (name for name in self._specs if name in columns and name not in wrong):
                 wrong.add(name)
@@ -119,7 +122,7 @@ class Rows:
         return found[0], found[1], found[2]
 
     def _take(self, name: str, column: pa.Array, file: str) -> bool:
-        """Add a column's numbers to the moments; whether they are all finite."""
+        """Add a column's numbers to the moments. Returns whether all are finite."""
         values = array_of(column, self._specs[name])
         if not len(values):
             return True
@@ -141,7 +144,7 @@ class Rows:
                     "numbers without a text",
                     file=file,
                     feature=name,
-                    expected=f"one of {len(self._texts[name])} texts",
+                    expected=f"the number of a text, of {len(self._texts[name])}",
                     got=f"{name} {min(others)}",
                 )
         elements = np.ascontiguousarray(values.reshape(len(values), -1), np.float64)
@@ -167,7 +170,7 @@ class Rows:
             if len(rows) != episode.length:
                 self._findings.add(
                     "row_count",
-                    "another number of rows than the index says",
+                    "the number of rows differs from the index",
                     expected=episode.length,
                     got=len(rows),
                     **facts,
@@ -180,7 +183,7 @@ class Rows:
                 at = int(np.argmax(wrong)) if wrong.any() else int(np.argmax(np.diff(rows) != 1))
                 self._findings.add(
                     "row_order",
-                    "rows that are missing or out of order",
+                    "rows are missing or out of order",
                     frame=at,
                     expected=f"frame_index {at}" if wrong.any() else "rows of one episode",
                     got=f"{frames[rows[at]]:g}" if wrong.any() else "others between them",
@@ -191,17 +194,17 @@ class Rows:
             mine = np.isin(numbers, [episode.index for episode in episodes])
             self._findings.add(
                 "unnamed_rows",
-                "rows that are in no episode of this file",
+                "rows belong to no episode of this file",
                 file=file,
                 expected=f"{taken} rows",
-                got=f"{len(numbers)} rows; the first one of others is of episode "
+                got=f"{len(numbers)} rows; the first other row belongs to episode "
                 f"{numbers[np.argmin(mine)]:g}",
             )
 
     def _check_times(
         self, episode: LeRobotEpisode, times: FloatArray, facts: Mapping[str, str]
     ) -> None:
-        """One finding at most; times that are wrong but go on are kept for the videos."""
+        """Report at most one finding. Ascending times that deviate are kept for the videos."""
         wanted = np.arange(len(times)) / self._info.fps
         off = np.abs(times - wanted)
         if (off <= TOLERANCE).all():
@@ -213,7 +216,7 @@ class Rows:
             at = int(np.argmax(jumps))
             self._findings.add(
                 "time_jump",
-                f"timestamps that jump: {int(jumps.sum())} of {len(jumps)} steps",
+                f"timestamps jump in {int(jumps.sum())} of {len(jumps)} steps",
                 frame=at + 1,
                 expected=f"{times[at] + usual:.6f} s",
                 got=f"{times[at + 1]:.6f} s",
@@ -223,7 +226,7 @@ class Rows:
             at = int(np.argmax(off))
             self._findings.add(
                 "time_drift",
-                "timestamps that are not those of the frame rate",
+                "timestamps do not match the frame rate",
                 frame=at,
                 expected=f"{wanted[at]:.6f} s",
                 got=f"{times[at]:.6f} s",

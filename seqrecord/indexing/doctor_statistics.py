@@ -1,4 +1,4 @@
-"""Whether a LeRobot dataset's statistics are those of its rows."""
+"""Compares a LeRobot dataset's statistics with its rows."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from seqrecord.sources.lerobot.layout import LeRobotInfo, read_stats
 from seqrecord.sources.lerobot.stats import NAMES, add_moments, stored_moments
 from seqrecord.statistics.moments import Moments
 
-_EXTREMES, _MEANS = 1e-3, 0.05  # of the range, of the deviation: what may differ
+_EXTREMES, _MEANS = 1e-3, 0.05  # tolerances, relative to range and standard deviation
 _ROUNDING = 1e-6
 _INDEX_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""LeRobot's own edits leave their statistics behind, and no training reads them."""
+"""LeRobot's own edits leave the statistics of these columns stale, and no training reads them."""
 
 
 def check_statistics(
     root: Path, info: LeRobotInfo, found: Mapping[str, list[Moments]], findings: Findings
 ) -> None:
-    """Compare what the dataset says with `found`, which the rows have, by feature."""
+    """Compare the stored statistics with `found`, the moments of the rows by feature."""
     stored: dict[str, list[Moments]] = {}
     named: set[str] = set()
-    scaled: set[str] = set()  # pictures whose statistics are not from 0 to 1
+    scaled: set[str] = set()  # images with statistics outside 0 to 1
     place, records = read_stats(root, info)
     file = place.relative_to(root).as_posix()
     for record in records:
@@ -37,7 +37,7 @@ def check_statistics(
                 with findings.caught("statistics", file=file, feature=name):
                     if _is_scaled(stored_moments(entry, 1)) and name not in scaled:
                         scaled.add(name)
-                        message = "statistics of pictures that are not from 0 to 1"
+                        message = "statistics of images are outside 0 to 1"
                         findings.add("statistics", message, file=file, feature=name)
             if found.get(name):
                 with findings.caught("statistics", file=file, feature=name):
@@ -57,8 +57,8 @@ def _is_scaled(stored: list[Moments]) -> bool:
 
 
 def _compare(stored: list[Moments], found: list[Moments], findings: Findings, **facts: str) -> None:
-    """One finding at most: the first number that does not fit."""
-    message = "statistics that are not those of the rows"
+    """Report at most one finding: the first number that differs."""
+    message = "statistics differ from the rows"
     if len(stored) != len(found):
         expected, got = (f"{len(each)} elements" for each in (found, stored))
         findings.add("statistics", message, expected=expected, got=got, **facts)

@@ -1,4 +1,4 @@
-"""What is wrong with a camera's videos: frames, keyframes and pictures."""
+"""Checks a camera's videos: frames, keyframes and pictures."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from seqrecord.sources.video.tables import PacketTable, read_table
 
 FloatArray = npt.NDArray[np.float64]
 
-_SECONDS_APART = 60.0  # of the keyframes that are decoded
-_MOST_DECODED = 32  # frames that are decoded on average to read one, before that is a finding
+_SECONDS_APART = 60.0  # between decoded keyframes
+_MOST_DECODED = 32  # average decoded frames to read one; more is a finding
 _BLOCK = 8
-_BLACK, _SPREAD = 24.0, 4.0  # brightness of means of blocks, of 255: the highest, and all of them
-# Their largest change in a frozen picture, after so long: encoding the same picture again changes
-# blocks by up to 5.
+_BLACK, _SPREAD = 24.0, 4.0  # of block means, 0 to 255: maximum and range of a black picture
+# A frozen picture: the largest change of block means, after at least so many seconds. Encoding the
+# same picture again changes means by up to 5.
 _STILL, _STILL_SECONDS = 6.0, 1.0
 
 
-class Camera:
-    """One camera's videos, a file at a time: in memory are the tables of one."""
+class VideoChecker:
+    """Checks one camera's videos, one file at a time. Memory: the packet table of one file."""
 
     def __init__(self, root: Path, feature: LeRobotFeature, fps: float, findings: Findings) -> None:
         self._root, self._feature, self._fps = root, feature, fps
         self._name, self._findings = feature.name, findings
         self._files = self._frames = self._decoded = self._longest = 0
         self._longest_file: str | None = None
-        self._clock = self._due = 0.0  # seconds of all files so far; when to look at a picture
+        self._clock = self._due = 0.0  # seconds of all files so far; next picture to check
         self._last: tuple[float, FloatArray] | None = None  # the last picture
         self._stream: tuple[object, ...] | None = None
 
     def examine(
         self, file: str, episodes: Sequence[LeRobotEpisode], times: Mapping[int, FloatArray]
     ) -> None:
-        """Look at one file, in which these episodes are; `times` are the seconds of their rows
-        where they are not those of the frame rate."""
+        """Check one file, which contains these episodes.
+
+        `times` are the row timestamps, in seconds, of episodes that deviate from the frame rate.
+        """
         facts = {"file": file, "feature": self._name}
         self._files += 1
         with self._findings.caught(**facts), VideoFile(self._path(facts)) as video:
@@ -61,12 +63,12 @@ class Camera:
             self._check_pictures(video, table, seconds, facts)
 
     def count(self) -> CameraCount:
-        """What was counted in all files; says what reading costs, if that is much."""
+        """Return the counts of all files. Reports a high decoding cost."""
         cost = self._decoded / self._frames if self._frames else 0.0
         if cost > _MOST_DECODED:
             self._findings.add(
                 "keyframes",
-                "keyframes that are far apart, so that many frames are decoded to read one",
+                "keyframes are far apart: many frames are decoded to read one",
                 file=self._longest_file,
                 feature=self._name,
                 expected=f"at most {_MOST_DECODED} frames on average",
@@ -80,7 +82,7 @@ class Camera:
         if stream != self._stream:
             self._findings.add(
                 "stream",
-                "a video that differs from the first one",
+                "a video differs from the first one",
                 expected=" ".join(map(str, self._stream)),
                 got=" ".join(map(str, stream)),
                 **facts,
@@ -89,7 +91,7 @@ class Camera:
         if self._stream is stream and math.prod(video.coded_size) != declared:
             self._findings.add(
                 "stream",
-                "a video of another size than declared",
+                "a video's size differs from the declared one",
                 expected=list(self._feature.shape),
                 got=list(video.coded_size),
                 **facts,
@@ -130,7 +132,7 @@ class Camera:
         if shared := int((uses > 1).sum()):
             self._findings.add(
                 "shared_frames",
-                "frames that several episodes have",
+                "frames belong to several episodes",
                 episode=shared_with,
                 got=f"{shared} of {len(uses)} frames",
                 **facts,
@@ -138,7 +140,7 @@ class Camera:
         if unnamed := int((uses == 0).sum()):
             self._findings.add(
                 "unnamed_frames",
-                "frames that are in no episode",
+                "frames belong to no episode",
                 expected=f"{len(uses) - unnamed} frames",
                 got=f"{len(uses)} frames",
                 **facts,
@@ -147,14 +149,14 @@ class Camera:
     def _check_rows(
         self, wanted: FloatArray, seconds: FloatArray, facts: Mapping[str, Any]
     ) -> None:
-        """One finding at most: whether the rows of an episode have frames."""
+        """Report at most one finding: rows of an episode without frames."""
         half = 0.5 / self._fps
         outside = (wanted < seconds[0] - half) | (wanted > seconds[-1] + half)
         if outside.any():
             there = int((~outside).sum())
             self._findings.add(
                 "outside_file",
-                "an episode with rows outside of its video",
+                "an episode has rows outside of its video",
                 frame=int(np.argmax(outside)),
                 expected=f"{len(wanted)} frames from {wanted[0]:.3f} to {wanted[-1]:.3f} s",
                 got=f"{there} frames in a video from {seconds[0]:.3f} to {seconds[-1]:.3f} s",
@@ -171,8 +173,7 @@ class Camera:
             row = int(np.argmin(fits))
             self._findings.add(
                 "no_frame",
-                f"{int((~fits).sum())} of {len(fits)} rows without a frame of their own in the "
-                "video",
+                f"{int((~fits).sum())} of {len(fits)} rows have no frame of their own in the video",
                 frame=row,
                 expected=f"one within {TOLERANCE} s of {wanted[row]:.6f} s",
                 got=f"{seconds[near[row]]:.6f} s",
@@ -184,7 +185,7 @@ class Camera:
         if not len(cuts) or cuts[0]:
             self._findings.add(
                 "keyframes",
-                "a video that does not begin with a keyframe",
+                "a video does not begin with a keyframe",
                 severity="error",
                 expected="a keyframe at frame 0",
                 got=f"one at frame {cuts[0]}" if len(cuts) else "none",
@@ -199,7 +200,7 @@ class Camera:
     def _check_pictures(
         self, video: VideoFile, table: PacketTable, seconds: FloatArray, facts: Mapping[str, Any]
     ) -> None:
-        """Look at one keyframe a minute, and at the last one of the same file."""
+        """Check one keyframe a minute, and the last one in the file."""
         cuts = np.flatnonzero(table.is_cut[table.shown])
         begin, self._clock = self._clock, self._clock + len(seconds) / self._fps
         times = begin + seconds[cuts] - seconds[0]

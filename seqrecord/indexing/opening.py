@@ -1,4 +1,4 @@
-"""Opens what lies at a place: a dataset, or an original that is read where it lies."""
+"""Opens a dataset, or an original in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seqrecord.reading.dataset import Dataset, DatasetLike, open_packed, refuse_
 from seqrecord.reading.externals import ExternalFiles, Originals
 from seqrecord.storage import LocalStorage, StorageLike, open_storage
 
-if TYPE_CHECKING:  # imported where they are used: `open` does without
+if TYPE_CHECKING:  # not needed by `open`
     from seqrecord.reading.summary import Summary
     from seqrecord.reading.verify import VerifyProgress, VerifyReport
 
@@ -31,38 +31,42 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     originals: Originals = None,
     tolerance: float | None = None,
 ) -> Dataset:
-    """Open a dataset for reading; `seqrecord.open` is this function.
+    """Open a dataset for reading. This is `seqrecord.open`.
 
-    Reads the manifest and opens the index; record files are opened when their frames are read.
-    Where no dataset lies but a LeRobot dataset or a folder of video, these are read as they lie:
-    their index is made in the folder `SEQRECORD_HOME`, by default the platform's for caches, and
-    found there again.
+    Reads the manifest and maps the index. Record files are opened by the first read of their
+    frames. A LeRobot dataset, or a folder of videos, is opened in place: its index is created in
+    the folder `SEQRECORD_HOME` (by default the platform's cache folder), and reused by later calls.
 
     Args:
         location: local path or URL.
-        features: names of the features to read; all by default. No bytes of others are read.
-        version: the id of an earlier version, as `Dataset.version` or `seqrecord info --versions`
-            has it; by default the dataset as it is.
-        verify: check every page that is read against its checksum. Without it, single frames are
-            read alone instead of with their page.
-        storage_options: for the filesystem that serves `location`.
-        cache_dir: a folder of a local disk that keeps what is read from a remote dataset, so that
-            it is read from there the next time. Processes may share it. Off by default.
-        cache_limit: the most that the folder may hold: bytes, or text such as "200GiB". What was
-            not used for the longest time is removed first. Needed with `cache_dir`.
-        originals: the place of the original files of an index now: a local path or URL, or, of an
-            index of several originals, a dict from each old root to its new place. Sizes of all
-            files, and checksums of samples of 16 files of each root, are compared. By default the
-            place at which you indexed them.
-        tolerance: of a LeRobot dataset that is read as it lies, how far from its row's time a frame
-            may be, in seconds; by default 0.1 ms. Records have their frames already.
+        features: names of the features to read; default all. No bytes of others are read.
+        version: id of an earlier version, from `Dataset.version` or `seqrecord info --versions`;
+            default the current version.
+        verify: check the checksum of every page read. If false, a single frame is read alone,
+            without its page.
+        storage_options: for the filesystem of `location`.
+        cache_dir: local folder with a cache of a remote dataset. Processes may share it. Default
+            none.
+        cache_limit: maximum size of the cache: bytes, or text such as "200GiB". Least recently
+            used data is removed first. Required with `cache_dir`.
+        originals: present location of an index's original files: local path or URL, or a dict from
+            each old root to its new location if there are several. Sizes of all files, and
+            checksums of samples of 16 files per root, are compared. Default: their location when
+            indexed.
+        tolerance: for a LeRobot dataset in place, the maximum difference between the times of a
+            frame and its row, in seconds; default 0.1 ms. Not for datasets of record files.
 
-    Files from which an index copied values are looked at, once per process: see docs/in-place.md.
+    Files whose values an index copied are compared once per process: see docs/in-place.md.
 
-    Raises `NotFoundError` where there is neither, no such version, or not all of its files,
-    `FormatError` for a broken dataset, `SourceError` for a broken original, and for a `tolerance`
-    of one that is no LeRobot dataset, `ClipError` for `originals` of what is an original itself and
-    `SchemaError` for a feature that it does not have.
+    Raises `NotFoundError` if there is neither dataset nor original, and if the version or a file is
+    missing. Raises `FormatError` for a damaged dataset, `SourceError` for a damaged original, or
+    for `tolerance` with an original that is not a LeRobot dataset. Raises `ClipError` for
+    `originals` with an original, and `SchemaError` for an unknown feature.
+
+    Example:
+        with seqrecord.open("records/", features=["pose"]) as dataset:
+            for key, episode in dataset.episodes.items():
+                print(key, episode[0:4]["pose"].shape)
     """
     return _open(
         location,
@@ -83,7 +87,7 @@ def open_unchecked(
     features: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """As `open`, without a look at an index's originals: to show it, not to read it."""
+    """Like `open`, without a check of originals; for summaries."""
     return _open(location, storage_options, None, features=features, check_originals=False)
 
 
@@ -120,8 +124,8 @@ def _open(
             raise
         chosen = {} if tolerance is None else {"tolerance": tolerance}
         folder = _index_of(location, storage_options, error, **chosen)
-    refuse_ignored("an original that is read where it lies", originals=originals)
-    # The index was compared with the original just now.
+    refuse_ignored("an original read in place", originals=originals)
+    # Its index has just been compared with the original.
     return open_packed(
         folder, features=features, verify=verify, external_options=options, check_originals=False
     )
@@ -130,10 +134,10 @@ def _open(
 def dataset_of(
     dataset: DatasetLike, *, features: Sequence[str] | None = None, **options: Any
 ) -> Dataset:
-    """An open dataset with these features; one that is open is used as it was opened.
+    """Return `dataset`, opened if necessary, with these features.
 
-    `options` are those of `open`, and `None` for its defaults. Raises `ClipError` for one
-    that does not go with an open dataset, and whatever `open` raises.
+    `options` are arguments of `open`, `None` for defaults. Raises `ClipError` for an option that an
+    open dataset would ignore, and the errors of `open`.
     """
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", **options)
@@ -148,7 +152,9 @@ def opened(
     features: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> AbstractContextManager[Dataset]:
-    """`dataset_of` for a `with` block, which closes what was opened for it; of stored frames."""
+    """Like `dataset_of`, for a `with` block that closes only a dataset it opened. Frames are not
+    resized.
+    """
     reader = dataset_of(dataset, features=features, storage_options=storage_options).resized(None)
     return nullcontext(reader) if isinstance(dataset, Dataset) else reader
 
@@ -164,12 +170,16 @@ def summarize(
 
     Args:
         dataset: local path or URL, or an open dataset.
-        clip: which clips to count, if any.
-        features: names of the features that are described, and that clips must have; by default
-            those that the dataset was opened with, or all. Record files are counted whole.
-        storage_options: for the filesystem that serves the dataset's URL.
+        clip: clips to count, if any.
+        features: features to describe and required in clips; default all, or those selected in an
+            open dataset. Record files are counted whole.
+        storage_options: for the filesystem of the dataset's URL.
 
-    Raises what `seqrecord.open` raises.
+    Raises the errors of `seqrecord.open`.
+
+    Example:
+        summary = seqrecord.summarize("records/")
+        print(summary.num_episodes, summary.num_frames)
     """
     from seqrecord.reading.summary import summarize
 
@@ -188,29 +198,32 @@ def verify(
     progress: Callable[[VerifyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> VerifyReport:
-    """Read everything of a dataset and report all that is wrong.
+    """Read a whole dataset and report all problems.
 
-    Checks manifest and index, each record file's header and footer and that they agree with them,
-    the checksums of every page and of its slices, and that files which pages refer to are as they
-    were indexed. A broken index is reported and replaced by what the record files say, so that
-    their pages are checked all the same. Memory: the index, the same index built from the record
-    files, and a chunk per thread.
+    Checks manifest and index, headers and footers of record files and their agreement, checksums of
+    all pages and slices, and the state of referenced files. A damaged index is reported, and
+    replaced by one built from the record files, so that pages are still checked. Memory: the index,
+    the index built from the record files, and a chunk per thread.
 
-    That there was no problem is recorded in `verified.json` beside the manifest, if that can be
-    written in one step (by fsspec it cannot); `summarize` and the next `verify` say when it was.
-    Nothing else is written.
+    A run without problems is recorded in `verified.json` beside the manifest, and shown by
+    `summarize` and later runs. Storages without conditional writes (fsspec) skip that. Nothing else
+    is written.
 
     Args:
-        dataset: local path or URL, or an open dataset, of which what lies there now is read too,
+        dataset: local path or URL, or an open dataset. The current state of its storage is checked,
             through its cache if it has one.
-        deep: decode every frame of every feature as well.
-        num_threads: by default one for each core.
-        progress: called from this thread, after every chunk.
-        storage_options: for the filesystem that serves the dataset's URL.
+        deep: also decode every frame of every feature.
+        num_threads: default one per core.
+        progress: called from the calling thread, after every chunk.
+        storage_options: for the filesystem of the dataset's URL.
 
-    Raises `NotFoundError` where there is no dataset, and `StorageError` if its manifest cannot be
-    read, or the storage does not answer any more; what is wrong beyond that is in the report, in an
-    order that does not depend on threads.
+    Raises `NotFoundError` if there is no dataset, and `StorageError` if its manifest is unreadable
+    or the storage stops answering. All other problems are in the report, in an order independent of
+    threads.
+
+    Example:
+        report = seqrecord.verify("records/")
+        assert report.ok, report.problems
     """
     from seqrecord.reading.verify import verify
 
@@ -234,8 +247,8 @@ def _index_of(
     error: NotFoundError,
     **options: Any,
 ) -> Path:
-    """The folder of the index of the original there; `error` where none lies there."""
-    # Here, for what finds originals takes longer to import than what opens datasets.
+    """Return the folder of the original's index; raise `error` if there is no original."""
+    # Imported late: detection of originals takes longer to import than opening a dataset.
     from seqrecord.indexing.originals import find_index
 
     folder = find_index(location, storage_options, **options)

@@ -1,12 +1,12 @@
-"""Indexes of somebody else's data: found again in the user's own folder, or made there.
+"""Indexes of originals, created and reused in the user's folder.
 
 ::
 
-    SEQRECORD_HOME/indexes/PLACE.json      which index is that of the original, and what it was like
-    SEQRECORD_HOME/indexes/PLACE.lock      held while one is made
+    SEQRECORD_HOME/indexes/PLACE.json      entry: the index's folder, and the original's state
+    SEQRECORD_HOME/indexes/PLACE.lock      locked during creation
     SEQRECORD_HOME/indexes/PLACE-…/        the index: a dataset whose video stays in the original
 
-PLACE is a hash of the original's place, without credentials.
+PLACE is a hash of the original's location, without credentials.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from seqrecord.format.references import (
 )
 from seqrecord.indexing.source_opening import open_source
 from seqrecord.reading.home import (
-    folder_of_home,
     home,
     is_private,
     is_trusted,
     make_private,
+    private_folder,
 )
 from seqrecord.sources import Source
 from seqrecord.sources.common.files import LinkLoopError
@@ -63,7 +63,7 @@ from seqrecord.writing.destination import WriteMode
 
 _logger = logging.getLogger("seqrecord")
 
-_LOGGED_LINES = 10  # of the inventory
+_LOGGED_LINES = 10  # lines of the inventory
 
 
 def index_source(
@@ -79,11 +79,10 @@ def index_source(
     units: Mapping[str, str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
-    """Make a dataset of a source whose video, or files, stay where they are; other features are
-    copied.
+    """Create an index of a source: video, or files, stay in place; other features are copied.
 
     `mode`, `workers`, `kinds` and `units` are as for `convert`. Raises `SourceError` for a source
-    that cannot be referred to, and as `convert` does.
+    that cannot be read in place, and the errors of `convert`.
     """
     if hasattr(source, "referring"):
         source = source.referring()
@@ -111,16 +110,17 @@ def find_index(
     workers: int | None = 1,
     **options: Any,
 ) -> Path | None:
-    """The folder of the index of the original at `location`, made if there is none.
+    """Return the folder of the index of the original at `location`; creates it if needed.
 
-    One that the original has outgrown gets the new episodes, and one of an original that has
-    changed otherwise is made anew. Of several processes one makes it, and the others wait. `None`
-    where no original lies that is indexed by itself: a LeRobot dataset, or a folder of video.
-    `NotFoundError` where one lies that is indexed only if somebody asks for it, and `SourceError`
-    where its format does not take these options.
+    If the original has new episodes, they are added; after other changes the index is recreated.
+    One process creates it, others wait. `None` if there is no LeRobot dataset and no folder of
+    videos.
 
-    By default no process is started: scripts that open a dataset need not be ready for that.
-    `options` are those of the original's format that are not its defaults: each has its own index.
+    `options` are arguments of the original's format; each combination has an index of its own.
+    `workers=1` starts no process: scripts that open a dataset need no main guard.
+
+    Raises `NotFoundError` for an original that is indexed only on request, and `SourceError` for
+    unknown options.
     """
     source = _source_at(location, storage_options, options)
     if source is None:
@@ -136,11 +136,11 @@ def find_index(
 
 
 def _found_or_made(source: Source, name: str, shown: str, workers: int | None) -> Path:
-    prepared = _Indexed(source, home() / "indexes" / name, shown, workers).current()  # by root
+    prepared = _OriginalIndex(source, home() / "indexes" / name, shown, workers).current()
     if prepared is not None:
         return prepared
-    with folder_of_home("indexes", name) as folder, _locked(folder / f"{name}.lock", shown):
-        return _Indexed(source, folder / name, shown, workers).brought_up_to_date()
+    with private_folder("indexes", name) as folder, _locked(folder / f"{name}.lock", shown):
+        return _OriginalIndex(source, folder / name, shown, workers).updated()
 
 
 def _source_at(
@@ -148,11 +148,11 @@ def _source_at(
 ) -> Source | None:
     try:
         source = open_source(location, storage_options=storage_options, **options)
-    except (LinkLoopError, OptionError, NestedError):  # they may hide originals, or name one
+    except (LinkLoopError, OptionError, NestedError):  # they may hide an original
         raise
-    except (SourceError, NotFoundError, LocationError):  # the last: where no folders are listed
+    except (SourceError, NotFoundError, LocationError):  # the last: without folder listings
         return None
-    # A tree of other files, among which there is video, may be anything.
+    # A tree of mixed files with some video is not detected automatically.
     is_whole = getattr(source, "is_whole", None)
     if is_whole is not None and is_whole():
         referring: Source = source.referring()  # type: ignore[attr-defined]
@@ -160,14 +160,14 @@ def _source_at(
     if hasattr(source, "referring"):
         raise NotFoundError(
             "no dataset, but originals: pack them (`seqrecord write --src SRC`), or index them "
-            "where they are (`seqrecord index SRC -o DST`), and open the result",
+            "in place (`seqrecord index SRC -o DST`), and open the result",
             file=location.url if isinstance(location, Storage) else parse_location(location).shown,
         )
     return None
 
 
 def _check_small(source: Source) -> None:
-    """`SourceError` where the index would be a copy of what is large."""
+    """Raise `SourceError` if large features would have to be copied into the index."""
     schema = source.schema()
     large = [
         spec.name
@@ -177,21 +177,21 @@ def _check_small(source: Source) -> None:
     ]
     if large or not any(spec.may_be_referred_to for spec in schema.values()):
         raise SourceError(
-            "this original cannot be read in place, for it has large features that are neither "
-            "video nor images and arrays that are files, or parts of files; choose others "
-            "(--features), or make a dataset of it with `seqrecord write --src`",
+            "this original cannot be read in place: it has large features that are neither video, "
+            "nor images or arrays in files of their own or parts of files; select others "
+            "(--features), or pack it with `seqrecord write --src`",
             expected="video or images, and other features of at most 64 KiB a frame",
             got=", ".join(large) or "neither",
         )
 
 
 def _size_of(folder: Path) -> str:
-    """Bytes of an index beside its manifest and notes, as text."""
+    """Return the size of an index in bytes, as text, without manifest and notes."""
     return str(sum(p.stat().st_size for p in folder.rglob("*/*") if p.is_file()))
 
 
 def _as_content(file: ExternalFile) -> ExternalFile:
-    """The file, whatever the commit: on the Hub its identity is that of its bytes."""
+    """Return the file without its commit: on the Hub the identity is a content hash."""
     return replace(file, root=without_commit(file.root))
 
 
@@ -201,22 +201,22 @@ def _locked(path: Path, shown: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _logger.warning("%s: another process is making its index; waiting for that", shown)
+            _logger.warning("%s: another process is creating its index; waiting", shown)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 @dataclass
-class _Indexed:
-    """An original and what is kept of it, in files called as `base` is."""
+class _OriginalIndex:
+    """An original and its index; `base` is the common prefix of the index's files."""
 
     source: Any
     base: Path
     shown: str
     workers: int | None
 
-    def brought_up_to_date(self) -> Path:
-        """The folder of the index, which is that of the original as it is now."""
+    def updated(self) -> Path:
+        """Return the folder of the index, created or updated to the original's present state."""
         note, identity = self._note(), self.source.identity()
         if note is not None and note["identity"] == identity:
             return self._folder(note)
@@ -238,7 +238,7 @@ class _Indexed:
         make_private(temporary)
         make_private(folder)
         temporary.replace(self.base.with_suffix(".json"))
-        kept = [folder] if note is None else [folder, self._folder(note)]  # a job may read that
+        kept = [folder] if note is None else [folder, self._folder(note)]  # a job may read it
         for other in self.base.parent.glob(f"{self.base.name}-*"):
             if other not in kept:
                 shutil.rmtree(other, ignore_errors=True)
@@ -249,7 +249,7 @@ class _Indexed:
         return folder
 
     def current(self) -> Path | None:
-        """The folder of the index of the original as it is now, if there is one."""
+        """Return the folder of the index if it is up to date, else `None`."""
         if not (is_private(self.base.parent) and is_private(self.base.with_suffix(".json"))):
             return None
         note = self._note()
@@ -261,7 +261,7 @@ class _Indexed:
         return self.base.with_name(note["folder"])
 
     def _note(self) -> dict[str, str] | None:
-        """What is kept of the index; `None` where there is none that can be used."""
+        """Read the index's entry; `None` if missing or unusable."""
         with suppress(OSError, ValueError, SeqRecordError):
             found = json.loads(self.base.with_suffix(".json").read_text())
             names = {"original", "identity", "content", "folder", "size"}
@@ -273,7 +273,7 @@ class _Indexed:
                 folder = self._folder(found)
                 read_manifest(LocalStorage(folder))
                 lists = [path.stem for path in (folder / EXTERNALS).glob("*.json")]
-                # Somebody may have removed a part of what is kept.
+                # Parts of it may have been deleted.
                 if (
                     found["size"] == _size_of(folder)
                     and all(map(is_trusted, lists))
@@ -283,14 +283,14 @@ class _Indexed:
         return None
 
     def _content(self, before: str = "") -> str:
-        """What is copied of the original; empty where that is nothing but what its video says."""
+        """Return the source's identity of its copied data; empty if only video data is copied."""
         content = getattr(self.source, "content", None)
         return "" if content is None else str(content(before))
 
     def _has_grown(self, note: dict[str, str]) -> bool:
-        """Whether all that the index has was copied from, or refers to, is as it was."""
+        """Return whether all copied and referenced data of the index is unchanged."""
         folder, is_same = self._folder(note), False
-        with suppress(ValueError):  # of a note that is damaged
+        with suppress(ValueError):  # a damaged entry
             is_same = note["content"] == self._content(note["content"])
         now = set(map(_as_content, self.source.external_files().values()))
         copied = read_manifest(LocalStorage(folder)).copied

@@ -1,4 +1,4 @@
-"""`open_source`: the source of a dataset or of originals."""
+"""`open_source`: opens a dataset or an original as a source."""
 
 from __future__ import annotations
 
@@ -22,34 +22,37 @@ def open_source(
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Source:
-    """The source of the episodes at `path`.
+    """Open the episodes at `path` as a source.
 
     Args:
-        path: a folder or file of originals, or a dataset: a path of this machine, a URL, or an
-            open storage.
-        format: the name of its format, of those in docs/reference/sources.md or of an installed
-            package. By default the one that fits what lies there.
-        features: names of the features to read, in that order; by default all.
-        keep_encoded: leave PNG and JPEG images as they are; a dataset's are always left so.
-        storage_options: of a URL, as for `seqrecord.open`.
-        options: what only some formats take, such as TartanAir's `cameras` and `difficulty`;
-            `None` means that an option is not given.
+        path: folder or file of an original, or a dataset: local path, URL, or an open storage.
+        format: format name, see docs/reference/sources.md, or a format of an installed package.
+            Default: detected.
+        features: names of the features to read, in that order; default all.
+        keep_encoded: keep PNG and JPEG images encoded. A dataset's always stay encoded.
+        storage_options: for a URL, as in `seqrecord.open`.
+        options: arguments of single formats, such as TartanAir's `cameras` and `difficulty`;
+            `None` counts as not given.
 
-    Raises `SourceError` where no format fits, or more than one, which lists what was tried; for a
-    format that is unknown or does not fit; and for an option that the format does not take.
+    Raises `SourceError` if no format matches, or several do, with a list of the attempts; for an
+    unknown or wrong `format`; and for an option unknown to the format.
+
+    Example:
+        source = seqrecord.open_source("records/")
+        print(source.schema())
     """
     given = {name: value for name, value in options.items() if value is not None}
     is_remote = is_url(path) or not isinstance(path, (str, os.PathLike))
     if storage_options and not is_remote:
-        raise SourceError("storage_options are of a URL alone", file=str(path))
+        raise SourceError("storage_options apply to URLs only", file=str(path))
     if format in (None, DATASET):
-        from seqrecord.writing.dataset_source import find_dataset  # the command line needs it late
+        from seqrecord.writing.dataset_source import find_dataset  # slow import
 
         dataset = find_dataset(path, features, storage_options, is_named=format is not None)
         if dataset is not None:
             for name in given:
                 raise OptionError(
-                    f"{name} cannot be chosen for the format {DATASET}: leave it out", got=name
+                    f"{name} does not apply to the format {DATASET}: remove it", got=name
                 )
             return dataset
     return open_original(

@@ -1,4 +1,4 @@
-"""`LeRobotDataset`: LeRobot's class, which reads by seqrecord."""
+"""`LeRobotDataset`: a replacement of LeRobot's class, read by seqrecord."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seqrecord.lazy import import_extra
 from seqrecord.lerobot.form import channels_first, numbers
 from seqrecord.lerobot.planned import PlannedIndex, PlannedReader
 from seqrecord.pipes.collating import collate
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
@@ -39,40 +39,48 @@ _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[
 
 
 class LeRobotDataset(TorchDataset[dict[str, Any]]):
-    """Takes the place of `lerobot.datasets.lerobot_dataset.LeRobotDataset` where it is read.
+    """Replacement of `lerobot.datasets.lerobot_dataset.LeRobotDataset` for reading.
 
-    Items are those of LeRobot's class, as equal as the decoders are: this one decodes by PyAV. All
-    features of `meta.features` are there; one with a window [T, …], with `<feature>_is_pad`, bool
-    [T]. Images are float32 [C, H, W] from 0 to 1, or uint8.
+    Items equal those of LeRobot's class up to the decoder (this one is PyAV). They have all
+    features of `meta.features`: [T, …] and a mask `<feature>_is_pad`, bool [T], with a window.
+    Images are float32 [C, H, W] in [0, 1], or uint8.
 
-    The files are read [in place](in-place.md), and downloaded from the Hub where LeRobot's class
-    would download them, but always all. Features whose decoded frames all fit into `cache_limit`
-    stay in memory in each process: from the second epoch on, persistent workers and the main
-    process decode nothing, in any order. Of larger datasets each item decodes its own frames; in
-    the order of `PlannedSampler` each frame is decoded about once an epoch.
+    Files are read [in place](in-place.md), and downloaded completely from the Hub if LeRobot's
+    class would download any. Features whose decoded frames all fit into `cache_limit` stay in
+    memory in each process: from the second epoch on, persistent workers and the main process decode
+    nothing, in any order. In larger datasets each item decodes its own frames; in the order of
+    `PlannedSampler` each frame is decoded about once per epoch.
 
-    Raises `ClipError` (a `ValueError`) where a time of `delta_timestamps` is not that of a frame to
-    `tolerance_s`, `SourceError` for a dataset that is not what its `meta` says, and
-    `MissingPackageError` without LeRobot. Frames that are `tolerance_s` or more from their time in
-    the video are a `SourceError` here and now, not when an item needs them.
+    Raises `ClipError` (a `ValueError`) if a time in `delta_timestamps` misses every frame by more
+    than `tolerance_s`; `SourceError` if the dataset contradicts its `meta`, or if a video frame is
+    `tolerance_s` or more away from its time; and `MissingPackageError` without LeRobot. All checks
+    run at once, not when an item is read.
+
+    Usage::
+
+        from seqrecord.lerobot import LeRobotDataset
+
+        dataset = LeRobotDataset("user/name", root="lerobot/")
+        item = dataset[0]
 
     Args:
-        repo_id: the name on the Hub, as for LeRobot's class; so are the arguments up to `token`.
-        video_backend: has no effect.
-        records: what `seqrecord write` has made of the dataset, to be read in place of its files:
-            a path, a URL, or an open dataset. Needed for images in tables and for depth.
-        cache_limit: memory of each process for decoded frames that stay, the smallest features
-            first: bytes, or text such as "512MiB".
-        resize: height and width of images, `{"observation.images.top": (224, 224)}`, or one
-            `(224, 224)` for all, as for `seqrecord.SeqRecordMapDataset`; stored frames by default.
-            `meta.features` has the stored shapes.
-        meta: theirs, where it is loaded already, its statistics of depth in `depth_output_unit`.
+        repo_id: name on the Hub. This argument and the others up to `token` are the same as in
+            LeRobot's class.
+        video_backend: ignored.
+        records: the dataset as records of `seqrecord write`, read instead of its files: a path, a
+            URL, or an open dataset. Required for images in tables and for depth.
+        cache_limit: memory of each process for decoded frames that stay, smallest features first,
+            as bytes or text such as "512MiB".
+        resize: height and width of images in pixels, `{"observation.images.top": (224, 224)}`, or
+            `(224, 224)` for all. Default: the stored size. `meta.features` keeps the stored shapes.
+        meta: LeRobot's metadata if already loaded, with statistics of depth in `depth_output_unit`.
 
     Attributes:
-        meta: LeRobot's own metadata.
+        meta: LeRobot's metadata.
         delta_indices: `delta_timestamps` in frames, or `None`.
         clips: the items as a `seqrecord.SeqRecordMapDataset`.
-        first_items: the number of the first item of each episode, int64 [all episodes].
+        first_items: the number of the first item of each episode, int64 [all episodes]; -1 for
+            unselected episodes.
     """
 
     def __init__(
@@ -124,7 +132,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         self._reader = PerProcess(partial(PlannedReader, self.clips, self._items))
 
     def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
-        """The files of the dataset, downloaded as LeRobot does if some are missing."""
+        """Open the dataset's files, and download them if some are missing."""
         if not has_all_files(self.meta.root):
             hub: Any = import_extra("huggingface_hub", _PACKAGE)
             place: dict[str, Any] = {"local_dir": root}
@@ -136,7 +144,9 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         return dataset_of(self.meta.root, tolerance=index_tolerance(self.tolerance_s))
 
     def _find_texts(self) -> dict[str, tuple[str, dict[str, int]]]:
-        """The features that are texts here: the column of their numbers, and these by text."""
+        """Features stored as texts here and as numbers in LeRobot: number column, and number by
+        text.
+        """
         root, info = self.meta.root, read_info(self.meta.root)
         return {
             name: (column, {text: i for i, text in read_texts(root, info, column).items()})
@@ -158,15 +168,15 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     def _select(
         self, dataset: Dataset, cache_limit: int | str, resize: Sizes | None
     ) -> SeqRecordMapDataset:
-        """The items of the episodes as clips."""
+        """Select the items of the episodes as clips."""
         lengths = dataset.contents.index.num_frames.astype(np.int64)
-        count, total, said = len(lengths), int(lengths.sum()), self.meta
-        is_whole = (count, total) == (said.total_episodes, said.total_frames)
+        count, total, meta = len(lengths), int(lengths.sum()), self.meta
+        is_whole = (count, total) == (meta.total_episodes, meta.total_frames)
         if not is_whole or f"episode_{count - 1:06d}" not in dataset.episodes:
             raise SourceError(
-                "another dataset than its meta says; `seqrecord doctor` tells what is wrong",
+                "the dataset contradicts its meta; `seqrecord doctor` finds the reason",
                 file=str(self.meta.root),
-                expected=f"{said.total_frames} frames in {said.total_episodes} episodes, numbered "
+                expected=f"{meta.total_frames} frames in {meta.total_episodes} episodes, numbered "
                 "from 0",
                 got=f"{total} frames in {count} episodes",
             )
@@ -194,7 +204,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
     @property
     def fps(self) -> int:
-        """Frames a second."""
+        """Frames per second."""
         fps: int = self.meta.fps
         return fps
 
@@ -206,17 +216,17 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
     @property
     def num_frames(self) -> int:
-        """Frames of the chosen episodes, each of which is an item."""
+        """The number of frames of the selected episodes, one per item."""
         return len(self.clips)
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes were chosen."""
+        """The number of selected episodes."""
         return len(self._length) if self.episodes is None else len(self.episodes)
 
     @cached_property
     def absolute_to_relative_idx(self) -> dict[int, int] | None:
-        """Items' numbers by `index` of their frames; `None` where all episodes are chosen."""
+        """Item numbers by `index` of their frames; `None` if all episodes are selected."""
         if self.episodes is None:
             return None
         owner, inside = numbered(self._length[self.clips.clips.selected])
@@ -227,24 +237,24 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         return len(self.clips)
 
     def __getitem__(self, number: int | slice) -> Any:
-        """An item by its number, or those of a slice."""
+        """Return an item by number, or the items of a slice."""
         if isinstance(number, slice):
             return list(self.__getitems__(range(*number.indices(len(self)))))
         return self._taken([number])[0]
 
     def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
-        """The items of these numbers; a `DataLoader` asks for those of a batch.
+        """Return the items of a batch; called by a `DataLoader`.
 
-        Those of a `PlannedSampler` were read ahead. Others are read in one call, each frame once.
+        Items of a `PlannedSampler` were read ahead. Others are read in one call, each frame once.
         """
         if self._redecoded and not all(isinstance(number, PlannedIndex) for number in items):
             windows = self.delta_indices or {}
             pictures = counted(sum(len(windows.get(n, [0])) for n in self._redecoded), "picture")
-            say_once(
-                f"{shown_place(self.clips.dataset.url)}: items come in another order than that of "
-                f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, and "
-                "those that lead to them from a keyframe; in that order each picture is decoded "
-                "about once an epoch, and a larger cache_limit keeps decoded pictures in memory"
+            warn_once(
+                f"{shown_place(self.clips.dataset.url)}: items without "
+                f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, from a "
+                "keyframe on; with the sampler each picture is decoded about once per epoch, and a "
+                "larger cache_limit keeps decoded pictures in memory"
             )
         return self._taken(items)
 
@@ -265,9 +275,10 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         return item
 
     def stats(self) -> dict[str, int]:
-        """What this process has read: `bytes_read`, `frames_decoded`, `video_frames_decoded` of all
-        cameras together, with those that were decoded for others only; and `items_in_order`,
-        which were read ahead."""
+        """Return statistics of this process: `bytes_read`, `frames_decoded` and
+        `video_frames_decoded` of all cameras together, including reference frames; and
+        `items_in_order`, items read ahead.
+        """
         names = ("bytes_read", "frames_decoded", "video_frames_decoded")
         planned, alone = self._reader.get().stats.report(), self.clips.stats()
         return {name: planned[name] + alone[name] for name in names} | {
@@ -277,11 +288,11 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     def set_image_transforms(
         self, image_transforms: Callable[[torch.Tensor], torch.Tensor] | None
     ) -> None:
-        """Replace what is called with each image."""
+        """Replace the function called with each image."""
         self.image_transforms = image_transforms
 
     def clear_image_transforms(self) -> None:
-        """Call nothing with images."""
+        """Remove the function called with each image."""
         self.set_image_transforms(None)
 
     def __repr__(self) -> str:
@@ -294,7 +305,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     # ---- items of batches
 
     def _items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
-        """Those of a batch of clips."""
+        """Convert a batch of clips to items."""
         found = {
             name: self._values(name, value)
             for name, value in batch.items()
@@ -320,7 +331,9 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         return numbers(value)
 
     def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
-        """The columns that say where frames are, of clips that start there, int64 [clips]."""
+        """The columns `episode_index`, `frame_index` and `index` of clips with these starts, int64
+        [clips].
+        """
         found: dict[str, torch.Tensor] = {}
         deltas = self.delta_indices or {}
         for name in self.features.keys() & {"episode_index", "frame_index", "index"}:
@@ -335,12 +348,12 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
 
 
 def _millimetres(metres: torch.Tensor) -> torch.Tensor:
-    """Whole ones, as LeRobot has them: of uint16, in float32."""
+    """Convert to whole millimetres, float32, as LeRobot does."""
     return (metres * 1000.0).round_().clamp_(0, 65535)
 
 
 def _metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
-    """LeRobot's own."""
+    """LeRobot's metadata of a dataset."""
     theirs: Any
     try:
         theirs = import_extra("lerobot.datasets.lerobot_dataset", _PACKAGE)
@@ -353,12 +366,14 @@ def _metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
 
 
 def index_tolerance(tolerance_s: float) -> float | None:
-    """That of the index that `seqrecord.open` uses too, by its default, where it is the same."""
+    """The tolerance of the index: `None` for the default, so that `seqrecord.open` shares the
+    index.
+    """
     return None if tolerance_s == TOLERANCE else tolerance_s
 
 
 def has_all_files(root: Path) -> bool:
-    """Whether the files are there that `meta` names."""
+    """Whether all files named in `meta` exist."""
     files = set[str]()
     for episode in read_episodes(root, read_info(root)):
         files |= {episode.file, *(video.file for video in episode.videos.values())}

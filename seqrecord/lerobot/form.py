@@ -1,4 +1,4 @@
-"""Batches in the form that LeRobot's have."""
+"""Conversion of batches to LeRobot's form."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ def to_lerobot(
     cameras: Collection[str] | None = None,
     return_uint8: bool = False,
 ) -> dict[str, Any]:
-    """A batch of a loader of a LeRobot dataset, in the form of LeRobot's own batches.
+    """Convert a batch of a LeRobot dataset's loader to the form of LeRobot's batches.
 
-    Images, uint8 [batch, …, H, W, C], become float32 [batch, …, C, H, W] from 0 to 1, or with
-    `return_uint8` stay uint8; other integers become int64, other floats float32. `start` is called
-    `frame_index`. With `windows`, `pad="edge"` and `squeeze_time=True` of the loader that is what
-    LeRobot's class gives for the same `delta_timestamps`, but for `index` and `task_index`.
+    Images, uint8 [batch, …, H, W, C], become float32 [batch, …, C, H, W] in [0, 1], or stay uint8
+    with `return_uint8`. Other integers become int64, other floats float32. `start` becomes
+    `frame_index`. If the loader has `windows`, `pad="edge"` and `squeeze_time=True`, the result
+    equals LeRobot's batches for the same `delta_timestamps`, without `index` and `task_index`.
 
     Args:
-        batch: of clips, from a loader with `batch_size` or from `seqrecord.collate`.
-        cameras: the features that are images; by default all whose names begin with
-            `observation.image`.
+        batch: clips of a loader with `batch_size`, or of `seqrecord.collate`.
+        cameras: names of image features. Default: all names with the prefix `observation.image`.
+        return_uint8: keep images as uint8.
+
+    Usage::
+
+        pipe = seqrecord.SeqRecordPipe("lerobot/", clip_len=1, squeeze_time=True, batch_size=2)
+        batch = seqrecord.lerobot.to_lerobot(next(iter(pipe)))
     """
     found = {}
     for name, value in batch.items():
@@ -40,17 +45,19 @@ def to_lerobot(
 
 
 def channels_first(images: Any, *, return_uint8: bool) -> Any:
-    """Images uint8 [batch, …, C, H, W], or float32 from 0 to 1, of uint8 [batch, …, H, W, C]; what
-    is none, such as a mask of padding, as it is."""
+    """Convert uint8 images [batch, …, H, W, C] to [batch, …, C, H, W], float32 in [0, 1] or uint8.
+
+    Other values, such as masks, stay unchanged.
+    """
     if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8:
         return images
-    # Not by torch: its threads wait for each other, and one of them takes twice as long.
+    # NumPy, because torch's threads wait for each other, and one thread takes twice as long.
     found = np.ascontiguousarray(np.moveaxis(images.numpy(), -1, -3))
     return torch.from_numpy(found if return_uint8 else found / np.float32(255))
 
 
 def numbers(value: Any) -> Any:
-    """Numbers as torch makes them of Python's."""
+    """Convert to torch's default dtypes: int64, float32 or bool."""
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
         return value
     return value.to(torch.float32 if value.is_floating_point() else torch.int64)

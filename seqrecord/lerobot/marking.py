@@ -1,4 +1,4 @@
-"""Says in LeRobot's own metadata that seqrecord reads a dataset."""
+"""Marks a dataset in LeRobot's metadata as readable by seqrecord."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ STORAGE_FORMAT = "seqrecord"
 
 
 def mark_dataset(root: str | PathLike[str], original: str | PathLike[str] | None = None) -> None:
-    """Let LeRobot's main branch read the dataset in the folder `root` by seqrecord.
+    """Mark the dataset in the folder `root`, so that LeRobot's main branch reads it by seqrecord.
 
-    `meta/info.json` there gets `"storage_format": "seqrecord"`, which LeRobot 0.6.1 ignores.
+    Sets `"storage_format": "seqrecord"` in `meta/info.json`; LeRobot 0.6.1 ignores it.
 
     Args:
-        root: LeRobot's own files, or records.
-        original: the LeRobot dataset of v3.0 that records were written from; its `meta/` is copied.
+        root: folder of LeRobot's files, or of records.
+        original: the LeRobot dataset of v3.0 from which the records were written; its `meta/` is
+            copied.
 
-    Raises `SourceError` where there is no `meta/info.json` of v3.0.
+    Raises `SourceError` without a `meta/info.json` of v3.0.
+
+    Usage::
+
+        seqrecord.lerobot.mark_dataset("lerobot/")
     """
     path = Path(root) / INFO
     if original is not None:

@@ -1,4 +1,4 @@
-"""The planned order: its indices, and who reads what they stand for."""
+"""Indices of the planned order, and the reader that follows it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from seqrecord.engine.stats import EngineStats
 from seqrecord.pipes.clip_loader import ClipLoader
-from seqrecord.pipes.distributed import say_once, this_worker
+from seqrecord.pipes.distributed import this_worker, warn_once
 from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
-from seqrecord.sampling import Part, Plan
+from seqrecord.sampling import Plan, Shard
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the order of a dataset's clips depends on, whatever the epoch.
+    """The inputs of the order of a dataset's clips, without the epoch.
 
-    Batch i is that of rank i mod `ranks`, and of its worker (i div `ranks`) mod `workers`.
+    Batch i belongs to rank i mod `ranks`, and to its worker (i div `ranks`) mod `workers`.
     """
 
     seed: int
@@ -31,25 +31,25 @@ class Order:
     workers: int
 
     @property
-    def parts(self) -> int:
+    def shards(self) -> int:
         return self.ranks * self.workers
 
     def loader(self, clips: SeqRecordMapDataset) -> ClipLoader:
-        """What plans and reads these clips."""
+        """The loader that plans and reads these clips."""
         given = {item.name: getattr(clips.options, item.name) for item in fields(ClipOptions)}
         given |= {item.name: getattr(self, item.name) for item in fields(self)[:5]}
         options = LoaderOptions(**given, even_batches=False, rank=0, world_size=self.ranks)
         return ClipLoader(select(clips.dataset, options), options)
 
     def plan(self, loader: ClipLoader, epoch: int, share: int) -> Plan:
-        """That of the batches i with `i % parts == share`."""
+        """The plan of the batches i with `i % shards == share`."""
         worker, rank = divmod(share, self.ranks)
-        return loader.plan(epoch, Part(rank * self.workers + worker, self.parts))
+        return loader.plan(epoch, Shard(rank * self.workers + worker, self.shards))
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank and worker gets of an epoch, in one iteration over a sampler, the `turn`."""
+    """The batches of one rank and worker in one iteration over a sampler, the `turn`."""
 
     order: Order
     epoch: int
@@ -58,7 +58,7 @@ class Share:
 
 
 class PlannedIndex(int):
-    """An item's number that knows its place: the clip of this number in a share. Picklable."""
+    """An item's number with its place: clip `clip` of a share. Picklable."""
 
     share: Share
     clip: int
@@ -74,14 +74,14 @@ class PlannedIndex(int):
 
 
 class PlannedReader:
-    """Reads the items of a share in their order, ahead of who asks for them.
+    """Reads the items of a share ahead, in their order.
 
-    Each process has one. It is for one share of each turn: there is nothing to read ahead of what
-    is asked for in another order.
+    Each process has one reader, which follows one share per turn. Items in another order are not
+    read ahead.
 
     Args:
         clips: the dataset's items by number.
-        items: makes items of a batch.
+        items: converts a batch to items.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class PlannedReader:
         self._batch, self._items = 0, list[dict[str, Any]]()  # that was read last
 
     def take(self, index: PlannedIndex) -> dict[str, Any] | None:
-        """The item, or `None` where it is not of the batch that was read last, nor of the next."""
+        """Return the item; `None` if it is neither in the current batch nor in the next one."""
         share = index.share
         batch, row = divmod(index.clip, share.order.batch_size)
         if share != self._share:
@@ -127,7 +127,7 @@ class PlannedReader:
         engine = loader.start(plan, batch=batch, stats=self.stats)
         try:
             for number, made in enumerate(engine, batch):
-                [clips] = loader.present(made, plan, number)
+                [clips] = loader.to_clips(made, plan, number)
                 del made
                 yield clips
             engine.close()
@@ -136,4 +136,4 @@ class PlannedReader:
 
     def _say(self, problem: str) -> None:
         url = self._clips.dataset.url
-        say_once(f"{url}: PlannedSampler's {problem}: items are read one by one, which is slow")
+        warn_once(f"{url}: PlannedSampler's {problem}: items are read one by one, which is slow")

@@ -1,4 +1,4 @@
-"""`PlannedSampler`: numbers of a dataset's items, in the order in which an engine reads them."""
+"""`PlannedSampler`: item numbers in the order of an engine's plan."""
 
 from __future__ import annotations
 
@@ -17,36 +17,42 @@ _turns = count()
 
 
 class PlannedSampler(Sampler[int]):
-    """Gives each item's number once an epoch, in an order in which each frame is decoded once.
+    """Sampler of item numbers in an order that decodes each frame once per epoch.
+
+    It replaces LeRobot's `EpisodeAwareSampler`. The order is that of `SeqRecordPipe`: a function of
+    the dataset, these arguments and the epoch. Each iteration is the next epoch, unless `set_epoch`
+    or `load_state_dict` was called. The numbers carry their places, so the dataset reads the next
+    batch ahead, also in worker processes.
 
     If the decoded frames of a process fit into `memory_limit`, they stay in memory for all epochs,
-    as those of `SeqRecordPipe`: each rank and worker then keeps its items.
+    and each rank and worker keeps its items.
 
-    It takes the place of LeRobot's `EpisodeAwareSampler`. The order is that of `SeqRecordPipe`, a
-    function of the dataset, these arguments and the epoch. An iteration is of the epoch after the
-    one before, unless `set_epoch` or `load_state_dict` was called. The dataset knows from the
-    numbers themselves which batch comes next, in worker processes too, and reads it ahead.
-
-    The batches of an epoch are shared out as Accelerate and DataLoader do: batch i is for rank
-    i mod `num_replicas`, and there for worker (i div `num_replicas`) mod `num_workers`. Each has a
-    part of the epoch of its own. All give equally many batches, and what is left comes last.
-    Where batches go elsewhere all items are right, but slow.
+    Accelerate and DataLoader distribute batches in turn: batch i goes to rank i mod `num_replicas`,
+    and there to worker (i div `num_replicas`) mod `num_workers`. Each has its own shard of the
+    epoch. All get the same number of batches; remaining items come last. If batches go elsewhere,
+    items are correct but slow.
 
     Args:
         dataset: a `seqrecord.lerobot.LeRobotDataset`.
-        batch_size: that of the DataLoader.
-        num_workers: that of the DataLoader.
-        num_replicas: how many processes share the batches; by default those of
-            `torch.distributed`, or 1.
-        rank: give the batches of this process alone, equally many in each, where nobody else shares
-            them out, as for a `DistributedSampler`. The few items that are left are left out. By
-            default all batches, for Accelerate.
-        seed: the order is a function of it.
-        shuffle: if false, each part has its frames in stored order.
-        drop_last_frames: leave out so many last frames of each episode.
-        memory_limit: of each process that reads, as for `SeqRecordPipe`.
+        batch_size: batch size of the DataLoader, at least 1.
+        num_workers: number of workers of the DataLoader.
+        num_replicas: number of processes that share the batches. Default: from `torch.distributed`,
+            or 1.
+        rank: return only this process's batches, the same number in every process, if nothing else
+            distributes them, as with a `DistributedSampler`; the few remaining items are dropped.
+            Default: all batches, for Accelerate.
+        seed: seed of the order.
+        shuffle: shuffled order (default); if false, each shard keeps the stored order.
+        drop_last_frames: number of frames to skip at the end of each episode.
+        memory_limit: memory of each reading process, as in `SeqRecordPipe`.
 
-    Raises `ClipError` for arguments that make no sense, and where no frame is left.
+    Raises `ClipError` for invalid arguments, and if no frame is left.
+
+    Usage::
+
+        dataset = seqrecord.lerobot.LeRobotDataset("user/name", root="lerobot/")
+        sampler = seqrecord.lerobot.PlannedSampler(dataset, batch_size=2)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=2, sampler=sampler)
     """
 
     def __init__(
@@ -74,59 +80,57 @@ class PlannedSampler(Sampler[int]):
             check_integer("num_replicas", num_replicas, least=1, most=MAX_INT),
             max(1, check_integer("num_workers", num_workers, least=0, most=MAX_INT)),
         )
-        parts, ranks = self._order.parts, self._order.ranks
-        self._shares = range(parts)
+        shards, ranks = self._order.shards, self._order.ranks
+        self._shares = range(shards)
         if rank is not None:
             rank = check_integer("rank", rank, least=0, most=ranks - 1)
-            self._shares = range(rank, parts, ranks)
+            self._shares = range(rank, shards, ranks)
         self._first = dataset.first_items
         self._loader = self._order.loader(dataset.clips)
         self._num_clips = self._loader.clips(0).num_clips
-        # Of the batches in which all shares take turns: parts differ by one clip at most.
-        self._num_turns = self._num_clips // parts // self._order.batch_size * len(self._shares)
+        # Of the batches in which all shares take turns: shards differ by one clip at most.
+        self._num_turns = self._num_clips // shards // self._order.batch_size * len(self._shares)
         self._is_rest_given = rank is None
         self._epoch, self._start = 0, 0
 
     def __len__(self) -> int:
-        """Items of a whole epoch, also while one is resumed."""
+        """The number of items of a whole epoch, also while resuming one."""
         if self._is_rest_given:
             return self._num_clips
         return self._num_turns * self._order.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch."""
+        """Set the epoch of the next iteration."""
         self._epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next iteration begins: `epoch`, and `start_index`, the items before it."""
+        """Return the start of the next iteration: `epoch`, and `start_index`, the number of items
+        before it.
+        """
         return {"epoch": self._epoch, "start_index": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration begins there, if it is of the same arguments and dataset."""
+        """Set the start of the next iteration; arguments and dataset must be the same."""
         start = check_integer("start_index", state["start_index"], least=0, most=MAX_INT)
         self.set_epoch(state["epoch"])
         self._start = start
 
     def __iter__(self) -> Iterator[int]:
-        """One epoch; the next call is of the next one, whether this is finished or not."""
+        """Iterate over one epoch; the next call begins the next one, even if this one is
+        unfinished.
+        """
         epoch, start = self._epoch, self._start
         self._epoch, self._start = epoch + 1, 0
         return self._numbers(epoch, start)
 
     def _numbers(self, epoch: int, start: int) -> Iterator[int]:
-        order, turn, size, count = (
-            self._order,
-            next(_turns),
-            self._order.batch_size,
-            self._num_turns,
-        )
+        order, turn, count = self._order, next(_turns), self._num_turns
+        size = order.batch_size
         begun = min(start // size, count)
-        rests = [
-            self._share(
-                Share(order, epoch, share, turn), -(-(begun - i) // len(self._shares)) * size
-            )
-            for i, share in enumerate(self._shares)
-        ]
+        rests = []
+        for i, number in enumerate(self._shares):
+            first = -(-(begun - i) // len(self._shares)) * size
+            rests.append(self._share(Share(order, epoch, number, turn), first))
         batches = (islice(rests[i % len(rests)], size) for i in range(begun, count))
         last = rests if self._is_rest_given else []
         every = chain(chain.from_iterable(batches), *last)

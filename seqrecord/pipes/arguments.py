@@ -1,4 +1,4 @@
-"""Functions and classes that take options as keyword arguments."""
+"""Decorators for functions and classes with options as keyword arguments."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def takes_arguments(
 ) -> Callable[
     [Callable[[DatasetLike, _Options], _Result]], Callable[Concatenate[DatasetLike, _P], _Result]
 ]:
-    """Turns `function(dataset, options)` into one with each of the options as a keyword argument.
+    """Turn `function(dataset, options)` into a function with a keyword argument for each option.
 
-    Type checkers, `inspect.signature` and `help` see their names, types, defaults and text.
+    Type checkers, `inspect.signature` and `help` show names, types, defaults and documentation.
     """
     return lambda function: _with_arguments(function, options)
 
@@ -85,7 +85,7 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
 
 
 def _docstring(text: str, options: type[ClipOptions]) -> str:
-    """A docstring that ends with arguments, and those of the options behind them."""
+    """Append the options' documentation to a docstring that ends with arguments."""
     lines = [inspect.cleandoc(text)]
     for cls in reversed(options.__mro__):
         lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]

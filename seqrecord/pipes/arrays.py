@@ -1,9 +1,8 @@
-"""Arrays of variable shapes, padded or nested, and long chunks of video in pieces.
+"""Arrays of variable shapes, padded or nested; long chunks of video in pieces.
 
-Long chunks of video are loaded in pieces: each is read once, and decoded as far as clips need. A
-chunk of video is one group of pictures at least, of up to 256 frames. Decoded at once it would take
-memory for all of them. So plans see pieces of it as chunks, and the engine keeps the page and its
-decoder open between two pieces of a cursor's chunk.
+A video chunk is at least one group of pictures, of up to 256 frames. Decoded at once, it would need
+memory for all of them. So plans treat pieces of it as chunks: each piece is decoded as far as clips
+need it, and the engine keeps the page and its decoder open between two pieces of a cursor's chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from seqrecord.clips.tables import EpisodeTable
 from seqrecord.errors import ClipError, located
 from seqrecord.format.index import GroupIndex
-from seqrecord.pipes.checks import are_names, check, refuse
+from seqrecord.pipes.checks import are_names, check, raise_if
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec, mask_name
 from seqrecord.schema import Schema
@@ -27,7 +26,7 @@ from seqrecord.units import is_integer
 
 
 def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:
-    """Bytes of a frame's features of each group, by the groups' numbers."""
+    """Bytes of one frame in each group, ordered by group number."""
     sizes = dict.fromkeys(sorted({spec.group for spec in features.values()}), 0)
     for name, spec in arrays.items():
         sizes[features[spec.mask_of or name].group] += spec.nbytes
@@ -35,19 +34,19 @@ def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[in
 
 
 def groups_of(dataset: Dataset) -> list[GroupIndex]:
-    """The groups of the features that a dataset was opened with, by their numbers."""
+    """The groups of the dataset's open features, ordered by number."""
     numbers = {spec.group for spec in dataset.features.values()}
     return [dataset.contents.index.groups[number] for number in sorted(numbers)]
 
 
 def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
-    """Raise `ClipError` for a feature of a dtype that no tensor can have."""
+    """Raise `ClipError` for a feature with a dtype that torch lacks."""
     for name, spec in arrays.items():
         try:
             torch.from_numpy(np.empty(0, spec.dtype))
         except (TypeError, ValueError) as error:
             raise ClipError(
-                "no tensor can hold this feature; a transform can convert it",
+                "torch has no such dtype; convert the feature by a transform",
                 feature=name,
                 expected="a dtype that torch.from_numpy takes",
                 got=str(spec.dtype),
@@ -57,13 +56,13 @@ def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
 _Form: TypeAlias = "Literal['list', 'pad', 'nested']"
 
 Ragged: TypeAlias = "_Form | Mapping[str, _Form | int | Sequence[int]]"
-# How features of variable shapes come: all of them, or by name, there also by sizes.
+# Form of features of variable shapes: for all, or by name, then also sizes to pad to.
 
 _FORMS = ("list", "pad", "nested")
 
 
 def check_ragged(value: Any) -> None:
-    """Raise `ClipError` for a value that is no `ragged`."""
+    """Raise `ClipError` for an invalid `ragged`."""
     forms = value if isinstance(value, Mapping) else {"": value}
     are_known = all(
         form in _FORMS if isinstance(form, str) else forms is value and _are_sizes(form)
@@ -76,10 +75,10 @@ def check_ragged(value: Any) -> None:
 def ragged_arrays(
     ragged: Ragged, stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
-    """The arrays of a frame, and the features that come as nested tensors.
+    """The arrays of a frame, and the names of nested features.
 
-    A padded feature has its sizes, and its mask follows it. Raises `ClipError` for a feature that
-    cannot come as `ragged` says.
+    A padded feature has the padded sizes, and its mask follows it. Raises `ClipError` for a feature
+    that `ragged` cannot convert.
     """
     variable = {n: s for n, s in stored.items() if not s.is_fixed and s.value == "array"}
     forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
@@ -92,10 +91,10 @@ def ragged_arrays(
     arrays: dict[str, ArraySpec] = {}
     for name, spec in stored.items():
         form = forms.get(name, "list")
-        problem = "a nested tensor can hold frames that differ in their first dimension only"
+        problem = "nested tensors support one varying dimension, the first"
         with located(ClipError, feature=name):
             can_nest = spec.shape[:1] == (None,) and None not in spec.shape[1:]
-            refuse(form == "nested" and not can_nest, problem, '"list", or sizes to pad to', spec)
+            raise_if(form == "nested" and not can_nest, problem, '"list", or sizes to pad to', spec)
             is_padded = form not in ("list", "nested")
             arrays |= _padded(name, spec, form, stored) if is_padded else {name: spec}
     return arrays, frozenset(name for name, form in forms.items() if form == "nested")
@@ -104,20 +103,20 @@ def ragged_arrays(
 def _padded(
     name: str, spec: ArraySpec, form: Any, stored: Mapping[str, ArraySpec]
 ) -> dict[str, ArraySpec]:
-    """A feature and its mask, which is true for the values of the frame."""
+    """A padded feature, and its mask: true for values of the frame."""
     mask, count, largest = mask_name(name), spec.shape.count(None), spec.largest or 0
     problem = f"{mask} is a feature, and the name of the mask of a padded one"
-    refuse(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
+    raise_if(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
     row = replace(spec, largest=None).nbytes  # of the dimensions that do not vary
-    if form == "pad" and count == 1:  # bytes tell the size of the largest frame
+    if form == "pad" and count == 1:  # the largest frame's size follows from its bytes
         form = max(1, largest // row)
     sizes = (form,) if form == "pad" or is_integer(form) else tuple(map(int, form))
     problem = f"ragged needs the sizes of {count} dimensions that vary"
     example = f"such as ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
-    refuse("pad" in sizes or len(sizes) != count, problem, example, f"{[*sizes]} for {spec}")
-    problem, padded = "a frame is larger than what it is padded to", math.prod(sizes) * row
+    raise_if("pad" in sizes or len(sizes) != count, problem, example, f"{[*sizes]} for {spec}")
+    problem, padded = "a frame is larger than its padded size", math.prod(sizes) * row
     got = f"{[*sizes]}, which are {padded}"
-    refuse(padded < largest, problem, f"sizes of at least {largest} bytes", got)
+    raise_if(padded < largest, problem, f"sizes of at least {largest} bytes", got)
     filled = iter(sizes)
     shape = tuple(next(filled) if size is None else size for size in spec.shape)
     of_mask = ArraySpec(np.dtype(np.bool_), sizes, mask_of=name)

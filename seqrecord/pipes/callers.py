@@ -1,7 +1,7 @@
-"""Finds in the call stack who uses a pipe, where torch tells it in no other way.
+"""Find the user of a pipe in the call stack, for information that torch passes in no other way.
 
-Only the local variables of the frame that is found are looked at. Before Python 3.13 looking at
-them refers to all of them until the frame ends: in a training loop, to a batch.
+Only the local variables of the matching frame are read. Before Python 3.13, reading them keeps
+references to all of them until the frame ends: in a training loop, to a batch.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFil
 
 
 def find_loader() -> DataLoader[Any] | None:
-    """The DataLoader whose length is being asked for: the length depends on its workers."""
+    """The DataLoader whose length is requested: the length depends on its workers."""
     loader: DataLoader[Any] | None = _find(DataLoader.__len__)
     return loader
 
 
 def find_filter() -> int | None:
-    """To how many the `.sharding_filter()` further down the chain distributes, which is asking."""
+    """The number of instances of the `.sharding_filter()` behind this pipe that is calling."""
     found = _find(ShardingFilter.__iter__, ShardingFilter.__len__)
     return None if found is None else int(found.num_of_instances)
 
 
-def find_holder() -> str | None:
-    """The class of a pipe of torch's further down the chain that may hold items, or skip some.
+def find_buffering_pipe() -> str | None:
+    """The class name of a torch pipe behind this one that may buffer or skip items.
 
-    The consumer has then not been given all that this pipe gave. `.map()`, `.collate()`,
-    `.batch()` and `.filter()` hold none between two of their items.
+    Its consumer has then received fewer items than this pipe has returned. `.map()`, `.collate()`,
+    `.batch()` and `.filter()` keep no item between two of their own.
     """
     passing = _codes(Mapper.__iter__, Batcher.__iter__, Filter.__iter__)
     for frame, _ in walk_stack(sys._getframe()):
         if _of(frame, "torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
-            pipe = frame.f_locals.get("self")  # it has just begun and holds nothing
+            pipe = frame.f_locals.get("self")  # it has just begun and buffers nothing
             if not isinstance(pipe, ShardingFilter) or pipe.num_of_instances > 1:
                 return type(pipe).__name__
     return None
 
 
 def is_batched_again(data: object) -> bool:
-    """Whether a DataLoader makes batches of the items of `data`, or of functions of them."""
+    """Whether a DataLoader batches the items of `data`, possibly mapped."""
     frames = walk_stack(sys._getframe())
     fetcher: Any = next(
         (f.f_locals.get("self") for f, _ in frames if _of(f, "torch.utils.data._utils.fetch")), None
@@ -59,13 +59,13 @@ def is_batched_again(data: object) -> bool:
 
 
 def is_stateful() -> bool:
-    """Whether a StatefulDataLoader is making an iterator."""
+    """Whether a StatefulDataLoader is creating an iterator."""
     torchdata = sys.modules.get("torchdata.stateful_dataloader")  # imported where there is one
     return torchdata is not None and _find(torchdata.StatefulDataLoader._get_iterator) is not None
 
 
 def _find(*methods: Callable[..., Any]) -> Any:
-    """The object that the nearest of these methods is running on."""
+    """The `self` of the nearest running call of these methods."""
     codes = _codes(*methods)
     frames = walk_stack(sys._getframe())
     return next((frame.f_locals["self"] for frame, _ in frames if frame.f_code in codes), None)

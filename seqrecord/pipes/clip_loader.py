@@ -15,7 +15,7 @@ from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
 from seqrecord.engine.buffers import BufferCache
-from seqrecord.engine.calls import DrawClips, Drawn
+from seqrecord.engine.calls import ClipDraws, DrawClips
 from seqrecord.engine.device.streams import SideStream, find_device
 from seqrecord.engine.engine import Engine, Execution, Job, Resources, run_plan
 from seqrecord.engine.stats import EngineStats
@@ -27,31 +27,32 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, Remainder, Sessions, State, sessions_of
-from seqrecord.sampling import Part, Plan, count_unused_frames
+from seqrecord.pipes.states import Clip, RemainingEpoch, Segments, State, segments_of
+from seqrecord.sampling import Plan, Shard, count_unused_frames
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
 
 @dataclass
 class _Iteration:
-    """Facts of the last iteration."""
+    """State of the last iteration."""
 
     frames_stay: bool | None = None
     times_without_frame: int = 0
 
 
 class ClipLoader:
-    """Makes the batches of a selection's epochs: a `BatchSource`. Picklable.
+    """Makes the batches of a selection's epochs. Picklable. Implements `BatchSource`.
 
-    Raises `ClipError` for arguments that do not fit together, and `MemoryLimitError` for a memory
-    limit that is too small, with the smallest sufficient one.
+    Raises `ClipError` for conflicting arguments, and `MemoryLimitError` with the smallest
+    sufficient limit.
 
     Args:
-        limit_in: in a mix, the memory limit in each of a number of workers of a rank.
+        limit_in: in a mix, a function from a rank's number of workers to the memory limit of each,
+            in bytes.
     """
 
-    goes_on = False
+    continues_epochs = False
 
     def __init__(
         self,
@@ -91,24 +92,24 @@ class ClipLoader:
         """See `BatchSource`."""
         return (self._order,)
 
-    def asked(self) -> dict[str, Any]:
+    def shared_arguments(self) -> dict[str, Any]:
         """See `BatchSource`."""
         return {}
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
         self._order = SourceOrder(self.planner.with_shuffle(bool(shuffle)))
-        self.planner.fit(1)
+        self.planner.plan_memory(1)
 
     def clips(self, epoch: int) -> ClipTable:
         """The clips of an epoch."""
         return self.planner.clips(epoch)
 
-    def plan(self, epoch: int, part: Part, rest: Remainder | None = None) -> Plan:
+    def plan(self, epoch: int, shard: Shard, rest: RemainingEpoch | None = None) -> Plan:
         """See `BatchSource`."""
-        return self.planner.plan(epoch, part, sessions_of(epoch, rest))
+        return self.planner.plan(epoch, shard, segments_of(epoch, rest))
 
-    def remainder_after(self, state: State) -> Remainder | None:
+    def remainder_after(self, state: State) -> RemainingEpoch | None:
         """See `BatchSource`."""
         return self._order.remainder_after(state)
 
@@ -119,27 +120,28 @@ class ClipLoader:
     # ---- execution
 
     def start(
-        self, plan: Plan, rest: Remainder | None = None, *, batch: int = 0, stats: EngineStats
+        self, plan: Plan, rest: RemainingEpoch | None = None, *, batch: int = 0, stats: EngineStats
     ) -> Engine:
-        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
+        """Start an engine for a plan, of an epoch with this `rest`, at `batch`."""
         self._iteration.times_without_frame = 0
-        execution = self.execution(plan, sessions_of(plan.epoch, rest), stats)
+        execution = self.execution(plan, segments_of(plan.epoch, rest), stats)
         return run_plan(execution, stats, batch=batch)
 
     def execution(
         self,
         plan: Plan,
-        sessions: Sessions,
+        segments: Segments,
         stats: EngineStats,
         stream: SideStream | None = None,
     ) -> Execution:
-        """Executes a plan of an epoch without the clips of some sessions; for batches of a mix, on
-        their `stream`."""
+        """Prepare the execution of a plan without the clips of `segments`; in a mix, on its
+        `stream`.
+        """
         # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
         device = self.find_device() if stream is None else stream.device
         on_device, in_worker = device is not None, get_worker_info() is not None
-        memory, nbytes, rows = self.planner.settle(
-            plan, sessions, on_device=on_device, in_worker=in_worker
+        memory, nbytes, rows = self.planner.execution_memory(
+            plan, segments, on_device=on_device, in_worker=in_worker
         )
         self._iteration.frames_stay = bool(rows)
         if not on_device and self.planner.limit_in is None:
@@ -180,12 +182,12 @@ class ClipLoader:
         number = None if worker is None else worker.id
         return Trace(trace_path(self._trace, rank=(rank.index, rank.count), worker=number))
 
-    def present(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
+    def to_clips(self, batch: Batch, plan: Plan, number: int) -> list[Clip]:
         """See `BatchSource`.
 
-        Single clips that an engine has delivered as one batch have memory of their own: to keep
-        one, or to pickle it, is not to keep all. In a worker process they are rows of shared
-        memory, which is sent without a copy, and of which each piece takes file descriptors.
+        Single clips of one engine batch are copied, so that keeping or pickling one does not keep
+        all. In a worker process they stay rows of shared memory, which is sent without a copy; each
+        tensor of its own would take file descriptors.
         """
         columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place)
         nested, squeezed = self.selection.nested, self.selection.squeezed
@@ -218,20 +220,29 @@ class ClipLoader:
             **self.residency(),
         }
 
-    def residency(self, num_parts: int | None = None) -> dict[str, list[str]]:
-        """Features whose frames stay in memory, and those decoded anew in every epoch, in so many
-        parts; by default in those of the last iteration, or in one."""
+    def residency(self, num_shards: int | None = None) -> dict[str, list[str]]:
+        """Names of features whose frames stay in memory, and of features decoded anew in every
+        epoch.
+
+        `num_shards` is the number of shards; by default that of the last iteration, or 1.
+        """
         stays = self._iteration.frames_stay
-        if stays is None or num_parts is not None:
-            stays = self.planner.fit(num_parts or 1).in_memory is not None
+        if stays is None or num_shards is not None:
+            stays = self.planner.plan_memory(num_shards or 1).in_memory is not None
         return self.planner.residency.features(stays)
 
     def columns(
         self, episode: IntArray, start: IntArray, epoch: int, place: IntArray
     ) -> dict[str, Any]:
-        """The columns of clips beside features, each a list or tensor of clips, by their episode
-        rows, starts and places in the epoch; int64[clips] each."""
-        selection, drawn = self.selection, Drawn()
+        """The columns of n clips beside features, each a list or a tensor.
+
+        Args:
+            episode: episode rows, int64[n].
+            start: starts, int64[n].
+            epoch: number of the epoch.
+            place: places in the epoch, int64[n].
+        """
+        selection, drawn = self.selection, ClipDraws()
         frames = selection.windows.frames
         if selection.draws.is_any:
             drawn = self._draw_of(epoch)(episode, start, (), place)
@@ -242,41 +253,41 @@ class ClipLoader:
         return columns
 
     def unused(self, epoch: int) -> dict[str, int]:
-        """Frames of the selected episodes that are in no clip, where clips follow each other."""
+        """Frames of the selected episodes in no clip, for sequences without windows."""
         if not self._has_sequences or self.options.has_windows:
             return {}
         frames = count_unused_frames(self.clips(epoch), self.selection.episodes.num_frames)
         return {"frames_left_out": frames}
 
     def describe(self) -> str:
-        """A line for people, and one for each feature with its dtype and shape in a clip."""
+        """A summary line, and a line for each feature with dtype and shape in a clip."""
         more = ""
         if self._has_sequences:
             more = f"; {counted(len(self.clips(0).count), 'sequence')}"
             for frames in self.unused(0).values():
                 more += f", {counted(frames, 'frame')} in no clip"
         elif self.planner.settings.shuffle:
-            settings, whole = self.planner.fit(1).settings, self.planner.facts().whole_block()
-            if settings.first_block_frames < whole:
+            settings = self.planner.plan_memory(1).settings
+            if settings.first_block_frames < self.planner.clip_stats().whole_block():
                 places = counted(settings.num_cursors, "place")
                 more = f"; mixed from {places} of an epoch"
         return self.selection.describe(more)
 
     def _draw_of(self, epoch: int) -> DrawClips:
-        """Draws random parameters for clips of an epoch, the same for all clips of a sequence."""
+        """Sampler of an epoch's random parameters; clips of a sequence share them."""
         sequences = self.clips(epoch) if self._has_sequences else None
         return partial(
             self.selection.draws.draw, self.planner.settings.seed, epoch, sequences=sequences
         )
 
     def find_device(self) -> torch.device | None:
-        """The device with its number, or `None`; for the thread that begins an iteration."""
+        """The device with its number, or `None`; call it in the thread that begins an iteration."""
         if self.options.device is None:
             return None
         device = torch.device(self.options.device)
         if device.type != "cpu" and get_worker_info() is not None:
             raise ClipError(
-                "a DataLoader's worker process cannot deliver what is on a device",
+                "a DataLoader worker cannot deliver tensors on a device",
                 expected="num_workers=0, for this loader has threads of its own, or "
                 "seqrecord.prefetch_to_device around the DataLoader",
                 got=device,

@@ -1,10 +1,10 @@
-"""Clips by their number: all clips of a call at once, in memory that is used again.
+"""Random access: reads all clips of a call at once, into reused memory.
 
-A call brings each frame that its clips have to a row, once, and copies clips from there::
+Each frame of the call is read once, into a row, and copied from there to its clips::
 
-    staying     a row for each frame of the selected episodes: small raw features that all fit
+    resident    a row for each frame of the selected episodes: small raw features that fit
     others      a row for each frame of the call
-    large       frames to where the first clip of the batch has them; copied to the others
+    large       directly into the first clip of the batch; copied to the others
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from seqrecord.engine.adjacent import divide
 from seqrecord.engine.arena import Arena, RaggedFrames, Rows, for_users, nested, squeeze
 from seqrecord.engine.batches import CallThreads, ClipRows, Copy, repeats
 from seqrecord.engine.buffers import HostBuffers, Needs
-from seqrecord.engine.calls import Drawn, as_arrays
+from seqrecord.engine.calls import ClipDraws, as_arrays
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import first_rows
@@ -49,10 +49,11 @@ _KEEP = 3  # batches that nobody uses
 
 
 @dataclass(frozen=True, eq=False)
-class _Set:
-    """Features that are loaded together, and a dataset that has them.
+class _FeatureSet:
+    """Features that are loaded together, and a dataset with only them.
 
-    `features` are those of a number of `ClipReader.alike`: of these, clips have the same frames.
+    `features` maps numbers of `ClipReader._alike` to names: in a clip, features of one number have
+    the same frames.
     """
 
     dataset: Dataset
@@ -64,25 +65,24 @@ class _Set:
     _idle: deque[Arena] = field(default_factory=partial(deque[Arena], maxlen=1))
 
     def acquire(self, num_rows: int) -> Arena:
-        """At least so many rows, for one call."""
+        """Memory of at least `num_rows` rows for one call."""
         with suppress(IndexError):
             if (arena := self._idle.pop()).num_rows >= num_rows:
                 return arena
         return Arena(self.specs, num_rows)
 
     def release(self, arena: Arena) -> None:
-        """Keep rows for the next call."""
+        """Keep an arena for the next call."""
         self._idle.append(arena)
 
 
 class ClipReader:
-    """Reads clips of a selection. Picklable; a copy in another process begins without memory.
+    """Reads clips of a selection by number. Thread-safe. Picklable; copies start without memory.
 
-    The clips of a call lie side by side, so that `collate` makes a batch of them without copying. A
-    frame is read and decoded once in a call, however many of its clips have it. Features that are
-    small and raw, or encoded, and whose frames all fit into `memory_limit` bytes stay in memory
-    once they were read, and so do results of a deterministic `frame_transform`. Safe to use from
-    many threads.
+    The clips of a call are adjacent in memory, so `collate` returns them as a batch without
+    copying. Each frame is read and decoded once per call. Small raw features, encoded features and
+    the results of a deterministic `frame_transform` stay in memory once read if all their frames
+    fit into `memory_limit` bytes.
     """
 
     def __init__(self, selection: Selection, memory_limit: int | str) -> None:
@@ -93,7 +93,7 @@ class ClipReader:
         self._alike = selection.windows.frames.alike(selection.frames.arrays)
         self._sets = _sets_of(selection, self._alike, parse_size(memory_limit))
         self._buffers = PerProcess(dict[bool, HostBuffers])  # for one clip, and for several
-        self._filling = PerProcess(threading.Lock)  # who reads what stays
+        self._filling = PerProcess(threading.Lock)  # while resident frames are read
         self._num_threads = PerProcess(worker_threads)
         self.stats = PerProcess(EngineStats)
 
@@ -108,7 +108,7 @@ class ClipReader:
         ]
 
     def read(self, numbers: IntArray) -> ClipSequence:
-        """Clips by their number, int64[clips], as `SeqRecordPipe` gives them."""
+        """Return clips by number, int64[clips], as in `SeqRecordPipe`."""
         selection, seed = self._selection, 0
         if selection.draws.is_any or selection.steps is not None:
             # From torch's global generator, which a sampler draws the numbers from.
@@ -129,15 +129,15 @@ class ClipReader:
         return ClipSequence(len(numbers), batch, single)
 
     def example(self, episode: IntArray, start: IntArray) -> dict[str, Any]:
-        """The features of one clip as functions of clips get them: arrays [frames, …], or lists.
+        """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists.
 
-        The clip is given by the row of its episode and its start, int64[1] each.
+        `episode` and `start` are the clip's episode row and start, int64[1] each.
         """
         features, _ = self._read(0, episode, start, self._selection.drawn_frames(0, 0))
         return {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
 
     def _divided(self, name: str, values: torch.Tensor | RaggedFrames | list[Any]) -> Any:
-        """The clips of a feature of a batch."""
+        """Split a feature of a batch into clips."""
         if isinstance(values, torch.Tensor):
             return divide(values) if len(values) > 1 else [values[0]]
         clips = values if isinstance(values, list) else values.lists()
@@ -145,13 +145,13 @@ class ClipReader:
 
     def _read(
         self, seed: int, episode: IntArray, start: IntArray, frames: ClipFrames
-    ) -> tuple[dict[str, Any], Drawn]:
-        """The features of clips, as a batch has them, and their random parameters."""
+    ) -> tuple[dict[str, Any], ClipDraws]:
+        """Return the features of n clips as a batch, and their random parameters."""
         selection, count = self._selection, len(episode)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), CallThreads(self._num_threads.get())
         sources: list[ClipRows[Arena]] = []
-        used: list[tuple[_Set, Arena]] = []
+        used: list[tuple[_FeatureSet, Arena]] = []
         found = [frames.find(names[0], episode, start).frames for names in self._alike]
         keys = [frame_keys(*frames.stored(episode[:, None], some)) for some in found]
         for one in self._sets:
@@ -175,7 +175,7 @@ class ClipReader:
                 kept = [name for name in names if name in one.specs]
                 sources.append(ClipRows(arena, some.reshape(keys[number].shape), kept))
         if not selection.draws.is_any:
-            threads = CallThreads(1)  # what is only copied takes less time than to start others
+            threads = CallThreads(1)  # copying takes less time than starting threads
         drawn = selection.draws.draw(seed, 0, episode, start, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
@@ -185,9 +185,9 @@ class ClipReader:
         return builder.finish()[0], drawn
 
     def _staying(
-        self, one: _Set, arena: Arena, keys: Mapping[int, IntArray], buffers: HostBuffers
+        self, one: _FeatureSet, arena: Arena, keys: Mapping[int, IntArray], buffers: HostBuffers
     ) -> list[ClipRows[Arena]]:
-        """The rows of frames that stay in memory, after the missing ones were read."""
+        """The rows of resident frames, after reading the missing ones."""
         rows = {number: self._rows(some) for number, some in keys.items()}
         missing = [some[~arena.is_read[rows[number]]] for number, some in keys.items()]
         if any(map(len, missing)):
@@ -195,7 +195,7 @@ class ClipReader:
         return [ClipRows(arena, rows[number], names) for number, names in one.features.items()]
 
     def _buffers_for(self, count: int) -> HostBuffers:
-        """Memory for so many clips: one has its own, for who keeps it would keep a whole batch."""
+        """Memory for `count` clips; a single clip has its own, so that it keeps no batch."""
         kept, is_single, selection = self._buffers.get(), count == 1, self._selection
         found = kept.get(is_single)
         if found is None or found.needs.batch_size < count:
@@ -205,10 +205,11 @@ class ClipReader:
         return found
 
     def _loads(
-        self, one: _Set, keys: IntArray, target: Rows, rows: IntArray, buffers: HostBuffers
+        self, one: _FeatureSet, keys: IntArray, target: Rows, rows: IntArray, buffers: HostBuffers
     ) -> Iterator[Copy]:
-        """Loads that bring frames, by their keys in ascending order, to rows of `target`: one for
-        each chunk, or one for all of a group."""
+        """Loads of frames, by ascending keys, into rows of `target`: one per chunk, or one per
+        group.
+        """
         selection, grids = self._selection, one.dataset.contents.episode_table.groups
         transform = selection.frames.transform
         loader = ChunkLoader(
@@ -231,16 +232,18 @@ class ClipReader:
                 yield Copy(nbytes // len(grids) * (b - a), partial(loader.load_frames, *part))
 
     def _rows(self, keys: IntArray) -> IntArray:
-        """Where frames stay, by their keys."""
+        """Rows of resident frames, by keys."""
         episode, frame = split_keys(keys)
         rows: IntArray = self._first_row[episode] + frame
         return rows
 
-    def _fill(self, one: _Set, arena: Arena, keys: IntArray, buffers: HostBuffers) -> None:
-        """Read frames that stay, and what is near them, but for those that others have read."""
+    def _fill(self, one: _FeatureSet, arena: Arena, keys: IntArray, buffers: HostBuffers) -> None:
+        """Read missing resident frames and their neighbours."""
 
         def load(keys: IntArray) -> None:
-            keys = keys[~arena.is_read[self._rows(keys)]]  # others may be copying what was read
+            keys = keys[
+                ~arena.is_read[self._rows(keys)]
+            ]  # other threads may copy frames already read
             rows = self._rows(keys)
             items = self._loads(one, keys, arena, rows, buffers)
             CallThreads(1 if one.is_small else self._num_threads.get()).copy(items)
@@ -256,10 +259,14 @@ class ClipReader:
                 load(keys)
 
 
-def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit: int) -> list[_Set]:
-    """The features of clips, of which those `alike` have the same frames, as they are loaded.
+def _sets_of(
+    selection: Selection, alike: Sequence[Sequence[str]], memory_limit: int
+) -> list[_FeatureSet]:
+    """Divide the features of clips into sets by how they are loaded.
 
-    Frames that stay take at most `memory_limit` bytes: those of the smallest features.
+    Args:
+        alike: lists of features with the same frames in a clip.
+        memory_limit: greatest number of bytes of resident frames; smallest features come first.
     """
     arrays, dataset = selection.frames.arrays, selection.dataset
     num_rows = int(dataset.contents.episode_table.num_frames[selection.clip_set.selected].sum())
@@ -267,13 +274,13 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
         needed = num_rows * (1 + sum(spec.nbytes for spec in arrays.values()))
         stays = frames_in_memory(selection)[1] and needed <= memory_limit
         arena = Arena(arrays, num_rows) if stays else None
-        return [_Set(dataset, dict(enumerate(alike)), arrays, in_memory=arena)]
+        return [_FeatureSet(dataset, dict(enumerate(alike)), arrays, in_memory=arena)]
     small, decoded = features_in_memory(dataset)
     staying = sorted([*small, *decoded], key=lambda name: arrays[name].nbytes)
     sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
     fitting = [name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit]
     in_memory = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
-    found: list[_Set] = []
+    found: list[_FeatureSet] = []
     for number, names in enumerate(alike):
         parts: dict[str | bool, list[str]] = {}
         for name in names:
@@ -285,12 +292,12 @@ def _sets_of(selection: Selection, alike: Sequence[Sequence[str]], memory_limit:
             specs = {name: arrays[name] for name in some if name not in straight}
             arena = in_memory.get(some[0])
             is_read_alone = kind is not False and some[0] in small
-            found.append(_Set(stored, {number: some}, specs, straight, is_read_alone, arena))
+            found.append(_FeatureSet(stored, {number: some}, specs, straight, is_read_alone, arena))
     return found
 
 
 def _with_neighbours(dataset: Dataset, keys: IntArray) -> IntArray:
-    """Keys of the dataset's only feature, with those of all frames in the same blocks of slices."""
+    """Extend keys of the dataset's only feature to whole blocks of frames."""
     [grid], [spec] = dataset.contents.episode_table.groups, dataset.features.values()
     length = slice_frames(spec)
     block = max(1, _BLOCK_BYTES // (length * spec.nbytes)) * length

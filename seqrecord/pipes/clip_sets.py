@@ -1,4 +1,4 @@
-"""Clip sets: the clips of a dataset that a loader was asked for, and those of each epoch."""
+"""The clips of a dataset that a loader selects, and the clips of each epoch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ClipSet:
                 found = cls(spec, windows, selected, windows.enumerate(spec))
         if not found.clips.num_clips:
             raise ClipError(
-                f"no clip has all of its frames and features; left out: {found.left_out}",
+                f"every clip lacks a frame or a feature; skipped: {found.left_out}",
                 expected=f"{found.windows.span} frames with {', '.join(dataset.features)}",
             )
         return found
@@ -90,7 +90,7 @@ class ClipSet:
     ) -> ClipSet:
         """The clips of a table of starts that lack no feature."""
         index, spec = windows.dataset.contents.index, options.spec
-        listed = read_clip_list(options.clips, index.keys, index.num_frames, windows.reaches)
+        listed = read_clip_list(options.clips, index.keys, index.num_frames, windows.extents)
         found = ChosenClips.of(*listed)
         found = found.taken(np.isin(found.episode, selected))
         selected = np.unique(found.episode)
@@ -137,13 +137,13 @@ class ClipSet:
             self._last[epoch, seed] = found
         return found
 
-    def clips_before(self, epoch: int, num_parts: int, *, seed: int, shuffle: bool) -> int:
-        """The number of clips in each of `num_parts` equal parts of all epochs before one."""
+    def clips_before(self, epoch: int, num_shards: int, *, seed: int, shuffle: bool) -> int:
+        """The number of clips in each of `num_shards` equal shards of all epochs before one."""
         if self.phases is not None:
-            return self.phases.clips_before(epoch, num_parts, seed=seed, shuffle=shuffle)
+            return self.phases.clips_before(epoch, num_shards, seed=seed, shuffle=shuffle)
         if self.chosen is not None:
-            return clips_before(self.chosen, epoch, num_parts, seed=seed)
-        return epoch * -(-self.clips.num_clips // num_parts)
+            return clips_before(self.chosen, epoch, num_shards, seed=seed)
+        return epoch * -(-self.clips.num_clips // num_shards)
 
     def locate(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """Episode rows and starts, int64[n] each, of clips by their numbers.

@@ -1,4 +1,4 @@
-"""The frames that clips have of each feature, from `windows`, frames a second and timestamps."""
+"""The frames of each feature in clips, from `windows`, frames per second and timestamps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from seqrecord.clips.frames import (
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
 from seqrecord.clips.windows import Seconds, describe_offsets
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import refuse
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.checks import raise_if
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.timed_windows import offsets_and_times, with_clock
@@ -48,7 +48,7 @@ class FeatureWindows:
     alone: Sequence[str]
 
     def of_groups(self, stride: int) -> list[Window]:
-        """The window of each group of features; of one group, where frames are transformed."""
+        """The window of each group of features; with a frame transform, of a single group."""
         selected, groups = self.selected, dict[int, list[ClipWindow]]()
         features, is_transformed = selected.dataset.features, selected.is_transformed
         for name, window in self.frames.windows.items():
@@ -66,7 +66,7 @@ class FeatureWindows:
 
 
 class SelectedWindows:
-    """The windows of a dataset's features, including those of `clip_len` frames. Picklable.
+    """The windows of a dataset's features, with default windows of `clip_len` frames. Picklable.
 
     Raises `ClipError` for windows of unknown features, and for seconds if a selected episode has
     neither an fps nor timestamps.
@@ -76,8 +76,8 @@ class SelectedWindows:
         excerpts: the frames of clips that are lists of frames.
 
     Attributes:
-        asked: offsets and seconds of the argument `windows`.
-        pads: whether clips may have frames before the first one of their episode, and behind the
+        requested: offsets and seconds of the argument `windows`.
+        pads: whether clips may have frames before the first frame of their episode, and behind the
             last one.
         span: the fewest frames of an episode with a clip.
         stored: the frames of each stored feature.
@@ -96,13 +96,13 @@ class SelectedWindows:
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
         self._drop_last = options.drop_last_frames
         self.is_transformed = options.frame_transform is not None
-        self.asked, own = options.own_windows, dict[str, ClipWindow]()
+        self.requested, own = options.own_windows, dict[str, ClipWindow]()
         self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
-        if self.asked:
-            self.asked, notice = with_clock(self.asked, dataset, selected)
-            own, self._rate = offsets_and_times(self.asked, dataset, selected)
+        if self.requested:
+            self.requested, notice = with_clock(self.requested, dataset, selected)
+            own, self._rate = offsets_and_times(self.requested, dataset, selected)
             if notice is not None:
-                say_once(notice)
+                warn_once(notice)
         step = 1 if options.has_drawn_steps else options.dilations[0]
         offsets = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
         self._others: OffsetWindow | Excerpts = excerpts or offsets
@@ -124,31 +124,32 @@ class SelectedWindows:
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
     def of_features(self, features: Mapping[str, str | None]) -> FeatureWindows:
-        """The windows of these features: other ones than the dataset's, if frames are transformed.
+        """The windows of features: names to `None`, or of a mask to its feature, which has the same
+        window.
 
-        The value of a mask is the name of its feature, whose window it has.
+        With a frame transform, features may differ from the dataset's.
         """
         names = [name for name, mask_of in features.items() if mask_of is None]
-        _refuse_others(self.asked, names)
+        _check_features(self.requested, names)
         found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
         padded = [
             name
             for name in names
-            if (any(self.pads) and (self._all_have or name in self.asked)) or found[name].pads
+            if (any(self.pads) and (self._all_have or name in self.requested)) or found[name].pads
         ]
         aged = [name for name in names if isinstance(found[name], KnownWindow)]
         alone = [name for name, window in found.items() if window is self._others]
         return FeatureWindows(self, self._frames(found), padded, aged, alone)
 
     def _known(self, own: Mapping[str, Any]) -> dict[str, KnownWindow]:
-        """The windows of features with the newest values."""
+        """The windows of features with `Latest`."""
         if self._latest and self.is_transformed:
             raise ClipError(
                 "Latest does not go with frame_transform, which needs whole frames",
                 expected="clip_transform, or no Latest",
                 got=", ".join(self._latest),
             )
-        _refuse_others(self._latest, self.dataset.features)
+        _check_features(self._latest, self.dataset.features)
         found = {}
         for name, asked in self._latest.items():
             missing = self.dataset.contents.missing_frames([name])
@@ -168,9 +169,9 @@ class SelectedWindows:
         selected: IntArray | None = None,
         dilations: Sequence[int] | None = None,
     ) -> ClipTable:
-        """The clips that lack no feature with one of the dilations.
+        """The clips that are complete with at least one dilation.
 
-        They are clips of the `selected` episodes, by default of all that were selected.
+        `selected` are episode rows; by default all selected ones.
         """
         stored, rows = self.stored, self._selected if selected is None else selected
         uses = [(stored.windows[n[0]], self.missing(n)) for n in stored.alike(stored.windows)]
@@ -189,23 +190,23 @@ class SelectedWindows:
             ]
             united.append(ClipTable.concatenated(tables))
         found = ClipTable.united(united)
-        return found if self.asked else replace(found, num_outside=0)
+        return found if self.requested else replace(found, num_outside=0)
 
     @property
-    def reaches(self) -> IntArray:
+    def extents(self) -> IntArray:
         """The frames before and behind a clip's start that an episode must have; int64[E, 2].
 
-        0 for episodes that are not selected, if their windows are in seconds.
+        0 for unselected episodes if windows are in seconds.
         """
         found: IntArray = self._reach[self._rate]
-        if any(isinstance(window, Seconds) for window in self.asked.values()):
+        if any(isinstance(window, Seconds) for window in self.requested.values()):
             found[np.setdiff1d(np.arange(len(found)), self._selected)] = 0
         return found
 
     def missing(self, features: Sequence[str]) -> MissingFrames:
-        """The frames that lack one of the stored features, of which clips have the same frames.
+        """The frames that lack any of these stored features, which share a window.
 
-        Of last known values, those for which there is none.
+        With `Latest`: frames without any value so far.
         """
         window = self.stored.windows[features[0]]
         if isinstance(window, KnownWindow):
@@ -213,10 +214,11 @@ class SelectedWindows:
         return self.dataset.contents.missing_frames(features)
 
     def describe(self) -> dict[str, str]:
-        """The windows as text, by feature, but for those of `clip_len`: offsets of each rate, or
-        times, and the greatest age of values."""
+        """Windows as text by feature, without default windows: offsets of each rate, or times, and
+        the greatest age.
+        """
         found = {}
-        for name, asked in sorted(self.asked.items()):
+        for name, asked in sorted(self.requested.items()):
             if isinstance(asked, Seconds) and asked.timestamps is not None:
                 found[name] = repr(asked)
             else:
@@ -229,8 +231,8 @@ class SelectedWindows:
         return found
 
 
-def _refuse_others(windows: Iterable[str], features: Collection[str]) -> None:
-    """Raise `ClipError` for windows of features that clips do not have."""
+def _check_features(windows: Iterable[str], features: Collection[str]) -> None:
+    """Raise `ClipError` for windows of unknown features."""
     others = [name for name in windows if name not in features]
     problem = "windows has a feature that clips do not have"
-    refuse(bool(others), problem, ", ".join(features), ", ".join(others)[:200])
+    raise_if(bool(others), problem, ", ".join(features), ", ".join(others)[:200])

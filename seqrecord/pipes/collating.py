@@ -1,4 +1,4 @@
-"""`collate`: single clips to a batch, in memory that is used again."""
+"""`collate`: joins single clips to a batch, in reused memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _kind_of = attrgetter("shape", "dtype", "is_cpu", "layout", "requires_grad")
 
 
 class SingleClip(dict[str, Any]):
-    """A clip of which `collate` makes lists of some values, though they may be numbers."""
+    """A clip with the names of values that `collate` keeps as lists, even if they are numbers."""
 
     as_lists: frozenset[str] = frozenset()
 
@@ -52,22 +52,24 @@ class SingleClip(dict[str, Any]):
 
 
 def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A batch of single clips: what a loader with `batch_size` gives, from one that has none.
+    """Join single clips to a batch, like a loader with `batch_size`.
 
-    For a DataLoader's `collate_fn`, in this process or in workers, and for `.batch(4).collate(…)`
-    in a chain of pipes. Tensors [clip_len, …] become tensors [clips, clip_len, …], numbers become
-    tensors [clips] of the dtypes that torch's `default_collate` gives, keys and other texts become
-    lists, and so do metadata and frames of variable shapes. Nested tensors [clip_len, ?, …] become
-    one [clips * clip_len, ?, …].
+    Use it as a DataLoader's `collate_fn`, with or without workers, or as
+    `.batch(4).collate(seqrecord.collate)` behind a pipe. Tensors [clip_len, …] become tensors
+    [clips, clip_len, …]. Numbers become tensors [clips] with the dtypes of torch's
+    `default_collate`. Texts, metadata and frames of variable shape become lists. Nested tensors
+    [clip_len, ?, …] become one nested tensor [clips * clip_len, ?, …].
 
-    Unlike with torch's `default_collate`, batches lie in memory that is used again when nothing
-    refers to it any more: finding fresh memory takes many times as long as copying. Clips that
-    follow each other in memory, as those that `SeqRecordMapDataset` has read in one call, are not
-    copied at all: the batch is their memory. In a worker process, on Linux, batches are shared
-    memory.
+    Unlike `default_collate`, it reuses memory: the memory of a batch is free after its last
+    reference is gone. Clips of one `SeqRecordMapDataset` call are adjacent in memory and need no
+    copy. In a worker process, on Linux, batches are shared memory.
 
-    Raises `ClipError` for clips that make no batch, and says which entry, and for batches, which a
-    loader with `batch_size` gives.
+    Raises `ClipError`, with the entry's name, for clips with different entries or shapes, and for
+    batches: remove `batch_size` from the loader, or the `collate_fn`.
+
+    Example:
+        clips = seqrecord.SeqRecordMapDataset("records/", clip_len=4)
+        batch = seqrecord.collate([clips[0], clips[9]])  # image: uint8 [2, 4, height, width, 3]
     """
     if isinstance(clips, ClipSequence) and (whole := clips.whole()) is not None:
         return whole
@@ -89,7 +91,7 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _check_single(clips: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `ClipError` for batches: what is made of them would have an axis too many."""
+    """Raise `ClipError` for batches in place of clips."""
     keys = clips[0].get("episode")
     if isinstance(keys, list) and isinstance(clips[0].get("start"), torch.Tensor):
         size = len(clips) * len(keys)
@@ -142,8 +144,9 @@ def _nested(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Tensors of one shape and dtype as one, in memory that is used again if they lie on the
-    host and NumPy has the dtype."""
+    """Stack tensors of one shape and dtype; in reused memory if they are on the host and NumPy has
+    the dtype.
+    """
     first, kinds = tensors[0], set(map(_kind_of, tensors))
     for tensor in tensors if len(kinds) > 1 else ():
         if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
@@ -180,26 +183,26 @@ def _unlike(name: str, expected: object, got: object) -> ClipError:
     return ClipError(problem, feature=name, expected=expected, got=got)
 
 
-# ---- memory for clips that do not lie side by side
+# ---- memory for clips that are not adjacent
 
 
 _MakePool: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any], bool], BufferPool]
 
-# By process: what a fork has is the other process's.
+# By process id: a fork inherits the parent's entry.
 _memory: weakref.WeakValueDictionary[int, _MakePool] = weakref.WeakValueDictionary()
 _of_worker: list[_MakePool] = []  # which keeps it to its end
 
 
 def batch_memory() -> _MakePool:
-    """This process's memory for batches of single clips, a pool for each kind of buffer.
+    """This process's memory for batches of single clips, with a pool for each kind of buffer.
 
-    Who has it keeps it for the next batches.
+    It stays as long as a caller keeps a reference.
     """
     return _memory.setdefault(os.getpid(), lru_cache(maxsize=_MOST_POOLS)(_new_pool))
 
 
 def _pool_for(tensors: Sequence[torch.Tensor]) -> BufferPool:
-    """A pool of arrays of at least so many of these tensors."""
+    """A pool of arrays for at least this number of tensors."""
     first, in_worker, memory = tensors[0], get_worker_info() is not None, batch_memory()
     if in_worker and memory not in _of_worker:
         _of_worker.append(memory)
@@ -213,12 +216,12 @@ def _new_pool(shape: tuple[int, ...], dtype: np.dtype[Any], is_shared: bool) -> 
 
 @dataclass(eq=False, repr=False)
 class ClipSequence(Sequence[dict[str, Any]]):
-    """Clips, each a dict, as a list has them. `collate` takes the whole batch if nobody had a clip.
+    """A list of clips for which `collate` returns the whole batch, as long as no clip was accessed.
 
     Args:
-        num_clips: how many there are.
+        num_clips: number of clips.
         batch: makes the batch.
-        single: makes the clips, all of them, on the same memory.
+        single: makes all clips, as views of the same memory.
     """
 
     num_clips: int
@@ -227,7 +230,7 @@ class ClipSequence(Sequence[dict[str, Any]]):
     _clips: list[dict[str, Any]] | None = None
 
     def whole(self) -> dict[str, Any] | None:
-        """The batch; `None` once clips were given out, which their user may have changed."""
+        """The batch; `None` once a clip was accessed, because its user may have changed it."""
         return self.batch() if self._clips is None else None
 
     def __len__(self) -> int:

@@ -10,9 +10,9 @@ import torch
 
 from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.calls import Drawn
+from seqrecord.engine.calls import ClipDraws
 from seqrecord.pipes.clip_windows import FeatureWindows
-from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
+from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,27 +24,33 @@ class BatchColumns:
 
     episodes: ClipEpisodes
     windows: FeatureWindows
-    draws: ClipDraws
-    steps: SelectedSteps | None
+    draws: AugmentationSampler
+    steps: StepSampler | None
     metadata: tuple[str, ...] = ()
 
     def of(
-        self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: Drawn
+        self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: ClipDraws
     ) -> tuple[dict[str, Any], int]:
-        """The columns of n clips, each a list or a tensor, and the number of timestamps in windows
-        without a frame near enough.
+        """The columns of n clips, each a list or a tensor, and the number of window times without a
+        frame nearby.
 
-        Clips are given by the rows of their episodes and their starts, int64[n] each. Columns are
-        `episode`, a list of keys; `start`; random parameters; `<feature>_is_pad`, bool[n, T], and
-        `<feature>_age`, int64[n, T]; and lists of metadata, `None` where an episode has none.
+        Columns: `episode`, a list of keys; `start`, int64[n]; random parameters;
+        `<feature>_is_pad`, bool[n, T]; `<feature>_age`, int64[n, T]; and lists of metadata, `None`
+        if an episode lacks an entry.
+
+        Args:
+            episode: episode rows, int64[n].
+            start: starts, int64[n].
+            frames: the frames of each feature.
+            drawn: the random parameters.
         """
-        facts, windows, num_far = self.episodes.of(episode), self.windows, 0
-        columns: dict[str, Any] = {"episode": [one.key for one in facts]}
+        metadata, windows, num_far = self.episodes.of(episode), self.windows, 0
+        columns: dict[str, Any] = {"episode": [one.key for one in metadata]}
         listed = self.episodes.frames(episode, start)
         columns["start"] = torch.from_numpy(start if listed is None else listed.min(axis=1))
         if listed is not None:
             columns["frames"] = torch.from_numpy(listed)
-        columns |= self.draws.told(drawn, facts, episode)
+        columns |= self.draws.columns(drawn, metadata, episode)
         for name in dict.fromkeys((*windows.padded, *windows.aged)):
             found = frames.find(name, episode, start)
             if name in windows.padded:
@@ -53,7 +59,7 @@ class BatchColumns:
             if found.age is not None:
                 columns[f"{name}_age"] = torch.from_numpy(found.age)
         if self.steps is not None and frames.draw is not None:
-            columns |= self.steps.told(frames.draw(episode, start, frames.place))
+            columns |= self.steps.columns(frames.draw(episode, start, frames.place))
         for name in self.metadata:  # users may change the copy
-            columns[name] = [deepcopy(one.metadata[name]) for one in facts]
+            columns[name] = [deepcopy(one.metadata[name]) for one in metadata]
         return columns, num_far

@@ -1,4 +1,4 @@
-"""This process's part of an epoch, among ranks and DataLoader workers."""
+"""This process's shard of an epoch, among ranks and DataLoader workers."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.processes.machine import usable_cores
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 
 _logger = logging.getLogger("seqrecord")
-_said: dict[str, object] = {}  # by the notice, of the thread that says it
+_warned: dict[str, object] = {}  # by notice; the value identifies the thread that logs it
 
 
 class Ranks:
-    """This process's rank, given or found, and its parts of an epoch. Picklable.
+    """This process's rank, explicit or detected, and its shards of an epoch. Picklable.
 
     Args:
-        rank, world_size: the rank, and how many there are. `world_size=1` gives the whole epoch to
-            every process. Without both the rank is found anew each time: `torch.distributed`
-            tells it where it is initialized, else the environment. Where Accelerate runs on several
-            ranks they must be given: it may distribute to the ranks what each is given, and whether
-            it does, a process cannot tell.
+        rank, world_size: the rank, and the number of ranks. `world_size=1` gives the whole epoch to
+            every process. By default the rank is detected at each use, from `torch.distributed` if
+            initialized, else from the environment. With several ranks of Accelerate they are
+            required: a process cannot detect whether Accelerate distributes the loader's batches
+            among ranks.
 
-    A process started by this one, such as a DataLoader's worker, may have no process group, nor
-    this process's environment: the rank found here goes with the pickled object, and holds there.
+    A process started by this one, such as a DataLoader worker, may lack the process group and the
+    environment: the pickled object carries the rank of the sender.
     """
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
-        self.given = None if world_size is None else Part(rank or 0, world_size)
-        self._sent: Part | None = None  # found by the process that pickled this
+        self.given = None if world_size is None else Shard(rank or 0, world_size)
+        self._sent: Shard | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
     def __getstate__(self) -> dict[str, Any]:
@@ -50,45 +50,45 @@ class Ranks:
         senders = frozenset() if self._received() is None else self._senders
         return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
 
-    def current(self) -> Part:
-        """This process's rank: the part of an epoch that all of its workers have together.
+    def current(self) -> Shard:
+        """This process's rank, as the shard that its workers share.
 
-        Raises `ClipError` if the environment makes no sense, and where Accelerate has several
-        ranks and none was given.
+        Raises `ClipError` for inconsistent environment variables, and if Accelerate has several
+        ranks and no rank was passed.
         """
         if self.given is not None:
             return self.given
         found = self._find()
         _refuse_accelerate(found)
-        return found or Part()
+        return found or Shard()
 
     @property
     def in_process_group(self) -> bool:
-        """Whether this process shares epochs with others of a `torch.distributed` process group."""
+        """Whether this process shares epochs with a `torch.distributed` process group."""
         return _of_process_group() is not None and self.current().count > 1
 
-    def part(self) -> Part:
-        """The part of this rank and worker: parts are numbered rank by rank, worker by worker."""
+    def shard(self) -> Shard:
+        """The shard of this rank and worker. Shards are numbered rank by rank, worker by worker."""
         worker, workers = this_worker()
-        return self.parts_of_workers(workers)[worker]
+        return self.worker_shards(workers)[worker]
 
-    def parts_of_workers(self, num_workers: int) -> list[Part]:
-        """The parts of this rank's workers, in a process that has so many of them."""
+    def worker_shards(self, num_workers: int) -> list[Shard]:
+        """The shards of this rank's workers."""
         rank = self.current()
         first, count = rank.index * num_workers, rank.count * num_workers
-        return [Part(first + i, count) for i in range(num_workers)]
+        return [Shard(first + i, count) for i in range(num_workers)]
 
-    def part_beside(self, num_instances: int) -> Part:
-        """The part for a pipe before a filter that distributes to so many instances.
+    def shard_with_filter(self, num_instances: int) -> Shard:
+        """The shard of a pipe before a `.sharding_filter()` with `num_instances` instances.
 
-        A `.sharding_filter()` is told of its instances by a DataLoader: of workers, and of ranks
-        where `torch.distributed` is initialized. It may not be told of any.
+        A DataLoader sets the filter's instances: its workers, times the ranks if
+        `torch.distributed` is initialized; or does not set them.
 
-        Raises `ClipError` where the filter distributes to other ranks than the given ones.
+        Raises `ClipError` if the filter distributes to other ranks than the explicit ones.
         """
         rank, (_, workers) = self.current(), this_worker()
         if num_instances == 1:
-            return self.part()
+            return self.shard()
         if num_instances == workers:
             return rank
         if self.given is not None and num_instances != self.given.count * workers:
@@ -96,37 +96,37 @@ class Ranks:
                 "a .sharding_filter() distributes to the ranks of torch.distributed, not to those "
                 "that were given",
                 expected=f"{self.given.count} ranks; leave the filter out: without one, ranks and "
-                "workers get parts of their own",
+                "workers get shards of their own",
                 got=f"{num_instances // workers} ranks",
             )
-        return Part()
+        return Shard()
 
-    def _find(self) -> Part | None:
+    def _find(self) -> Shard | None:
         return _of_process_group() or self._received() or _of_environment(os.environ)
 
-    def _received(self) -> Part | None:
-        """The rank that a process has sent which has started this one."""
+    def _received(self) -> Shard | None:
+        """The rank received from the process that started this one."""
         parent = multiprocessing.parent_process()
         return self._sent if parent is not None and parent.pid in self._senders else None
 
 
-def items_beside(num_items: int) -> int | None:
-    """How many of the whole epoch's items a `.sharding_filter()` leaves to this rank's workers.
+def items_with_filter(num_items: int) -> int | None:
+    """The number of an epoch's items that a `.sharding_filter()` leaves for this rank's workers.
 
-    `None` where it distributes to workers only, for `torch.distributed` is not initialized. A
-    DataLoader numbers the workers of all ranks so: the first one of each rank, then the second …
-    So the workers of rank r of n have together every n-th item from r on.
+    `None` without `torch.distributed`: the filter then distributes to workers only. A DataLoader
+    numbers the first worker of each rank, then the second worker of each rank, and so on: together,
+    the workers of rank r of n get every n-th item from r on.
     """
     rank = _of_process_group()
     return None if rank is None else len(range(rank.index, num_items, rank.count))
 
 
 def batches_of_workers(most: Sequence[int], batches: int) -> list[int]:
-    """How many batches each of a DataLoader's workers has given, of so many together.
+    """The number of batches that each DataLoader worker has returned, of `batches` together.
 
-    Worker i has at most `most[i]`. They take turns, but for those that have no more.
+    Worker i has at most `most[i]` batches. Workers take turns, without exhausted ones.
 
-    Raises `StateError` for more batches than there are.
+    Raises `StateError` if `batches` exceeds the sum.
     """
     if batches > sum(most):
         raise StateError(
@@ -147,28 +147,27 @@ def worker_threads() -> int:
     return max(1, usable_cores() // this_worker()[1])
 
 
-def say_once(notice: str) -> None:
-    """Log a warning to `seqrecord`, once in a process, and not from each rank and worker again.
+def warn_once(notice: str) -> None:
+    """Log a warning to `seqrecord` once per process, and only in the first rank and worker.
 
-    Every rank and worker comes to say the same. So the first one says it, as far as a process
-    knows by now which it is.
+    All ranks and workers reach the same warning. The rank is the one detected so far.
     """
-    rank = Part()
+    rank = Shard()
     with suppress(ClipError):  # raised where the rank is needed
         rank = _of_process_group() or _of_environment(os.environ) or rank
     own = object()
-    if not rank.index and not this_worker()[0] and _said.setdefault(notice, own) is own:
+    if not rank.index and not this_worker()[0] and _warned.setdefault(notice, own) is own:
         _logger.warning("%s", notice)
 
 
 def this_worker() -> tuple[int, int]:
-    """This DataLoader's worker, and how many there are; the only one outside of workers."""
+    """Number of this DataLoader worker, and of workers; (0, 1) outside of workers."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
-def _refuse_accelerate(found: Part | None) -> None:
-    """An error where only a part of a part could arrive. See `Ranks`."""
+def _refuse_accelerate(found: Shard | None) -> None:
+    """Raise `ClipError` if Accelerate may divide this rank's shard again. See `Ranks`."""
     accelerate = sys.modules.get("accelerate.state")
     if found is None or found.count == 1 or accelerate is None:
         return
@@ -176,26 +175,26 @@ def _refuse_accelerate(found: Part | None) -> None:
     # To call it sets Accelerate up, if nothing has yet.
     if object.__new__(kind).initialized and kind().num_processes > 1:
         raise ClipError(
-            "Accelerate runs, which distributes to its ranks what a prepared loader gives: this "
-            "loader must be told which part to give",
+            "rank and world_size are required with Accelerate, which may divide the batches of a "
+            "prepared loader among ranks",
             expected="world_size=1 for a loader that accelerator.prepare gets; for any other "
             "rank=accelerator.process_index and world_size=accelerator.num_processes",
             got=f"neither, and rank {found.index} of {found.count} was found",
         )
 
 
-def _of_process_group() -> Part | None:
+def _of_process_group() -> Shard | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return Part(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return Shard(torch.distributed.get_rank(), torch.distributed.get_world_size())
     return None
 
 
-def _of_environment(environment: Mapping[str, str]) -> Part | None:
-    """`RANK` of `WORLD_SIZE`, as torchrun sets them, or what Lightning sets for its processes.
+def _of_environment(environment: Mapping[str, str]) -> Shard | None:
+    """The rank in `RANK` and `WORLD_SIZE`, as set by torchrun, or in Lightning's variables.
 
     Lightning sets `WORLD_SIZE`, `NODE_RANK` and, on each node, `LOCAL_RANK` (its class
-    `LightningEnvironment`); the rank is then NODE_RANK x processes of a node + LOCAL_RANK. How many
-    a node has is in `LOCAL_WORLD_SIZE` if anywhere.
+    `LightningEnvironment`). The rank is NODE_RANK x processes per node + LOCAL_RANK, with the
+    number of processes in `LOCAL_WORLD_SIZE`.
     """
     if "RANK" not in environment and environment.get("WORLD_SIZE") in (None, "1"):
         return None
@@ -219,4 +218,4 @@ def _of_environment(environment: Mapping[str, str]) -> Part | None:
             expected="0 <= rank < world size; or give rank= and world_size=",
             got=" ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)),
         )
-    return Part(rank, world)
+    return Shard(rank, world)

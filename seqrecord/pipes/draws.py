@@ -1,4 +1,4 @@
-"""Random parameters of clips, and facts of episodes for the columns of batches."""
+"""Random augmentation parameters of clips, and metadata of episodes for the columns of batches."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from seqrecord.clips.frames import ClipSteps
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
-from seqrecord.engine.calls import ClipFunctions, Drawn
+from seqrecord.engine.calls import ClipDraws, ClipFunctions
 from seqrecord.engine.crops import ClipCrops, Crop
 from seqrecord.errors import ClipError, located
 from seqrecord.feature_kinds import partner_of
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
 
-_MOST_EPISODES = 1 << 14  # of which facts are in memory, of those that came last
-_SALT = 0x73746570  # the draws are not those of crops
-_FRAMES = 0x66726D73  # … and the numbers of lists of frames not those of starts
+_MOST_EPISODES = 1 << 14  # with metadata in memory
+_SALT = 0x73746570  # separates these draws from crops
+_FRAMES = 0x66726D73  # … numbers of frame lists from numbers of starts
 _COPIES = 0x636F7079
 
 
-class Facts(NamedTuple):
-    """What batches need to know of an episode."""
+class EpisodeMetadata(NamedTuple):
+    """Key, number and metadata of an episode."""
 
     key: str
-    number: int  # of its key; what is drawn depends on it, not on what else the dataset holds
+    number: int  # a hash of the key: draws do not depend on other episodes
     metadata: dict[str, Any]  # `None` where there is none
 
 
 @dataclass(frozen=True, eq=False)
 class ClipEpisodes:
-    """The facts of episodes, with these entries of their metadata. Picklable.
+    """Looks up keys, numbers and metadata of episodes. Picklable.
 
-    With `excerpts`, episodes are given by the numbers of these. If an epoch `repeats` clips, their
-    copies have numbers of their own.
+    `metadata` has the names of entries. With `excerpts`, episode rows are rows of excerpts. If an
+    epoch `repeats` clips, copies of a clip have different numbers.
     """
 
     dataset: Dataset
     metadata: Sequence[str]
     excerpts: Excerpts | None
     repeats: bool
-    _known: dict[int, Facts] = field(default_factory=dict, repr=False)
+    _known: dict[int, EpisodeMetadata] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}}
 
-    def of(self, episode: IntArray) -> list[Facts]:
-        """Of the episodes in these rows, int64[n]."""
+    def of(self, episode: IntArray) -> list[EpisodeMetadata]:
+        """The metadata of episodes by row, int64[n]."""
         return [self._known.get(row) or self._find(row) for row in self.rows(episode).tolist()]
 
     def rows(self, episode: IntArray) -> IntArray:
@@ -67,15 +67,15 @@ class ClipEpisodes:
         return episode if self.excerpts is None else self.excerpts.episode[episode]
 
     def key(self, row: int) -> str:
-        """That of the episode in this row of the index."""
+        """The key of the episode in this row of the index."""
         return self.dataset.contents.index.key(row)
 
     def frames(self, episode: IntArray, start: IntArray) -> IntArray | None:
-        """The frames of clips that are lists of these, int64[n, T]; of others `None`."""
+        """The frames of clips from frame lists, int64[n, T]; `None` for other clips."""
         return None if self.excerpts is None else self.excerpts.frames_of(episode, start)
 
     def starts(self, episode: IntArray, start: IntArray) -> IntArray:
-        """The first frames of clips as users know them, int64[n]."""
+        """The first frames of clips in their stored episodes, int64[n]."""
         frames = self.frames(episode, start)
         return start if frames is None else frames.min(axis=1)
 
@@ -89,38 +89,38 @@ class ClipEpisodes:
             for number, frame in enumerate(frames.T):
                 drawn = hash64(key_of(_FRAMES, number), start + frame) >> np.uint64(8)
                 start = drawn.astype(np.int64)
-        numbers = np.array([facts.number for facts in self.of(episode)], np.int64) + start
+        numbers = np.array([one.number for one in self.of(episode)], np.int64) + start
         if self.repeats and place is not None:
             numbers += (hash64(key_of(_COPIES), place) >> np.uint64(8)).astype(np.int64)
         return numbers
 
-    def _find(self, row: int) -> Facts:
+    def _find(self, row: int) -> EpisodeMetadata:
         index, known = self.dataset.contents.index, self._known
         key, entries = index.key(row), index.episode_metadata(row) if self.metadata else {}
         digest = hashlib.blake2b(key.encode(), digest_size=7).digest()
         metadata = {name: entries.get(name) for name in self.metadata}
-        if len(known) > _MOST_EPISODES:  # another thread may clear what is looked for here
+        if len(known) > _MOST_EPISODES:  # another thread may clear it meanwhile
             known.clear()
-        known[row] = facts = Facts(key, int.from_bytes(digest, "little"), metadata)
-        return facts
+        known[row] = found = EpisodeMetadata(key, int.from_bytes(digest, "little"), metadata)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
-class CameraDraws:
-    """Crop windows of one camera's features, and the columns about them. Picklable.
+class CropSampler:
+    """Draws crop windows for one camera's features, and makes their columns. Picklable.
 
-    `known` are the cameras with intrinsics in the metadata. If frames vary, `sizes` has height and
-    width of each episode's frames, int64[E, 2], 0 until they are known.
+    `known` are the cameras with intrinsics in the metadata. If frame sizes vary, `sizes` has height
+    and width of each episode's frames, int64[E, 2], 0 until first seen.
     """
 
     crops: ClipCrops
-    facts: ClipEpisodes
+    episodes: ClipEpisodes
     known: Sequence[EpisodeCamera]
     sizes: IntArray | None
     url: str
 
     def windows(self, seed: int, epoch: int, numbers: IntArray, episode: IntArray) -> CropWindows:
-        """The windows of clips, by their numbers and the rows of their episodes; int64[n] each."""
+        """The windows of n clips, by clip numbers and episode rows, int64[n] each."""
         sizes, smallest = None if self.sizes is None else self.sizes[episode], dict[str, str]()
         if sizes is not None and len(sizes):
             row = int(episode[np.argmin((sizes - self.crops.size).min(axis=1))])
@@ -128,22 +128,22 @@ class CameraDraws:
         with located(ClipError, **smallest):
             return self.crops.windows(seed, epoch, numbers, sizes)
 
-    def told(
+    def columns(
         self, windows: CropWindows, cameras: Sequence[Any], episode: IntArray
     ) -> dict[str, torch.Tensor]:
-        """The columns of clips, by the metadata `camera` and the rows of their episodes."""
+        """The columns of n clips, by the metadata `camera` and the episode rows, int64[n]."""
         of = "" if self.crops.name is None else f"{self.crops.name}_"
-        told = {f"{of}crop": torch.from_numpy(windows.crops)}
+        columns = {f"{of}crop": torch.from_numpy(windows.crops)}
         if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
-            told[f"{of}flipped"] = torch.from_numpy(windows.flipped)
+            columns[f"{of}flipped"] = torch.from_numpy(windows.flipped)
         sizes = None if self.sizes is None else self.sizes[episode]
         for one in self.known:
             intrinsics = windows.intrinsics(one.intrinsics(cameras, sizes))
-            told[one.column] = torch.from_numpy(intrinsics)
-        return told
+            columns[one.column] = torch.from_numpy(intrinsics)
+        return columns
 
     def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
-        """Note the sizes of these episodes' frames if frames vary.
+        """Record the frame sizes of episodes, if sizes vary.
 
         Raises `ClipError` if frames of one episode differ.
         """
@@ -169,25 +169,24 @@ class CameraDraws:
                         )
 
     def _place(self, row: int, feature: str) -> dict[str, str]:
-        return {"file": self.url, "episode": self.facts.key(row), "feature": feature}
+        return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
 
 
-class ClipDraws:
-    """Random parameters of a `clip_transform` for clips. Picklable if its functions are.
+class AugmentationSampler:
+    """Draws the random parameters of a `clip_transform`. Picklable if its functions are.
 
     Raises `ClipError` for steps that do not fit the features.
 
     Args:
-        cameras: crops and flips, of each camera.
-        arrays: of the features of a frame, after `frame_transform`.
-        facts: of episodes, with the metadata `camera`.
-        episode: the row of one of the episodes, int64[1]; whether it has intrinsics decides for
-            all.
+        cameras: crops and flips of each camera.
+        arrays: arrays of a frame, after `frame_transform`.
+        episodes: the episodes, with the metadata `camera`.
+        episode: row of one episode, int64[1]; whether it has intrinsics decides for all.
 
     Attributes:
-        crops: of each camera.
+        crops: the crops of each camera.
         made: `arrays` after the crops.
-        functions: called with the clips after these.
+        functions: functions called after the crops.
     """
 
     functions: ClipFunctions | None = None
@@ -197,10 +196,10 @@ class ClipDraws:
         cameras: Sequence[Camera],
         arrays: Mapping[str, ArraySpec],
         dataset: Dataset,
-        facts: ClipEpisodes,
+        episodes: ClipEpisodes,
         episode: IntArray,
     ) -> None:
-        self._facts, self.made = facts, arrays
+        self._episodes, self.made = episodes, arrays
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
         self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
         for crops in self.crops:
@@ -210,25 +209,25 @@ class ClipDraws:
             for name, size in dataset.contents.sizes.items()
             if name in arrays
         }
-        camera = facts.of(episode)[0].metadata["camera"] if cameras or sizes else None
+        camera = episodes.of(episode)[0].metadata["camera"] if cameras or sizes else None
         self._cameras = []
         for crops in self.crops:
             may_share, count = crops.name is None, len(dataset.contents.episode_table)
             known = known_cameras(crops.features, crops.frame, sizes, camera, may_share=may_share)
             frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
-            self._cameras.append(CameraDraws(crops, facts, known, frames, dataset.url))
+            self._cameras.append(CropSampler(crops, episodes, known, frames, dataset.url))
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
         self._resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
         if camera is not None and not any((*(one.known for one in self._cameras), self._resized)):
-            say_once(
+            warn_once(
                 f"{dataset.url}: no intrinsics: the metadata `camera` is not "
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
                 f"by feature: {repr_of(camera, 200)}"
             )
         _warn_of_pairs(self.crops, dataset.url)
 
-    def with_functions(self, functions: ClipFunctions) -> ClipDraws:
-        """The same, with functions called for the clips."""
+    def with_functions(self, functions: ClipFunctions) -> AugmentationSampler:
+        """A copy with functions of clips."""
         found = copy(self)
         found.functions = functions
         return found
@@ -248,20 +247,20 @@ class ClipDraws:
         place: IntArray | None = None,
         *,
         sequences: ClipTable | None = None,
-    ) -> Drawn:
-        """For clips by the rows of their episodes and first frames, int64[n] each.
+    ) -> ClipDraws:
+        """Draw parameters for n clips by episode row and start, int64[n] each.
 
-        That depends on seed, epoch, the episode's key and the first frame alone: that of the clip,
-        or of the first clip of its row in `sequences`, so that all clips of a row get the same. If
-        an epoch repeats clips, it depends on their `place` in it too.
-        If frames vary in size, windows depend on the sizes of the episodes' frames: `sources` have
-        some of them, unless they are known already.
+        The draw depends only on seed, epoch, the episode's key and a frame: the clip's first frame,
+        or the first frame of the clip's row in `sequences`, so that all clips of a row get the
+        same. If an epoch repeats clips, it also depends on their `place` in the epoch, int64[n]. If
+        frame sizes vary, windows depend on the sizes of the episodes' frames, measured in `sources`
+        at first.
         """
         if not self.is_any:
-            return Drawn()
+            return ClipDraws()
         first = start if sequences is None else sequences.first_starts(episode, start)
-        numbers, calls = self._facts.numbers(episode, first, place), None
-        episode, start = self._facts.rows(episode), self._facts.starts(episode, start)
+        numbers, calls = self._episodes.numbers(episode, first, place), None
+        episode, start = self._episodes.rows(episode), self._episodes.starts(episode, start)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for camera in self._cameras:
             camera.learn(episode, start, sources)
@@ -269,26 +268,29 @@ class ClipDraws:
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         if self.functions is not None:
             calls = self.functions.calls(seed, epoch, numbers, episode, start)
-        return Drawn(Crop(parts) if parts else None, calls)
+        return ClipDraws(Crop(parts) if parts else None, calls)
 
-    def told(self, drawn: Drawn, facts: Sequence[Facts], episode: IntArray) -> dict[str, Any]:
-        """Columns: `crop`, int64[n, 4]; `flipped`, bool[n], if there are flips; and `intrinsics`,
-        float64[n, 4], NaN for episodes without; of a camera with a name `<name>_crop` and so on.
+    def columns(
+        self, drawn: ClipDraws, metadata: Sequence[EpisodeMetadata], episode: IntArray
+    ) -> dict[str, Any]:
+        """Columns: `crop`, int64[n, 4]; with flips `flipped`, bool[n]; and `intrinsics`, float64[n,
+        4], NaN for episodes without. A named camera has `<name>_crop` and so on.
 
-        If cameras share a window and the metadata has each, there are `<feature>_intrinsics`, and
-        so there are of resized features without steps.
+        Cameras that share a window have `<feature>_intrinsics` if the metadata has each, and so
+        have resized features without steps.
         """
-        told: dict[str, torch.Tensor] = {}
+        columns: dict[str, torch.Tensor] = {}
         if drawn.crop is None and not self._resized:
-            return told
-        cameras, episode = [one.metadata.get("camera") for one in facts], self._facts.rows(episode)
+            return columns
+        cameras = [one.metadata.get("camera") for one in metadata]
+        episode = self._episodes.rows(episode)
         for one in self._resized:
-            told[one.column] = torch.from_numpy(one.intrinsics(cameras))
-        for camera in self._cameras if drawn.crop is not None else ():
-            assert drawn.crop is not None
-            _, windows = drawn.crop.parts[min(camera.crops.features)]
-            told |= camera.told(windows, cameras, episode)
-        return told
+            columns[one.column] = torch.from_numpy(one.intrinsics(cameras))
+        parts = {} if drawn.crop is None else drawn.crop.parts
+        for camera in self._cameras if parts else ():
+            _, windows = parts[min(camera.crops.features)]
+            columns |= camera.columns(windows, cameras, episode)
+        return columns
 
 
 def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
@@ -301,27 +303,26 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
     }
     for left in sorted(flipped):
         if (right := partner_of(left, flipped)) is not None:
-            say_once(
+            warn_once(
                 f"{url}: HorizontalFlip mirrors {left} and {right}: in flipped clips the left "
                 "camera is the right one, so exchange the two where they are flipped"
             )
 
 
 @dataclass(frozen=True, eq=False)
-class SelectedSteps:
-    """The steps of a dataset's clips. Picklable.
+class StepSampler:
+    """Draws dilation and direction of clips. Picklable.
 
     Args:
-        dilations: of which one is drawn for each clip.
-        reverse: the probability that a clip's frames come in reverse.
-        whole: for each of the dilations the clips, with stride 1, that lack nothing with it. They
-            are not needed of a single one.
+        dilations: dilations to draw from.
+        reverse: probability of a reversed clip.
+        whole: for each of several dilations, the complete clips of stride 1.
     """
 
     dilations: Sequence[int]
     reverse: float
     whole: Sequence[ClipTable]
-    facts: ClipEpisodes
+    episodes: ClipEpisodes
 
     def draw(
         self,
@@ -331,12 +332,12 @@ class SelectedSteps:
         start: IntArray,
         place: IntArray | None = None,
     ) -> ClipSteps:
-        """For clips by the rows of their episodes, starts and places in the epoch, int64[n] each.
+        """Draw for n clips by episode row, start and place in the epoch, int64[n] each.
 
-        They depend on seed, epoch, the episode's key and the start alone, and on which dilations
-        there are with which the clip lacks nothing: each of these is equally likely.
+        The draw depends only on seed, epoch, the episode's key and the start. All dilations with
+        which the clip is complete are equally likely.
         """
-        numbers = self.facts.numbers(episode, start, place)
+        numbers = self.episodes.numbers(episode, start, place)
         shares = [
             (hash64(key_of(_SALT, seed, epoch, i), numbers) >> np.uint64(11)) * 2.0**-53
             for i in range(2)
@@ -349,11 +350,11 @@ class SelectedSteps:
             dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
         return ClipSteps(dilation, shares[1] < self.reverse)
 
-    def told(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
-        """What batches tell of it: `dilation`, int64[n], and `reversed`, bool[n], where drawn."""
-        told = {}
+    def columns(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
+        """Columns of drawn parameters: `dilation`, int64[n], and `reversed`, bool[n]."""
+        columns = {}
         if len(self.dilations) > 1:
-            told["dilation"] = torch.from_numpy(steps.dilation)
+            columns["dilation"] = torch.from_numpy(steps.dilation)
         if self.reverse:
-            told["reversed"] = torch.from_numpy(steps.is_reversed)
-        return told
+            columns["reversed"] = torch.from_numpy(steps.is_reversed)
+        return columns

@@ -1,4 +1,4 @@
-"""Frame arrays: each feature of a frame as it is stored, and after `frame_transform` or padding."""
+"""Frame arrays: each feature's dtype and shape, as stored and after a transform or padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seqrecord.clips.depth import DepthToMeters, bound
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.calls import text_spec
 from seqrecord.pipes.arrays import ragged_arrays
-from seqrecord.pipes.checks import refuse
+from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.reading.dataset import Dataset
@@ -23,7 +23,7 @@ from seqrecord.reading.frames import (
     add_place,
     apply_transform,
     first_frame,
-    unchanged,
+    unchanged_values,
 )
 from seqrecord.text import repr_of
 
@@ -51,7 +51,7 @@ class FrameArrays:
 
     @classmethod
     def of(cls, options: ClipOptions, found: ClipSet) -> FrameArrays:
-        """The arrays of a request. Raises `ClipError` for features that cannot come so."""
+        """The arrays of a request. Raises `ClipError` for unsupported features."""
         dataset, clips, excerpts = found.dataset, found.clips, found.excerpts
         rows = clips.episode if excerpts is None else excerpts.episode[clips.episode]
         stored = _stored_arrays(dataset, np.unique(rows))
@@ -59,7 +59,7 @@ class FrameArrays:
             arrays, nested = ragged_arrays(options.ragged, stored)
             return cls(stored, arrays, nested)
         problem = "ragged does not go with frame_transform, which gives frames of one shape"
-        refuse(options.ragged != "list", problem, 'ragged="list"', repr_of(options.ragged, 100))
+        raise_if(options.ragged != "list", problem, 'ragged="list"', repr_of(options.ragged, 100))
         transform, windows = bound(options.frame_transform, dataset.features), found.windows.stored
         episode, start = clips.locate(np.zeros(1, np.int64))
         place = windows.find(next(iter(windows.windows)), episode, start).frames[:, 0]
@@ -75,9 +75,9 @@ class FrameArrays:
 
 
 def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
-    """Each feature of a frame as it is decoded.
+    """Each feature of a frame as decoded.
 
-    A variable shape has the size of the largest frame of these episodes, given by their rows.
+    A variable shape has the size of its largest frame in these episodes, given by row.
     """
     found = {}
     for name, spec in dataset.features.items():
@@ -89,8 +89,10 @@ def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]
 def _transformed(
     transform: FrameTransform, frame: Mapping[str, Any], stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
-    """The arrays that `frame_transform` makes of a frame, and the features it leaves unchanged; the
-    same for every frame. Raises `ClipError` for a text under another name than a stored one."""
+    """The arrays that `frame_transform` returns, and the features that it leaves unchanged.
+
+    Raises `ClipError` for a text under a name that is no stored text feature.
+    """
     first_frame(transform, frame)
     given, copies = dict(frame), deepcopy(dict(frame))
     made = apply_transform(transform, dict(frame))
@@ -100,4 +102,4 @@ def _transformed(
         else ArraySpec(value.dtype, value.shape)
         for name, value in made.items()
     }
-    return specs, unchanged(given, copies, made)
+    return specs, unchanged_values(given, copies, made)

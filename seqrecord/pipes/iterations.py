@@ -1,4 +1,4 @@
-"""BatchSource: plans epochs and runs them; Iteration: one of its plans, from a batch on."""
+"""`BatchSource`, which plans and runs epochs, and `Iteration`, one run of a plan."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from seqrecord.engine.trace import Trace
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, Remainder, State
-from seqrecord.sampling import Part
+from seqrecord.pipes.states import Clip, RemainingEpoch, State
+from seqrecord.sampling import Shard
 
 
-class Planned(Protocol):
-    """One part of one epoch, as integers."""
+class AnyPlan(Protocol):
+    """One shard of one epoch, as integers."""
 
     @property
     def num_batches(self) -> int: ...
@@ -30,9 +30,11 @@ class Planned(Protocol):
 class BatchSource(Protocol):
     """Plans epochs and runs them. Picklable."""
 
-    goes_on: bool
-    """Whether an epoch continues where the one before has ended: then the clips that ranks or
-    workers had left when their number changed come in later epochs, else in the same one."""
+    continues_epochs: bool
+    """Whether an epoch starts at the position where the last one ended.
+
+    Then clips left at a change of ranks or workers come in later epochs, else in the same one.
+    """
 
     @property
     def batch_size(self) -> int | None:
@@ -48,46 +50,46 @@ class BatchSource(Protocol):
 
     @property
     def sources(self) -> Sequence[SourceOrder]:
-        """The orders of one dataset, or of several."""
+        """The order of each dataset."""
 
-    def asked(self) -> Mapping[str, Any]:
-        """The arguments of the order beside those of the sources, as JSON."""
+    def shared_arguments(self) -> Mapping[str, Any]:
+        """The arguments that determine the order beside the arguments of each source, as JSON."""
 
-    def plan(self, epoch: int, part: Part, rest: Remainder | None = None) -> Planned:
-        """The plan of one part of one epoch, or of the rest of it."""
+    def plan(self, epoch: int, shard: Shard, rest: RemainingEpoch | None = None) -> AnyPlan:
+        """The plan of one shard of one epoch, or of the rest of it."""
 
-    def remainder_after(self, state: State) -> Remainder | None:
-        """The clips left when ranks or workers leave an epoch at the position of a state.
+    def remainder_after(self, state: State) -> RemainingEpoch | None:
+        """The remaining clips if ranks or workers change at the position of a state.
 
         Raises `StateError` for a state without the positions of all workers.
         """
 
     def check_place(self, state: State) -> None:
-        """Raise `StateError` for a state of no epoch, or beyond the end of its epoch."""
+        """Raise `StateError` for an impossible epoch, or a position beyond its end."""
 
-    def start(self, plan: Any, rest: Remainder | None, *, batch: int, stats: EngineStats) -> Engine:
-        """An engine that runs a plan, of an epoch with this `rest`, from `batch` on."""
+    def start(
+        self, plan: Any, rest: RemainingEpoch | None, *, batch: int, stats: EngineStats
+    ) -> Engine:
+        """Start an engine for a plan, of an epoch with this `rest`, at `batch`."""
 
-    def present(self, batch: Batch, plan: Any, number: int) -> list[Clip]:
-        """A batch for users, the plan's `number`; of several clips the last comes first."""
+    def to_clips(self, batch: Batch, plan: Any, number: int) -> list[Clip]:
+        """Convert batch `number` of the plan to items for users; single clips in reverse order."""
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
-        """The statistics of an iteration, with those of the clips."""
+        """Extend the statistics of an iteration by clip counts."""
 
 
 class Iteration:
-    """Runs one plan of a source from a batch on. Single clips of an engine's batch wait here until
-    they are taken.
-    """
+    """Runs a plan from a batch on. Buffers single clips of an engine's batch."""
 
     def __init__(self, source: BatchSource) -> None:
         self.delivered = 0  # batches of the plan, with those before the first one
-        self.is_complete = False  # … and all of them are delivered
+        self.is_complete = False  # … and complete
         self._source = source
-        self._made = 0  # batches of the plan, with those that wait
+        self._made = 0  # batches of the plan, including waiting ones
         self._waiting: list[Clip] = []  # the last one comes first
         self._counts: dict[str, int] = {}
         self._stats = EngineStats()
@@ -99,10 +101,13 @@ class Iteration:
         return self._engine is not None
 
     def clips(
-        self, begin: Callable[[Iteration], tuple[Planned, Remainder | None, int]]
+        self, begin: Callable[[Iteration], tuple[AnyPlan, RemainingEpoch | None, int]]
     ) -> Iterator[Clip]:
-        """The batches, or single clips; once. `begin` is called by the first `next`, for the plan,
-        the rest of its epoch, and its first batch."""
+        """Yield the batches, or single clips; once.
+
+        The first `next` calls `begin`, which returns the plan, the rest of its epoch, and the first
+        batch.
+        """
         source = self._source
         plan, rest, batch = begin(self)
         # Without `even_batches`, another rank may have had a batch more than this one has.
@@ -112,7 +117,7 @@ class Iteration:
         engine = self._engine = source.start(plan, rest, batch=self._made, stats=self._stats)
         try:
             for arrays in engine:
-                clips = self._waiting = source.present(arrays, plan, self._made)
+                clips = self._waiting = source.to_clips(arrays, plan, self._made)
                 del arrays  # the consumer's alone to keep
                 self._made += len(clips)
                 while clips:
@@ -132,7 +137,7 @@ class Iteration:
             self._waiting.clear()
 
     def end(self) -> None:
-        """Free its memory, as another iteration is to begin."""
+        """Free the memory, before another iteration begins."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -140,6 +145,6 @@ class Iteration:
             self._stats.trace.close()
 
     def report(self) -> dict[str, Any]:
-        """Statistics of the engine, with the clips and batches that were delivered."""
+        """Statistics of the engine, with the delivered clips and batches."""
         report, left = {**self._stats.report(), **self._counts}, self._made - self.delivered
         return {**report, "clips": report["clips"] - left, "batches": report["batches"] - left}

@@ -1,4 +1,4 @@
-"""The loaders that training code uses: of streams, and of clips by their number."""
+"""The public loaders: streams of clips, and clips by number."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arguments import init_takes_arguments
 from seqrecord.pipes.callers import (
+    find_buffering_pipe,
     find_filter,
-    find_holder,
     find_loader,
     is_batched_again,
     is_stateful,
 )
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.clip_reader import ClipReader
-from seqrecord.pipes.distributed import items_beside
+from seqrecord.pipes.distributed import items_with_filter
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.options import DatasetOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.dataset import Dataset, DatasetLike
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 from seqrecord.statistics.by_feature import Statistics
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class WithEpochs:
-    """What streams epochs: their length, which one is next, and the position in them."""
+class EpochStream:
+    """Base class of streaming loaders: length, next epoch, and position."""
 
     _epochs: Epochs
 
     # Not in a class of pipes, whose `__iter__` torch wraps: for each clip that takes longer than
-    # all that is done for a small one.
+    # a small clip takes otherwise.
     def __iter__(self) -> Iterator[Clip]:
         size = self._epochs.loader.batch_size
         if size is not None and is_batched_again(self):
@@ -52,143 +52,152 @@ class WithEpochs:
                 expected=f"DataLoader({type(self).__name__}(…), batch_size=None)",
                 got=f"a DataLoader with a batch_size (default: 1) around batches of {size} clips",
             )
-        return self._epochs.iterate(self._part(), find_holder())
+        return self._epochs.iterate(self._shard(), find_buffering_pipe())
 
     def __len__(self) -> int:
-        """Batches of an epoch that this rank delivers; clips without a `batch_size`.
+        """Batches in an epoch of this rank; clips without a `batch_size`.
 
-        In a DataLoader's worker, those of the worker. Asked by a DataLoader, those of all of its
-        workers.
+        Inside a DataLoader worker: of this worker. Called by a DataLoader: of all its workers
+        together.
         """
         loader, instances, batches = find_loader(), find_filter(), self._epochs.loader
-        epoch, parts = self._epochs.current, [self._part()]
+        epoch, shards = self._epochs.current, [self._shard()]
         if loader is not None and instances == 1:
-            # The filter has not been told of ranks and workers, or only in the workers.
-            items = items_beside(batches.plan(epoch, Part()).num_batches)
+            # The filter does not have ranks and workers yet, or only in the workers.
+            items = items_with_filter(batches.plan(epoch, Shard()).num_batches)
             if items is not None:
                 return items
         in_worker = get_worker_info() is not None
         if loader is not None and loader.num_workers and instances is None and not in_worker:
-            parts = batches.ranks.parts_of_workers(loader.num_workers)
-        return sum(batches.plan(epoch, part).num_batches for part in parts)
+            shards = batches.ranks.worker_shards(loader.num_workers)
+        return sum(batches.plan(epoch, shard).num_batches for shard in shards)
 
     def __getitem__(self, number: object) -> NoReturn:
-        """Raise `TypeError`: clips come in the order of the epoch's plan, not by number."""
+        """Raise `TypeError`: a stream has no clips by number."""
         raise TypeError(
             f"{type(self).__name__} streams clips and gives none by number: iterate over it, or "
             "use SeqRecordMapDataset"
         )
 
     def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
-        """Begin this epoch with the next iteration. Without a call, epochs follow each other.
+        """Set the epoch, and optionally the position, of the next iteration.
 
-        Setting the epoch of a position that was not yet begun keeps the position: that of
-        `load_state_dict`, or of a call with `batches`. ::
+        Without a call, each iteration is the next epoch. A call for an epoch with a pending
+        position keeps it: a position of `load_state_dict`, or of a call with `batches`.
 
-            pipe.set_epoch(3, batches=120)  # the training had taken 120 batches of its fourth epoch
+        Example:
+            pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)
+            pipe.set_epoch(3, batches=1)  # continue in the fourth epoch, after one batch
+            batch = next(iter(pipe))
 
         Args:
-            epoch: from 0.
-            batches: begin after so many batches of this rank, on all DataLoader workers together,
-                which take turns (`in_order=True`, the default). Ranks and workers must be as many
-                as before; for other numbers see `state_dict`.
-            batch_size: that of the DataLoader, if it has one; then `batches` are its batches.
+            epoch: number of the epoch, from 0.
+            batches: number of batches to skip, counted over all DataLoader workers of this rank,
+                which take turns (`in_order=True`, the default). The number of ranks and workers
+                must be the same as before; for other numbers see `state_dict`.
+            batch_size: the DataLoader's batch size, if it has one; `batches` then counts its
+                batches.
 
-        Raises `ClipError` for what is no such number; the iteration raises `StateError` for more
-        batches than the epoch has.
+        Raises `ClipError` for an invalid number. The iteration raises `StateError` if `batches`
+        exceeds the epoch.
         """
         self._epochs.set_epoch(epoch, batches, batch_size)
 
     def state_dict(
         self, batches: int | None = None, batch_size: int | None = None
     ) -> dict[str, Any]:
-        """Where the iteration is: the epoch, its batches delivered, and what the order depends on.
+        """Return the position of the iteration: epoch, delivered batches, and the inputs of the
+        order.
 
-        It is JSON of about 1 kB, and the same on every rank.
+        The state is JSON of about 1 kB, and the same on every rank.
+
+        Example:
+            pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)
+            batch = next(iter(pipe))
+            pipe.load_state_dict(pipe.state_dict())  # the next iteration continues
 
         Args:
-            batches: the position after so many batches of the epoch that was begun last, for this
-                rank's workers together: where DataLoader workers iterate, this process does not
-                have their position. Batches before a `set_epoch(batches=…)` count; those before
-                ranks or workers have changed do not.
-            batch_size: that of the DataLoader, if it has one; then `batches` are its batches.
+            batches: number of batches of the current epoch that the training has received from all
+                workers of this rank. Required with DataLoader workers, whose positions this process
+                does not have. Batches skipped by `set_epoch(batches=…)` count; batches before a
+                change of ranks or workers do not.
+            batch_size: the DataLoader's batch size, if it has one; `batches` then counts its
+                batches.
 
-        Raises `StateError` where worker processes iterate and no `batches` are given, for more
-        batches than the epoch has, and where a pipe behind this one holds items, which is any but
-        `.map()`, `.collate()`, `.batch()` and `.filter()`: what this one has given is not what the
-        end of the chain has. `set_epoch` ends that.
+        Raises `StateError` with worker processes if `batches` is `None`, if `batches` exceeds the
+        epoch, and if a buffering pipe (any but `.map()`, `.collate()`, `.batch()` and `.filter()`)
+        follows: call `set_epoch()` first.
         """
-        return self._epochs.state(self._part(), batches=batches, batch_size=batch_size)
+        return self._epochs.state(self._shard(), batches=batches, batch_size=batch_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next iteration continues there: it re-reads the frames that were held, and no others.
+        """Continue from a saved state in the next iteration.
 
-        Settings that `memory_limit` and defaults had chosen when the state was saved are used from
-        here on, in later epochs too, so that the run has the order of the interrupted one.
-
-        Raises `StateError` for a state of another dataset, of other episodes or other settings,
-        which it names, and `MemoryLimitError` where the state's order needs more than
-        `memory_limit`.
+        Only the frames in use at the saved position are read again. Settings that `memory_limit`
+        and defaults determined for the saved run stay in use, also in later epochs, so the run has
+        the order of the interrupted one.
 
         The number of ranks and workers may differ, also in the middle of an epoch, and so may
-        `batch_size`, but for a mix: what the former ones have not given is then planned anew (see
-        docs/ranks.md). A torchdata `StatefulDataLoader` loads its own state, with as many workers.
+        `batch_size` except for a mix: the remaining clips are then planned anew (see
+        docs/ranks.md). A torchdata `StatefulDataLoader` loads its own state, with the same number
+        of workers.
+
+        Raises `StateError` for a state of another dataset, selection or settings, with their names,
+        and `MemoryLimitError` if the state's order needs more than `memory_limit`.
         """
-        self._epochs.load(state_dict, self._part())
+        self._epochs.load(state_dict, self._shard())
 
     def stats(self) -> dict[str, Any]:
-        """What the last iteration of this process has done.
+        """Return statistics of the last iteration of this process.
 
-        Work: `bytes_read`, `frames_decoded`, without those that an iteration before has left in
-        memory; `clips`, `batches`; `video_frames_decoded`, those that were decoded for others
-        included; `device_bytes`, copied to a device; `peak_buffer_bytes`, the most that held frames
-        took; seconds of work and of waiting in each stage, for decoding also by feature, and
-        `waiting_percent`: how much of `epoch_seconds`, from the epoch's beginning until the
-        training last had a batch, it has waited for batches, the first one included; `loads` of
-        chunks, and `loads_throttled`, which had to wait for memory; `requests`, `retries` and other
-        counts of the storage; and the `bottleneck`, in words. `features_resident` lists the
-        features whose frames stay in memory for later epochs, and `features_redecoded` those that
-        every epoch decodes anew.
-
-        Clips left out: `episodes_too_short`, `clips_incomplete` (a frame lacks a feature),
-        `clips_outside` (a window leaves the episode), `clips_dropped` (by `drop_last`).
-
-        Frames that stand for others: `times_without_frame`, of windows by timestamps.
-
-        Clips given twice: `duplicate_clips`, which another rank or worker gives too (see
-        `even_batches`).
-
-        With `order="sequences"` also `sequences`, of this process's part; `sequences_cut`, of which
-        another row has the begin; and, without windows, `frames_left_out`, frames of the selected
-        episodes that are in no clip.
+        - Work: `bytes_read`; `frames_decoded`, without frames kept from earlier iterations;
+          `video_frames_decoded`, including reference frames; `clips`; `batches`; `device_bytes`,
+          copied to a device; `peak_buffer_bytes`, the greatest size of decoded frames; `loads` of
+          chunks, and `loads_throttled` by memory; `requests`, `retries` and other counts of the
+          storage.
+        - Time: seconds of work and of waiting in each stage, for decoding also by feature;
+          `epoch_seconds`, from the epoch's start to the last batch; `waiting_percent` of it in
+          which the training waited for batches, including the first one; and the `bottleneck`, as
+          text.
+        - Memory: `features_resident`, features whose frames stay in memory for later epochs;
+          `features_redecoded`, features decoded anew in every epoch.
+        - Skipped clips: `episodes_too_short`; `clips_incomplete`, with a frame that lacks a
+          feature; `clips_outside`, with a window beyond the episode; `clips_dropped` by
+          `drop_last`.
+        - Windows by timestamps: `times_without_frame`, times without a frame nearby.
+        - Duplicates: `duplicate_clips`, also returned by another rank or worker (see
+          `even_batches`).
+        - With `order="sequences"`, of this process's shard: `sequences`; `sequences_cut`, which
+          begin in another row; and, without windows, `frames_left_out`, frames of the selected
+          episodes in no clip.
         """
         return self._epochs.stats()
 
-    def _part(self) -> Part:
+    def _shard(self) -> Shard:
         instances, loader = find_filter() or 1, self._epochs.loader
         if instances > 1 and loader.options.order == "sequences":
             raise ClipError(
                 "a .sharding_filter() leaves out batches, so that rows would not follow an episode",
                 expected='no .sharding_filter() behind order="sequences": ranks and workers get '
-                "parts of their own without one",
+                "shards of their own without one",
             )
-        return loader.ranks.part_beside(instances)
+        return loader.ranks.shard_with_filter(instances)
 
 
-class Streaming(WithEpochs):
-    """What the streaming loaders have in common: arguments, and a dataset's clips in epochs."""
+class StreamingLoader(EpochStream):
+    """Base class of loaders that stream the clips of one dataset."""
 
     @init_takes_arguments(LoaderOptions)
     def __init__(self, location: DatasetLike, options: LoaderOptions) -> None:
-        """Open the dataset, and choose its clips.
+        """Open the dataset, and select its clips.
 
-        `clip_len` to `drop_last_frames` say which frames a clip has; `features` to `metadata`, of
-        which features and episodes; `resize` to `ragged`, what is made of them; `order` to
-        `rotate_phase`, in which order clips come; `batch_size` to `device`, what a batch is, in
-        which memory; `rank` and `world_size`, for which rank; `engine`, how that is executed.
+        Groups of arguments: `clip_len` to `drop_last_frames`, frames of a clip; `features` to
+        `metadata`, features and episodes; `resize` to `ragged`, transforms; `order` to
+        `rotate_phase`, order; `batch_size` to `device`, batches and memory; `rank` and
+        `world_size`, distribution; `engine`, tuning.
 
         Args:
-            location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+            location: local path or URL, or a dataset from `seqrecord.open`.
         """
         super().__init__()
         self._loader = ClipLoader(select(location, options), options)
@@ -196,39 +205,40 @@ class Streaming(WithEpochs):
 
     @classmethod
     def from_options(cls, location: DatasetLike, options: LoaderOptions) -> Self:
-        """The loader of these options: those of another one, say, or a changed copy of them."""
+        """Create a loader from options, such as a changed copy of another loader's `options`."""
         names = (field.name for field in fields(LoaderOptions))
         return cls(location, **{name: getattr(options, name) for name in names})
 
     @property
     def options(self) -> LoaderOptions:
-        """What this loader was given."""
+        """The arguments of this loader."""
         return self._loader.options
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset that the clips come from, with the requested features."""
+        """The dataset of the clips, with the requested features."""
         return self._loader.selection.dataset
 
     @property
     def clips(self) -> ClipTable:
-        """The distinct clips of an epoch, and how many were left out.
+        """The distinct clips of an epoch, and the numbers of skipped ones.
 
-        With `rotate_phase`, here and in `num_clips` and `len`, of the epoch that runs, or if none
-        does of the next one.
+        With `rotate_phase`, here and in `num_clips` and `len`: of the current epoch, or of the next
+        one between iterations.
         """
         return self._loader.clips(self._epochs.current)
 
     @property
     def num_clips(self) -> int:
-        """Clips of an epoch over all ranks and workers, each counted once."""
+        """Distinct clips of an epoch over all ranks and workers."""
         return self.clips.num_clips
 
     def compute_statistics(self, **options: Any) -> Statistics:
-        """Of all frames of this loader's episodes (`split`, `episodes`), after `frame_transform`.
+        """Read all frames of this loader's episodes, and compute statistics after
+        `frame_transform`.
 
-        They are read for it; `dataset.statistics` are those that are stored, of the whole dataset.
         `options` are `max_frames`, `num_threads` and `progress` of `Dataset.compute_statistics`.
+        Stored statistics of the whole dataset are in `dataset.statistics`.
         """
         return self._loader.selection.compute_statistics(**options)
 
@@ -238,32 +248,39 @@ class Streaming(WithEpochs):
     __str__ = __repr__  # IterDataPipe's is the bare name
 
 
-class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
-    """Streams clips of a dataset, shuffled, each frame read and decoded once per epoch.
+class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
+    """Stream shuffled clips of a dataset as a DataPipe, decoding each frame once per epoch.
 
-    A clip is a dict: feature name to tensor [T, …] (or a list of tensors for a feature with a
-    variable shape), with `clip_len` frames or those of the feature's window; `episode` its key;
-    `start` its first frame, or that from which windows count. With `batch_size` the engine
-    assembles batches itself: tensors [batch, T, …], `episode` a list of keys, `start` int64
-    [batch]. That is the fast path. The memory of a batch is used again when nothing refers to the
-    batch any more: a batch that is kept stays as it is.
+    A clip is a dict: feature name to tensor [T, …], or a list of tensors for a feature of variable
+    shape, with `clip_len` frames or the frames of the feature's window; `episode`, its key;
+    `start`, its first frame or the origin of its windows.
 
-    The order is a function of the dataset, the arguments, the epoch and the part alone. Epochs
-    advance with each iteration, and one iteration runs at a time. A `DataLoader` takes the pipe
-    with `batch_size=None`, with worker processes or without; ranks and workers get parts of equally
-    many batches (see `even_batches`), unless a `.sharding_filter()` follows, which then picks from
-    the whole epoch: every worker then reads and decodes all of it. A worker's batches are shared
-    memory, on Linux: the process that receives them reads them in place, and the worker fills them
-    again when they are dropped. Workers are not needed for speed: each has an arena of its own.
+    With `batch_size`, the fast path, the loader assembles batches: tensors [batch, T, …], `episode`
+    a list of keys, `start` int64 [batch]. The memory of a batch is reused after its last reference
+    is gone; a batch that you keep stays unchanged.
 
-    Raises `ClipError` where there is no clip, and when an iteration begins of which `drop_last`
-    leaves no batch; `MemoryLimitError` for a limit that is too small.
-    Episodes too short for a clip and clips that lack a feature are left out: a warning of the
-    logger `seqrecord` says how many, once, and `repr` and `stats` do.
+    The order is a function of the dataset, the arguments, the epoch and the shard alone. Each
+    iteration is the next epoch, and one iteration runs at a time. Use a `DataLoader` with
+    `batch_size=None`, with or without workers. Ranks and workers get shards with the same number of
+    batches (see `even_batches`). A `.sharding_filter()` behind the pipe selects from the whole
+    epoch instead: every worker then reads and decodes it. Batches of workers are shared
+    memory on Linux, read in place by the receiving process. Speed needs no workers: each has an
+    arena of its own.
+
+    Skipped clips (incomplete, or in episodes that are too short) are counted in `repr` and
+    `stats()`, and in one warning of the logger `seqrecord`.
+
+    Raises `ClipError` if there is no clip, or at the start of an iteration if `drop_last` leaves no
+    batch; `MemoryLimitError` if the limit is too small.
+
+    Example:
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)
+        for batch in pipe:
+            image = batch["image"]  # uint8 [2, 4, height, width, 3]
     """
 
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
-        """Called by a `DataLoader` when an epoch begins. The order is that of the pipe's seed."""
+        """Called by a `DataLoader` at the start of an epoch; the pipe's own `seed` stays in use."""
         self._loader.ranks.current()  # an error is better here than in a worker
         if is_stateful():
             warnings.warn(
@@ -275,40 +292,50 @@ class SeqRecordPipe(Streaming, IterDataPipe[Clip]):
         return self
 
     def set_shuffle(self, shuffle: bool = True) -> SeqRecordPipe:
-        """Called by a `DataLoader` that was given `shuffle`."""
+        """Called by a `DataLoader` with its argument `shuffle`."""
         self._loader.set_shuffle(shuffle)
         return self
 
 
 # Not the class of pipes, although both could be one: a StatefulDataLoader looks for a state in its
 # dataset, and wraps a DataPipe in a class of its own that has none, so it would resume by skipping.
-class SeqRecordIterableDataset(Streaming, IterableDataset[Clip]):
-    """`SeqRecordPipe` as a plain `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
+class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
+    """Stream clips as an `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
-    Each epoch has another order, with worker processes or without, and whether they persist or not.
-    All workers of an iterator over a DataLoader have the same epoch, also where several DataLoaders
-    iterate at once; see docs/ranks.md.
+    Arguments, clips and batches are the same as in `SeqRecordPipe`. Each epoch has another order,
+    with or without (persistent) workers. All workers of a DataLoader iterator share an epoch, also
+    if several DataLoaders iterate at the same time; see docs/ranks.md.
+
+    Example:
+        dataset = seqrecord.SeqRecordIterableDataset("records/", clip_len=4, batch_size=2)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=None)
+        batch = next(iter(loader))
     """
 
 
 class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
-    """Clips by their number, for map-style training: `dataset[i]` is a clip as `SeqRecordPipe`'s.
+    """Clips by number, for map-style training: `dataset[i]` is a clip as in `SeqRecordPipe`.
 
-    Clips are numbered episode by episode, front to back, or as in the table `clips`. Random order
-    reads and decodes a frame for every clip that it is in: streaming is much faster.
+    Clips are numbered episode by episode, front to back, or in the order of the table `clips`.
+    Random access decodes a frame again for every clip that contains it: streaming is much faster.
 
-    A `DataLoader` with `collate_fn=seqrecord.collate` asks for the clips of a batch at once: a
-    frame that several of them have is read and decoded once, and they lie in the memory of one
-    batch, which is used again when nothing refers to it any more. A clip that is kept stays as it
-    is, and keeps the memory of those that came with it. See `memory_limit` for what is read once.
+    With `collate_fn=seqrecord.collate`, a `DataLoader` requests the clips of a batch together:
+    shared frames are decoded once, and the clips are views of one batch, so collating copies
+    nothing. The memory of a batch is reused after its last reference is gone; a clip that you keep
+    also keeps the memory of its batch.
+
+    Example:
+        clips = seqrecord.SeqRecordMapDataset("records/", clip_len=4)
+        clip = clips[0]  # image: uint8 [4, height, width, 3]
+        loader = torch.utils.data.DataLoader(clips, 2, collate_fn=seqrecord.collate)
     """
 
     @init_takes_arguments(DatasetOptions)
     def __init__(self, location: DatasetLike, options: DatasetOptions) -> None:
-        """Open the dataset, and choose its clips.
+        """Open the dataset, and select its clips.
 
         Args:
-            location: local path or URL, or a dataset from `seqrecord.open`, as it was opened.
+            location: local path or URL, or a dataset from `seqrecord.open`.
         """
         self._options = options
         self._selection = select(location, options)
@@ -326,17 +353,17 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
 
     @property
     def options(self) -> DatasetOptions:
-        """What this dataset was given."""
+        """The arguments of this dataset."""
         return self._options
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset that the clips come from, with the requested features."""
+        """The dataset of the clips, with the requested features."""
         return self._selection.dataset
 
     @property
     def clips(self) -> ClipTable:
-        """All clips, and how many were left out."""
+        """All clips, and the numbers of skipped ones."""
         return self._selection.clip_set.clips
 
     def __len__(self) -> int:
@@ -347,10 +374,10 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return clip
 
     def __getitems__(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
-        """The clips of these numbers; a `DataLoader` asks for those of a batch.
+        """Return the clips of a batch; called by a `DataLoader`.
 
-        They are a batch that was read in one call. `seqrecord.collate` gives it as it is. Where a
-        subclass overrides `__getitem__` alone, that gives each of them.
+        They are read in one call as one batch, which `seqrecord.collate` returns without copying.
+        If a subclass overrides only `__getitem__`, that method is called for each number.
         """
         cls, own = type(self), SeqRecordMapDataset
         if cls.__getitem__ is not own.__getitem__ and cls.__getitems__ is own.__getitems__:
@@ -358,9 +385,10 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return self._reader.read(self._checked(numbers)) if len(numbers) else []
 
     def stats(self) -> dict[str, Any]:
-        """What this process has read so far: `bytes_read`, `frames_decoded` and
-        `video_frames_decoded`, those that were decoded for others included. `features_resident`
-        lists the features whose frames stay in memory once they were read."""
+        """Return statistics of this process: `bytes_read`; `frames_decoded`;
+        `video_frames_decoded`, including reference frames; and `features_resident`, features whose
+        frames stay in memory once read.
+        """
         report, names = self._reader.stats.get().report(), ("bytes_read", "frames_decoded")
         found = {name: report[name] for name in (*names, "video_frames_decoded")}
         return {**found, "features_resident": self._reader.resident}
@@ -369,7 +397,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return f"{type(self).__name__}({self._selection.describe()})"
 
     def _checked(self, numbers: Sequence[int]) -> IntArray:
-        """Clips' numbers, counted from the first: int64[n]."""
+        """Clip numbers from 0, int64[n]; negative ones count from the end."""
         asked, count = list(map(operator.index, numbers)), self.clips.num_clips
         if not -count <= min(asked) <= max(asked) < count:
             wrong = next(number for number in asked if not -count <= number < count)
@@ -377,6 +405,6 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return np.array(asked, np.int64) % count
 
 
-def loader_of(streaming: Streaming) -> ClipLoader:
-    """What plans and runs its epochs."""
+def loader_of(streaming: StreamingLoader) -> ClipLoader:
+    """The loader that plans and runs a stream's epochs."""
     return streaming._loader

@@ -6,15 +6,15 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.arrays import bytes_by_group, groups_of
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.machine import local_ranks, usable_memory
 from seqrecord.reading.chunk_sizes import (
-    bytes_beside,
-    bytes_of_run,
     chunk_bytes,
     decoder_bytes,
+    max_chunk_bytes,
     open_chunk_bytes,
+    overlapping_chunk_bytes,
     resized_bytes,
 )
 from seqrecord.sampling.memory import FrameSizes
@@ -25,8 +25,10 @@ _MUCH, _TOO_MUCH = 0.5, 0.8  # of the machine's memory
 
 
 def check_machine(nbytes: int, url: str) -> None:
-    """Where all ranks of this machine and their workers take so many bytes each: log a warning if
-    that is over half of its memory, and raise `MemoryLimitError` if it is over 80 %."""
+    """Check the memory of all ranks and workers on this machine, `nbytes` each.
+
+    Logs a warning above half of the machine's memory. Raises `MemoryLimitError` above 80 %.
+    """
     info = get_worker_info()
     processes = local_ranks() * (1 if info is None else info.num_workers)
     memory = usable_memory()
@@ -43,20 +45,19 @@ def check_machine(nbytes: int, url: str) -> None:
             f"({format_size(most)}), fewer workers or smaller batches",
             got=each,
         )
-    say_once(
+    warn_once(
         f"{url}: frames, batches and reads take {share:.0%} of this machine's memory: {each}; "
         "a smaller memory_limit or fewer workers take less"
     )
 
 
 def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
-    """The sizes of a selection's frames, loads and batches in plans.
+    """The sizes of a selection's frames, loads and batches, for plans.
 
-    A variable shape counts as its largest frame of the selected episodes, decoded.
+    A variable shape counts as its largest decoded frame in the selected episodes.
 
-    With `frame_transform` the plan has one group, whose arena contains transformed frames, and each
-    load reads chunks of all groups. If that group is in pieces, a cursor keeps chunks open that it
-    still needs.
+    With `frame_transform` the plan has one group: its arena contains transformed frames, and each
+    load reads chunks of all groups. If this group is in pieces, a cursor keeps its open chunks.
     """
     dataset, episodes, frames = selection.dataset, selection.episodes, selection.frames
     features, tables, groups = dataset.features, dataset.contents.index.groups, groups_of(dataset)
@@ -75,15 +76,15 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
         staying, held = [frame], [frame + open_chunk_bytes(grid, groups, features)]
         if grid.whole is None:
             lead = tables[grid.group]
-            chunk = whole = sum(int(bytes_beside(lead, *one).max()) for one in sizes)
+            chunk = whole = sum(int(overlapping_chunk_bytes(lead, *one).max()) for one in sizes)
         else:
             chunk, whole = (
-                sum(bytes_of_run(*one, int(some.largest.max())) for one in sizes)
+                sum(max_chunk_bytes(*one, int(some.largest.max())) for one in sizes)
                 for some in (grid, grid.whole)
             )
         beside = sum(spec.nbytes for spec in frames.stored.values()) + frame
     beside += resized_bytes(dataset, selection.clip_set.selected)
-    # Where all frames stay no chunk is left open, but a load decodes all of a chunk.
+    # If all frames stay, no chunk is left open, but a load decodes a whole chunk.
     whole = max(chunk, whole) + beside + decoder_bytes(features.values())
     clip = 0
     for name, spec in selection.made.items():

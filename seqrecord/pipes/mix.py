@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
-from seqrecord.pipes.checks import check, refuse
+from seqrecord.pipes.checks import check, raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
-from seqrecord.pipes.loaders import Streaming, WithEpochs, loader_of
+from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import StoppingStrategy
@@ -28,98 +28,91 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.units import MAX_INT, check_integer
 
 _MOST_BATCHES = 1 << 40  # of an epoch
-_OF_THE_MIX = (
-    *(
-        "batch_size",
-        "drop_last",
-        "even_batches",
-        "seed",
-        "memory_limit",
-        "rank",
-        "world_size",
-        "device",
-    ),
+_MIX_OPTIONS = (
+    *("batch_size", "drop_last", "even_batches", "seed"),
+    *("memory_limit", "rank", "world_size", "device"),
     *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
 )
-"""The options that no source may set."""
+"""Options of the mix; sources must not set them."""
 
 
-class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
-    """Streams batches of clips from several datasets, each with its share of the clips.
+class SeqRecordMix(EpochStream, IterableDataset[Clip]):
+    """Stream batches of clips from several datasets, each with its share of the clips.
 
-    ::
+    Returns the batches of `SeqRecordIterableDataset` and the column `dataset`, a list of source
+    names; `episode` and `start` refer to the clip's source. Columns that only some sources have,
+    such as `crop`, are 0 or `None` for the others; `dilation` is then the fixed dilation of the
+    others.
 
+    Each rank (with workers: each worker) draws from the sources in proportion: after every clip,
+    the number drawn from a source since the first epoch, or since a change of ranks or workers,
+    differs from its share by less than one clip. The seed determines the places of sources in a
+    batch.
+
+    A batch mixes sources if each feature has the same dtype, fixed shape and number of frames in
+    all of them. Otherwise every batch comes from a single source, and shares are exact to less than
+    one batch. `single_source_batches` chooses explicitly.
+
+    An exhausted source begins its next epoch, in its next order. Across all ranks and workers, each
+    clip of a source comes once in each of the source's epochs; a source with fewer clips than ranks
+    and workers gives one clip to each, some of them twice. All ranks have the same number of
+    batches, and the same number of clips per source in them. The next epoch of the mix continues at
+    the current position of each source.
+
+    Batch size, memory, seed, ranks, device and threads are arguments of the mix: a source that sets
+    one raises `ClipError`. Each source has threads and arenas of its own. Memory not used by
+    batches is divided by weight times bytes of a clip, and each source gets at least its minimum.
+
+    A `StatefulDataLoader` with `batch_size=None` resumes the mix exactly.
+
+    Raises `ClipError` for invalid weights, sources or shapes, or if a feature's kind or unit
+    differs between sources; `MemoryLimitError` if the limit is too small.
+
+    Example:
         mix = seqrecord.SeqRecordMix(
             {
-                "bridge": seqrecord.SeqRecordIterableDataset("bridge/", clip_len=16),
-                "droid": seqrecord.SeqRecordIterableDataset("droid/", clip_len=16, split="train"),
+                "demo": seqrecord.SeqRecordIterableDataset("records/", clip_len=4),
+                "more": seqrecord.SeqRecordIterableDataset("more-records/", clip_len=4),
             },
-            weights={"bridge": 0.3, "droid": 0.7},
-            batch_size=32,
+            weights={"demo": 0.3, "more": 0.7},
+            batch_size=4,
         )
-        for batch in mix: ...   # as of SeqRecordIterableDataset, and "dataset": a list of names
-
-    A batch holds clips of several sources. At every clip of this rank's stream (with worker
-    processes, of each worker's) the number that each source has given since the first epoch began,
-    or since ranks or workers have changed, differs from its share by less than one clip; where in a
-    batch they are is drawn from the seed. `dataset` has the source's name of each clip; `episode`
-    and `start` are those in its source. What only some sources say of their clips, such as `crop`,
-    is 0 or `None` for others; a `dilation` that only some draw is for others that which they have.
-
-    Batches mix sources where these have a feature in one dtype and one fixed shape, and as many
-    frames of it in a clip. Where they don't, whole batches alternate: a batch is then of one
-    source, and the shares hold in batches instead of clips, to less than one batch.
-    `single_source_batches` asks for that, or makes it an error.
-
-    A source that has given all of its clips begins its next epoch, in the next order of its own.
-    Within an epoch of a source each of its clips comes once on all ranks and workers together; a
-    source of fewer clips than these gives every one of them one clip, some of them twice. Where an
-    epoch of the mix ends is computed from counts, so all ranks have equally many batches, of the
-    same number of clips of each source. The next epoch of the mix continues where each source is.
-
-    Batch size, memory, seed, ranks, device and threads are those of the mix: a source that sets one
-    is an error. Each source has threads and arenas of its own. Of the memory limit, what batches
-    leave is divided by weight times bytes of a clip, and no source gets less than it needs.
-
-    It is an `IterableDataset`, which a `StatefulDataLoader` with `batch_size=None` resumes exactly.
-
-    Raises `ClipError` for weights, sources or shapes that make no sense, for a feature of other
-    units or kinds in two sources, and `MemoryLimitError` for a limit that is too small.
+        names = next(iter(mix))["dataset"]  # for example ["more", "demo", "more", "more"]
 
     Args:
-        sources: loaders by name, without `batch_size`: `SeqRecordIterableDataset`, `SeqRecordPipe`
-            or `SeqRecordNode`. A source need not be shuffled. It may be a mix: then its datasets
-            are mixed, with their shares of its weight and names such as "indoor/kitchen". The
-            `batch_size` and `single_source_batches` of that mix have no meaning.
-        weights: how many clips of each source come, relative to the others; 0 leaves a source out.
-            By default, as many as it has clips. Where no whole numbers of a sum of at most 65,536
-            have the ratio of the weights, they are rounded to numbers of that sum; `shares` says.
-        stopping_strategy: when an epoch ends. "first_exhausted": before the first source would
-            begin again, but with one batch at least. "all_exhausted": when every source has given
-            all of its clips. Or a number of batches, for each rank. Counted are clips of a source's
-            first epoch.
-        batch_size: clips of a batch.
-        features: "union" or "intersection" of the features of the sources. In a union, a clip whose
-            source lacks a feature is 0 there, and `<feature>_is_missing`, bool [batch], says so;
-            a batch that is of one source has the features of that. What is not in the intersection
-            is not read.
-        single_source_batches: whether each batch is of one source. By default where shapes make it
-            necessary. `False`: sources whose shapes disagree are an error.
-        seed: as of `SeqRecordIterableDataset`; the order of each source is drawn from it and the
-            name.
-        memory_limit: as of `SeqRecordIterableDataset`, for all sources together.
-        rank: as of `SeqRecordIterableDataset`.
-        world_size: as of `SeqRecordIterableDataset`.
-        device: as of `SeqRecordIterableDataset`.
-        engine: as of `SeqRecordIterableDataset`: `num_threads` for each source, for one that is
-            behind can use them all; `thread_niceness`; `trace`; and `video_decoder`, but for the
-            video of sources with a `frame_transform`, which is decoded on the host. `num_cursors`
-            and `shuffle_buffer` are those of the sources.
+        sources: loaders by name, without `batch_size`: `SeqRecordIterableDataset`, `SeqRecordPipe`,
+            `SeqRecordNode` or another mix. `shuffle=False` is allowed. The datasets of a nested mix
+            divide its weight by their shares and get names such as "indoor/kitchen"; its
+            `batch_size` and `single_source_batches` are ignored.
+        weights: relative numbers of clips, at least 0; 0 excludes a source. Default: the number of
+            clips of each source. Weights are rounded to integer ratios with a sum of at most
+            65,536; `shares` has the result.
+        stopping_strategy: end of an epoch. "first_exhausted" (default): before the first source
+            would begin again, but after at least one batch. "all_exhausted": when every source has
+            returned its last clip. An integer: number of batches of each rank. The clips of the
+            first epoch of each source determine the length.
+        batch_size: clips of a batch, at least 1.
+        features: "union" (default) or "intersection" of the sources' features. In a union, a
+            feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
+            marks them; single-source batches have the features of their source. Features outside an
+            intersection are not read.
+        single_source_batches: whether each batch comes from a single source. Default: only if
+            shapes require it. `False` raises `ClipError` if they do.
+        seed: as in `SeqRecordIterableDataset`; each source's order is drawn from the seed and the
+            source's name.
+        memory_limit: as in `SeqRecordIterableDataset`, for all sources together.
+        rank: as in `SeqRecordIterableDataset`.
+        world_size: as in `SeqRecordIterableDataset`.
+        device: as in `SeqRecordIterableDataset`.
+        engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
+            slow source can use every thread; `thread_niceness`, `trace` and `video_decoder` to the
+            mix, except for video of sources with a `frame_transform`, which the host decodes.
+            `num_cursors` and `shuffle_buffer` belong to the sources.
     """
 
     def __init__(
         self,
-        sources: Mapping[str, Streaming | SeqRecordMix],
+        sources: Mapping[str, StreamingLoader | SeqRecordMix],
         *,
         weights: Mapping[str, float | Fraction] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
@@ -146,7 +139,7 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
         )
         for name in ("num_cursors", "shuffle_buffer"):
             value = getattr(options.tuning, name)
-            refuse(value is not None, f"engine.{name} is that of a source", f"no {name}", value)
+            raise_if(value is not None, f"engine.{name} is that of a source", f"no {name}", value)
         stop, alternate = stopping_strategy, single_source_batches
         if isinstance(stop, str):
             one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)
@@ -160,25 +153,28 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
 
     @property
     def shares(self) -> dict[str, Fraction]:
-        """The share of each source that is drawn from; they sum to 1."""
+        """The share of each source in the clips, after rounding; they sum to 1."""
         return self._mix.shares
 
     @property
     def single_source_batches(self) -> bool:
-        """Whether each batch is of one source."""
+        """Whether each batch comes from a single source."""
         return self._mix.alternate
 
     def compute_statistics(self, **options: Any) -> dict[str, Statistics]:
-        """As of `SeqRecordIterableDataset`, of each source by its name; `Statistics.merged` joins
-        them."""
+        """Compute statistics of each source by name; `Statistics.merged` joins them.
+
+        `options` are the same as in `SeqRecordIterableDataset.compute_statistics`.
+        """
         loaders = self._mix.loaders.items()
         return {name: one.selection.compute_statistics(**options) for name, one in loaders}
 
     def stats(self) -> dict[str, Any]:
-        """As of `SeqRecordIterableDataset`, summed; `sources` has those of each.
+        """Return statistics as in `SeqRecordIterableDataset`, summed; `sources` has the statistics
+        of each.
 
-        There, `waiting_for_consumer_seconds` are those in which a source was ahead, and waited for
-        others or for the consumer: the source with the fewest is what limits the mix.
+        For a source, `waiting_for_consumer_seconds` is the time in which it was ahead and waited
+        for other sources or for the consumer: the source with the shortest time limits the mix.
         """
         return super().stats()
 
@@ -192,11 +188,11 @@ class SeqRecordMix(WithEpochs, IterableDataset[Clip]):
 
 
 _Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
-"""Loaders of single datasets by name, and a weight or a share of each."""
+"""Loader and weight, or share, of each single dataset by name."""
 
 
 def _weighted(sources: Any, weights: Any) -> _Datasets:
-    """The datasets of all sources that have a weight above 0. Raises `ClipError`."""
+    """The datasets of all sources with a weight above 0. Raises `ClipError`."""
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
     found = {name: _datasets(name, source) for name, source in sources.items()}
@@ -209,15 +205,15 @@ def _weighted(sources: Any, weights: Any) -> _Datasets:
     for source, datasets in found.items():
         weight = _weight(source, weights[source])
         for name, (loader, share) in datasets.items():
-            refuse(name in drawn, "two datasets of a mix have one name", "other names", name)
+            raise_if(name in drawn, "two datasets of a mix have one name", "other names", name)
             drawn[name] = loader, weight * share
     drawn = {name: (loader, weight) for name, (loader, weight) in drawn.items() if weight}
-    refuse(not drawn, "a mix draws from no source", "a weight above 0", "none")
+    raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
     return drawn
 
 
 def _weight(source: str, weight: Any) -> Fraction:
-    """A weight as it is shown: 0.1 is a tenth."""
+    """Convert a weight by its decimal representation: 0.1 is a tenth."""
     is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
     is_right = is_number and 0 <= weight < math.inf
     check(f"the weight of source {source!r}", weight, is_right, "a number of at least 0")
@@ -225,7 +221,7 @@ def _weight(source: str, weight: Any) -> Fraction:
 
 
 def _datasets(name: Any, source: Any) -> _Datasets:
-    """The dataset of a source, or those of a mix, and the share of each."""
+    """The dataset of a source, or the datasets of a nested mix, with shares."""
     is_right = isinstance(name, str) and bool(name) and name.isprintable()
     check("the name of a source", name, is_right, "a text")
     if isinstance(source, SeqRecordMix):
@@ -234,7 +230,7 @@ def _datasets(name: Any, source: Any) -> _Datasets:
         what, stop = f"stopping_strategy of source {name!r}", mix.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
         return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}
-    if not isinstance(source, Streaming):
+    if not isinstance(source, StreamingLoader):
         raise ClipError(
             f"source {name!r} of a mix is no loader",
             expected="a SeqRecordIterableDataset",
@@ -245,20 +241,20 @@ def _datasets(name: Any, source: Any) -> _Datasets:
 
 
 def _check_source(name: str, options: LoaderOptions) -> None:
-    """Raise `ClipError` for a source that sets what belongs to the mix."""
-    refuse(
+    """Raise `ClipError` for a source with options of the mix."""
+    raise_if(
         options.order == "sequences",
         f"source {name!r} of a mix gives sequences; rows of a mix have clips of all sources",
         "a source without order; for sequences a loader for each dataset",
         "order='sequences'",
     )
-    values = {n: attrgetter(n)(options) for n in _OF_THE_MIX}
+    values = {n: attrgetter(n)(options) for n in _MIX_OPTIONS}
     usual = LoaderOptions(clip_len=1)
     changed = {n: value for n, value in values.items() if value != attrgetter(n)(usual)}
     given = {n.replace("tuning", "engine"): value for n, value in changed.items()}
-    refuse(
+    raise_if(
         bool(given),
-        f"source {name!r} of a mix sets what belongs to the mix",
-        f"a loader without {', '.join(given)}; give SeqRecordMix what it has of these",
+        f"source {name!r} of a mix sets options of the mix",
+        f"a loader without {', '.join(given)}; pass them to SeqRecordMix if it has them",
         ", ".join(f"{n}={value!r}" for n, value in given.items()),
     )

@@ -1,4 +1,4 @@
-"""The batches of a mix: features, extra columns and memory, of sources that agree in shapes."""
+"""Batches of a mix: features, extra columns and memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import differences
-from seqrecord.pipes.checks import refuse
-from seqrecord.pipes.distributed import say_once
+from seqrecord.pipes.checks import raise_if
+from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.mix_sources import SourceLoader
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Clip
@@ -63,9 +63,9 @@ class MixedBatches:
 
     @classmethod
     def of(cls, sources: Mapping[int, SourceLoader], features: Collection[str]) -> MixedBatches:
-        """Batches with those of these features that a source has.
+        """Create batches with these features, as far as a source has them.
 
-        Raises `ClipError` where a name stands for two entries of a batch.
+        Raises `ClipError` if two kinds of entries have one name.
         """
         selections = {number: source.selection for number, source in sources.items()}
         having = {n: [one for one in selections.values() if n in one.made] for n in features}
@@ -81,9 +81,9 @@ class MixedBatches:
             for name, kind in one.items():
                 if taken.setdefault(name, kind) != kind:
                     raise ClipError(
-                        "a name stands for two entries of the batches of a mix",
+                        "two entries of a mix's batches have one name",
                         feature=name,
-                        expected=f"another name for one of them: it is {taken[name]}",
+                        expected=f"a new name for {taken[name]} or the other entry",
                         got=f"{kind} of source {sources[number].name!r}",
                     )
         return cls(
@@ -102,7 +102,7 @@ class MixedBatches:
         return max(1, clip_nbytes(self.specs, self.lengths))
 
     def buffers(self, needs: Needs, stream: SideStream | None) -> BatchBuffers:
-        """Memory for batches: that of the last iteration of this process, if there is one.
+        """Memory for batches; reuses the memory of this process's last iteration.
 
         `needs` lacks the features.
         """
@@ -113,7 +113,7 @@ class MixedBatches:
         return buffers
 
     def begin(self, buffers: BatchBuffers, lock: threading.Lock, source: IntArray) -> OpenBatch:
-        """A batch to fill with clips of these sources, int64[n]: 0 where a feature is missing."""
+        """Begin a batch with clips of these sources, int64[n]; missing features are 0."""
         return OpenBatch(len(source), partial(self._build, buffers, source), lock, source)
 
     def _build(self, buffers: BatchBuffers, source: IntArray) -> BatchBuilder[Any]:
@@ -123,8 +123,8 @@ class MixedBatches:
                 builder.clear(name, np.flatnonzero(np.isin(source, without)))
         return builder
 
-    def present(self, batch: Batch) -> Clip:
-        """A batch as users get it: features, and columns of all of these sources."""
+    def to_clips(self, batch: Batch) -> Clip:
+        """A batch for users: features, and columns of all sources."""
         size, found = len(batch), for_users(batch.features, self.nested, self.squeezed)
         found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
         for name, without in self.missing.items():
@@ -155,7 +155,7 @@ class MixedBatches:
 
 
 def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:
-    """The kinds of a source's entries of batches, in words."""
+    """The kinds of a source's batch entries, as text."""
     found = {name: "a feature" for name in selection.made if name in features}
     for name, column in selection.column_kinds.items():
         is_list = isinstance(column, list)
@@ -166,16 +166,16 @@ def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:
 def agreed_features(
     sources: Mapping[str, Selection], join: Join, alternate: bool | None
 ) -> tuple[list[str], bool]:
-    """The features of batches, and whether each batch is of one source.
+    """The features of batches, and whether each batch comes from a single source.
 
-    Raises `ClipError` where no feature is in all sources of an intersection, for sources that
-    disagree in kinds or units, and for shapes that do not fit into one batch if they must.
+    Raises `ClipError` for an empty intersection, for different kinds or units of a feature, and for
+    shapes that cannot be in one batch if `alternate` is false.
     """
     names = dict.fromkeys(name for one in sources.values() for name in one.made)
     found = [n for n in names if join == "union" or all(n in one.made for one in sources.values())]
     problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
     each = {name: ", ".join(one.made) for name, one in sources.items()}
-    refuse(not found, problem, expected, _listed(each))
+    raise_if(not found, problem, expected, _listed(each))
     _check_meanings(found, sources)
     for name in found if alternate is not True else ():
         having = {source: one for source, one in sources.items() if name in one.made}
@@ -187,15 +187,15 @@ def agreed_features(
         raise ClipError(
             "the sources of a mix disagree in a shape, so they cannot be in one batch",
             feature=name,
-            expected="the same dtype and fixed shape in all of them; or "
-            "single_source_batches=True, for batches of one source each",
+            expected="the same dtype and fixed shape in every source; or "
+            "single_source_batches=True, for batches of a single source",
             got=_listed(shapes),
         )
     return found, bool(alternate)
 
 
 def _shape(selection: Selection, name: str) -> str:
-    """What a clip has of a feature; with a `?` in each dimension that varies."""
+    """Dtype and shape of a feature in a clip, with a `?` for each varying dimension."""
     spec = selection.made[name]
     frames = () if name in selection.squeezed else (selection.lengths[name],)
     if spec.value == "array":
@@ -204,44 +204,46 @@ def _shape(selection: Selection, name: str) -> str:
 
 
 def _check_meanings(features: Iterable[str], sources: Mapping[str, Selection]) -> None:
-    """Raise `ClipError` for a feature of another kind or unit in one source than in another.
+    """Raise `ClipError` if kind or unit of a feature differ between sources.
 
-    A warning names a feature whose kind or unit only some of them declare. Features that functions
-    of the user make or change are exempt, and so are texts.
+    Logs a warning if only some sources declare them. Features made or changed by user functions are
+    exempt, and so are texts.
     """
-    for name, what in product(features, ("kind", "unit")):
+    for name, attribute in product(features, ("kind", "unit")):
         found = {s: _meaning(one, name) for s, one in sources.items() if name in one.made}
         specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
-        told = {source: getattr(spec, what) for source, spec in specs.items()}
-        sure, *_ = [*(source for source, text in told.items() if text is not None), ""]
+        declared = {source: getattr(spec, attribute) for source, spec in specs.items()}
+        sure, *_ = [*(source for source, text in declared.items() if text is not None), ""]
         for source in specs if sure else ():
-            is_known = differences(specs[sure], specs[source]).get(what)
+            is_known = differences(specs[sure], specs[source]).get(attribute)
             if is_known is None:
                 continue
-            dataset, got = sources[source].dataset, _listed(told)
-            given = f"{dataset.contents.stored_name(name)}={told[sure]}"
-            command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{what} {given}`"
+            dataset, got = sources[source].dataset, _listed(declared)
+            given = f"{dataset.contents.stored_name(name)}={declared[sure]}"
+            command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{attribute} {given}`"
             if not is_known:
-                problem = f"a mix has feature {name} of a {what} that is unknown in a source: {got}"
-                say_once(f"{problem}; if it is {told[sure]}: {command}")
+                problem = f"{attribute} of feature {name} is unknown in a source of a mix: {got}"
+                warn_once(f"{problem}; if it is {declared[sure]}: {command}")
                 continue
             raise ClipError(
-                f"the sources of a mix disagree on the {what} of a feature",
+                f"the sources of a mix disagree on the {attribute} of a feature",
                 feature=name,
-                expected=f"one {what}: rename the feature of a source (rename=), or convert it, "
+                expected=f"one {attribute}: rename the feature of a source (rename=), convert it, "
                 f"depth by DepthToMeters({name!r}); or correct a wrong one: {command}",
                 got=got,
             )
 
 
 def _listed(of_source: Mapping[str, object]) -> str:
-    """What each source has, for an error."""
+    """A text for each source, joined for an error."""
     return "; ".join(f"{source}: {text or 'unknown'}" for source, text in of_source.items())
 
 
 def _meaning(selection: Selection, name: str) -> FeatureSpec | None:
-    """A feature of clips with its kind and unit; `None` if a function of the user makes or changes
-    it, unless that declares its unit, as `DepthToMeters` does."""
+    """A feature with its kind and unit; `None` if a user function makes or changes it.
+
+    A function may declare its unit, as `DepthToMeters` does.
+    """
     spec, functions = selection.dataset.features.get(name), selection.draws.functions
     called = () if functions is None else functions.functions
     for one in reversed((selection.frames.transform, *called)):

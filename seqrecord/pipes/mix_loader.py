@@ -32,9 +32,9 @@ from seqrecord.pipes.mix_sources import (
 )
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
-from seqrecord.pipes.states import Clip, Remainder, SourceRemainder, State
+from seqrecord.pipes.states import Clip, RemainingEpoch, RemainingSource, State
 from seqrecord.reading.frames import clip_nbytes
-from seqrecord.sampling import Part
+from seqrecord.sampling import Shard
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.mix_memory import share_out
 from seqrecord.sampling.random_order import key_of
@@ -46,16 +46,16 @@ _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
 class MixLoader:
-    """Plans epochs of a mix and runs them: a `BatchSource`. Picklable.
+    """Plans epochs of a mix and runs them. Picklable. Implements `BatchSource`.
 
     Args:
-        sources: the loader and the weight of each source, by name.
-        options: of the mix: batches, memory, seed, rank, device, threads, trace.
+        sources: loader and weight of each source, by name.
+        options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
 
-    Raises `ClipError` for sources that do not go together, and `MemoryLimitError`.
+    Raises `ClipError` for incompatible sources, and `MemoryLimitError`.
     """
 
-    goes_on = True
+    continues_epochs = True
 
     def __init__(
         self,
@@ -89,7 +89,9 @@ class MixLoader:
         alike = [{i: one} for i, one in numbered.items()] if self.alternate else [numbered]
         self._batches = [MixedBatches.of(some, features) for some in alike]
         self._batch_bytes = sum(size * batches.clip_bytes for batches in self._batches)
-        self._demands = {name: loader.planner.demand() for name, loader in self.loaders.items()}
+        self._requests = {
+            name: loader.planner.memory_request() for name, loader in self.loaders.items()
+        }
         # The memory that batches leave is divided in this ratio.
         self._weights = {}
         for name, source in self.loaders.items():
@@ -99,7 +101,7 @@ class MixLoader:
         self._done = {name: SourceStats() for name in sources}  # in the last iteration
         self.prefetch, _ = self._share_out(1)
         for source in self._sources:
-            source.planner.fit(1)  # a limit that is too small is an error here and now
+            source.planner.plan_memory(1)  # a limit that is too small is an error here and now
 
     @property
     def ranks(self) -> Ranks:
@@ -111,7 +113,7 @@ class MixLoader:
         """See `BatchSource`."""
         return tuple(source for loader in self._sources for source in loader.sources)
 
-    def asked(self) -> dict[str, Any]:
+    def shared_arguments(self) -> dict[str, Any]:
         """See `BatchSource`."""
         each = zip(self.loaders, self.counts, strict=True)
         return {
@@ -126,20 +128,26 @@ class MixLoader:
     # ---- plans and positions
 
     def plan(
-        self, epoch: int, part: Part, rest: Remainder | None = None, *, workers: int | None = None
+        self,
+        epoch: int,
+        shard: Shard,
+        rest: RemainingEpoch | None = None,
+        *,
+        workers: int | None = None,
     ) -> MixPlan:
-        """The plan of one part of one epoch: the same on all ranks, for workers of one number.
+        """The plan of one shard of one epoch, the same on all ranks.
 
-        A rank has so many `workers`; by default as many as there are parts to this rank. `rest` has
-        the remainders of the sources, if ranks or workers have changed in this epoch or before.
+        A rank has `workers` workers; by default the number that follows from the shards. `rest` has
+        the remaining epochs of the sources, if ranks or workers have changed in this epoch or
+        before.
         """
         rest = rest if rest is not None and epoch >= rest.epoch else None
-        workers = workers or self._sources[0].planner.workers(part.count)
-        worker, size = part.index % workers, self.batch_size
-        whole = self._count(self.stop, [WHOLE] * len(self._sources), part, workers, least=1)
+        workers = workers or self._sources[0].planner.workers(shard.count)
+        worker, size = shard.index % workers, self.batch_size
+        whole = self._count(self.stop, [WHOLE] * len(self._sources), shard, workers, least=1)
         first, num_batches = epoch * whole, whole
         if rest is not None:
-            left = whole if rest.left is None else self._left(rest, rest.left, part, workers)
+            left = whole if rest.left is None else self._left(rest, rest.left, shard, workers)
             first = left + (epoch - rest.epoch - 1) * whole
             if epoch == rest.epoch:
                 first, num_batches = 0, left
@@ -149,37 +157,37 @@ class MixLoader:
         key = key_of(self.options.seed, _SALT, worker, *change)
         shares = self._places.setdefault(key, Shares(self.counts, key))
         turn = size if self.alternate else 1
-        return MixPlan(part, num_batches, size, shares, turn, first, rest)
+        return MixPlan(shard, num_batches, size, shares, turn, first, rest)
 
-    def _left(self, rest: Remainder, left: int, part: Part, workers: int) -> int:
-        """The batches of a part in the epoch of `rest`, of which all parts together have `left`.
+    def _left(self, rest: RemainingEpoch, left: int, shard: Shard, workers: int) -> int:
+        """The number of batches of a shard in the epoch of `rest`, of `left` in all shards.
 
-        In the first epoch of the mix, they follow from the clips that each source has left of its
-        first epoch; in later ones the parts share `left`.
+        In the first epoch of the mix it follows from the remaining clips of the sources' first
+        epochs; in later ones, shards divide `left`.
         """
         stop = self.stop
         if isinstance(stop, int):
-            stop = -(-left // (part.count // workers))
+            stop = -(-left // (shard.count // workers))
         elif rest.epoch:
-            return left // part.count if stop == "first_exhausted" else -(-left // part.count)
-        return self._count(stop, rest.sources, part, workers, least=0)
+            return left // shard.count if stop == "first_exhausted" else -(-left // shard.count)
+        return self._count(stop, rest.sources, shard, workers, least=0)
 
     def _count(
         self,
         stop: StoppingStrategy,
-        rests: Sequence[SourceRemainder],
-        part: Part,
+        rests: Sequence[RemainingSource],
+        shard: Shard,
         workers: int,
         *,
         least: int,
     ) -> int:
-        """The batches in which sources give the clips that `rests` have of their first epochs."""
+        """The number of batches until sources have returned the first-epoch clips in `rests`."""
         each = zip(self._sources, rests, self.shares.values(), strict=True)
         slots = [
-            max(least, source.first_clip(1, part.count, rest)) / share
+            max(least, source.first_clip(1, shard.count, rest)) / share
             for source, rest, share in each
         ]
-        return count_batches(stop, slots, self.batch_size, part.index % workers, workers, least)
+        return count_batches(stop, slots, self.batch_size, shard.index % workers, workers, least)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
@@ -189,7 +197,7 @@ class MixLoader:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         state.check_batches(plan.num_batches for plan in plans)
 
-    def remainder_after(self, state: State) -> Remainder:
+    def remainder_after(self, state: State) -> RemainingEpoch:
         """See `BatchSource`."""
         state = state.of_rank()
         ranks, plans = state.sharing.ranks, self._plans(state)
@@ -204,24 +212,24 @@ class MixLoader:
             for i, (loader, old, said) in enumerate(each)
         )
         number = 0 if state.rest is None else state.rest.number
-        return Remainder(state.epoch, left, number + 1, sources)
+        return RemainingEpoch(state.epoch, left, number + 1, sources)
 
     def _plans(self, state: State) -> list[MixPlan]:
-        """The plans of the workers whose batches a state has."""
+        """The plans of the workers with batches in a state."""
         sharing, first = state.sharing, state.sharing.worker or 0
-        parts = [Part(first + i, sharing.num_parts) for i in range(len(state.batches))]
-        return [self.plan(state.epoch, part, state.rest, workers=sharing.workers) for part in parts]
+        shards = [Shard(first + i, sharing.num_shards) for i in range(len(state.batches))]
+        return [self.plan(state.epoch, one, state.rest, workers=sharing.workers) for one in shards]
 
     # ---- execution
 
     def start(
-        self, plan: MixPlan, _rest: Remainder | None, *, batch: int, stats: EngineStats
+        self, plan: MixPlan, _rest: RemainingEpoch | None, *, batch: int, stats: EngineStats
     ) -> Engine:
-        """An engine that runs a plan from `batch` on; the rest is the plan's."""
+        """Start an engine for a plan at `batch`; the plan has its rest."""
         device, in_worker = self._sources[0].find_device(), get_worker_info() is not None
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:
-            nbytes = sum(source.planner.most_bytes(plan.part.count) for source in self._sources)
+            nbytes = sum(source.planner.most_bytes(plan.shard.count) for source in self._sources)
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
         stream = self._batches[0].kept.stream(device)
         needs = Needs((), {}, {}, self.batch_size, num_batches, device, in_worker)
@@ -249,9 +257,9 @@ class MixLoader:
         """See `BatchSource`."""
         return self._sources[0].trace()
 
-    def present(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
+    def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
         """See `BatchSource`."""
-        return [self._batches[int(batch.source[0]) if self.alternate else 0].present(batch)]
+        return [self._batches[int(batch.source[0]) if self.alternate else 0].to_clips(batch)]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `BatchSource`: of the mix, and of each source."""
@@ -265,20 +273,20 @@ class MixLoader:
     # ---- memory
 
     def _limit_of(self, name: str, num_workers: int) -> int:
-        """The memory limit of a source, in each of so many workers of a rank."""
+        """The memory limit of a source in each worker, for this number of workers, in bytes."""
         return self._share_out(num_workers)[1][name]
 
     def _share_out(self, num_workers: int) -> tuple[int, dict[str, int]]:
-        """See `share_out`, for each of so many workers of a rank."""
+        """See `share_out`, for each of `num_workers` workers of a rank."""
         limit, batch = self.options.memory_limit, self._batch_bytes
         if limit is None:
-            wanted = sum(demand.wanted_limit for demand in self._demands.values())
+            wanted = sum(one.wanted_limit for one in self._requests.values())
             limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
-        return share_out(limit, batch, self._demands, self._weights)
+        return share_out(limit, batch, self._requests, self._weights)
 
 
 def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The statistics of the mix, with the sums of its sources'."""
+    """The statistics of the mix, with sums over its sources."""
     total = dict(own)
     for report in sources.values():
         for name, value in report.items():
@@ -291,7 +299,7 @@ def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> di
                 total[name] = total.get(name, 0) + value
     if not own["clips"]:
         return total
-    # Each waits for the others or for the consumer; the one that does so least limits the mix.
+    # Each source waits for others or for the consumer; the shortest wait limits the mix.
     waits = {name: report["waiting_for_consumer_seconds"] for name, report in sources.items()}
     slowest = min(waits, key=waits.__getitem__)
     total["waiting_for_consumer_seconds"] = waits[slowest]

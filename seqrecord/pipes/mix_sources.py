@@ -1,4 +1,4 @@
-"""The sources of a mix: which slots each of them fills, and how its epochs follow each other."""
+"""The sources of a mix: the slots that each fills, and its consecutive epochs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
-from seqrecord.pipes.checks import refuse
+from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import Remainder, Sessions, SourceRemainder, SourceState
-from seqrecord.sampling import Part
-from seqrecord.sampling.elastic import Session
+from seqrecord.pipes.states import RemainingEpoch, RemainingSource, Segments, SourceState
+from seqrecord.sampling import Shard
+from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
 
 _EPOCHS = range(1 << 62)  # of a source
 
-WHOLE = SourceRemainder((), 0)
-"""All epochs of a source."""
+WHOLE = RemainingSource((), 0)
+"""A source without any returned clip."""
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
-"""When an epoch ends; see `SeqRecordMix`."""
+"""The end of an epoch; see `SeqRecordMix`."""
 
 
 def count_batches(
@@ -45,12 +45,12 @@ def count_batches(
     workers: int,
     least: int = 1,
 ) -> int:
-    """The batches, of `size` slots, of an epoch of one part; the same on all ranks.
+    """The number of batches, of `size` slots, in an epoch of one shard; the same on all ranks.
 
-    A source with `n` clips and a share `p` gives its last clip within `n / p` slots; `slots` has
-    these of each source. "first_exhausted" ends before the batch in which the first source would
-    begin again, but gives `least` batches; "all_exhausted" ends with the batch in which the last
-    source has given all of its clips. The workers of a rank share an integer.
+    A source with `n` clips and a share `p` returns its last clip within `n / p` slots: one number
+    of `slots` for each source. "first_exhausted" ends before the first source would begin again,
+    but has at least `least` batches; "all_exhausted" ends with the batch of the last source's last
+    clip. An integer is divided among the workers of a rank.
     """
     if isinstance(stop, int):
         return (stop + workers - 1 - worker) // workers
@@ -61,25 +61,25 @@ def count_batches(
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The batches of one part of one epoch: the source of each slot of each batch.
+    """The batches of one shard of one epoch: the source of each slot.
 
-    Batches are numbered over all epochs of the part, from the last change of ranks or workers on;
-    `first` is the epoch's first one. The clips of a source are numbered over all of its epochs: an
-    epoch of the mix continues where the one before has ended.
+    Batches are numbered over all epochs of the shard, since the last change of ranks or workers;
+    `first` is the epoch's first batch. The clips of a source are numbered over all epochs:
+    each epoch of the mix continues at the end of the last one.
     """
 
-    part: Part
+    shard: Shard
     num_batches: int
     batch_size: int
     shares: Shares
     turn: int  # clips that a source gives in its turn: one, or a batch
     first: int
-    rest: Remainder | None = None
+    rest: RemainingEpoch | None = None
     counts: ClassVar[dict[str, int]] = {}  # statistics count the clips of each source
 
     @property
-    def rests(self) -> Sequence[SourceRemainder]:
-        """What is left of each source."""
+    def rests(self) -> Sequence[RemainingSource]:
+        """The remaining epochs of each source."""
         return [WHOLE] * len(self.shares.counts) if self.rest is None else self.rest.sources
 
     def sources(self, batch: int) -> IntArray:
@@ -88,15 +88,16 @@ class MixPlan:
         return np.repeat(found, self.turn)
 
     def given(self, batch: int) -> IntArray:
-        """How many clips each source has given before a batch; int64[sources]."""
+        """The number of clips that each source has returned before a batch; int64[sources]."""
         return self.shares.given(self._turns_before(batch)) * self.turn
 
     def places(
         self, source: int, given: int, clips: Sized, first: int
     ) -> tuple[IntArray, IntArray]:
-        """Batch and slot of some clips of a source, int64[n] each.
+        """Batch and slot of consecutive clips of a source, int64[n] each.
 
-        They begin with clip `first` of an epoch of the source, before which it has `given` clips.
+        `first` is the number of the first clip in an epoch of the source, and `given` the number of
+        clips before that epoch.
         """
         start, stop = given + first, given + first + len(clips)
         turn, clip = np.divmod(np.arange(start, stop), self.turn)
@@ -111,17 +112,17 @@ class MixPlan:
 
 @dataclass
 class SourceStats(EngineStats):
-    """Counters of one source of a mix; `clips` are those in batches."""
+    """Counters of one source of a mix; `clips` counts clips in batches."""
 
-    duplicate_clips: int = 0  # of the epochs begun, that another part gives too
+    duplicate_clips: int = 0  # of the epochs begun, that another shard gives too
     num_interleaved: int = 0  # places at a time, in the last of these epochs
 
 
 @dataclass(frozen=True, eq=False)
 class SourceRun:
-    """One iteration of a source of a mix: fills its slots of the batches of a plan.
+    """One iteration of a source of a mix: fills its slots of a plan's batches.
 
-    `clips` are those it has given before the iteration, and at its end.
+    `clips` are its numbers of returned clips at the start and at the end.
     """
 
     source: SourceLoader
@@ -132,16 +133,16 @@ class SourceRun:
     stats: SourceStats
 
     def fill(self, channel: Channel) -> None:
-        """Execute one epoch of the source after the other."""
-        (clip, last), source, part = self.clips, self.source, self.order.part
+        """Execute epochs of the source, one after the other."""
+        (clip, last), source, shard = self.clips, self.source, self.order.shard
         rest = self.order.rests[self.number]
         while clip < last:
-            epoch, given = source.locate(clip, part.count, rest)
-            sessions = rest.sessions(epoch)
-            plan = source.planner.plan(epoch, part, sessions)
+            epoch, given = source.locate(clip, shard.count, rest)
+            segments = rest.segments(epoch)
+            plan = source.planner.plan(epoch, shard, segments)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
-            execution = source.execution(plan, sessions, self.stats, self.stream)
+            execution = source.execution(plan, segments, self.stats, self.stream)
             some = clip - given, min(last - given, plan.num_clips)
             slots = partial(self.order.places, self.number, given)
             try:
@@ -156,15 +157,15 @@ class SourceRun:
 
 
 class SourceLoader(ClipLoader):
-    """Plans and executes the epochs of a source; the batches are the mix's.
+    """Plans and executes the epochs of a source; the mix owns the batches.
 
     Args:
-        name: its name in the mix; the seed depends on it, and not on the other sources.
+        name: its name in the mix; its seed depends on the name, not on other sources.
         loader: the clips.
-        features: the features to read, of those that no transform makes; by default all.
+        features: the features to read, except transformed ones. Default: all.
         mix: the options of the mix.
-        batch_size: about how many clips it has in a batch.
-        limit_in: the memory limit in each of a number of workers of a rank.
+        batch_size: approximate number of its clips in a batch.
+        limit_in: function from a rank's number of workers to the memory limit of each, in bytes.
     """
 
     def __init__(
@@ -195,58 +196,61 @@ class SourceLoader(ClipLoader):
         )
         super().__init__(selection, options, limit_in)
         self.name = name
-        self._left: dict[tuple[int, Sessions], int] = {}  # clips of epochs that have sessions
+        self._left: dict[tuple[int, Segments], int] = {}  # clips of epochs that have segments
 
     def reset_counts(self) -> None:
         """Begin the statistics of an iteration."""
         self._iteration.times_without_frame = 0
 
-    def first_clip(self, epoch: int, num_parts: int, rest: SourceRemainder) -> int:
-        """The number of a part's first clip of an epoch, counted over the epochs of `rest`."""
+    def first_clip(self, epoch: int, num_shards: int, rest: RemainingSource) -> int:
+        """The number of a shard's first clip of an epoch, counted over the epochs of `rest`."""
         for pending in rest.pending:
             if pending not in self._left:
                 self._left[pending] = self.planner.clips(*pending).num_clips
-        left = sum(-(-self._left[one] // num_parts) for one in rest.pending if one[0] < epoch)
+        left = sum(-(-self._left[one] // num_shards) for one in rest.pending if one[0] < epoch)
         settings, clip_set = self.planner.settings, self.selection.clip_set
         before, following = (
-            clip_set.clips_before(n, num_parts, seed=settings.seed, shuffle=settings.shuffle)
+            clip_set.clips_before(n, num_shards, seed=settings.seed, shuffle=settings.shuffle)
             for n in (max(epoch, rest.following), rest.following)
         )
         return left + before - following
 
-    def locate(self, clip: int, num_parts: int, rest: SourceRemainder) -> tuple[int, int]:
-        """The epoch of a part's clip, and its first clip, counted over the epochs of `rest`."""
-        first_clip = partial(self.first_clip, num_parts=num_parts, rest=rest)
+    def locate(self, clip: int, num_shards: int, rest: RemainingSource) -> tuple[int, int]:
+        """The epoch of a shard's clip, and the epoch's first clip, counted over the epochs of
+        `rest`.
+        """
+        first_clip = partial(self.first_clip, num_shards=num_shards, rest=rest)
         epoch = bisect_right(_EPOCHS, clip, key=first_clip) - 1
         problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
-        refuse(epoch == _EPOCHS[-1], problem, "a clip in one of its epochs")
+        raise_if(epoch == _EPOCHS[-1], problem, "a clip in some epoch")
         return epoch, first_clip(epoch)
 
     def remainder_of(
-        self, given: Sequence[int], ranks: int, before: SourceRemainder, state: SourceState
-    ) -> SourceRemainder:
-        """What is left when each worker of a rank has given so many clips since `before`.
+        self, given: Sequence[int], ranks: int, before: RemainingSource, state: SourceState
+    ) -> RemainingSource:
+        """The remaining epochs after each worker of a rank has returned `given` clips since
+        `before`.
 
-        The clips that parts have given of an epoch make one more session of that epoch.
+        The returned clips of an epoch become one more segment of it.
         """
         count, old = ranks * len(given), dict(before.pending)
         settings = dict(zip(old, state.left, strict=False))  # they may be of a later rest
         first, last = (self.locate(clips, count, before)[0] for clips in (min(given), max(given)))
-        pending: dict[int, Sessions] = {}
+        pending: dict[int, Segments] = {}
         for epoch in chain(range(first, last + 1), (one for one in old if one > last)):
             begin, end = (self.first_clip(n, count, before) for n in (epoch, epoch + 1))
             clips = tuple(min(max(begin, total), end) - begin for total in given)
-            sessions = old.get(epoch, ())
+            segments = old.get(epoch, ())
             if any(clips):
                 chosen = settings.get(epoch, state.settings)
-                sessions = (*sessions, Session(ranks, clips, chosen, by_clip=True))
-            if sessions:
-                pending[epoch] = sessions
-        return SourceRemainder(tuple(pending.items()), max(pending, default=first - 1) + 1)
+                segments = (*segments, EpochSegment(ranks, clips, chosen, by_clip=True))
+            if segments:
+                pending[epoch] = segments
+        return RemainingSource(tuple(pending.items()), max(pending, default=first - 1) + 1)
 
 
 def _of_features(options: LoaderOptions, names: list[str], selection: Selection) -> LoaderOptions:
-    """The options of a source, of which only these features are read."""
+    """The options of a source that reads only these features."""
 
     def some(given: Mapping[str, Any]) -> dict[str, Any]:
         return {name: given[name] for name in given if name in names}
@@ -267,7 +271,7 @@ def _of_features(options: LoaderOptions, names: list[str], selection: Selection)
 
 
 def _steps_of(selection: Selection, names: list[str]) -> list[Any] | dict[str, Any] | None:
-    """The crops and flips of these features, and of the masks of their padding."""
+    """The crops and flips of these features and of their padding masks."""
     found: list[Any] = []
     by_name: dict[str, Any] = {}
     for crops in selection.draws.crops:
@@ -275,6 +279,6 @@ def _steps_of(selection: Selection, names: list[str]) -> list[Any] | dict[str, A
         kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
         if kept and crops.name is not None:
             by_name[crops.name] = [step.of_features(None) for step in crops.steps]
-        elif kept:  # not those of the largest feature that is left
+        elif kept:  # not chosen by the largest remaining feature
             found += [step.of_features(kept) for step in crops.steps]
     return by_name or found or None

@@ -1,4 +1,4 @@
-"""SeqRecordNode, apart from other loaders: torchdata is imported for it only."""
+"""`SeqRecordNode` in a module of its own, because it imports torchdata."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from torchdata.nodes import BaseNode
 
-from seqrecord.pipes.loaders import Streaming
+from seqrecord.pipes.loaders import StreamingLoader
 from seqrecord.pipes.states import Clip
 
 
-class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
+class SeqRecordNode(StreamingLoader, BaseNode[Clip]):  # type: ignore[misc]
     """`SeqRecordPipe` as a node of `torchdata.nodes`."""
 
     _iterator: Iterator[Clip] | None = None
@@ -24,7 +24,7 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
         super().reset(initial_state)
         self._iterator = None  # ends the threads of an iteration that was left early
         if initial_state is not None:
-            self._epochs.load(initial_state, self._part())
+            self._epochs.load(initial_state, self._shard())
         self._iterator = super().__iter__()
 
     def __iter__(self) -> Iterator[Clip]:
@@ -39,8 +39,10 @@ class SeqRecordNode(Streaming, BaseNode[Clip]):  # type: ignore[misc]
     def state_dict(
         self, batches: int | None = None, batch_size: int | None = None
     ) -> dict[str, Any]:
-        """Where the iteration is; at an epoch's end the end: `reset` with it gives nothing."""
-        return self._epochs.state(self._part(), batches=batches, batch_size=batch_size, at_end=True)
+        """Return the position; at an epoch's end the end, from which `reset` yields nothing."""
+        return self._epochs.state(
+            self._shard(), batches=batches, batch_size=batch_size, at_end=True
+        )
 
     def get_state(self) -> dict[str, Any]:
         """As `state_dict`."""

@@ -1,4 +1,4 @@
-"""The arguments of the loaders, each written once: names, types, defaults, checks, text."""
+"""Arguments of the loaders, each defined once: name, type, default, check and documentation."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ _SHUFFLING = ("num_cursors", "shuffle_buffer")
 
 
 _Check: TypeAlias = Callable[[str, Any], Any]
-"""From an argument's name and value to the value that is kept; raises `ClipError`."""
+"""Takes an argument's name and value, and returns the stored value; raises `ClipError`."""
 
 
 def _checked(default: Any, check: _Check, **more: Any) -> Any:
-    """A dataclass field of an argument, with its check; `None` needs none where it is the default.
+    """Define a dataclass field of an argument with its check.
 
-    `more` is as of `dataclasses.field`.
+    A default of `None` passes unchecked. `more` has further arguments of `dataclasses.field`.
     """
     return field(default=default, metadata={"check": check}, **more)
 
 
-def _such(is_right: Callable[[Any], bool], expected: str) -> _Check:
-    """Checks that an argument is right."""
+def _satisfies(is_right: Callable[[Any], bool], expected: str) -> _Check:
+    """Make a check from a predicate."""
     return lambda name, value: check(name, value, is_right(value), expected)
 
 
 def one_of(*texts: str) -> _Check:
-    """Checks that an argument is one of these."""
+    """Make a check for a choice of texts."""
     expected = " or ".join(map(repr, texts))
-    return _such(lambda value: isinstance(value, str) and value in texts, expected)
+    return _satisfies(lambda value: isinstance(value, str) and value in texts, expected)
 
 
 def _integer_from(least: int, most: int = MAX_INT) -> _Check:
-    """Checks that an argument is an integer from `least` to `most`."""
+    """Make a check for an integer in [least, most]."""
     return lambda name, value: check_integer(name, value, least=least, most=most)
 
 
-def _only(function: Callable[[Any], object]) -> _Check:
-    """Checks an argument by a function that raises, and keeps it as it is."""
+def _passes(function: Callable[[Any], object]) -> _Check:
+    """Make a check from a function that raises; the value stays unchanged."""
     return lambda _, value: (function(value), value)[1]
 
 
@@ -82,7 +82,7 @@ def _check_niceness(name: str, value: Any) -> int:
 
 
 def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
-    """A dilation, or several in ascending order."""
+    """Return a dilation, or several in ascending order."""
     many = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
     # An array without dimensions is iterable by its type, too.
     given = list(value) if many and getattr(value, "ndim", 1) > 0 else [value]
@@ -93,7 +93,7 @@ def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
 
 
 def _check_resize(name: str, value: Any) -> Any:
-    """A size, or sizes by feature."""
+    """Return a size, or sizes by feature."""
     if not isinstance(value, Mapping):
         return checked_size(name, value)
     is_right = bool(value) and are_names(list(value))
@@ -102,14 +102,14 @@ def _check_resize(name: str, value: Any) -> Any:
 
 
 def _check_rename(name: str, value: Any) -> Any:
-    """New names by the stored ones."""
+    """Return new names by stored names."""
     is_dict = isinstance(value, Mapping) and are_names(value) and are_names([*value.values()])
     is_right = is_dict and len({*value.values()}) == len(value)
     return check(name, value, is_right, 'a dict such as {"image_left": "image"}: no name twice')
 
 
 def _check_episodes(name: str, value: Any) -> Any:
-    """Keys, numbers, a glob, or a predicate."""
+    """Return keys, numbers, a glob, or a predicate."""
     is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
     is_right = isinstance(value, str) or callable(value) or are_names(value)
     is_right = is_right or (is_list and all(map(is_integer, value)))
@@ -118,7 +118,7 @@ def _check_episodes(name: str, value: Any) -> Any:
 
 
 def _check_fields(options: Any, of: str = "") -> None:
-    """Check a dataclass's fields, and keep each as Python's value, whatever gave it."""
+    """Check a dataclass's fields, and store each as a Python value; `of` prefixes names."""
     for item in fields(options):
         value = getattr(options, item.name)
         if "check" in item.metadata and not value is item.default is None:
@@ -134,100 +134,100 @@ def _check_device(value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ClipOptions:
-    """Which clips of a dataset, and how they are read.
+    """Selection and form of a dataset's clips: arguments of every loader.
 
     Args:
-        clip_len: frames of a clip, N, at most 2^20. May be left out where there are `windows`;
-            those features that have one do not depend on it.
-        stride: frames from one clip's start to the next. By default 1, for all clips; with
-            `order="sequences"` a clip's own length, so that clips follow each other.
-        dilation: frames from one frame of a clip to the next, of `clip_len` frames. With several,
-            such as `(1, 2, 4)`, one of those with which the clip lacks nothing is drawn for each
-            clip, from seed, epoch and clip (`SeqRecordMapDataset` draws from torch's global
-            generator); `dilation`, int64, says which. A clip is left out only where it fits with
-            none of them. Not with `windows` and `order="sequences"`.
-        reverse: the probability that a clip's frames come in reverse, the last one first, drawn as
-            `dilation` is; `reversed`, bool, says so, and `start` is the earliest frame still. Only
-            the order changes: flow, poses and actions are as stored, so they tell of the motion
-            forwards. Not with `windows` and `order="sequences"`.
-        windows: the frames that clips have of some features, counted from the frame `start`: a
-            dict such as `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`, of
-            offsets in frames, or of seconds, by the episodes' frames a second or by timestamps.
-            Features without a window have `clip_len` frames, or, where that is left out, the frame
-            `start` alone. Each feature is read and held for its own window. With `frame_transform`
-            windows are those of the arrays that it returns. `{"gps": Latest(max_age=60)}`: of a
-            feature that not every frame has, the newest value at or before each frame.
-        squeeze_time: leave out the axis of frames of features without a window, which have the
-            frame `start` alone: [batch, …] in place of [batch, 1, …], a text in place of a list of
-            one. Not with a `clip_len` above 1. Features of variable shapes that are not padded, and
-            what functions of a `clip_transform` make, stay as they are.
-        pad: what to do with clips that have frames before an episode's first one or behind its
-            last one. `None` leaves them out. "edge" puts that frame in the place of those that do
-            not exist, so that every frame is a start; "before" does so for the first frame alone,
-            and "after" for the last one. Then `<feature>_is_pad`, bool [T], says where, of each
-            feature with a window: of all features where `clip_len` is given.
-        drop_last_frames: no clip starts in so many last frames of an episode. Not with `clips`.
-        features: names of features to read; all by default. Clips in which a frame lacks one of
-            them are left out.
-        rename: other names of features: a dict such as `{"image_left": "image"}`, of names that
-            are stored, as `features` has them. All other arguments, functions and clips have the
-            new names, and so has `loader.dataset`. A saved state does not depend on it.
-        episodes: keys, numbers in the order of the dataset, a glob on keys, or a function of an
-            episode that says whether to take it: a dict of its metadata, with the attributes
-            `key`, `num_frames`, `fps` and `split`.
-        split: only episodes of the split of this name; see `seqrecord split`.
-        clips: a table of the clips to give, instead of all: a dict of columns, or an Arrow or
-            pandas table. `episode` has keys, `start` first frames, and `weight`, which may be left
-            out, how often the clip comes in an epoch: 2.3 is two times in most epochs, three times
-            in the others, which the seed decides. With `stride=1`; `episodes` leaves out those of
-            other episodes. In place of `start`, `frames` has the frames of each clip, a list of
-            equal length for all, in any order: pairs such as `[3, 41]`. Then there is no
-            `clip_len`; `frames`, int64 [T], comes with each clip, and `start` is the earliest one.
-        metadata: names of entries of the episodes' metadata that clips have beside their features:
-            the value of its episode for a clip, a list of values for a batch; `None` where an
-            episode has no such entry.
-        resize: height and width of frames in batches, `{"camera": (224, 224)}` by feature, or one
-            `(224, 224)` for all images. Frames are resized once, as they are decoded: memory and
-            batches contain resized frames only. Images (kind `image`, or uint8 with 3 or 4 channels
-            and no kind) are interpolated with antialiasing; depth, masks, segmentation and normals
-            take the nearest pixel; other kinds are refused. `frame_transform`, `clip_transform` and
-            `loader.dataset` get resized frames. `<feature>_intrinsics`, float64 [4], are those of
-            the resized frame, where an episode's metadata has a `camera`.
-        frame_transform: a function that is called once for each decoded frame, with a dict of
-            arrays. It returns the arrays that clips are made of; their dtypes and shapes must be
-            the same for every frame. Texts are `str` and `bytes`, and it may give such under the
-            names of features of them. It is called from several threads, and twice for the first
-            frame when the loader is made: one with random results is refused.
-        deterministic_transform: `frame_transform` gives the same for a frame whenever it is called.
-            Then its results may stay in memory, see `memory_limit`.
+        clip_len: frames of a clip, N, at most 2^20. Optional if there are `windows`; features with
+            a window do not depend on it.
+        stride: frames from the start of one clip to the start of the next, at least 1. Default: 1,
+            every start; with `order="sequences"` the length of a clip.
+        dilation: frames between neighbouring frames of a clip of `clip_len` frames, at least 1.
+            Several values, such as `(1, 2, 4)`: one is drawn for each clip from seed, epoch and
+            clip (`SeqRecordMapDataset` draws from torch's global generator) among the values with
+            which the clip is complete. A clip is skipped only if it is incomplete with every value.
+            Batches then have the column `dilation`, int64 [batch]. Several values exclude `windows`
+            and `order="sequences"`.
+        reverse: probability, 0 to 1, that the frames of a clip come in reverse order. Drawn like
+            `dilation`; batches have the column `reversed`, bool [batch], and `start` remains the
+            earliest frame. Only the order changes: flow, poses and actions keep their stored
+            values, which describe forward motion. Excludes `windows` and `order="sequences"`.
+        windows: frames of individual features relative to the clip's `start`, as a dict of frame
+            offsets or seconds: `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`.
+            Seconds use the episode's frames per second, or its timestamps. `{"gps":
+            Latest(max_age=60)}` returns the newest value at or before each frame, for features that
+            some frames lack. A feature without a window has `clip_len` frames; without `clip_len`,
+            the frame `start` alone. Each feature is read for its own window only. With
+            `frame_transform`, windows apply to the arrays that it returns.
+        squeeze_time: remove the frame axis of features without a window, which have one frame:
+            [batch, …] instead of [batch, 1, …], and a text instead of a list of one text. Requires
+            `clip_len` 1 or `None`. Features of variable shape without padding and results of
+            `clip_transform` functions keep their axis.
+        pad: clips with frames outside their episode. `None` (default): skipped. "edge": the
+            episode's first or last frame replaces missing frames, so every frame is a start.
+            "before": only before the first frame. "after": only behind the last frame. Each feature
+            with a window (with `clip_len`: every feature) gets a mask `<feature>_is_pad`, bool [T].
+        drop_last_frames: number of frames at the end of each episode at which no clip starts.
+            Default: 0. Excludes `clips`.
+        features: names of the features to read. Default: all. Clips are skipped if one of their
+            frames lacks a requested feature.
+        rename: new names by stored names, such as `{"image_left": "image"}`; `features` uses stored
+            names. All other arguments, transforms, clips and `loader.dataset` use the new names.
+            Saved states do not depend on it.
+        episodes: selection of episodes: a list of keys, a list of numbers in dataset order, a glob
+            on keys, or a predicate. A predicate receives the metadata of an episode, a dict with
+            the attributes `key`, `num_frames`, `fps` and `split`.
+        split: name of a split; selects its episodes. See `seqrecord split`.
+        clips: table of the clips to return instead of all: a dict of columns, an Arrow table or a
+            pandas data frame. Columns: `episode`, keys; `start`, first frames; `weight` (optional),
+            mean number of occurrences in an epoch. A weight of 2.3 means two occurrences in most
+            epochs and three in the others, as the seed decides. `episodes` filters the table;
+            `stride` must be 1. Instead of `start`, `frames` lists the frames of each clip, such as
+            `[3, 41]`, in any order and of equal length for all clips. Then `clip_len` must be
+            `None`; batches have the column `frames`, int64 [batch, T], and `start` is the earliest
+            frame.
+        metadata: names of metadata entries of episodes that become columns: the value for a clip, a
+            list of values for a batch. `None` if an episode lacks the entry.
+        resize: height and width in pixels: `{"camera": (224, 224)}` by feature, or `(224, 224)` for
+            all images. Frames are resized once, directly after decoding. Images (kind `image`, or
+            uint8 with 3 or 4 channels and no kind) are interpolated with antialiasing; depth,
+            masks, segmentation and normals take the nearest pixel; other kinds raise `ClipError`.
+            `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames. If the
+            episode's metadata has a `camera`, batches have `<feature>_intrinsics` of the resized
+            frame, float64 [batch, 4].
+        frame_transform: function called once for each decoded frame with a dict of arrays. It
+            returns the arrays that make up clips, with the same dtypes and shapes for every frame.
+            Texts are `str` and `bytes`, also in results under the names of text features. It runs
+            in several threads, and twice for the first frame when the loader is created: random
+            results raise `ClipError`.
+        deterministic_transform: declares that `frame_transform` always returns the same for a
+            frame. Its results may then stay in memory; see `memory_limit`.
         clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `HorizontalFlip`,
-            a function, or a list of these, one after the other. A clip has one window for all of
-            its frames, and only the window is copied, or resized. The window is drawn from seed,
-            epoch and clip (`SeqRecordMapDataset` draws it from torch's global generator). `crop`
-            says which it is: top, left, height and width in pixels of the stored frame, int64 [4],
-            and `flipped` whether it is mirrored. `intrinsics` are fx, fy, cx and cy of what is
-            seen, float64 [4], where an episode's metadata has them as `camera`. These three stay on
-            the host. A dict has steps for each of several features, such as cameras of different
-            sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`; the three are then
-            `front_crop` and so on. Where frames of episodes differ in size, each window lies in
-            those of its own.
+            a function, or a list of these, applied in order. All frames of a clip share one crop
+            window, and only the window is copied or resized. Windows are drawn from seed, epoch and
+            clip (`SeqRecordMapDataset` draws from torch's global generator). Batches have the
+            columns `crop`, int64 [batch, 4], with top, left, height and width in pixels of the
+            stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch, 4], with fx,
+            fy, cx and cy of the visible image if the episode's metadata has a `camera`. These
+            columns stay on the host. A dict has separate steps for features, such as cameras of
+            different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
+            `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
+            episode.
 
-            Functions come after crops and flips. One is called for each clip with a dict of
-            read-only arrays [clip_len, …], which are valid during the call (a list of arrays for a
-            feature with a variable shape), and a `numpy.random.Generator`, drawn from seed, epoch
-            and clip. It returns the arrays that batches are made of, with one axis at least; their
-            dtypes and shapes must be the same for every clip. Of features of texts it gets and may
-            give lists of these. It is called from several threads, and twice for the first clip
-            when the loader is made: one that draws from a global generator (of torch,
-            `numpy.random` or `random`), or whose results differ, is refused. Not with a `device`.
-        ragged: what clips have of features whose shape varies from frame to frame, but for texts.
-            "list": a list of tensors, one for each frame. "pad": a tensor as large as the largest
-            frame of the selected episodes, with zeros behind each frame, and `<feature>_mask`, bool
-            [clip_len, length], which is true for what is the frame's. "nested": a nested tensor of
-            layout `torch.jagged`, [clip_len, ?, …] and [batch * clip_len, ?, …], for features of
-            which only the first dimension varies. A dict has one of these for each feature,
-            where sizes to pad to may stand, one for each dimension that varies: `{"points":
-            "nested", "image": (480, 640)}`; features that it does not name are lists.
+            Functions come after crops and flips. A function is called once for each clip with a
+            dict of read-only arrays [clip_len, …], valid during the call (a list of arrays for a
+            feature of variable shape, a list of texts for a text feature), and a
+            `numpy.random.Generator` seeded by seed, epoch and clip. It returns the arrays of the
+            batch, each with at least one axis and with the same dtype and shape for every clip, or
+            lists of texts. It runs in several threads, and twice for the first clip when the loader
+            is created: a function that uses a global generator (`torch`, `numpy.random` or
+            `random`), or whose results differ, raises `ClipError`. Functions exclude a `device`.
+        ragged: form of features of variable shape, except texts. "list" (default): a list of
+            tensors, one per frame. "pad": one tensor of the size of the largest frame in the
+            selected episodes, filled with zeros, and `<feature>_mask`, bool [clip_len, length],
+            true for values of the frame. "nested": a nested tensor of layout `torch.jagged`,
+            [clip_len, ?, …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict
+            has a form for each feature, or the sizes to pad to, one per varying dimension:
+            `{"points": "nested", "image": (480, 640)}`; other features are lists.
     """
 
     clip_len: int | None = _checked(None, _integer_from(1))
@@ -241,17 +241,19 @@ class ClipOptions:
     features: Sequence[str] | None = _checked(None, check_names)
     rename: Mapping[str, str] | None = _checked(None, _check_rename)
     episodes: EpisodeFilter = _checked(None, _check_episodes)
-    split: str | None = _checked(None, _such(lambda name: isinstance(name, str), "a split's name"))
+    split: str | None = _checked(
+        None, _satisfies(lambda name: isinstance(name, str), "a split's name")
+    )
     clips: ClipList | None = field(default=None, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
-    frame_transform: FrameTransform | None = _checked(None, _such(callable, "a function"))
+    frame_transform: FrameTransform | None = _checked(None, _satisfies(callable, "a function"))
     deterministic_transform: bool = _checked(False, _check_flag)
-    clip_transform: ClipTransform | None = _checked(None, _only(chain_of))
-    ragged: Ragged = _checked("list", _only(check_ragged))
+    clip_transform: ClipTransform | None = _checked(None, _passes(chain_of))
+    ragged: Ragged = _checked("list", _passes(check_ragged))
 
     def __post_init__(self) -> None:
-        """Raise `ClipError` for a value that makes no sense, with the name of its argument."""
+        """Raise `ClipError` for an invalid value, with the argument's name."""
         _check_fields(self)
         if self.clip_len is None and self.windows is None and not self.lists_frames:
             raise ClipError("neither clip_len nor windows is given", expected="one, or both")
@@ -282,7 +284,7 @@ class ClipOptions:
 
     @property
     def spec(self) -> ClipSpec:
-        """The clips, of phase 0; with windows or `pad`, the frames at which they start."""
+        """The clips, of phase 0; with windows or `pad`, clips of one frame at each start."""
         stride = self.stride or self._usual_stride
         if self.clip_len is None or self.has_windows or not isinstance(self.dilation, int):
             return ClipSpec(1, stride)
@@ -290,34 +292,34 @@ class ClipOptions:
 
     @property
     def dilations(self) -> tuple[int, ...]:
-        """Those that may be drawn, in ascending order, or the only one."""
+        """The dilations to draw from, in ascending order, or the only one."""
         return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
 
     @property
     def lists_frames(self) -> bool:
-        """Whether `clips` says which frames each clip has."""
+        """Whether `clips` lists the frames of each clip."""
         return lists_frames(self.clips)
 
     @property
     def has_drawn_steps(self) -> bool:
-        """Whether the frames of a clip are drawn."""
+        """Whether dilation or direction is drawn for each clip."""
         return len(self.dilations) > 1 or self.reverse > 0
 
     @property
     def has_windows(self) -> bool:
-        """Whether clips are not simply `clip_len` frames inside their episodes."""
+        """Whether clips differ from plain runs of `clip_len` frames inside their episodes."""
         return bool(self.own_windows) or self.pad is not None or self.has_drawn_steps
 
     @property
     def own_windows(self) -> dict[str, Any]:
-        """Offsets or `Seconds` of the features that do not have `clip_len` frames."""
+        """Offsets or `Seconds` of the features with a window of their own."""
         windows = (self.windows or {}).items()
         found = {name: w.window if isinstance(w, Latest) else w for name, w in windows}
         return {name: window for name, window in found.items() if window is not None}
 
     @property
     def latest(self) -> dict[str, Latest]:
-        """The features of which clips have the newest values."""
+        """The features with the newest value in each frame."""
         windows = (self.windows or {}).items()
         return {name: window for name, window in windows if isinstance(window, Latest)}
 
@@ -328,14 +330,14 @@ class ClipOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions(ClipOptions):
-    """What `SeqRecordMapDataset` is told beside the dataset.
+    """Arguments of `SeqRecordMapDataset`.
 
     Args:
-        memory_limit: bytes, or text such as "512MiB", for each process: for frames of small raw
-            features, which stay in memory once they were read and checked, as long as the object
-            lives. A feature of which not all frames of the selected episodes fit is read anew for
-            every call, and so is everything else. The memory of batches comes on top. 0 keeps
-            nothing.
+        memory_limit: memory of each process for frames that stay, as bytes or text such as "512MiB"
+            (default). Small raw features, encoded features and the results of a deterministic
+            `frame_transform` stay in memory once read, as long as the object lives, if all frames
+            of the selected episodes fit; smaller features come first. Other features are read again
+            in every call. The memory of batches is extra. 0 keeps no frames.
     """
 
     memory_limit: int | str = _checked("512MiB", check_size)
@@ -343,35 +345,39 @@ class DatasetOptions(ClipOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How an epoch is executed: the argument `engine` of the loaders.
+    """Tuning of an epoch's execution: the argument `engine` of loaders.
 
-    Defaults suit most trainings; `seqrecord bench` says where they do not. `ClipError` names
-    `engine.num_threads` and so on, what was expected, and what came.
+    Defaults suit most trainings; `seqrecord bench` measures a dataset. Errors name arguments as
+    `engine.num_threads` and so on.
+
+    Example:
+        engine = seqrecord.EngineOptions(num_threads=4)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2, engine=engine)
 
     Args:
-        num_cursors: the number of places in the dataset from which clips are mixed; chosen by
-            default. An error with `shuffle=False`.
-        shuffle_buffer: the most clips from which the next clip is drawn. It refers to frames and
-            copies none. By default `memory_limit` decides, so an epoch that fits into it is fully
-            shuffled. An epoch begins with 256 clips, and the number at most doubles from round to
-            round, so that the first batch comes soon. An error with `shuffle=False`.
-        num_threads: threads for reading, decoding and copying; by default this process's share of
-            the cores. These are the cores of its affinity and of the container's CPU quota, divided
-            by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or what MPI or Slurm say)
-            and by the workers.
-        thread_niceness: lowers the priority of the loader's threads on Linux: 0 to 19, added to the
-            niceness of the thread that iterates. A training step on few cores then takes less time,
-            but other busy processes can starve the loader; see docs/performance.md. `ClipError` on
-            other systems, `ResourceError` if the system refuses. Threads that a `frame_transform`
-            starts inherit it.
-        video_decoder: "pyav" decodes video on the host. "torchcodec" decodes it on the `device`,
-            straight into its memory: on a GPU by NVDEC. What it cannot decode there, PyAV decodes,
-            as without torchcodec; the log says so once. Pixels may differ by a few units of 255,
-            for YUV becomes RGB by other code. An error without a `device`, and with
-            `frame_transform` or `resize`, which are for frames of the host.
-        trace: a file for the spans of each iteration, Chrome trace event JSON: open it at
-            https://ui.perfetto.dev. It is written during the iteration and replaced by the next.
-            Ranks and workers write files beside it: `epoch.worker0.json`.
+        num_cursors: number of positions in the dataset from which clips are mixed, at least 1.
+            Default: chosen from `memory_limit`. Raises `ClipError` with `shuffle=False`.
+        shuffle_buffer: greatest number of clips from which the next clip is drawn. The buffer
+            stores no frames. Default: limited by `memory_limit` only, so an epoch that fits is
+            fully shuffled. An epoch begins with 256 clips, and the number at most doubles in each
+            round, for an early first batch. Raises `ClipError` with `shuffle=False`.
+        num_threads: threads for reading, decoding and copying, at least 1. Default: this process's
+            share of the cores: the cores of its affinity and of the container's CPU quota, divided
+            by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or the variables of MPI and
+            Slurm) and by the workers.
+        thread_niceness: niceness, 0 to 19, added to the loader's threads relative to the iterating
+            thread; Linux only. Training steps on few cores get faster, but other busy processes can
+            starve the loader; see docs/performance.md. Raises `ClipError` on other systems,
+            `ResourceError` if the system refuses. Threads started by a `frame_transform` inherit
+            it.
+        video_decoder: "pyav" (default) decodes video on the host. "torchcodec" decodes on the
+            `device`, directly into its memory: on GPUs by NVDEC. Unsupported videos fall back to
+            PyAV, with one log line. Pixels may differ by a few units of 255, because YUV is
+            converted by other code. Raises `ClipError` without a `device`, and with
+            `frame_transform` or `resize`, which run on the host.
+        trace: path for the spans of each iteration as Chrome trace event JSON, for
+            https://ui.perfetto.dev. Each iteration replaces the file. Ranks and workers write files
+            beside it: `epoch.worker0.json`.
     """
 
     num_cursors: int | None = _checked(None, _integer_from(1))
@@ -384,81 +390,80 @@ class EngineOptions:
     )
 
     def __post_init__(self) -> None:
-        """Raise `ClipError` for a value that makes no sense."""
+        """Raise `ClipError` for an invalid value."""
         _check_fields(self, "engine.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions(ClipOptions):
-    """What `SeqRecordPipe`, `SeqRecordIterableDataset` and `SeqRecordNode` are told beside the
-    dataset.
+    """Arguments of `SeqRecordPipe`, `SeqRecordIterableDataset` and `SeqRecordNode`.
 
-    They take these as keyword arguments, or all at once by `from_options`; `options` is what they
-    were given. `dataclasses.replace` makes a copy that differs in some. Values are checked here:
-    `ClipError` names the argument, what was expected, and what came.
+    Loaders take them as keyword arguments, or together by `from_options`; `loader.options` returns
+    them. `dataclasses.replace` changes a copy.
+
+    Raises `ClipError` for an invalid value, with the argument's name.
 
     Args:
-        order: "clips", each on its own; or "sequences": row b of every batch follows an episode,
-            clip by clip, and begins another one when that ends, for models with a hidden state.
-            `is_first` and `is_last`, bool [batch], say where a row's sequence begins and ends: at
-            an episode's ends, and where clips between are left out. `stride` is then `clip_len *
-            dilation` by default: clips do not overlap, and the frames behind the last whole clip
-            are left out and counted. With `shuffle` episodes come in a drawn order. A `batch_size`
-            is needed; `clips`, and the engine's `num_cursors` and `shuffle_buffer`, are errors. A
-            DataLoader's workers each have rows of their own: batch i continues batch
-            i - num_workers. What a `clip_transform` draws is the same for all clips of a sequence.
-        shuffle: a shuffled order; else episode by episode, front to back.
-        seed: the order is a function of it, and so is all else that is drawn. An integer, of which
-            64 bits count. With `shuffle=False` it has no effect where nothing is drawn.
-        rotate_phase: with a `stride` above 1, move the clip starts from epoch to epoch. An epoch
-            has the starts `phase`, `phase + stride`, … of one phase below `stride`; `stride` epochs
-            use each phase once, and so every start. A phase without any clip gets no epoch. The
-            lengths of epochs then differ by a few clips. An error with a `stride` of 1.
-        batch_size: clips of a batch, or `None` for single clips.
-        drop_last: leave out clips that do not fill a batch on every rank. Without `batch_size`,
-            those that not every rank would have, see `even_batches`; with `even_batches=False` an
-            error.
+        order: "clips" (default): each clip by itself. "sequences": row b of every batch follows an
+            episode clip by clip, then begins another episode, for models with a hidden state.
+            Batches have the columns `is_first` and `is_last`, bool [batch], for the ends of
+            sequences: ends of episodes, and gaps left by skipped clips. `stride` defaults to
+            `clip_len * dilation`: clips do not overlap, and frames behind the last whole clip are
+            skipped and counted. `shuffle` shuffles episodes. Requires `batch_size`; excludes
+            `clips` and the engine's `num_cursors` and `shuffle_buffer`. Each DataLoader worker has
+            rows of its own: batch i continues batch i - num_workers. Parameters drawn by a
+            `clip_transform` are the same for all clips of a sequence.
+        shuffle: shuffled order (default); if false, episode by episode, front to back.
+        seed: seed of the order and of every random draw, an integer of which 64 bits count.
+        rotate_phase: with a `stride` above 1, shift the clip starts in each epoch. An epoch has the
+            starts `phase`, `phase + stride`, … of one phase in [0, stride); `stride` epochs use
+            every phase once, and so every start. A phase without clips is skipped. Epochs then
+            differ in length by a few clips. Raises `ClipError` with a `stride` of 1.
+        batch_size: clips of a batch; `None` (default) for single clips.
+        drop_last: drop clips that do not fill a batch on every rank. Without `batch_size`: drop
+            clips so that all ranks get the same number. `ClipError` without `batch_size` if
+            `even_batches` is false.
         fixed_shards: while all frames of a process stay in memory (see `memory_limit`), every rank
-            and worker has the same clips in every epoch, and each epoch after the first is a full
-            shuffle of them. If false, the clips of ranks and workers change from epoch to epoch, as
-            they do where frames do not stay. With `shuffle=False` they never change.
-        even_batches: give all ranks and workers equally many clips and batches. If the clips cannot
-            be divided so, some parts repeat one clip of another part, or with `drop_last` leave one
-            out. If false, every clip comes exactly once, and ranks may get one batch more than
-            others, or none: for evaluation. With `order="sequences"` episodes are cut so that all
-            rows are equally long; if false, no episode is, and the last batches have fewer rows.
-        memory_limit: bytes, or text such as "2GiB", for each process: for the frames held, for
-            batches being filled and the two that the consumer has at a time, and for chunks being
-            read. By default 2 GiB, or what it takes to mix batches well where that is more; but at
-            most 8 GiB for a rank, divided among its worker processes. So the default follows from
-            the clips, the batches and the number of workers, never from the machine; a warning says
-            what would mix better. An epoch is refused where the ranks of a machine would take more
-            than 80 % of its memory. With a `device`, frames and batches are in the device's memory;
-            the host also needs pinned memory for the decoded frames of the chunks being read and of
-            two more, each rounded up to a power of two by torch. Where all frames that this process
-            needs fit into the limit beside batches and chunks, they stay in memory, decoded, as
-            long as the object lives: later epochs decode no frame again. This applies to frames of
-            fixed shapes that are small (64 KiB), or of which a feature is video or encoded, and for
-            the results of a `frame_transform` under `deterministic_transform`; large raw frames are
-            read again. Frames stay on a `device` under an explicit limit only, but for small ones.
-            Worker processes keep frames as long as they live: `persistent_workers=True`. The
-            batches that a DataLoader prefetches from its workers (`prefetch_factor` for each
-            worker, two by default) come on top.
-        device: where tensors go, such as "cuda:1"; "cuda" is the GPU that is the current one of the
-            thread that asks for an iteration's first batch. Behind threads of others, as those of
-            torchdata's nodes, that is the first GPU for every rank: say "cuda:1" there. Each frame
-            is copied to the device once, and batches are made there, on a stream of their own. The
-            stream that is current in `next` waits for that stream, so you need not synchronize. Not
-            in a DataLoader's worker processes. By default tensors stay on the host; "cpu" gives the
-            same tensors by the steps that a device takes.
-        rank: which part of the epoch this process gets, of `world_size`. By default both are found
-            when an epoch begins: from `torch.distributed` if it is initialized, else from `RANK`
-            and `WORLD_SIZE` in the environment (torchrun), or `LOCAL_RANK`, `NODE_RANK` and
-            `WORLD_SIZE` (Lightning). Workers take them from the process that started them, and
-            always share the part of that process. Accelerate with several processes finds none:
-            see docs/ranks.md.
-        world_size: how many ranks share the epoch. 1: every process gets the whole epoch.
-        engine: `EngineOptions`: how an epoch is executed, for those who tune it.
+            and worker keeps its clips in all epochs, and each epoch after the first is a full
+            shuffle of them (default). If false, the clips of ranks and workers change in every
+            epoch. With `shuffle=False` they never change.
+        even_batches: all ranks and workers get the same number of clips and batches (default). If
+            the clips do not divide evenly, some shards repeat a clip of another shard; with
+            `drop_last` they drop one instead. If false, every clip comes exactly once, and a rank
+            may get one batch more than others, or none: for evaluation. With `order="sequences"`,
+            episodes are cut so that all rows have the same length; if false, episodes stay whole,
+            and the last batches have fewer rows.
+        memory_limit: memory of each process for decoded frames, batches (in preparation, and two at
+            the consumer) and chunks being read, as bytes or text such as "2GiB". Default: 2 GiB, or
+            more if needed to mix batches well, up to 8 GiB for all workers of a rank together. The
+            default depends on the clips, the batches and the number of workers, never on the
+            machine; a warning names a limit that mixes better. An epoch raises `MemoryLimitError`
+            if the ranks of a machine need more than 80 % of its memory.
+
+            If all frames of a process fit beside batches and chunks, they stay in memory, decoded,
+            as long as the object lives, and later epochs decode nothing. This applies to frames of
+            fixed shape that are small (64 KiB) or have an encoded or video feature, and to the
+            results of a deterministic `frame_transform`; large raw frames are read again. Workers
+            keep frames while they live: use `persistent_workers=True`.
+
+            With a `device`, frames and batches use the device's memory, and frames other than small
+            ones stay there under an explicit limit only. The host also needs pinned memory for the
+            decoded frames of the chunks being read and of two more, each rounded up to a power of
+            two by torch. Batches that a DataLoader prefetches (`prefetch_factor` per worker, two by
+            default) are extra.
+        device: device of the tensors, such as "cuda:1". Default: the host. "cuda" is the current
+            GPU of the thread that requests the first batch; in other threads, such as torchdata's
+            nodes, this is GPU 0 for every rank, so pass "cuda:1". Each frame is copied to the
+            device once, and batches are assembled there on a separate stream. The current stream in
+            `next` waits for it, so no synchronization is needed. Unavailable in DataLoader workers.
+            "cpu" returns the same tensors by the device's steps.
+        rank: rank of this process, in [0, world_size). Default: detected at the start of an epoch,
+            from `torch.distributed` if initialized, else from `RANK` and `WORLD_SIZE` (torchrun) or
+            `LOCAL_RANK`, `NODE_RANK` and `WORLD_SIZE` (Lightning). Workers inherit the rank of
+            their parent process and share its clips. Under Accelerate with several processes it is
+            required; see docs/ranks.md.
+        world_size: number of ranks that share an epoch. With 1, every process gets the whole epoch.
+        engine: tuning of the execution, an `EngineOptions`.
     """
 
     order: str = _checked("clips", one_of(*ORDERS))
@@ -470,11 +475,11 @@ class LoaderOptions(ClipOptions):
     fixed_shards: bool = _checked(True, _check_flag)
     even_batches: bool = _checked(True, _check_flag)
     memory_limit: int | str | None = _checked(None, check_size)
-    device: str | torch.device | None = _checked(None, _only(_check_device))
+    device: str | torch.device | None = _checked(None, _passes(_check_device))
     rank: int | None = _checked(None, _integer_from(0))
     world_size: int | None = _checked(None, _integer_from(1, _MOST_RANKS))
     engine: EngineOptions | None = _checked(
-        None, _such(lambda one: isinstance(one, EngineOptions), "seqrecord.EngineOptions(…)")
+        None, _satisfies(lambda one: isinstance(one, EngineOptions), "seqrecord.EngineOptions(…)")
     )
 
     def __post_init__(self) -> None:

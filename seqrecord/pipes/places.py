@@ -1,5 +1,7 @@
-"""Where an iteration begins: the part of an epoch that it has, and the number of its first batch.
-Also the state of a loader at such a place, its inverse, and its comparison with other ranks."""
+"""Positions: the shard and the first batch of an iteration.
+
+Also the state of a loader at a position, the inverse, and a comparison with other ranks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from torch.distributed import distributed_c10d
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.distributed import batches_of_workers
 from seqrecord.pipes.iterations import BatchSource
-from seqrecord.pipes.states import Remainder, Sharing, State, check_same
+from seqrecord.pipes.states import RemainingEpoch, Sharing, State, check_same
 from seqrecord.pipes.worker_epochs import Start
 
 _OF_A_KIND = ("features", "clip_len", "windows")  # another loader, where these differ
@@ -24,12 +26,12 @@ _loaders: Counter[str] = Counter()  # of a kind, in this process
 
 
 class Place(NamedTuple):
-    """A batch of an epoch, or of the rest of one, in a part of it."""
+    """A batch of an epoch, or of its rest, in one shard."""
 
     epoch: int
     batch: int | tuple[int, ...]  # of the worker of `sharing`, or of each of them
     sharing: Sharing
-    rest: Remainder | None
+    rest: RemainingEpoch | None
 
 
 def find_place(
@@ -38,19 +40,21 @@ def find_place(
     start: Start,
     sharing: Sharing,
     *,
-    is_told: bool = False,
+    is_assigned: bool = False,
 ) -> Place:
-    """The place of an iteration that shares the epoch so; `loaded` is the state loaded last.
+    """The place of an iteration with this sharing.
 
-    Inside an epoch worker 0 continues the part of the worker that is next, as a DataLoader asks it
-    first, and so on. One that `is_told` has a state of its own, by a StatefulDataLoader.
+    Inside an epoch, worker 0 continues the shard whose turn is next, because a DataLoader requests
+    its batch first, and so on. A worker that `is_assigned` has its own state from a
+    StatefulDataLoader. `loaded` is the last loaded state.
 
-    Raises `StateError` where other parts have begun the epoch, of which too little is known.
+    Raises `StateError` if other shards have begun the epoch, and the state lacks some of their
+    positions.
     """
     rest, given, own = None, list[int](), sharing.worker
-    if loaded is not None and (start.is_loaded or loader.goes_on):
+    if loaded is not None and (start.is_loaded or loader.continues_epochs):
         worker, rest = loaded.sharing.worker, loaded.rest
-        is_own = not start.is_loaded or is_told or None in (worker, own) or worker == own
+        is_own = not start.is_loaded or is_assigned or None in (worker, own) or worker == own
         if is_own and continues(loader, loaded, sharing):
             given = [*loaded.batches] if start.is_loaded else []
             if given and None not in (own, worker):
@@ -71,11 +75,11 @@ def find_place(
 
 
 def items_given(
-    loader: BatchSource, start: Start, rest: Remainder | None, num_workers: int
+    loader: BatchSource, start: Start, rest: RemainingEpoch | None, num_workers: int
 ) -> tuple[list[int], list[int]]:
-    """The items that each worker of this rank has given at a start, and all that it has."""
-    parts = loader.ranks.parts_of_workers(num_workers)
-    most = [loader.plan(start.epoch, part, rest).num_batches for part in parts]
+    """The numbers of items that each worker of this rank has returned at a start, and has."""
+    shards = loader.ranks.worker_shards(num_workers)
+    most = [loader.plan(start.epoch, shard, rest).num_batches for shard in shards]
     size = start.batch_size
     given = batches_of_workers([-(-items // size) for items in most], start.batches)
     return [min(n * size, items) for n, items in zip(given, most, strict=True)], most
@@ -86,25 +90,25 @@ def state_at(loader: BatchSource, place: Place) -> State:
     epoch, batch, sharing, rest = place
     rests = [None] * len(loader.sources) if rest is None else rest.sources
     pairs = zip(loader.sources, rests, strict=True)
-    sources = tuple(source.state(sharing.num_parts, own) for source, own in pairs)
-    return State(epoch, batch, sharing, loader.asked(), sources, rest)
+    sources = tuple(source.state(sharing.num_shards, own) for source, own in pairs)
+    return State(epoch, batch, sharing, loader.shared_arguments(), sources, rest)
 
 
-def settle(loader: BatchSource, state: State, num_parts: int) -> None:
-    """Check a state, and use its settings in so many parts.
+def restore_settings(loader: BatchSource, state: State, num_shards: int) -> None:
+    """Check a state, and use its settings for this number of shards.
 
-    Raises `StateError` for a state of another loader, and `MemoryLimitError` for settings that do
-    not fit. Those of another number of parts need not.
+    Raises `StateError` for a state of another loader, and `MemoryLimitError` if its settings need
+    more memory; only if the state has the same number of shards.
     """
-    found = {**state.asked, "sources": len(state.sources)}
-    now = {**loader.asked(), "sources": len(loader.sources)}
+    found = {**state.shared_arguments, "sources": len(state.sources)}
+    now = {**loader.shared_arguments(), "sources": len(loader.sources)}
     problem = "the saved state is of another kind of loader, or of another mix"
     check_same(problem, found, now, {**now, **found})
-    any_batch_size = state.is_of_all and not state.asked  # but for a mix
+    any_batch_size = state.is_of_all and not state.shared_arguments  # but for a mix
     for source, said, rest in zip(loader.sources, state.sources, state.rests, strict=True):
         source.check_state(said, rest, any_batch_size=any_batch_size)
-    is_same = state.sharing.num_parts == num_parts
-    if state.is_begun or is_same or loader.goes_on:
+    is_same = state.sharing.num_shards == num_shards
+    if state.is_begun or is_same or loader.continues_epochs:
         loader.check_place(state)
         try:
             use_settings(loader, state)
@@ -120,15 +124,14 @@ def continues(loader: BatchSource, state: State, sharing: Sharing) -> bool:
 
 
 def use_settings(loader: BatchSource, state: State) -> None:
-    """Use the settings of a state for parts of its number; none where one does not fit, nor for
-    batches of another size.
+    """Use the settings of a state for its number of shards, unless its batch size differs.
 
-    Raises `MemoryLimitError`, with the smallest sufficient limit.
+    Raises `MemoryLimitError` with the smallest sufficient limit; all settings then stay unchanged.
     """
     if _has_batches_of(loader, state):
         each = zip(loader.sources, state.sources, state.rests, strict=True)
-        count = state.sharing.num_parts
-        found = [(source, source.fits_of(said, count, rest)) for source, said, rest in each]
+        count = state.sharing.num_shards
+        found = [(source, source.memory_plans_of(said, count, rest)) for source, said, rest in each]
         for source, fits in found:
             source.planner.keep(fits)
 
@@ -153,7 +156,7 @@ def check_agreement(epochs: object, loader: BatchSource, place: Place, iteration
     state = state_at(loader, place).to_json()
     kind: Any = [[source["request"][name] for name in _OF_A_KIND] for source in state["sources"]]
     if loader.ranks.given is not None:
-        kind = state["sources"], state["asked"]
+        kind = state["sources"], state["shared_arguments"]
     digest = sha256(json.dumps([place.sharing.ranks, kind]).encode()).hexdigest()[:16]
     if epochs not in _names:
         _names[epochs] = f"{digest}/{_loaders[digest]}"

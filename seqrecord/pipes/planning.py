@@ -1,4 +1,4 @@
-"""EpochPlanner: the plans of a selection's epochs, and the memory that each of them gets."""
+"""Plans of a selection's epochs, and the memory of each."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.residency import Residency
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import Sessions
+from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
-    ClipFacts,
+    ClipStats,
     EpochPlan,
-    Part,
     Plan,
     PlanSettings,
     SequencePlan,
+    Shard,
     ShuffledPlan,
     Window,
     check_drop_last,
 )
 from seqrecord.sampling.bounds import resident_bounds
 from seqrecord.sampling.elastic import find_remaining
-from seqrecord.sampling.memory import Demand, Fit, FrameSizes, Memory, usual_limit
+from seqrecord.sampling.memory import FrameSizes, Memory, MemoryPlan, MemoryRequest, usual_limit
 from seqrecord.text import shown_place
 from seqrecord.units import format_size, parse_size
 
-ASKED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_phase", "order")
-"""The settings of plans that are arguments; the others are chosen."""
+REQUESTED = ("shuffle", "seed", "batch_size", "drop_last", "even_batches", "rotate_phase", "order")
+"""Settings of plans that are arguments; memory determines the others."""
 
-Fits: TypeAlias = dict[tuple[int, int, Sessions], Fit]
-"""By the number of parts; of the rest of an epoch by its number and sessions, else by 0 and ()."""
+MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan]
+"""By number of shards, epoch and segments; epoch 0 and no segments stand for all whole epochs."""
 
 _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
@@ -51,17 +51,17 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True, eq=False)
 class EpochPlanner:
-    """Plans the epochs of a selection, and settles their memory. Picklable.
+    """Plans the epochs of a selection and their memory. Picklable.
 
-    An epoch that goes on with other ranks or workers has sessions: see `sampling.elastic`.
+    An epoch in which the number of ranks or workers changes has segments: see `sampling.elastic`.
 
     Attributes:
         selection: the clips.
         options: the arguments of the loader.
         settings: the requested settings of plans.
         ranks: the ranks that share an epoch.
-        limit_in: in a mix, the memory limit in each of a number of workers of a rank. Batches are
-            then those of the mix.
+        limit_in: in a mix, a function from a rank's number of workers to the memory limit of each,
+            in bytes. Batches then belong to the mix.
     """
 
     selection: Selection
@@ -69,8 +69,8 @@ class EpochPlanner:
     settings: PlanSettings
     ranks: Ranks
     limit_in: Callable[[int], int] | None = None
-    _fits: Fits = field(default_factory=dict, repr=False)
-    _remaining: dict[tuple[int, Sessions], ClipTable] = field(default_factory=dict, repr=False)
+    _memory_plans: MemoryPlans = field(default_factory=dict, repr=False)
+    _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
 
     @classmethod
@@ -80,17 +80,17 @@ class EpochPlanner:
         options: LoaderOptions,
         limit_in: Callable[[int], int] | None = None,
     ) -> EpochPlanner:
-        """The planner of a request.
+        """Create the planner of a request.
 
-        Raises `MemoryLimitError` for a limit that is too small, with the smallest sufficient one.
-        Of a mix only the first use does.
+        Raises `MemoryLimitError` with the smallest sufficient limit; in a mix, only the first use
+        does.
         """
-        settings = PlanSettings(**{name: getattr(options, name) for name in ASKED})
+        settings = PlanSettings(**{name: getattr(options, name) for name in REQUESTED})
         ranks = Ranks(options.rank, options.world_size)
         planner = cls(selection, options, settings, ranks, limit_in)
         try:
             if limit_in is None:
-                planner.fit(1)
+                planner.plan_memory(1)
             return planner
         except MemoryLimitError:
             if selection.clip_set.excerpts is None:
@@ -98,7 +98,7 @@ class EpochPlanner:
         again = replace(options, rename=None, resize=None)
         selection = select(selection.dataset, again, smallest_excerpts=True)
         planner = cls(selection, options, settings, ranks)
-        planner.fit(1)
+        planner.plan_memory(1)
         return planner
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class EpochPlanner:
         return {**self.__dict__, "options": options, "_remaining": {}}
 
     def with_shuffle(self, shuffle: bool) -> EpochPlanner:
-        """The same with a shuffled order, or without."""
+        """A copy with or without a shuffled order."""
         settings = replace(self.settings, shuffle=shuffle)
         return EpochPlanner(self.selection, self.options, settings, self.ranks, self.limit_in)
 
@@ -117,71 +117,73 @@ class EpochPlanner:
         """The window of clips in each group of features."""
         return self.selection.windows.of_groups(self.selection.clip_set.spec.stride)
 
-    def clips(self, epoch: int, sessions: Sessions = ()) -> ClipTable:
-        """The clips of an epoch, without those of some sessions.
+    def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
+        """The clips of an epoch that remain after its segments.
 
-        Raises `StateError` for sessions that no epoch can have had.
+        Raises `StateError` for impossible segments.
         """
         settings, clip_set = self.settings, self.selection.clip_set
         table = clip_set.in_epoch(epoch, seed=settings.seed, shuffle=settings.shuffle)
-        if not sessions:
+        if not segments:
             return table
-        if (found := self._remaining.get((epoch, sessions))) is None:
+        if (found := self._remaining.get((epoch, segments))) is None:
             episodes = self.selection.episodes
-            found = find_remaining(table, episodes, sessions, epoch=epoch, windows=self.windows)
+            found = find_remaining(table, episodes, segments, epoch=epoch, windows=self.windows)
             self._remaining.clear()
-            self._remaining[epoch, sessions] = found
+            self._remaining[epoch, segments] = found
         return found
 
-    def plan(self, epoch: int, part: Part, sessions: Sessions = ()) -> Plan:
-        """The plan of one part of an epoch, without the clips of some sessions.
+    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> Plan:
+        """The plan of one shard of an epoch that remains after its segments.
 
-        Raises `ClipError` if `drop_last` leaves no batch in this epoch, or in one of another phase,
-        and `StateError` for sessions that no epoch can have had.
+        Raises `ClipError` if `drop_last` leaves no batch in this epoch or in another phase, and
+        `StateError` for impossible segments.
         """
         if (phases := self.selection.clip_set.phases) is not None:  # now, not at that phase
-            check_drop_last(phases.fewest_clips, self.settings, part.count)
-        if part.index == 0 and part.count not in self._logged:
-            self._logged.add(part.count)
-            self._log_mixing(part.count)
-        settings = self.fit(part.count, epoch, sessions).settings
-        return self.plan_with(settings, epoch, part, sessions)
+            check_drop_last(phases.fewest_clips, self.settings, shard.count)
+        if shard.index == 0 and shard.count not in self._logged:
+            self._logged.add(shard.count)
+            self._log_mixing(shard.count)
+        settings = self.plan_memory(shard.count, epoch, segments).settings
+        return self.plan_with(settings, epoch, shard, segments)
 
     def plan_with(
-        self, settings: PlanSettings, epoch: int, part: Part, sessions: Sessions = ()
+        self, settings: PlanSettings, epoch: int, shard: Shard, segments: Segments = ()
     ) -> Plan:
-        """The plan of one part of an epoch with given settings."""
-        table, episodes = self.clips(epoch, sessions), self.selection.episodes
+        """The plan of one shard of an epoch with these settings."""
+        table, episodes = self.clips(epoch, segments), self.selection.episodes
         kind = SequencePlan if settings.order == "sequences" else EpochPlan
-        if settings.resident and epoch and not sessions:
+        if settings.resident and epoch and not segments:
             kind = ShuffledPlan
         make = partial(kind, windows=self.windows)
-        return make(table, episodes, settings, epoch=epoch, part=part, session=len(sessions))
+        return make(table, episodes, settings, epoch=epoch, shard=shard, segment=len(segments))
 
     # ---- memory
 
-    def fit(self, num_parts: int, epoch: int = 0, sessions: Sessions = ()) -> Fit:
-        """Settings and memory of epochs in so many parts, or of the rest of one.
+    def plan_memory(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> MemoryPlan:
+        """Settings and memory of epochs with `num_shards` shards, or of the rest of one.
 
-        Raises `MemoryLimitError` for a limit that is too small.
+        Raises `MemoryLimitError` if the limit is too small.
         """
-        key = num_parts, epoch if sessions else 0, sessions
-        if key not in self._fits:
-            demand, limit = self.demand(num_parts, epoch, sessions), self.limit(num_parts)
-            self._fits[key] = self.residency.fit(demand, limit, sessions)
-        return self._fits[key]
+        key = num_shards, epoch if segments else 0, segments
+        if key not in self._memory_plans:
+            request = self.memory_request(num_shards, epoch, segments)
+            plan = self.residency.plan_memory(request, self.limit(num_shards), segments)
+            self._memory_plans[key] = plan
+        return self._memory_plans[key]
 
-    def settle(
-        self, plan: Plan, sessions: Sessions = (), *, on_device: bool, in_worker: bool
+    def execution_memory(
+        self, plan: Plan, segments: Segments = (), *, on_device: bool, in_worker: bool
     ) -> tuple[Memory, int, tuple[FrameRows, ...]]:
-        """The memory of a plan's execution: rows of stores, batches in flight and loads.
+        """The memory of a plan's execution: arena rows, batches in flight and loads.
 
-        Also returns its most bytes, and the rows of resident frames.
+        Also returns its greatest size in bytes, and the rows of resident frames by group.
         """
         selection, made = self.selection, self.selection.made
-        fitted, rows = self.fit(plan.part.count, plan.epoch, sessions), tuple[FrameRows, ...]()
+        fitted = self.plan_memory(plan.shard.count, plan.epoch, segments)
+        rows: tuple[FrameRows, ...] = ()
         if fitted.in_memory is not None:
-            rows = self.residency.rows(plan.part, sessions, fitted.settings)
+            rows = self.residency.rows(plan.shard, segments, fitted.settings)
         own_batches = not on_device and self.limit_in is None  # on the host, and not of a mix
         is_fixed = all(spec.is_fixed for spec in selection.frames.arrays.values())
         frames = [group.max_resident_frames for group in plan.groups]
@@ -196,52 +198,54 @@ class EpochPlanner:
             memory = replace(memory, together=fitted.clips_at_once(memory, most))
         return memory, fitted.nbytes(memory), rows
 
-    def keep(self, fits: Fits) -> None:
-        """Use these settings from here on, in place of the chosen ones."""
-        self._fits.update(fits)
+    def keep(self, plans: MemoryPlans) -> None:
+        """Use these settings and memory from now on."""
+        self._memory_plans.update(plans)
 
-    def demand(self, num_parts: int = 1, epoch: int = 0, sessions: Sessions = ()) -> Demand:
-        """The memory demand of epochs in so many parts, or of the rest of one."""
-        clips, workers = "these clips", self.workers(num_parts)
+    def memory_request(
+        self, num_shards: int = 1, epoch: int = 0, segments: Segments = ()
+    ) -> MemoryRequest:
+        """The memory request of epochs with `num_shards` shards, or of the rest of one."""
+        clips, workers = "these clips", self.workers(num_shards)
         if workers > 1 and self.options.memory_limit is None:
-            clips += f" in each of {workers} workers, which by default share what a rank has"
-        return Demand(
-            self.facts(epoch, sessions),
+            clips += f" in each of {workers} workers, which share a rank's default limit"
+        return MemoryRequest(
+            self.clip_stats(epoch, segments),
             self.settings,
             self._sizes,
-            num_parts,
+            num_shards,
             self.options.tuning.num_cursors,
             self.options.tuning.shuffle_buffer,
-            self.residency.frames(num_parts, sessions),
+            self.residency.frames(num_shards, segments),
             self.selection.dataset.url,
             clips,
         )
 
-    def limit(self, num_parts: int) -> int:
-        """The memory limit of each part, in bytes."""
+    def limit(self, num_shards: int) -> int:
+        """The memory limit of each shard, in bytes."""
         if self.limit_in is not None:
-            return self.limit_in(self.workers(num_parts))
+            return self.limit_in(self.workers(num_shards))
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
-        wanted = max(self.demand(number).wanted_limit for number in {1, num_parts})
-        return usual_limit(wanted, self.workers(num_parts))
+        wanted = max(self.memory_request(number).wanted_limit for number in {1, num_shards})
+        return usual_limit(wanted, self.workers(num_shards))
 
-    def most_bytes(self, num_parts: int) -> int:
-        """The most bytes that any epoch in so many parts takes."""
-        fitted = self.fit(num_parts)
-        held = resident_bounds(self.facts(), fitted.settings)
+    def most_bytes(self, num_shards: int) -> int:
+        """The greatest memory of any epoch with `num_shards` shards, in bytes."""
+        fitted = self.plan_memory(num_shards)
+        held = resident_bounds(self.clip_stats(), fitted.settings)
         return fitted.nbytes(fitted.memory(held, fixed=True))
 
     def decodes_once(self, num_workers: int) -> bool:
-        """Whether so many workers decode each frame once, if they persist."""
-        num_parts = self.ranks.current().count * num_workers
+        """Whether persistent workers would decode each frame once for all epochs."""
+        num_shards = self.ranks.current().count * num_workers
         are_small, _ = self.residency.in_memory
-        return not are_small and self.fit(num_parts).in_memory is not None
+        return not are_small and self.plan_memory(num_shards).in_memory is not None
 
-    def workers(self, num_parts: int) -> int:
-        """The number of workers of a rank, in so many parts."""
-        ranks = 1 if num_parts == 1 else self.ranks.current().count
-        return num_parts // ranks if num_parts % ranks == 0 else 1
+    def workers(self, num_shards: int) -> int:
+        """The number of workers of a rank, from the number of shards."""
+        ranks = 1 if num_shards == 1 else self.ranks.current().count
+        return num_shards // ranks if num_shards % ranks == 0 else 1
 
     @cached_property
     def residency(self) -> Residency:
@@ -252,32 +256,32 @@ class EpochPlanner:
             self.selection, self.settings, self.windows, options.fixed_shards, is_asked
         )
 
-    def facts(self, epoch: int = 0, sessions: Sessions = ()) -> ClipFacts:
-        """The clips for which settings are chosen: of all epochs, or of the rest of one."""
-        if not sessions:
-            return self._facts_of_all
-        table = self.clips(epoch, sessions)
-        return ClipFacts.of(table, self.selection.episodes, self.windows)
+    def clip_stats(self, epoch: int = 0, segments: Segments = ()) -> ClipStats:
+        """The clip numbers that determine settings: of all epochs, or of the rest of one."""
+        if not segments:
+            return self._all_clip_stats
+        table = self.clips(epoch, segments)
+        return ClipStats.of(table, self.selection.episodes, self.windows)
 
     @cached_property
-    def _facts_of_all(self) -> ClipFacts:
+    def _all_clip_stats(self) -> ClipStats:
         clip_set, episodes = self.selection.clip_set, self.selection.episodes
         any_clips = clip_set.differs_by_epoch
-        return ClipFacts.of(clip_set.typical, episodes, self.windows, any_clips=any_clips)
+        return ClipStats.of(clip_set.typical, episodes, self.windows, any_clips=any_clips)
 
     @cached_property
     def _sizes(self) -> FrameSizes:
         of_mix = self.limit_in is not None
         return frame_sizes(self.selection, 0 if of_mix else self.options.batch_size or 1)
 
-    def _log_mixing(self, num_parts: int) -> None:
-        """Log the reason if batches of so many parts are not mixed well."""
-        fitted, url = self.fit(num_parts), shown_place(self.selection.dataset.url)
+    def _log_mixing(self, num_shards: int) -> None:
+        """Log the reason if batches are not mixed well."""
+        fitted, url = self.plan_memory(num_shards), shown_place(self.selection.dataset.url)
         if fitted.limited and not fitted.of_memory:
             _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:
-            enough = self.demand(num_parts).limit_to_mix
-            whose = " of each worker" if self.workers(num_parts) > 1 else ""
+            enough = self.memory_request(num_shards).limit_to_mix
+            whose = " of each worker" if self.workers(num_shards) > 1 else ""
             whose += " for this source" if self.limit_in is not None else ""
             _logger.warning(
                 "%s: %s; a memory_limit%s of %d (%s) would do",

@@ -1,4 +1,4 @@
-"""Residency: which frames stay in memory, and how parts then share the clips."""
+"""Residency: frames that stay in memory, and fixed shards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from seqrecord.engine.stores import FrameRows
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.selection import Selection
-from seqrecord.pipes.states import Sessions
+from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
-from seqrecord.sampling import Intervals, Part, PlanSettings, Window, shard_frames
-from seqrecord.sampling.memory import Demand, Fit
+from seqrecord.sampling import Intervals, PlanSettings, Shard, Window, shard_frames
+from seqrecord.sampling.memory import MemoryPlan, MemoryRequest
 from seqrecord.schema import FeatureSpec
 from seqrecord.units import format_size
 
@@ -24,11 +24,12 @@ _SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to r
 
 
 def frames_in_memory(selection: Selection) -> tuple[int, int]:
-    """How many frames may stay in memory: as small frames, and as small or decoded frames.
+    """The numbers of frames that may stay in memory: if only small frames may, and if decoded ones
+    may too.
 
-    Each number counts all frames of the selected episodes, or is 0. Decoded frames may stay if
-    their shapes are fixed and they cost more to decode or transform than to copy. Large raw frames
-    do not stay: reading them again is a copy. Texts stay if the other features do.
+    Each number is the frame count of the selected episodes, or 0. Decoded frames may stay if their
+    shapes are fixed and decoding or transforming costs more than copying. Large raw frames do not
+    stay: reading them again is a copy. Texts stay if the other features do.
     """
     if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
         return 0, 0
@@ -46,9 +47,9 @@ def frames_in_memory(selection: Selection) -> tuple[int, int]:
 
 
 def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
-    """The features whose frames may stay in memory, each on its own: small ones, and others.
+    """The features whose frames may stay in memory individually: small ones, and others.
 
-    Small features are raw, complete and on a local disk. The others are encoded, complete, and of a
+    Small features are raw, complete and on a local disk. The others are encoded, complete, and of
     fixed shape or texts.
     """
     reader, features, index = dataset.contents.chunks, dataset.features, dataset.contents.index
@@ -68,10 +69,10 @@ def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class Residency:
-    """Which frames of a selection stay in memory.
+    """Decides whether the frames of a selection stay in memory.
 
-    Parts of an epoch with `fixed_shards` keep their clips while frames stay. Unless `keeps_decoded`
-    only small frames stay.
+    Shards with `fixed_shards` keep their clips while frames stay. Without `keeps_decoded` only
+    small frames stay.
     """
 
     selection: Selection
@@ -81,63 +82,66 @@ class Residency:
     keeps_decoded: bool
 
     def frames(
-        self, num_parts: int, sessions: Sessions, settings: PlanSettings | None = None
+        self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> int:
-        """How many frames may stay in a part; a guess for several shards without `settings`.
+        """The number of frames of a shard that may stay; an estimate for several shards without
+        `settings`.
 
-        Several parts whose clips change from epoch to epoch would each decode nearly all frames:
-        only small ones stay.
+        If shards get other clips in every epoch, each would decode nearly all frames: then only
+        small ones stay.
         """
-        is_sharded = self._is_sharded(num_parts, sessions, settings)
-        found = self.in_memory[self.keeps_decoded and (is_sharded or num_parts == 1)]
-        if num_parts == 1 or not found or not is_sharded:
+        is_fixed = self._has_fixed_shards(num_shards, segments, settings)
+        found = self.in_memory[self.keeps_decoded and (is_fixed or num_shards == 1)]
+        if num_shards == 1 or not found or not is_fixed:
             return found
-        return -(-found // num_parts) if settings is None else self._most(num_parts, settings)
+        return -(-found // num_shards) if settings is None else self._most(num_shards, settings)
 
-    def fit(self, demand: Demand, limit: int, sessions: Sessions) -> Fit:
-        """The best settings within a limit, of an epoch in the parts of the demand."""
-        fitted, num_parts = demand.fit(limit), demand.num_parts
-        if fitted.in_memory is None or not self._is_sharded(num_parts, sessions):
+    def plan_memory(self, request: MemoryRequest, limit: int, segments: Segments) -> MemoryPlan:
+        """The best settings within a limit, in bytes, for the shards of a request."""
+        fitted, num_shards = request.plan_memory(limit), request.num_shards
+        if fitted.in_memory is None or not self._has_fixed_shards(num_shards, segments):
             return fitted
         settings = replace(fitted.settings, resident=self.settings.shuffle)
-        if num_parts > 1:  # the number of frames was a guess
-            most = self._most(num_parts, settings)
-            fitted = replace(fitted, sizes=demand.sizes, in_memory=None).with_all(most)
+        if num_shards > 1:  # the number of frames was a guess
+            most = self._most(num_shards, settings)
+            fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
         if fitted.in_memory is None:
-            return replace(demand, frames_in_memory=0).fit(limit)
+            return replace(request, frames_in_memory=0).plan_memory(limit)
         return replace(fitted, settings=settings)
 
-    def fit_given(
-        self, demand: Demand, limit: int, settings: PlanSettings, sessions: Sessions
-    ) -> Fit:
-        """Memory for the settings of a saved state.
+    def plan_given(
+        self, request: MemoryRequest, limit: int, settings: PlanSettings, segments: Segments
+    ) -> MemoryPlan:
+        """The memory for the settings of a saved state.
 
-        Raises `MemoryLimitError` if the limit is too small for the frames that must stay.
+        Raises `MemoryLimitError` if the limit is too small for frames that must stay.
         """
-        frames = self.frames(demand.num_parts, sessions, settings)
-        fitted = replace(demand, frames_in_memory=frames).fit_given(settings, limit)
+        frames = self.frames(request.num_shards, segments, settings)
+        fitted = replace(request, frames_in_memory=frames).plan_given(settings, limit)
         if settings.resident and fitted.in_memory is None:
-            sizes = demand.sizes.of_staying
+            sizes = request.sizes.of_staying
             least = sizes.held((frames,) * len(sizes.frames)) + sizes.beside_arena(1, 1)
             raise MemoryLimitError(
                 "memory_limit is too small for the order of the saved state, in which all frames "
                 "stay in memory",
-                file=demand.url,
+                file=request.url,
                 expected=f"about {format_size(least)} or more",
                 got=format_size(limit),
             )
         return fitted
 
-    def rows(self, part: Part, sessions: Sessions, settings: PlanSettings) -> tuple[FrameRows, ...]:
-        """The rows of each group's frames that stay in a part."""
+    def rows(
+        self, shard: Shard, segments: Segments, settings: PlanSettings
+    ) -> tuple[FrameRows, ...]:
+        """The rows of each group's resident frames of a shard."""
         selection = self.selection
-        if part.count > 1 and self._is_sharded(part.count, sessions, settings):
-            return tuple(map(FrameRows, self._shards(part.count, settings, part)[0]))
+        if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
+            return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
         rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.clip_set.selected)
         return (rows,) * len(selection.episodes.groups)
 
     def features(self, stays: bool) -> dict[str, list[str]]:
-        """Features whose frames stay in memory, if they do, and those decoded in every epoch."""
+        """Names of features whose frames stay in memory, and of features decoded in every epoch."""
         features, transform = self.selection.dataset.features, self.selection.frames.transform
         decoded = [n for n, spec in features.items() if transform is not None or not spec.is_raw]
         return {
@@ -150,30 +154,30 @@ class Residency:
         """See `frames_in_memory`."""
         return frames_in_memory(self.selection)
 
-    def _is_sharded(
-        self, num_parts: int, sessions: Sessions, settings: PlanSettings | None = None
+    def _has_fixed_shards(
+        self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> bool:
-        """Whether parts have the same clips in every epoch, or may have them without `settings`."""
-        if self.settings.order == "sequences" or sessions:
+        """Whether shards have the same clips in every epoch, or may have without `settings`."""
+        if self.settings.order == "sequences" or segments:
             return False
-        if num_parts > 1 and self.selection.clip_set.differs_by_epoch:
+        if num_shards > 1 and self.selection.clip_set.differs_by_epoch:
             return False
         may_be = self.fixed_shards or not self.settings.shuffle
         return may_be and (settings is None or settings.resident == settings.shuffle)
 
-    def _most(self, num_parts: int, settings: PlanSettings) -> int:
-        """The most frames of a group that a part needs; for very many shares, an upper bound."""
-        if num_parts * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
+    def _most(self, num_shards: int, settings: PlanSettings) -> int:
+        """Greatest frame count of a group in any shard; for very many shares, an upper bound."""
+        if num_shards * max(settings.num_cursors, settings.num_shares or 1) > _MAX_SHARES:
             return self.in_memory[True]
-        return self._shards(num_parts, settings)[1]
+        return self._shard_frames(num_shards, settings)[1]
 
-    def _shards(
-        self, num_parts: int, settings: PlanSettings, part: Part | None = None
+    def _shard_frames(
+        self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
     ) -> tuple[list[Intervals], int]:
         """See `shard_frames`."""
-        parts = None if part is None else np.array([part.index])
+        shards = None if shard is None else np.array([shard.index])
         table, episodes = self.selection.clip_set.clips, self.selection.episodes
-        return shard_frames(table, episodes, self.windows, settings, num_parts, parts)
+        return shard_frames(table, episodes, self.windows, settings, num_shards, shards)
 
 
 def _is_small(dataset: Dataset, feature: str) -> bool:
@@ -183,5 +187,5 @@ def _is_small(dataset: Dataset, feature: str) -> bool:
 
 
 def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
-    """Whether rows for all epochs can have such frames: of a fixed shape, or texts."""
+    """Whether such frames fit into preallocated rows: fixed shapes and texts do."""
     return spec.is_fixed or spec.value != "array"

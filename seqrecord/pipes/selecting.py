@@ -1,4 +1,4 @@
-"""`select`: from a location and options to a selection."""
+"""`select`: creates a selection from a location and options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from seqrecord.indexing.opening import dataset_of
 from seqrecord.pipes.arrays import bytes_by_group, check_tensors, in_pieces
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.clip_sets import ClipSet
-from seqrecord.pipes.distributed import say_once
-from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
+from seqrecord.pipes.distributed import warn_once
+from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
@@ -35,12 +35,12 @@ _EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need par
 def select(
     location: DatasetLike, options: ClipOptions, *, smallest_excerpts: bool = False
 ) -> Selection:
-    """The clips of a request.
+    """Select the clips of a request.
 
-    A warning names the numbers of episodes and clips left out, once. With `smallest_excerpts`
-    lists of frames take the least memory.
+    One warning has the numbers of skipped episodes and clips. With `smallest_excerpts` frame lists
+    use the least memory.
 
-    Raises `ClipError` where there is no clip, and for a feature that no tensor can represent.
+    Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
     dataset = dataset_of(location, features=options.features)
     with located(ClipError, file=dataset.url):
@@ -58,7 +58,7 @@ def select(
     selection.memory.get()  # as long as this lives
     if left_out:
         clips = f"{found.clips.num_clips:,} clips"
-        say_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
+        warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
     return selection
 
 
@@ -68,20 +68,20 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     cameras, functions = ((), ()) if transform is None else chain_of(transform)
     has_cameras = bool(cameras or dataset.contents.sizes)
     wanted = (*metadata, "camera") if has_cameras else metadata
-    facts = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
+    clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
     steps = None
     if options.has_drawn_steps:
-        steps = SelectedSteps(options.dilations, options.reverse, found.of_dilations(), facts)
+        steps = StepSampler(options.dilations, options.reverse, found.of_dilations(), clip_episodes)
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)
     first = found.clips.locate(np.zeros(1, np.int64))
-    draws = ClipDraws(cameras, frames.arrays, dataset, facts, first[0])
+    draws = AugmentationSampler(cameras, frames.arrays, dataset, clip_episodes, first[0])
     selection = Selection(
         found,
         windows,
         frames,
         _episode_table(found, frames),
-        facts,
+        clip_episodes,
         draws,
         steps,
         draws.made,
@@ -106,9 +106,9 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
 def _with_functions(
     selection: Selection, functions: tuple[ClipFunction, ...], episode: IntArray, start: IntArray
 ) -> Selection:
-    """The same with functions of clips, which are called with the given clip, int64[1] each."""
-    clip, facts = ClipReader(selection, 0).example(episode, start), selection.facts
-    place = int(facts.rows(episode)[0]), int(facts.starts(episode, start)[0])
+    """Add functions, called here with the clip at this episode row and start, int64[1]."""
+    clip, clip_episodes = ClipReader(selection, 0).example(episode, start), selection.clip_episodes
+    place = int(clip_episodes.rows(episode)[0]), int(clip_episodes.starts(episode, start)[0])
     found = ClipFunctions.of(functions, selection.dataset, clip, *place, selection.made)
     made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
     check_tensors(made)
@@ -118,8 +118,10 @@ def _with_functions(
 
 
 def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
-    """The tables of the requested groups; of one, where frames are transformed: its loads read the
-    chunks of all groups."""
+    """The tables of the requested groups.
+
+    With a frame transform, a single table: its loads read the chunks of all groups.
+    """
     contents, features = found.dataset.contents, found.dataset.features
     nbytes = bytes_by_group(frames.stored, features)
     table = in_pieces(contents.episode_table, features)
@@ -132,7 +134,7 @@ def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeTable:
 def _divided(
     options: LoaderOptions, found: ClipSet, frames: FrameArrays, *, smallest: bool
 ) -> ClipSet:
-    """Divide excerpts that are too large for memory. A warning names the frames decoded twice."""
+    """Divide excerpts that are too large for memory; a warning counts repeated decodes."""
     excerpts, dataset = found.excerpts, found.dataset
     assert excerpts is not None
     nbytes = max(1, sum(spec.nbytes for spec in frames.arrays.values()))
@@ -144,10 +146,10 @@ def _divided(
     divided = ClipSet.of_lists(options, dataset, found.selected, most)
     assert divided.excerpts is not None
     more = len(divided.excerpts.frames) / len(excerpts.frames) - 1
-    say_once(
-        f"{shown_place(dataset.url)}: the frames that clips use of an episode are too many to hold "
-        f"at once, so an epoch decodes {more:.0%} more frames than there are; with a memory_limit "
-        f"of {needed} ({format_size(needed)}) it decodes each once"
+    warn_once(
+        f"{shown_place(dataset.url)}: the frames of an episode's clips exceed memory_limit, so an "
+        f"epoch decodes {more:.0%} of the frames a second time; memory_limit={needed} "
+        f"({format_size(needed)}) avoids this"
     )
     return divided
 

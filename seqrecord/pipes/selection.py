@@ -16,7 +16,7 @@ from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
 from seqrecord.pipes.columns import BatchColumns
-from seqrecord.pipes.draws import ClipDraws, ClipEpisodes, SelectedSteps
+from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions
 from seqrecord.processes.forks import PerProcess, cached_property
@@ -36,26 +36,26 @@ class Selection:
         clip_set: the clips.
         windows: the frames of each feature of clips.
         frames: the arrays of a frame: as stored, and after `frame_transform` or padding.
-        episodes: tables of the requested groups. The group with most bytes a frame leads: plans cut
-            episodes at its chunks.
-        facts: keys and metadata of episodes.
-        draws: random parameters of `clip_transform`.
-        steps: random dilations and directions.
-        made: dtype and shape of the features of a frame in batches.
-        lengths: the number of frames of each of these in a clip.
+        episodes: tables of the requested groups. Plans cut episodes at chunks of the leading group,
+            which has most bytes per frame.
+        clip_episodes: keys and metadata of episodes.
+        draws: sampler of `clip_transform` parameters.
+        steps: sampler of dilations and directions.
+        made: dtype and shape of a frame of each feature in batches.
+        lengths: the number of frames of each of these features in a clip.
         metadata: the metadata entries that are columns of batches.
         nested: the features that come as nested tensors.
-        squeezed: the features without an axis of frames.
-        memory: pools of single clips, kept as long as the selection.
+        squeezed: the features without a frame axis.
+        memory: pools for single clips, kept as long as the selection.
     """
 
     clip_set: ClipSet
     windows: FeatureWindows
     frames: FrameArrays
     episodes: EpisodeTable
-    facts: ClipEpisodes
-    draws: ClipDraws
-    steps: SelectedSteps | None
+    clip_episodes: ClipEpisodes
+    draws: AugmentationSampler
+    steps: StepSampler | None
     made: Mapping[str, ArraySpec]
     lengths: Mapping[str, int]
     metadata: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Selection:
     def singles(
         self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """The clips of a batch, of its features and `columns`, each a sequence of clips."""
+        """The clips of a batch, from its features and `columns`, each a sequence over clips."""
         self.memory.get()  # a copy in another process keeps some, too
         values = {**features, **columns, "start": columns["start"].tolist()}
         metadata = frozenset(self.metadata)
@@ -89,7 +89,7 @@ class Selection:
         )
 
     def portable(self, options: _Options) -> _Options:
-        """The options for another process: a function that chose episodes need not be picklable."""
+        """The options for another process, without the function that selected episodes."""
         if not callable(options.episodes):
             return options
         keys = self.dataset.contents.index.keys.take(self.clip_set.selected).to_pylist()
@@ -104,17 +104,17 @@ class Selection:
     @cached_property
     def columns(self) -> BatchColumns:
         """The columns of batches beside features."""
-        return BatchColumns(self.facts, self.windows, self.draws, self.steps, self.metadata)
+        return BatchColumns(self.clip_episodes, self.windows, self.draws, self.steps, self.metadata)
 
     @cached_property
     def column_kinds(self) -> dict[str, Any]:
-        """The columns of no clips: their names, and dtypes and shapes of the tensors."""
+        """The columns of an empty batch: names, dtypes and shapes."""
         none = np.zeros(0, np.int64)
         drawn = self.draws.draw(0, 0, none, none)
         return self.columns.of(none, none, self.drawn_frames(0, 0), drawn)[0]
 
     def describe(self, more: str = "") -> str:
-        """The number of clips and `more`, and a line with dtype and shape for each feature."""
+        """The number of clips, `more`, and a line with dtype and shape for each feature."""
         found = self.clip_set
         over = f" in every {len(found.phases)} epochs" if found.phases is not None else ""
         left_out = f"; left out: {found.left_out}" if found.left_out else ""

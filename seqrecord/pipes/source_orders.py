@@ -6,68 +6,72 @@ from dataclasses import dataclass
 from typing import Any
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.pipes.planning import ASKED, EpochPlanner, Fits
+from seqrecord.pipes.planning import REQUESTED, EpochPlanner, MemoryPlans
 from seqrecord.pipes.states import (
     Episodes,
-    Remainder,
-    SourceRemainder,
+    RemainingEpoch,
+    RemainingSource,
     SourceState,
     State,
     check_same,
-    sessions_of,
+    segments_of,
 )
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling import Part, PlanSettings
-from seqrecord.sampling.elastic import Session
+from seqrecord.sampling import PlanSettings, Shard
+from seqrecord.sampling.elastic import EpochSegment
 
-_MAX_CURSORS = 1 << 24  # of a part, in a saved state
+_MAX_CURSORS = 1 << 24  # of a shard, in a saved state
 
 
 @dataclass(frozen=True, eq=False)
 class SourceOrder:
-    """The order of a source's epochs, as states save it. Picklable."""
+    """The order of a source's epochs, and its saved form. Picklable."""
 
     planner: EpochPlanner
 
-    def state(self, num_parts: int, rest: SourceRemainder | None) -> SourceState:
-        """The settings of the order of epochs in so many parts, and of the epochs in `rest`."""
-        pending, fit = () if rest is None else rest.pending, self.planner.fit
-        left = tuple(fit(num_parts, *epoch).settings for epoch in pending)
-        return SourceState(fit(num_parts).settings, self.request, self._episodes, left)
+    def state(self, num_shards: int, rest: RemainingSource | None) -> SourceState:
+        """The settings of the order of epochs with `num_shards` shards, and of the epochs in
+        `rest`.
+        """
+        pending, fit = () if rest is None else rest.pending, self.planner.plan_memory
+        left = tuple(fit(num_shards, *epoch).settings for epoch in pending)
+        return SourceState(fit(num_shards).settings, self.request, self._episodes, left)
 
-    def fits_of(self, state: SourceState, num_parts: int, rest: SourceRemainder) -> Fits:
-        """Memory for the settings of a state, for epochs in so many parts, and those in `rest`.
+    def memory_plans_of(
+        self, state: SourceState, num_shards: int, rest: RemainingSource
+    ) -> MemoryPlans:
+        """The memory for the settings of a state, for whole epochs and for the epochs in `rest`.
 
-        Raises `MemoryLimitError`, with the smallest sufficient limit, where they do not fit.
+        Raises `MemoryLimitError` with the smallest sufficient limit if they do not fit.
         """
         planner, left = self.planner, zip(rest.pending, state.left, strict=True)
         return {
-            (num_parts, *epoch): planner.residency.fit_given(
-                planner.demand(num_parts, *epoch), planner.limit(num_parts), settings, epoch[1]
+            (num_shards, *epoch): planner.residency.plan_given(
+                planner.memory_request(num_shards, *epoch),
+                planner.limit(num_shards),
+                settings,
+                epoch[1],
             )
             for epoch, settings in (((0, ()), state.settings), *left)
         }
 
     def check_state(
-        self, state: SourceState, rest: SourceRemainder, *, any_batch_size: bool = False
+        self, state: SourceState, rest: RemainingSource, *, any_batch_size: bool = False
     ) -> None:
         """Raise `StateError` for a state of other clips or another order, with the differences.
 
-        Settings chosen by memory and defaults may differ, and so may the dataset's location, and
-        speed, threads and memory of reading. Arguments of the order may not.
+        Allowed differences: settings derived from memory and defaults, the dataset's location, and
+        speed, threads and memory of reading.
         """
         planner, selection = self.planner, self.planner.selection
         url, episodes = selection.dataset.url, self._episodes
         saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
         free = {"batch_size"} if saved.shuffle else {"batch_size", "seed"}
-        sessions = (session.settings for _, sessions in rest.pending for session in sessions)
-        for other in (*state.left, *sessions):
-            problem, names = (
-                "sessions of the saved state are of several settings",
-                set(ASKED) - free,
-            )
-            check_same(problem, vars(saved), vars(other), names, url)
-        now = {**self.request, **{name: getattr(planner.settings, name) for name in ASKED}}
+        segments = (segment.settings for _, segments in rest.pending for segment in segments)
+        problem = "segments of the saved state have different settings"
+        for other in (*state.left, *segments):
+            check_same(problem, vars(saved), vars(other), set(REQUESTED) - free, url)
+        now = {**self.request, **{name: getattr(planner.settings, name) for name in REQUESTED}}
         now["num_cursors"] = planner.options.tuning.num_cursors
         chosen = ("num_cursors", "shuffle_buffer")
         free = {name for name in chosen if now[name] is None or not is_shuffled}
@@ -90,8 +94,10 @@ class SourceOrder:
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """The arguments of the order beside the settings of plans, as JSON. Features have their
-        stored names, as new names change no order."""
+        """The arguments that determine the order, beside the settings of plans, as JSON.
+
+        Features have their stored names, because `rename` does not change the order.
+        """
         options, selection = self.planner.options, self.planner.selection
         dilations, frames = options.dilations, selection.frames
         # The padding of features may change, and does so with the dataset.
@@ -113,23 +119,23 @@ class SourceOrder:
             "fixed_shards": options.fixed_shards,
         }
 
-    def remainder_after(self, state: State) -> Remainder | None:
-        """See `BatchSource`: one more session of the epoch is over."""
+    def remainder_after(self, state: State) -> RemainingEpoch | None:
+        """See `BatchSource`: adds a segment to the epoch."""
         if not any(state.batches):
             return state.rest
         state = state.of_rank()
-        sessions = sessions_of(state.epoch, state.rest)
-        session = Session(state.sharing.ranks, state.batches, _settings(state))
-        own = SourceRemainder(((state.epoch, (*sessions, session)),), state.epoch + 1)
-        return Remainder(state.epoch, None, len(sessions) + 1, (own,))
+        segments = segments_of(state.epoch, state.rest)
+        segment = EpochSegment(state.sharing.ranks, state.batches, _settings(state))
+        own = RemainingSource(((state.epoch, (*segments, segment)),), state.epoch + 1)
+        return RemainingEpoch(state.epoch, None, len(segments) + 1, (own,))
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
         url, settings = self.planner.selection.dataset.url, _settings(state)
-        sessions, count = sessions_of(state.epoch, state.rest), state.sharing.num_parts
-        if bool(sessions) != (state.rest is not None) or len(state.sources[0].left) > 1:
+        segments, count = segments_of(state.epoch, state.rest), state.sharing.num_shards
+        if bool(segments) != (state.rest is not None) or len(state.sources[0].left) > 1:
             raise StateError(
-                "the sessions of the saved state are of other epochs",
+                "the segments of the saved state are of other epochs",
                 file=url,
                 expected=f"epoch {state.epoch}",
                 got=", ".join(str(epoch) for epoch, _ in state.rests[0].pending),
@@ -142,9 +148,9 @@ class SourceOrder:
                 expected=f"at most {_MAX_CURSORS}",
                 got=cursors,
             )
-        try:  # no part has more batches than the last one
-            last = Part(count - 1, count)
-            plan = self.planner.plan_with(settings, state.epoch, last, sessions)
+        try:  # no shard has more batches than the last one
+            last = Shard(count - 1, count)
+            plan = self.planner.plan_with(settings, state.epoch, last, segments)
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
         state.check_batches([plan.num_batches] * len(state.batches))

@@ -1,6 +1,5 @@
-"""What a saved state says, read from JSON that anyone may have written; and what saves states.
-
-A state has a position and, of each dataset that clips come from, what the order depends on.
+"""Saved states: the position and, for each dataset, the inputs of the order. Parsed from untrusted
+JSON.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Any, TypeAlias, get_args, get_origin
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.distributed import this_worker
-from seqrecord.sampling import Part, PlanSettings
-from seqrecord.sampling.elastic import Session
+from seqrecord.sampling import PlanSettings, Shard
+from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.text import repr_of
 from seqrecord.units import SEED_LIMIT
 
 _VERSION = 7
-_MAX_PARTS = 1 << 31  # exclusive
+_MAX_SHARDS = 1 << 31  # exclusive
 _MOST_PENDING = 1 << 10  # epochs of a source
 _SETTINGS = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
 _INTEGERS = range(1 << 63)
@@ -30,68 +29,68 @@ _BOUNDS = {
     "seed": range(1 - SEED_LIMIT, SEED_LIMIT),
     "number": range(1, 1 << 63),
 }
-"""What integers may be, by the name of their field; others are of `_INTEGERS`."""
+"""Valid ranges of integers by field name; `_INTEGERS` for other fields."""
 
 Clip: TypeAlias = dict[str, Any]
-"""Feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
+"""A clip: feature name to tensor [frames, …], or list of tensors; `episode` a key, `start` an int.
 
-A batch of clips is the same with one axis more: tensors [clips, frames, …] or lists of lists,
-`episode` a list of keys, `start` int64 [clips]. Texts are lists too.
+A batch has one axis more: tensors [clips, frames, …] or lists of lists, `episode` a list of keys,
+`start` int64 [clips]. Texts are lists too.
 """
 
 Json: TypeAlias = Mapping[str, Any]
 
-Sessions: TypeAlias = tuple[Session, ...]
-"""Those of an epoch that are over, because the number of ranks or workers has changed."""
+Segments: TypeAlias = tuple[EpochSegment, ...]
+"""The finished segments of an epoch in which the number of ranks or workers changed."""
 
 
 @dataclass(frozen=True)
-class SourceRemainder:
-    """What a dataset goes on with: the rests of epochs that follow each other, then whole epochs.
+class RemainingSource:
+    """The remaining epochs of a dataset: consecutive partial epochs, then whole ones.
 
-    `pending` has these epochs with their sessions, ascending, but for epochs without any clip;
-    `following` is the first whole epoch.
+    `pending` has the partial epochs with their segments, ascending, without epochs that have no
+    clip left; `following` is the first whole epoch.
     """
 
-    pending: tuple[tuple[int, Sessions], ...]
+    pending: tuple[tuple[int, Segments], ...]
     following: int
 
-    def sessions(self, epoch: int) -> Sessions:
-        """Those of an epoch, none of a whole one."""
+    def segments(self, epoch: int) -> Segments:
+        """The segments of an epoch; none for a whole one."""
         return dict(self.pending).get(epoch, ())
 
     def is_of(self, num_settings: int) -> bool:
-        """Whether it is of epochs that follow each other, with settings of so many."""
+        """Whether the epochs are consecutive, and match this number of settings."""
         epochs = [epoch for epoch, _ in self.pending]
-        sessions = [session for _, some in self.pending for session in some]
+        segments = [segment for _, some in self.pending for segment in some]
         return (
             len(epochs) == num_settings <= _MOST_PENDING
             and epochs == sorted(set(epochs))
             and epochs[-1:] in ([], [self.following - 1])
             and all(some for _, some in self.pending)
-            and all(_are_parts(one.ranks, len(one.batches)) for one in sessions)
+            and all(_is_valid_sharing(one.ranks, len(one.batches)) for one in segments)
         )
 
 
 @dataclass(frozen=True)
-class Remainder:
-    """Where epochs go on with other ranks or workers: what these have left of each dataset.
+class RemainingEpoch:
+    """The remaining clips of each dataset after a change of ranks or workers.
 
-    It is the change of this `number`, in this epoch. Of that a mix had `left` batches in all parts
-    together; `None` where it had not begun.
+    It is change number `number`, in epoch `epoch`. In a mix, `left` batches of that epoch remained
+    in all shards together; `None` if it had not begun.
     """
 
     epoch: int
     left: int | None
     number: int
-    sources: tuple[SourceRemainder, ...]
+    sources: tuple[RemainingSource, ...]
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """Worker `worker` of `workers`, of any of `ranks` ranks: their positions are the same.
+    """The share of an epoch at a position: worker `worker` of `workers` on each of `ranks` ranks.
 
-    Without a `worker`, all workers of a rank.
+    All ranks have the same position. `worker=None` stands for all workers of a rank.
     """
 
     ranks: int
@@ -99,22 +98,22 @@ class Sharing:
     worker: int | None
 
     @classmethod
-    def of(cls, part: Part) -> Sharing:
-        """That of a part which this process has: a DataLoader's worker, or all of its workers."""
+    def of(cls, shard: Shard) -> Sharing:
+        """The sharing of this process's shard: of a DataLoader worker, or of all workers."""
         worker, workers = this_worker()
-        if part.count % workers or part.index % workers != worker:
+        if shard.count % workers or shard.index % workers != worker:
             worker, workers = 0, 1
-        return cls(part.count // workers, workers, worker)
+        return cls(shard.count // workers, workers, worker)
 
     @property
-    def num_parts(self) -> int:
-        """Of the epoch, in all."""
+    def num_shards(self) -> int:
+        """The number of shards of the epoch."""
         return self.ranks * self.workers
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Which episodes a source has selected."""
+    """The selected episodes of a source: numbers and digests."""
 
     count: int
     frames: int
@@ -128,69 +127,70 @@ class Episodes:
 
 @dataclass(frozen=True)
 class SourceState:
-    """What the order of a dataset's clips depends on."""
+    """The inputs of the order of a dataset's clips."""
 
     settings: PlanSettings
-    """Of whole epochs."""
+    """Settings of whole epochs."""
     request: Json
-    """What was asked for beside the settings: clips and features, by the name of the argument."""
+    """Arguments beside the settings, by name: clips and features."""
     episodes: Episodes
     left: tuple[PlanSettings, ...] = ()
-    """The settings of what is left of each epoch that is pending; see `SourceRemainder`."""
+    """Settings of each pending epoch; see `RemainingSource`."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A position, and what an epoch's order depends on."""
+    """A position, and the inputs of an epoch's order."""
 
     epoch: int
     batch: int | tuple[int, ...]
-    """Delivered in this epoch, or in what was left of it, by the worker of `sharing`, or by each of
-    them."""
+    """Delivered batches of this epoch, or of its rest: of the worker of `sharing`, or of each
+    worker.
+    """
     sharing: Sharing
-    asked: Json
-    """What was asked for beside what each source was."""
+    shared_arguments: Json
+    """Arguments of a mix; empty for other loaders."""
     sources: tuple[SourceState, ...]
-    rest: Remainder | None = None
+    rest: RemainingEpoch | None = None
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """`batch` of the worker, or of each of them."""
+        """`batch` as a tuple."""
         return self.batch if isinstance(self.batch, tuple) else (self.batch,)
 
     @property
-    def rests(self) -> tuple[SourceRemainder, ...]:
-        """What is left of each source."""
-        none = SourceRemainder((), 0)
+    def rests(self) -> tuple[RemainingSource, ...]:
+        """The remaining epochs of each source."""
+        none = RemainingSource((), 0)
         return (none,) * len(self.sources) if self.rest is None else self.rest.sources
 
     @property
     def is_of_all(self) -> bool:
-        """Whether it says where all workers of a rank are."""
+        """Whether the state has the positions of all workers of a rank."""
         return self.sharing.worker is None or self.sharing.workers == 1
 
     @property
     def is_begun(self) -> bool:
-        """Whether it is inside an epoch."""
+        """Whether the position is inside an epoch."""
         return any(self.batches) or self.rest is not None
 
     def check_batches(self, most: Iterable[int]) -> None:
-        """Raise `StateError` for more batches than there are: `most` for each of `batches`."""
+        """Raise `StateError` if `batches` exceed `most`, one number for each of them."""
         for given, number in zip(self.batches, most, strict=True):
             _check(given <= number, "it is beyond the end of its epoch", f"at most {number}", given)
 
     def of_rank(self) -> State:
-        """The same, of all workers of a rank; `StateError` for one worker of several."""
-        problem = "that of one worker does not say how far the others are"
+        """The state of all workers of a rank; `StateError` for one worker of several."""
+        problem = "it has the position of one worker of several"
         expected = "state_dict(batches=…) of the loader, in the process that has the workers"
         _check(self.is_of_all, problem, expected, self.sharing)
         return replace(self, sharing=replace(self.sharing, worker=None), batch=self.batches)
 
     def next_epoch(self) -> State:
-        """The start of the epoch after this one: a whole one, but for a mix, which goes on."""
+        """The start of the next epoch: a whole one, except in a mix, which continues."""
         start = 0 if isinstance(self.batch, int) else (0,) * len(self.batch)
         found = replace(self, epoch=self.epoch + 1, batch=start)
-        if self.asked:
+        if self.shared_arguments:
             return found
         return replace(found, sources=(replace(self.sources[0], left=()),), rest=None)
 
@@ -200,11 +200,11 @@ class State:
 
     @classmethod
     def parse(cls, saved: Any) -> State:
-        """Inverse of `to_json`; `StateError` for what no loader has saved."""
+        """Inverse of `to_json`. Raises `StateError` for invalid JSON."""
         _check(
             isinstance(saved, Mapping) and "version" in saved,
             "no loader has saved it",
-            "what state_dict() of a loader has returned: a dict of version, epoch, …. Give the "
+            "the result of a loader's state_dict(): a dict of version, epoch, …. Load the "
             "state of a StatefulDataLoader to that, with as many workers; for other numbers save "
             "state_dict(batches=…) of the loader in it",
             saved,
@@ -218,21 +218,22 @@ class State:
         return state
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Names of entries, whether they agree with the others, and how they should."""
+        """Yield entries that must be consistent: name, whether it is, and the expected form."""
         sharing, worker = self.sharing, self.sharing.worker
-        are_parts = _are_parts(sharing.ranks, sharing.workers) and (worker or 0) < sharing.workers
-        yield "sharing", are_parts, f"worker < workers, fewer than {_MAX_PARTS} in all ranks"
+        is_valid = _is_valid_sharing(sharing.ranks, sharing.workers)
+        is_valid = is_valid and (worker or 0) < sharing.workers
+        yield "sharing", is_valid, f"worker < workers, fewer than {_MAX_SHARDS} in all ranks"
         is_right = isinstance(self.batch, tuple) == (worker is None)
         is_right = is_right and len(self.batches) == (sharing.workers if worker is None else 1)
         yield "batch", is_right, "a number of one worker, or a list for all workers"
         lefts = [len(source.left) for source in self.sources]
         yield "sources", 0 < len(lefts) == len(self.rests), "at least one, and as many in rest"
-        is_right = all(map(SourceRemainder.is_of, self.rests, lefts))
-        yield "rest", is_right, "epochs that follow each other, each with its sessions"
+        is_right = all(map(RemainingSource.is_of, self.rests, lefts))
+        yield "rest", is_right, "epochs that follow each other, each with its segments"
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
-    """What the JSON `value` of a field is, by the annotation of this; `StateError` for others."""
+    """Convert JSON to the type of a field's annotation; `StateError` for invalid JSON."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     kind = next((one for one in kinds if isinstance(value, _json_of(one)[0])), kinds[0])
     types, called = _json_of(kind)
@@ -257,7 +258,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 
 
 def _json_of(kind: Any) -> tuple[Any, str]:
-    """The types that JSON has for a kind, and what they are called."""
+    """The JSON types of an annotation, and their name in errors."""
     if get_origin(kind) is tuple:
         return (list, tuple), "a list"
     is_dict = get_origin(kind) is Mapping or is_dataclass(kind)
@@ -267,15 +268,15 @@ def _json_of(kind: Any) -> tuple[Any, str]:
 _hints = lru_cache(partial(get_annotations, eval_str=True))
 
 
-def _are_parts(ranks: int, workers: int) -> bool:
-    """Whether there may be so many."""
-    return 0 < ranks * workers < _MAX_PARTS
+def _is_valid_sharing(ranks: int, workers: int) -> bool:
+    """Whether the number of shards is in range."""
+    return 0 < ranks * workers < _MAX_SHARDS
 
 
 def check_same(
     problem: str, saved: Json, now: Json, names: Iterable[str], url: str | None = None
 ) -> None:
-    """Raise `StateError` where a loader has other entries of these names than a saved state."""
+    """Raise `StateError` if some of these entries differ between a saved state and a loader."""
     differ = [name for name in names if now.get(name, ...) != saved.get(name, ...)]
     if differ:
         expected, got = (
@@ -285,11 +286,11 @@ def check_same(
 
 
 def _check(is_right: bool, problem: str, expected: object = None, got: object = None) -> None:
-    """Raise `StateError` for a state that is not right."""
+    """Raise `StateError` for an invalid state."""
     if not is_right:
         raise StateError(f"the saved state: {problem}", expected=expected, got=repr_of(got))
 
 
-def sessions_of(epoch: int, rest: Remainder | None) -> Sessions:
-    """The sessions of an epoch that are over, of the only source."""
-    return () if rest is None else rest.sources[0].sessions(epoch)
+def segments_of(epoch: int, rest: RemainingEpoch | None) -> Segments:
+    """The finished segments of an epoch, of the only source."""
+    return () if rest is None else rest.sources[0].segments(epoch)

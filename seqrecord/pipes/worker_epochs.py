@@ -31,13 +31,14 @@ from seqrecord.units import MAX_INT
 _NUM_ROWS = 256
 _ROW = Struct("<12q160s")  # 256 bytes, so that no row is in two pages
 _MOST_WORKERS = 160 * 8  # a bit for each
-_STATES_AT, _STATE_BYTES = 1 << 20, 1 << 30  # one for each row; memory is taken by what is written
+_STATES_AT, _STATE_BYTES = 1 << 20, 1 << 30  # one per row; only written pages take memory
 _lock = PerProcess(threading.Lock)  # `lockf` is for processes: a process's threads share it
 
 
 class Start(NamedTuple):
-    """Where an epoch begins: after `batches` batches of `batch_size` items, on all workers of a
-    rank together; or at the position of the state that was loaded last."""
+    """The start of an epoch: after `batches` batches of `batch_size` items, over all workers of a
+    rank; or at the position of the last loaded state.
+    """
 
     epoch: int = 0
     batches: int = 0
@@ -51,7 +52,7 @@ class Start(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """A DataLoader's worker, in one of its iterations."""
+    """A DataLoader worker in its current iteration."""
 
     parent: int
     iterator: int
@@ -61,10 +62,10 @@ class Worker(NamedTuple):
 
     @classmethod
     def current(cls, iteration: int) -> Worker:
-        """This process.
+        """This worker process.
 
-        Seeds repeat, where `torch.manual_seed` is called before each evaluation, and a worker may
-        begin late: so the iterator is also known by the pipe into which its workers put batches.
+        Base seeds may repeat (`torch.manual_seed` before each evaluation), and a worker may begin
+        late, so the iterator is identified by its seed and its queue of batches.
         """
         info, parent = get_worker_info(), multiprocessing.parent_process()
         if info is None or parent is None or parent.pid is None:
@@ -84,7 +85,7 @@ class Worker(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A row of the table: a turn, or with `iterator` 0 the start that a process has set."""
+    """A row of the table: a turn, or with `iterator` 0 the next start set by a process."""
 
     row: int = 0  # rows are numbered as they are written, from 1
     parent: int = 0
@@ -92,7 +93,7 @@ class Turn(NamedTuple):
     iterator: int = 0
     iteration: int = 0
     num_workers: int = 0
-    is_told: int = 0  # whether workers were given the epoch
+    is_assigned: int = 0  # whether workers were given the epoch
     state: int = 0  # bytes of the state that was loaded last; 0 for none
     epoch: int = 0
     batches: int = 0
@@ -107,11 +108,10 @@ class Turn(NamedTuple):
 
 
 class Turns:
-    """Which turns have begun which epochs: rows in a file in memory that processes share.
+    """A table of turns and their epochs, in a memory file shared between processes.
 
-    Each process has rows of its own, also where several ranks were started with one file: its next
-    epoch follows from its newest row. A copy that is made to start a process shares the file;
-    others have one of their own.
+    Each process has its own rows, also if ranks share a file: its next epoch follows from its
+    newest row. A copy pickled to start a process shares the file; other copies get a new one.
     """
 
     def __init__(self, file: Any = None, owner: int | None = None) -> None:
@@ -128,13 +128,13 @@ class Turns:
 
     @property
     def in_worker(self) -> bool:
-        """Whether this process is a worker of the one that has made the file."""
+        """Whether this process is a worker of the file's creator."""
         return get_worker_info() is not None and self._owner != os.getpid()
 
     def newest(self) -> Turn | None:
-        """The turn that workers have begun last, once; `None` where the next epoch was set since.
+        """The turn that workers have begun last, once; `None` if the next epoch was set afterwards.
 
-        In a worker, that of the process of which its parent is a fork.
+        In a worker: of the process that its parent was forked from.
         """
         parent = multiprocessing.parent_process() if self.in_worker else None
         here = os.getpid() if parent is None or parent.pid is None else parent.pid
@@ -149,55 +149,61 @@ class Turns:
         return new[-1]
 
     def set_next(self, start: Start, loaded: Any = None) -> None:
-        """This process's next turn begins there. `loaded` is the state that was loaded last. In a
-        worker there is none to begin."""
+        """Set the start of this process's next turn, and the last loaded state. No effect in a
+        worker.
+        """
         if not self.in_worker:
             with self._locked() as rows:
                 self._append(rows, Turn(parent=os.getpid(), **start._asdict()), loaded)
 
     def begun(self, parent: int) -> Turn | None:
-        """The newest turn of a process; `None` if it has set its next epoch since, or has none."""
+        """The newest turn of a process; `None` if it has none, or has set its next epoch since."""
         with self._locked() as rows:
             row = _newest(rows, parent)
             return self._with_state(rows, row) if row is not None and row.iterator else None
 
     def take(
-        self, worker: Worker, start: Start, told: Start | None = None, loaded: Any = None
+        self, worker: Worker, start: Start, assigned: Start | None = None, loaded: Any = None
     ) -> Turn:
-        """The turn of a worker, which is new for the first one.
+        """The turn of a worker; its first worker creates it.
 
-        A new turn begins where its parent's newest row says, or without one at `start`; or where
-        the worker was `told`, which then has `loaded` this state.
+        A new turn begins at the start in its parent's newest row, by default at `start`; or at
+        `assigned` with the state `loaded`, if this worker has its own epoch.
 
-        Raises `ClipError` where not all workers of a turn were told the same epoch.
+        Raises `ClipError` if workers of a turn were assigned different epochs.
         """
         parent, iterator, iteration, number, num_workers = worker
-        is_told, bit = told is not None, 1 << number
+        is_assigned, bit = assigned is not None, 1 << number
         with self._locked() as rows:
             turns = [r for r in rows if (r.parent, r.iterator, r.iteration) == worker[:3]]
             row = max(turns, default=None)
             if row is None or row.begun & bit:
                 newest = _newest(rows, parent)
-                if told is not None:
-                    start = told
+                if assigned is not None:
+                    start = assigned
                 elif newest is not None:
                     start = newest.start.following if newest.iterator else newest.start
                     loaded = self._with_state(rows, newest).loaded
-                row = Turn(0, parent, 0, iterator, iteration, num_workers, is_told, 0, *start)
+                row = Turn(0, parent, 0, iterator, iteration, num_workers, is_assigned, 0, *start)
                 row = self._append(rows, row, loaded)
-            if row.is_told != is_told or (told is not None and told.epoch != row.epoch):
+            if row.is_assigned != is_assigned or (
+                assigned is not None and assigned.epoch != row.epoch
+            ):
                 raise ClipError(
                     "the workers of a DataLoader were given different epochs",
-                    expected="set_epoch, or load_state_dict, with the same epoch in all of them, "
+                    expected="set_epoch, or load_state_dict, with the same epoch in every worker, "
                     "or in none",
-                    got=f"epoch {row.epoch}, and {'none' if told is None else told.epoch}",
+                    got=f"epoch {row.epoch}, and {'none' if assigned is None else assigned.epoch}",
                 )
             self._write(rows.index(row), row._replace(begun=row.begun | bit))
             return self._with_state(rows, row)
 
     def _append(self, rows: list[Turn], row: Turn, loaded: Any) -> Turn:
-        """Write one more row and its state, in place of old ones: not those of the newest row of a
-        process, if there are others."""
+        """Append a row and its state, and return it.
+
+        In a full table it replaces an old row, but not the newest row of a process if there are
+        others.
+        """
         newest = {one.parent: one for one in sorted(rows)}
         number = newest[row.parent].number if row.parent in newest else 0
         text = b"" if loaded is None else json.dumps(loaded).encode()
@@ -221,7 +227,7 @@ class Turns:
 
     @contextmanager
     def _locked(self) -> Iterator[list[Turn]]:
-        """The rows, while no other process and no other thread has them."""
+        """The rows, exclusively locked among processes and threads."""
         with _lock.get():
             fcntl.lockf(self._file, fcntl.LOCK_EX)  # the system unlocks it when the process dies
             try:

@@ -12,8 +12,8 @@ from seqrecord.indexing.opening import opened
 from seqrecord.pipes.arguments import takes_arguments
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.profiler.options import ToolOptions
-from seqrecord.reading.amount import Amount
 from seqrecord.reading.dataset import Dataset, DatasetLike
+from seqrecord.reading.read_cost import ReadCost
 from seqrecord.storage import CachedStorage
 from seqrecord.storage.parallel import layers, parallel_of
 from seqrecord.text import counted, shown_place, table_lines
@@ -28,7 +28,7 @@ class PlanOptions(ToolOptions):
 
     Args:
         epochs: number of epochs.
-        ranks: processes that train, each with its part of every epoch.
+        ranks: processes that train, each with its shard of every epoch.
         workers: of the DataLoader of each rank; 0: the loader runs in the rank's process.
         persistent_workers: whether workers live for all epochs; else each epoch starts them anew.
         bandwidth: bytes a second that all ranks together can read, or text such as "1GB".
@@ -76,11 +76,11 @@ class PlanReport:
     settings: Mapping[str, Any]
     clips: int  # of the first epoch
     batches: int
-    opening: Amount  # by all processes
-    first_epoch: Amount
-    later_epoch: Amount
-    total: Amount
-    first_batch: Amount
+    opening: ReadCost  # by all processes
+    first_epoch: ReadCost
+    later_epoch: ReadCost
+    total: ReadCost
+    first_batch: ReadCost
     peak_memory: int
     first_batch_seconds: float | None
     hours: float | None
@@ -95,7 +95,7 @@ class PlanReport:
     def __str__(self) -> str:
         rows = [("", "requests", "read", "frames decoded", "of video, at most")]
         for name in ("opening", "first_batch", "first_epoch", "later_epoch", "total"):
-            each: Amount = getattr(self, name)
+            each: ReadCost = getattr(self, name)
             frames = f"{each.frames_decoded:,}", f"{each.video_frames_decoded:,}"
             label = name.replace("_", " ")
             rows.append((label, f"{each.requests:,}", format_size(each.bytes), *frames))
@@ -136,29 +136,32 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
     from seqrecord.engine.counting import count_loads  # torch takes seconds
     from seqrecord.pipes.clip_loader import ClipLoader
     from seqrecord.pipes.selecting import select
-    from seqrecord.sampling import Part
+    from seqrecord.sampling import Shard
 
     given = {f.name: getattr(options, f.name) for f in fields(LoaderOptions)}
     of_rank = LoaderOptions(**{**given, "rank": 0, "world_size": options.ranks})
     opening, anew = _opening(dataset, options)
     before = _requests(dataset)
     selection = select(dataset, of_rank)
-    opening += Amount(_requests(dataset) - before) * options.ranks  # such as a first frame
+    opening += ReadCost(_requests(dataset) - before) * options.ranks  # such as a first frame
     loader = ClipLoader(selection, of_rank)
     workers, clips, batches, peak = max(1, options.workers), 0, 0, 0
-    first, batch, stays = Amount(), opening, options.persistent_workers or not options.workers
-    for index in range(parts := options.ranks * workers):
-        plan, in_worker = loader.plan(0, Part(index, parts)), options.workers > 0
-        _, nbytes, rows = loader.planner.settle(plan, on_device=False, in_worker=in_worker)
+    first, batch, stays = ReadCost(), opening, options.persistent_workers or not options.workers
+    for index in range(shards := options.ranks * workers):
+        plan, in_worker = loader.plan(0, Shard(index, shards)), options.workers > 0
+        _, nbytes, rows = loader.planner.execution_memory(
+            plan, on_device=False, in_worker=in_worker
+        )
         in_epoch, in_batch = count_loads(loader.job(plan), rows)
         first, batch = first + in_epoch, batch + in_batch
         clips, batches = clips + plan.num_clips, batches + plan.num_batches
         peak, stays = max(peak, nbytes * workers), stays and bool(rows)
     later = first
     if not selection.clip_set.differs_by_epoch:
-        is_fixed = parts == 1 or not options.shuffle or loader.planner.fit(parts).settings.resident
+        settings = loader.planner.plan_memory(shards).settings
+        is_fixed = shards == 1 or not options.shuffle or settings.resident
         if stays and is_fixed:
-            later = Amount()
+            later = ReadCost()
         elif _is_cached(dataset, first.bytes):
             later = replace(first, requests=0, bytes=0)
     total = opening + first + (later + anew) * (options.epochs - 1)
@@ -177,7 +180,7 @@ def _planned(dataset: Dataset, options: PlanOptions) -> PlanReport:
         first_batch_seconds=None if rate is None else batch.bytes / rate,
         hours=None if rate is None else total.bytes / rate / 3600,
         price=total.bytes / 1e9 * options.price_per_gb + total.requests * options.price_per_request,
-        **loader.residency(parts),
+        **loader.residency(shards),
     )
 
 
@@ -187,7 +190,7 @@ def _requests(dataset: Dataset) -> int:
     return 0 if parallel_of(storage) is None else storage.counters().get("requests", 0)
 
 
-def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
+def _opening(dataset: Dataset, options: PlanOptions) -> tuple[ReadCost, ReadCost]:
     """What opening the dataset asks for: in all processes of the first epoch, and in those that a
     later one starts."""
     of, requests = dataset.contents, _requests(dataset)
@@ -197,9 +200,9 @@ def _opening(dataset: Dataset, options: PlanOptions) -> tuple[Amount, Amount]:
     method = multiprocessing.get_start_method(allow_none=True)
     method = method or multiprocessing.get_all_start_methods()[0]
     num_workers = 0 if method == "fork" else options.ranks * options.workers
-    workers = Amount(max(0, requests - 1), nbytes) * num_workers  # they are sent the manifest
-    again = Amount() if options.persistent_workers else workers
-    return Amount(requests, nbytes) * options.ranks + workers, again
+    workers = ReadCost(max(0, requests - 1), nbytes) * num_workers  # they are sent the manifest
+    again = ReadCost() if options.persistent_workers else workers
+    return ReadCost(requests, nbytes) * options.ranks + workers, again
 
 
 def _is_cached(dataset: Dataset, nbytes: int) -> bool:

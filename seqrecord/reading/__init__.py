@@ -1,1 +1,1 @@
-"""An open dataset: its index, episodes and frames; verify and summarize it."""
+"""An open dataset: index, episodes, frames, verify and summarize."""

@@ -1,4 +1,4 @@
-"""Whether the index of a dataset is the one that its record files give."""
+"""Compares a dataset's index with the footers of its record files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _Footers: TypeAlias = "Sequence[Footer | None]"
 def disagreements(
     stored: Index, rebuilt: Index, footers: _Footers, urls: Sequence[str]
 ) -> list[FormatError]:
-    """An error for each episode of which the two indexes say something else.
+    """Return an error for each episode that differs between the two indexes.
 
-    `rebuilt` comes from `footers`, which are those of the record files in the order in which both
-    indexes number them; one that cannot be read is `None`, and the stored episodes in its file are
-    not compared. `urls` are the files' addresses. The indexes may name different copies of a chunk.
+    `rebuilt` was built from `footers`, in the order of both indexes' file numbers. An unreadable
+    footer is `None`; episodes stored in its file are not compared. `urls` are the files'
+    addresses. The indexes may refer to different copies of a chunk.
     """
     if _are_equal(stored, rebuilt):
         return []
@@ -31,8 +31,8 @@ def disagreements(
         if any(footers[stored.groups[number].file[row]] is None for number, row in places):
             continue
         other = rebuilt.positions.get(key)
-        if other is None or _facts(stored, episode) != _facts(rebuilt, other):
-            lost = (place for place in places if _listed(footers, stored, *place) is None)
+        if other is None or _episode_values(stored, episode) != _episode_values(rebuilt, other):
+            lost = (place for place in places if _footer_row(footers, stored, *place) is None)
             place, names = next(lost, places[0]), "episode"
         else:
             for place, (_, twin) in zip(places, _places(rebuilt, other), strict=True):
@@ -42,11 +42,11 @@ def disagreements(
                 continue
         number, row = place
         group = stored.groups[number]
-        is_lost = _listed(footers, stored, number, row) is None
+        is_lost = _footer_row(footers, stored, number, row) is None
         error = FormatError(
-            "a chunk of the index that the record file's footer does not list"
+            "a chunk of the index is missing in the record file's footer"
             if is_lost
-            else "index and record file do not agree on a chunk",
+            else "index and record file disagree on a chunk",
             file=urls[group.file[row]],
             offset=int(group.offset[row]),
             episode=key,
@@ -56,7 +56,7 @@ def disagreements(
     first = rebuilt.groups[0]
     return found + [
         FormatError(
-            "a complete episode that the index does not list; `seqrecord reindex` adds it",
+            "a complete episode is missing in the index; `seqrecord reindex` adds it",
             file=urls[first.file[first.first_chunk[number]]],
             episode=key,
         )
@@ -66,7 +66,7 @@ def disagreements(
 
 
 def _are_equal(stored: Index, rebuilt: Index) -> bool:
-    """Whether all columns are, as mostly: to look at each episode takes long."""
+    """Return whether all columns are equal. Avoids the slow comparison by episode."""
     pairs = [(stored, rebuilt), *zip(stored.groups, rebuilt.groups, strict=True)]
     return all(
         np.array_equal(getattr(one, name), getattr(other, name))
@@ -76,8 +76,8 @@ def _are_equal(stored: Index, rebuilt: Index) -> bool:
     ) and (stored.keys.equals(rebuilt.keys) and stored.metadata.equals(rebuilt.metadata))
 
 
-def _facts(index: Index, episode: int) -> tuple[Any, ...]:
-    """What is equal in two indexes of an episode, beside what is said of its chunks."""
+def _episode_values(index: Index, episode: int) -> tuple[Any, ...]:
+    """Return an episode's values that must be equal in both indexes, except for its chunks."""
     return (
         index.num_frames[episode],
         index.fps[episode],
@@ -89,7 +89,7 @@ def _facts(index: Index, episode: int) -> tuple[Any, ...]:
 
 
 def _places(index: Index, episode: int) -> list[tuple[int, int]]:
-    """Group and row of all chunks of an episode."""
+    """Return group and row of all chunks of an episode."""
     each = ((number, group.rows_of(episode)) for number, group in enumerate(index.groups))
     return [(number, row) for number, rows in each for row in range(rows.start, rows.stop)]
 
@@ -97,18 +97,18 @@ def _places(index: Index, episode: int) -> list[tuple[int, int]]:
 def _differing(
     stored: Index, number: int, row: int, rebuilt: Index, other: int, footers: _Footers
 ) -> str:
-    """What differs of a chunk, which is row `other` of its group in `rebuilt`; empty for nothing.
+    """Name the differences between a chunk and row `other` of its group in `rebuilt`.
 
-    A copy may lie elsewhere.
+    Empty if equal. Copies may have different offsets.
     """
     first, second = (
-        _chunk_facts(stored.groups[number], row),
-        _chunk_facts(rebuilt.groups[number], other),
+        _chunk_values(stored.groups[number], row),
+        _chunk_values(rebuilt.groups[number], other),
     )
     names = [name for name in first if first[name] != second[name]]
     if "offset" in names:
-        one = _listed(footers, stored, number, row)
-        two = _listed(footers, rebuilt, number, other)
+        one = _footer_row(footers, stored, number, row)
+        two = _footer_row(footers, rebuilt, number, other)
         if one is not None and two is not None:
             same = [name for name in one.dtype.names if name not in ("episode", "offset")]
             if all(np.array_equal(one[name], two[name]) for name in same):
@@ -116,8 +116,8 @@ def _differing(
     return ", ".join(names)
 
 
-def _chunk_facts(group: GroupIndex, row: int) -> dict[str, Any]:
-    """What a chunk table says of a chunk, by what errors call it."""
+def _chunk_values(group: GroupIndex, row: int) -> dict[str, Any]:
+    """Return a chunk's values by their names in errors."""
     return {
         "frames": (group.first_frame[row], group.num_frames[row]),
         "page lengths": group.page_length[row].tolist(),
@@ -129,8 +129,8 @@ def _chunk_facts(group: GroupIndex, row: int) -> dict[str, Any]:
     }
 
 
-def _listed(footers: _Footers, index: Index, number: int, row: int) -> Any:
-    """The chunk that the footer of the index's file lists at the index's offset; or `None`."""
+def _footer_row(footers: _Footers, index: Index, number: int, row: int) -> Any:
+    """Return the chunk row in the footer at the index's file and offset, or `None`."""
     group = index.groups[number]
     footer = footers[group.file[row]]
     if footer is None:
@@ -138,6 +138,6 @@ def _listed(footers: _Footers, index: Index, number: int, row: int) -> Any:
     chunks = footer.chunks[number]
     offset = group.offset[row]
     start, stop = (np.searchsorted(chunks["offset"], offset, side) for side in ("left", "right"))
-    found = chunks[start:stop]  # more than one where a chunk takes no room
+    found = chunks[start:stop]  # several if chunks have no bytes
     found = found[found["first_frame"] == group.first_frame[row]] if len(found) > 1 else found
     return found[0] if len(found) else None

@@ -1,4 +1,4 @@
-"""Bytes of chunks, as they are stored and while they are read."""
+"""Memory of chunks in bytes: stored pages, and buffers while they are read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from seqrecord.format.pages import ALIGNMENT
 from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import FeatureSpec, Schema
 
-_DECODER_FRAMES = 16  # in a video decoder: referenced frames, and frames that wait
+_DECODER_FRAMES = 16  # in a video decoder: reference frames, and delayed frames
 
 
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
-    """Bytes of the pages that some features have in each chunk of a group; int64[chunks].
+    """Return the bytes of the features' pages in each chunk of a group: int64 [chunks].
 
-    Packets that a page refers to count twice: as they are read, and as they are then put together.
+    Referenced packets count twice: as read, and joined to a page.
     """
     columns = [group.schema.position(name) for name in group.schema if name in features]
     padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
@@ -28,26 +28,25 @@ def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
     return total
 
 
-def bytes_beside(lead: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntArray:
-    """Bytes of those chunks of another group that have frames of each chunk of `lead`.
+def overlapping_chunk_bytes(base: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntArray:
+    """Return, for each chunk of `base`, the bytes of the other group's chunks with the same frames.
 
-    `nbytes` are bytes of the other group's chunks. Returns int64[chunks of `lead`].
+    `nbytes` are the sizes of the other group's chunks. Returns int64 [chunks of `base`].
     """
     total = np.append(0, np.cumsum(nbytes))
     keys = _keys(other)
-    first = _keys(lead)
+    first = _keys(base)
     start = np.searchsorted(keys, first, side="right") - 1
-    stop = np.searchsorted(keys, first + lead.num_frames, side="left")
+    stop = np.searchsorted(keys, first + base.num_frames, side="left")
     beside: IntArray = total[stop] - total[start]
     return beside
 
 
-def bytes_of_run(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
-    """The most bytes of those chunks of a group that have some of `num_frames` frames of an
-    episode, which follow each other.
+def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
+    """Return the maximum bytes of chunks touched by `num_frames` consecutive frames of an episode.
 
-    `nbytes` are bytes of the group's chunks. Most chunks are touched by frames that begin with the
-    last one of a chunk.
+    `nbytes` are the sizes of the group's chunks. The maximum is reached by frames that begin with
+    the last frame of a chunk.
     """
     total = np.append(0, np.cumsum(nbytes))
     keys = _keys(group)
@@ -57,13 +56,16 @@ def bytes_of_run(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
 
 
 def decoder_bytes(features: Iterable[FeatureSpec]) -> int:
-    """Bytes of the frames in the decoders of video features."""
+    """Return the memory of the video decoders' frames, in bytes."""
     return sum(_DECODER_FRAMES * spec.stored.nbytes for spec in features if spec.is_video)
 
 
 def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:
-    """What a cursor keeps open of some groups where its own one is in pieces, in bytes for each
-    frame of a piece: the largest pages as they are stored, and the frames of their decoders."""
+    """Return the memory of a cursor's open chunks in other groups, in bytes per frame of a piece.
+
+    A cursor keeps them open while its own group's chunks are cut into pieces: the largest stored
+    pages, and the frames of their decoders. 0 if chunks are not cut.
+    """
     if grid.whole is None:
         return 0
     kept = 0
@@ -74,9 +76,9 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
 
 
 def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
-    """Bytes of a stored frame of each feature that a load resizes after decoding.
+    """Return bytes of one stored frame of each feature that is resized after decoding.
 
-    A variable shape counts as its largest frame of some episodes, given by their rows.
+    For a variable shape, the largest frame in `episodes` (row numbers).
     """
     nbytes, index = 0, dataset.contents.index
     for name, spec in dataset.features.items():
@@ -87,6 +89,6 @@ def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
 
 
 def _keys(group: GroupIndex) -> IntArray:
-    """A number for each chunk; it ascends with episodes, and with first frames in them."""
+    """Return a sort key for each chunk, ascending by episode and first frame."""
     episode = np.repeat(np.arange(len(group.num_chunks)), group.num_chunks)
     return frame_keys(episode, group.first_frame.astype(np.int64))

@@ -1,5 +1,4 @@
-"""Chunks: where their pages lie, whether these are as they were written, and what is decoded of
-them."""
+"""Chunks: positions of their pages, checksums, decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums, table_bytes
-from seqrecord.format.references import lasting_sum, named_file, parse_reference
+from seqrecord.format.references import named_file, parse_reference, portable_checksum
 from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_video_page
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.externals import ExternalFiles
@@ -27,13 +26,13 @@ from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange, coalesce
 
-_UNCHECKED_BYTES = 64 << 20  # of a chunk: more is not asked for before the file is seen to hold it
-_MAX_READ_BYTES = 16 << 20  # one range of one request; a chunk's pages are merged up to it
+_UNCHECKED_BYTES = 64 << 20  # for larger chunks, the file's size is checked before allocation
+_MAX_READ_BYTES = 16 << 20  # maximum range of one request; pages of a chunk are merged
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a chunk lies and whose frames it holds: `[first_frame, first_frame + num_frames)`.
+    """Position of a chunk, with the frames `[first_frame, first_frame + num_frames)` of an episode.
 
     `row` is its row in the chunk table of its group.
     """
@@ -48,18 +47,17 @@ class Chunk:
 
     @property
     def stop_frame(self) -> int:
-        """The frame behind its last one."""
+        """End of its frames, exclusive."""
         return self.first_frame + self.num_frames
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """A page's place in its record file.
+    """A page's position in its record file.
 
-    `present`, bool [frames of the chunk], says which of them have the feature; `None` where all do.
-    `sums` is where the checksums of its slices lie; `None` for a page that is not raw. `external`
-    is how many bytes of another file it refers to, 0 where it holds all that is read of it. `memo`
-    keeps what was computed of its bytes, once they are read.
+    `present`, bool [frames of the chunk], is true for frames with the feature; `None` if all have
+    it. `sums` is the offset of its slice checksums, `None` unless raw. `external` is the number
+    of referenced bytes in an external file, else 0. `memo` caches values computed from its bytes.
     """
 
     feature: str
@@ -68,24 +66,24 @@ class Page:
     stop: int
     crc32c: int
     present: npt.NDArray[np.bool_] | None
-    largest: int | None  # bytes of its largest frame, decoded; `None` for a fixed shape
+    largest: int | None  # decoded size of its largest frame; `None` for a fixed shape
     sums: int | None
     external: int = 0
     memo: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are read of it."""
+        """Number of bytes read for the page."""
         return self.stop - self.start + self.external
 
     @property
-    def room(self) -> int:
-        """Bytes of memory that it takes while it is read, with what it refers to."""
-        return aligned(self.stop - self.start) + self.external_room
+    def buffer_bytes(self) -> int:
+        """Memory in bytes while the page is read, including referenced bytes."""
+        return aligned(self.stop - self.start) + self.external_buffer_bytes
 
     @property
-    def external_room(self) -> int:
-        """Bytes of memory for what it refers to, with a table of these frames in front."""
+    def external_buffer_bytes(self) -> int:
+        """Memory in bytes for referenced bytes, with an offset table of the frames."""
         return self.external + 4 * (self.num_present + 1) if self.external else 0
 
     @property
@@ -93,11 +91,14 @@ class Page:
         return self.chunk.num_frames if self.present is None else int(self._ranks[-1])
 
     def has(self, frame: int) -> bool:
-        """Whether frame `frame` of the chunk has the feature."""
+        """Return whether frame `frame` of the chunk has the feature."""
         return self.present is None or bool(self.present[frame])
 
     def positions(self, frames: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Positions in the page of frames of the chunk, all of which have it: int64 [...]."""
+        """Convert frames of the chunk to positions in the page: int64 [...].
+
+        All frames must have the feature.
+        """
         numbers = np.asarray(frames, np.int64)
         if self.present is None:
             return numbers
@@ -112,10 +113,9 @@ class Page:
 
 
 class ChunkReader:
-    """Reads and decodes pages of the chosen features. Safe to use from many threads at once.
+    """Reads and decodes pages of the selected features. Thread-safe.
 
-    With `verify` every page is checked against its CRC32C when it is read. An error names file,
-    offset, episode and feature.
+    `verify` checks the CRC32C of each page read. Errors name file, offset, episode and feature.
     """
 
     def __init__(
@@ -133,24 +133,24 @@ class ChunkReader:
         self.features = features
         self._storage, self._index = storage, index
         self._has_path = storage.local_path(MANIFEST) is not None
-        self._paths = paths  # of the record files
-        self._lengths: dict[str, int] = {}  # of record files, where it was looked at
+        self._paths = paths  # record files
+        self._lengths: dict[str, int] = {}  # of record files, if checked
         self._video = {n: VideoPageCodec(spec) for n, spec in features.items() if spec.is_video}
         self._codecs = {n: PageCodec(s.stored) for n, s in features.items() if n not in self._video}
         self.raw = [
             RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self._has_path)
             for n in range(len(index.groups))
         ]
-        """What reads frames of the raw features of each group."""
+        """Readers for the raw features of each group."""
 
     @cached_property
     def is_local(self) -> bool:
-        """Whether all that is read lies on a disk of this machine; elsewhere requests are slow."""
+        """Whether everything is on local disks. Requests to other storages are slow."""
         refers = any(group.external.any() for group in self._index.groups)
         return self._has_path and not (refers and self._externals.are_remote())
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
-        """The chunk at a row of a group's chunk table, which is one of `episode`."""
+        """Return the chunk at a row of a group's table. `episode` avoids a search."""
         table = self._index.groups[group]
         if episode is None:
             episode = table.episode_of(row)
@@ -159,7 +159,7 @@ class ChunkReader:
         return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
 
     def pages(self, chunk: Chunk) -> list[Page]:
-        """The pages of the chosen features of the chunk's group, in their order."""
+        """Return the pages of the selected features of the chunk's group, in selection order."""
         table, row, found = self._index.groups[chunk.group], chunk.row, {}
         lengths = table.page_length[row].tolist()
         starts, sums = self.raw[chunk.group].places(row)
@@ -183,7 +183,7 @@ class ChunkReader:
         return [found[name] for name in self.features if name in found]
 
     def _check_length(self, chunk: Chunk, stop: int) -> None:
-        """Raise `FormatError` for a chunk outside its file, before memory for it is asked for."""
+        """Raise `FormatError` for a chunk outside its file, before memory is allocated."""
         if self._lengths.get(chunk.path, 0) < stop:
             self._lengths[chunk.path] = self._storage.size(chunk.path)
         if (length := self._lengths[chunk.path]) < stop:
@@ -202,14 +202,13 @@ class ChunkReader:
         *,
         resolve: bool = True,
     ) -> list[memoryview]:
-        """The bytes of pages of one record file.
+        """Read pages of one record file.
 
-        Pages that lie together are read together, with the padding between them, in one call to
-        the storage, into `buffer` if one is given. What a page refers to is read too: into the rest
-        of the buffer, if it is large enough, and else into memory of its own. Then the bytes are
-        those of a page that holds its packets itself. Without `resolve` they are those of the page,
-        and external files are not read. Raises `ChecksumError` for a page that does
-        not match its checksum.
+        Adjacent pages are read together, with their padding, in one call to the storage, into
+        `buffer` if given. References are resolved: packets are read into the rest of the buffer, or
+        into new memory if that is too small, and the result is a page with the packets.
+        `resolve=False` returns the references themselves and reads no external files. Raises
+        `ChecksumError` for a damaged page.
         """
         if not pages:
             return []
@@ -229,18 +228,17 @@ class ChunkReader:
         rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
             if page.external and resolve:
-                data[i] = self._resolved(page, data[i], rest[: page.external_room])
-                rest = rest[page.external_room :]
+                data[i] = self._resolved(page, data[i], rest[: page.external_buffer_bytes])
+                rest = rest[page.external_buffer_bytes :]
         return [item.toreadonly() for item in data]
 
     def reads(self, pages: Sequence[Page]) -> list[tuple[ByteRange, list[int]]]:
-        """The byte ranges of the record file that `read` reads for pages, each with the positions
-        of its pages; no I/O."""
+        """Return the byte ranges that `read` would read, each with positions in `pages`; no I/O."""
         ranges = [ByteRange(page.start, page.stop) for page in pages]
         return coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
 
     def _resolved(self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8]) -> memoryview:
-        """The bytes of a page that refers to others as they would be if it held them itself."""
+        """Read the referenced packets and return the page with them."""
         try:
             count = None if page.feature in self._video else page.num_present
             reference = parse_reference(data, page.external, page.feature, count)
@@ -255,11 +253,13 @@ class ChunkReader:
         except (ChecksumError, FormatError) as error:
             raise error.located(**self._externals.place_of(reference)) from error.__cause__
 
-    def lasting_sums(
+    def portable_checksums(
         self, table: GroupIndex, rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint32]:
-        """The checksums of the pages of chunks of a group, uint32 [rows, features]; of pages that
-        refer to files those of `lasting_sum`, for which they are read."""
+        """Return checksums of the pages of chunks, uint32 [rows, features].
+
+        For pages of references, `portable_checksum` of the page, which is read for this.
+        """
         sums = table.page_crc32c[rows]
         for number in np.unique(table.file[rows[refers := table.external[rows] > 0]]).tolist():
             some = np.flatnonzero(refers & (table.file[rows] == number))
@@ -278,11 +278,11 @@ class ChunkReader:
             ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
             self._storage.read_ranges(path, ranges, buffers)
             for row, page in zip(some.tolist(), buffers, strict=True):
-                sums[row] = lasting_sum(page, self._externals.file_of(*named_file(page)))
+                sums[row] = portable_checksum(page, self._externals.file_of(*named_file(page)))
         return sums
 
     def check_slices(self, page: Page, data: memoryview) -> None:
-        """Raise `ChecksumError` unless the sums of a raw page's slices are those of its data."""
+        """Raise `ChecksumError` unless the stored slice checksums match the raw page's data."""
         assert page.sums is not None, "not a raw page"
         actual = slice_sums(self.features[page.feature], data)
         stored = np.empty_like(actual)
@@ -302,10 +302,7 @@ class ChunkReader:
             raise self._located(page, error)
 
     def read_frame(self, page: Page, frame: int) -> Any:
-        """What users get of one frame of a page that is neither raw nor video, read alone.
-
-        Nothing is checked.
-        """
+        """Read and decode one frame alone, without checksums. Neither raw nor video."""
         codec, spec = self._codecs[page.feature], self.features[page.feature]
         count, position = page.num_present, int(page.positions(frame))
         try:
@@ -315,7 +312,7 @@ class ChunkReader:
             table = self._read_part(page, 0, size)
             start, stop = codec.blob_range(count, position, table)
             if page.start + stop > page.stop:
-                raise FormatError("a frame outside its page", offset=start, got=(start, stop))
+                raise FormatError("a frame is outside its page", offset=start, got=(start, stop))
             shape = codec.shape_of(count, position, table)
             self._check_largest(page, [shape], is_whole=False)
             out = np.empty(shape, spec.dtype)
@@ -351,11 +348,11 @@ class ChunkReader:
         frames: Sequence[int] | range,
         out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
     ) -> None:
-        """Decode frames of a page, counted from the chunk's first, into `out[i]`.
+        """Decode frames, counted from the chunk's start, into `out[i]`.
 
-        All of them have the feature. Of video those that come after the frames of the call before,
-        for the same page, are decoded from there on: so only one thread at a time may have a page.
-        Raises `FormatError` or `CodecError` that names file, offset, episode and feature.
+        All must have the feature. Video decoding continues from the preceding call for the same
+        page, so only one thread at a time may use a page. Raises `FormatError` or `CodecError` with
+        file, offset, episode and feature.
         """
         positions: Sequence[int] | range = frames
         if page.present is not None:
@@ -381,9 +378,9 @@ class ChunkReader:
             raise self._located(page, error) from error.__cause__
 
     def gops(self, page: Page, data: memoryview, frames: npt.NDArray[np.int64]) -> Any:
-        """The number of the GOP of each frame, counted from the chunk's first; int64 [frames].
+        """Return the GOP number of each frame, counted from the chunk's start: int64 [frames].
 
-        A frame without the feature counts to the GOP of the frame before it.
+        Frames without the feature get the GOP of the preceding frame.
         """
         try:
             table = parse_video_page(data, page.num_present, page.feature)
@@ -393,27 +390,27 @@ class ChunkReader:
         return np.searchsorted(table.first_frame, places, side="right")
 
     def num_decoded(self, page: Page) -> int:
-        """How many frames of a page of video were decoded, with those that only others need."""
+        """Return the number of decoded frames of a video page, including reference frames."""
         reader: VideoReader | None = page.memo.get("video")
         return 0 if reader is None else reader.num_decoded
 
     def _video_reader(self, page: Page, data: memoryview) -> VideoReader:
         reader: VideoReader | None = page.memo.get("video")
         if reader is None:
-            make = page.memo.get("open_video")  # a device has another one
+            make = page.memo.get("open_video")  # a device has its own reader
             reader = self._video[page.feature].reader(data, page.num_present, make)
             page.memo["video"] = reader
         return reader
 
     def value_of(self, page: Page, data: memoryview, frame: int) -> Any:
-        """What users get of one frame that has the feature, counted from the chunk's first."""
+        """Decode one frame to the user's value. `frame` counts from the chunk's start."""
         shape = self.shapes(page, data)[int(page.positions(frame))]
         array = np.empty(shape, self.features[page.feature].dtype)
         self.decode(page, data, [frame], [array])
         return self.value(page, array, frame)
 
     def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
-        """Shapes of the frames in a page, in its order, as the index says of the largest."""
+        """Return the shapes of a page's frames, checked against the index's largest frame."""
         shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
         if shapes is None and self.features[page.feature].is_fixed:
             shapes = [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
@@ -429,21 +426,21 @@ class ChunkReader:
     def _check_largest(
         self, page: Page, shapes: Sequence[tuple[int, ...]], *, is_whole: bool
     ) -> None:
-        """Raise `FormatError` for frames that are larger than memory was counted for."""
+        """Raise `FormatError` for frames larger than their reserved memory."""
         if page.largest is None or not shapes:
             return
         found = max(map(math.prod, shapes)) * self.features[page.feature].dtype.itemsize
         if found > page.largest or (is_whole and found != page.largest):
             raise FormatError(
-                "the largest frame of a page is not as large as the index says",
+                "the largest frame of a page differs in size from the index",
                 expected=f"{page.largest} bytes",
                 got=f"{found} bytes",
             )
 
     def value(self, page: Page, array: npt.NDArray[Any], frame: int) -> Any:
-        """What a frame's array is to users: itself, or `str` or `bytes`.
+        """Convert a frame's array to the user's value: the array, `str` or `bytes`.
 
-        `frame` counts from the chunk's first. Raises `CodecError` for text that is not UTF-8.
+        `frame` counts from the chunk's start. Raises `CodecError` for text that is not UTF-8.
         """
         kind = self.features[page.feature].value
         if kind == "array":

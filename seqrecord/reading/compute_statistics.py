@@ -1,4 +1,4 @@
-"""Computes statistics of frames: of a dataset, a split, or what a transform makes of them."""
+"""Computes statistics of frames, of a dataset or split, optionally after a transform."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import request_threads
 from seqrecord.units import check_integer
 
-_SPAN_BYTES = 32 << 20  # decoded, of one feature, that a thread holds
-_SPAN_FRAMES = 1024  # at most; a power of two, as the frames of chunks are
+_SPAN_BYTES = 32 << 20  # decoded frames of one feature in a thread
+_SPAN_FRAMES = 1024  # maximum; a power of two, like the frames in a chunk
 _TASK_FRAMES = 4096
 _GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True)
 class StatisticsProgress:
-    """Frames of which all features have been looked at, of all."""
+    """Number of frames processed for all features, and the total."""
 
     frames: int
     total_frames: int
@@ -66,15 +66,15 @@ def compute_statistics(
     frame_transform = bound(frame_transform, contents.features)
     if frame_transform is None:
         columns = [
-            _Column(contents, (spec,), Schema([spec])) for spec in contents.features.values()
+            _FeatureSet(contents, (spec,), Schema([spec])) for spec in contents.features.values()
         ]
     else:
-        columns = [_made_column(contents, rows, frame_transform)]
+        columns = [_transformed_features(contents, rows, frame_transform)]
     columns = [column for column in columns if any(map(num_channels, column.schema.values()))]
     found: dict[int, Statistics] = {}
     done = 0
     with request_threads(threads, "statistics") as pool:
-        # In order, so that what is merged is the same.
+        # In order, for reproducible merging.
         for task, part in pool.map(partial(_collect, step), _tasks(columns, rows), 2 * threads):
             at = task.column
             found[at] = found[at].merged(part) if at in found else part
@@ -86,8 +86,8 @@ def compute_statistics(
 
 
 @dataclass(frozen=True)
-class _Column:
-    """Features that are read together; statistics are of them, or of the arrays that are made."""
+class _FeatureSet:
+    """Features read together. Statistics are computed of them, or of the transform's arrays."""
 
     contents: Contents
     read: tuple[FeatureSpec, ...]
@@ -97,13 +97,13 @@ class _Column:
 
     @property
     def span_frames(self) -> int:
-        """Frames that are read together: a power of two, so that most spans hold whole chunks."""
+        """Frames read together: a power of two, so that most spans consist of whole chunks."""
         nbytes = max(1, sum(spec.nbytes for spec in self.read))
         fitting = max(1, min(_SPAN_FRAMES, _SPAN_BYTES // nbytes))
         return 1 << (fitting.bit_length() - 1)
 
     def present(self, episode: Episode) -> npt.NDArray[np.bool_]:
-        """Which frames have all features that are read."""
+        """Return which frames have all features."""
         present = np.ones(len(episode), bool)
         for spec in self.read:
             present &= episode.present(spec.name)
@@ -112,7 +112,7 @@ class _Column:
     def frames(
         self, episode: Episode, numbers: npt.NDArray[np.int64]
     ) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]]:
-        """What statistics are of in these frames: name, array [n, …], and the numbers [n]."""
+        """Yield the values of frames `numbers`: name, array [n, …], frame numbers [n]."""
         names = [spec.name for spec in self.read]
         found = episode.read(numbers.tolist(), features=names)
         if self.transform is None:
@@ -124,15 +124,17 @@ class _Column:
             return
         for i, number in enumerate(numbers.tolist()):
             frame = {n: v[i, ...] if isinstance(v, np.ndarray) else v[i] for n, v in found.items()}
-            for name, array in self.made(episode.key, number, frame).items():
+            for name, array in self.results(episode.key, number, frame).items():
                 yield name, array[None], numbers[i : i + 1]
 
-    def made(self, key: str, number: int, frame: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-        """The arrays that `frame_transform` makes of a frame, like those of the first one."""
+    def results(self, key: str, number: int, frame: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """Apply `frame_transform` to a frame; checks the result against the first one."""
         assert self.transform is not None
         try:
-            made = apply_transform(self.transform, frame)
-            arrays = {name: value for name, value in made.items() if isinstance(value, np.ndarray)}
+            results = apply_transform(self.transform, frame)
+            arrays = {
+                name: value for name, value in results.items() if isinstance(value, np.ndarray)
+            }
             specs = self.arrays or {n: ArraySpec(v.dtype, v.shape) for n, v in arrays.items()}
             check_arrays("frame_transform", "frame", arrays, specs)
         except Exception as error:
@@ -143,52 +145,52 @@ class _Column:
         return arrays
 
 
-def _made_column(
+def _transformed_features(
     contents: Contents, rows: npt.NDArray[np.int64], transform: FrameTransform
-) -> _Column:
-    """The first frame that lacks nothing says what `frame_transform` makes."""
+) -> _FeatureSet:
+    """Determine the results of `frame_transform` with the first complete frame."""
     check_signature("frame_transform", transform, "frame")
-    column = _Column(contents, tuple(contents.features.values()), contents.features, transform)
+    column = _FeatureSet(contents, tuple(contents.features.values()), contents.features, transform)
     for key in contents.index.keys.take(rows).to_pylist():
         there = np.flatnonzero(column.present(episode := Episodes(contents)[key]))
         if not len(there):
             continue
         first = int(there[0])
-        made = column.made(key, first, dict(episode[first]))
+        results = column.results(key, first, dict(episode[first]))
         kinds = {name: spec.kind for name, spec in contents.features.items()}
-        specs = [FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in made.items()]
-        arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in made.items()}
+        specs = [FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in results.items()]
+        arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in results.items()}
         return replace(column, schema=Schema(specs), arrays=arrays)
     raise ClipError(
         "no frame has all features", file=contents.storage.url, expected="other features"
     )
 
 
-class _Task(NamedTuple):
-    """A column of some episodes, by their rows."""
+class _EpisodeBatch(NamedTuple):
+    """Episodes of a column, by row."""
 
     column: int
-    what: _Column
+    what: _FeatureSet
     episodes: npt.NDArray[np.int64]
     num_frames: int
-    first_span: int  # how many spans of the column come before it
+    first_span: int  # number of the column's spans in preceding tasks
 
 
-def _tasks(columns: Sequence[_Column], rows: npt.NDArray[np.int64]) -> Iterator[_Task]:
+def _tasks(columns: Sequence[_FeatureSet], rows: npt.NDArray[np.int64]) -> Iterator[_EpisodeBatch]:
     if not columns:
         return
     lengths = columns[0].contents.index.num_frames[rows].astype(np.int64)
-    # An episode begins a task where the frames before it fill one more.
+    # A new task begins after each `_TASK_FRAMES` frames, at an episode's start.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
     first = [0] * len(columns)
     for a, b in pairwise(followed(same=number)):
         for at, column in enumerate(columns):
-            yield _Task(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
+            yield _EpisodeBatch(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
             first[at] += int((-(-lengths[a:b] // column.span_frames)).sum())
 
 
-def _collect(step: int, task: _Task) -> tuple[_Task, Statistics]:
-    """The statistics of a task, of one of `step` spans."""
+def _collect(step: int, task: _EpisodeBatch) -> tuple[_EpisodeBatch, Statistics]:
+    """Compute the statistics of a task, from one of `step` spans."""
     column, span = task.what, task.first_span - 1
     collector, length = StatisticsCollector(column.schema), column.span_frames
     contents = column.contents
@@ -199,7 +201,7 @@ def _collect(step: int, task: _Task) -> tuple[_Task, Statistics]:
         for first in range(0, len(episode), length):
             last = min(first + length, len(episode))
             span += 1
-            # Multiples of the golden ratio lie evenly, and in step with no length of episodes.
+            # Multiples of the golden ratio are evenly spread, with no period in episode lengths.
             collector.skip(last - first)
             if (span * _GOLDEN) % 1 * step >= 1:
                 continue

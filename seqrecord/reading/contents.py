@@ -1,4 +1,4 @@
-"""Contents: the parts of an open dataset, for the rooms of this package; and its episodes."""
+"""Internal parts of an open dataset, and its mapping of episodes."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage
 from seqrecord.text import repr_of, shown_place
 
-_EPISODES_AT_ONCE = 1 << 12  # of which chunks are hashed together
+_EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What an open dataset consists of, for the rooms of this package.
+    """Internal parts of an open dataset.
 
-    `manifest` and `index` are as they were when the dataset was opened; `features` are those that
-    are read, and `verify` says whether pages are checked. `names` are those that the index has of
-    features that are stored by other ones, by these. `externals` are the files that pages refer to.
-    `sizes` are heights and widths of features that are resized.
+    `manifest` and `index` are a snapshot from the opening. `features` are the selected features.
+    `verify` enables checksums of pages. `names` maps stored names to present ones, for renamed
+    features. `externals` are the referenced files. `sizes` are (height, width) of resized features.
     """
 
     storage: Storage
@@ -58,12 +57,12 @@ class Contents:
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def stored_name(self, feature: str) -> str:
-        """The name that a feature is stored by."""
+        """Return a feature's name in the record files."""
         return next((old for old, new in self.names.items() if new == feature), feature)
 
     @cached_property
     def chunks(self) -> ChunkReader:
-        """Reads the chunks of the features."""
+        """Reader for the chunks of the selected features."""
         paths = [file.path for file in self.manifest.record_files]
         return ChunkReader(
             *(self.storage, paths, self.index, self.features),
@@ -73,7 +72,7 @@ class Contents:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """As `Dataset.statistics`."""
+        """See `Dataset.statistics`."""
         if (file := self.manifest.statistics) is None:
             return Statistics(0, {}, lacking=self.storage.url)
         found, names = read_statistics(self.storage, file, self.manifest.schema), self.names
@@ -81,13 +80,13 @@ class Contents:
 
     @cached_property
     def inventories(self) -> tuple[Inventory, ...]:
-        """As `Dataset.inventories`."""
+        """See `Dataset.inventories`."""
         file = self.manifest.inventory
         return () if file is None else read_inventories(self.storage, file)
 
     @cached_property
     def episode_table(self) -> EpisodeTable:
-        """The integers of the episodes, for clips and plans."""
+        """Episode lengths and chunk grids, for clips and plans."""
         num_frames, grids = self.index.num_frames, []
         for number in sorted({spec.group for spec in self.features.values()}):
             table = self.index.groups[number]
@@ -96,7 +95,7 @@ class Contents:
         return EpisodeTable(num_frames, tuple(grids))
 
     def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
-        """The frames that lack one of some features, by default of all."""
+        """Return the frames that lack any of the features (default: all selected)."""
         index, found = self.index, []
         columns = [index.schema.position(name) for name in features or self.features]
         for grid in self.episode_table.groups:
@@ -107,11 +106,10 @@ class Contents:
         return missing_from_bitmaps(self.episode_table, found)
 
     def identity(self, episodes: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """Identity of episodes, given by their rows, as JSON, whatever else the dataset contains.
+        """Return a JSON identity of episodes, given by row.
 
-        The digest covers keys, lengths, and pages of the features. It does not depend on the
-        episodes' places in the dataset, since an order is that of a selection, nor on the paths of
-        referenced files.
+        The digest covers keys, lengths, and pages of the features. It is independent of other
+        episodes in the dataset, of the episodes' positions, and of the paths of referenced files.
         """
         index = self.index
         keys = index.keys.take(episodes).to_pylist()
@@ -123,7 +121,7 @@ class Contents:
             for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
                 owner, place = numbered(group.num_chunks[some])
                 chunks = group.first_chunk[some][owner] + place
-                sums = self.chunks.lasting_sums(group, chunks)
+                sums = self.chunks.portable_checksums(group, chunks)
                 tables = group.page_length[chunks][:, columns], sums[:, columns]
                 update_digest(digest, "<u4", group.num_frames[chunks], *tables)
         for number, name in enumerate(sorted(self.features, key=self.stored_name)):
@@ -141,18 +139,24 @@ class Contents:
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
     ) -> npt.NDArray[np.int64]:
-        """As `Dataset.find_episodes`."""
+        """See `Dataset.find_episodes`."""
         splits, url = self.manifest.splits, self.storage.url
         return find_episodes(self.index, splits, episodes, split=split, url=url)
 
     def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
-        """All clips of the selected episodes whose frames have all of the features."""
+        """Return the clips of selected episodes, without clips with missing features."""
         selected = self.find_episodes(episodes)
         return enumerate_clips(spec, self.episode_table, selected, self.missing_frames())
 
 
 class Episodes(Mapping[str, "Episode"]):
-    """A dataset's episodes by key, in the order in which they were written."""
+    """A dataset's episodes by key, in the order of writing.
+
+    Example:
+        episodes = seqrecord.open("records/").episodes
+        for key, episode in episodes.items():
+            print(key, len(episode), episode.fps, episode.metadata)
+    """
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -162,7 +166,7 @@ class Episodes(Mapping[str, "Episode"]):
         position = self._index.positions.get(key)
         if position is None:
             raise EpisodeKeyError(
-                "no episode of this key",
+                "unknown episode key",
                 file=self._contents.storage.url,
                 expected=f"a key of {shown_keys(self._index)}",
                 got=repr_of(key),
@@ -183,6 +187,6 @@ class Episodes(Mapping[str, "Episode"]):
 
 
 def update_digest(digest: Any, dtype: str, *arrays: npt.NDArray[Any]) -> None:
-    """Add arrays to a digest, as values of a dtype."""
+    """Add arrays, converted to `dtype`, to a digest."""
     for array in arrays:
         digest.update(np.ascontiguousarray(array, dtype).data)

@@ -1,4 +1,4 @@
-"""Opens a dataset for random access: its episodes, and through them its frames."""
+"""Random access to a dataset: episodes and their frames."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _SHOWN_KEYS = 3  # in a notebook
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"
-"""A dataset: its local path or URL, or one from `seqrecord.open`."""
+"""A dataset: local path, URL, or an open `Dataset`."""
 
 
 def open_packed(
@@ -50,15 +50,16 @@ def open_packed(
     external_options: Mapping[str, Any] | None = None,
     check_originals: bool = True,
 ) -> Dataset:
-    """Open a dataset that is there as record files; `seqrecord.open` opens more.
+    """Open a dataset of record files. `seqrecord.open` also opens originals.
 
-    Reads the manifest and opens the index; record files are opened when their frames are read.
+    Reads the manifest and maps the index. Record files are opened by the first read of their
+    frames.
 
-    Arguments are those of `seqrecord.open`, but `external_options`: those of `open_storage` for the
-    files that pages refer to, and `check_originals`: see `ExternalFiles.check_open`.
+    Arguments are those of `seqrecord.open`, and two more: `external_options`, the `open_storage`
+    arguments for external files, and `check_originals`, which runs `ExternalFiles.check_open`.
 
-    Raises `NotFoundError` where there is no dataset, no such version, or not all of its files,
-    `FormatError` for a broken one and `SchemaError` for a feature that it does not have.
+    Raises `NotFoundError` if the dataset, the version or one of its files is missing,
+    `FormatError` for a damaged dataset and `SchemaError` for an unknown feature.
     """
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     try:
@@ -75,19 +76,24 @@ def open_packed(
 
 
 def refuse_ignored(beside: str, **arguments: object) -> None:
-    """Raise `ClipError` for an argument that is given and would be ignored beside something."""
+    """Raise `ClipError` for an argument that `beside` would ignore. `None` counts as not given."""
     for name, value in arguments.items():
         if value is not None:
-            raise ClipError(f"{name} does not go with {beside}", expected="None", got=name)
+            raise ClipError(f"{name} cannot be combined with {beside}", expected="None", got=name)
 
 
 class Dataset:
-    """A dataset opened for reading. Safe to use from many threads; cheap to pickle.
+    """A dataset opened for reading. Thread-safe and cheap to pickle.
 
-    It keeps the episodes that it was opened with, whatever a writer appends. A copy in another
-    process, spawned or forked, has the same episodes and opens the same index; if that is gone, the
-    index is built again from the record files. Closing the dataset, or leaving its `with` block,
-    closes its files; using it again opens them again.
+    Its episodes are a snapshot: a writer's later commits do not change it. Copies in other
+    processes (spawned or forked) have the same episodes and open the same index. A deleted index is
+    rebuilt from the record files. `close()`, or the end of a `with` block, closes its files; they
+    are reopened on demand.
+
+    Example:
+        with seqrecord.open("records/") as dataset:
+            key, episode = next(iter(dataset.episodes.items()))
+            print(key, len(episode), dataset.features)
     """
 
     def __init__(
@@ -111,86 +117,84 @@ class Dataset:
         self.contents = Contents(
             *(storage, manifest, index, chosen, verify, names or {}, externals, sizes)
         )
-        _ = self.contents.chunks  # raises for codecs that are not there
+        _ = self.contents.chunks  # raises for unknown codecs
 
     @property
     def url(self) -> str:
-        """Where the dataset lies, without credentials."""
+        """Path or URL of the dataset, without credentials."""
         return self.contents.storage.url
 
     @property
     def features(self) -> Schema:
-        """The features that are read: a mapping of names to `FeatureSpec`, with dtype and shape."""
+        """Selected features: a mapping from name to `FeatureSpec`, with dtype and shape."""
         return self.contents.features
 
     @property
     def schema(self) -> Schema:
-        """All features that are stored, also those that the dataset was not opened with."""
+        """All stored features, selected or not."""
         return self.contents.index.schema
 
     @property
     def num_frames(self) -> int:
-        """Frames of all episodes."""
+        """Number of frames in all episodes."""
         return self.contents.manifest.num_frames
 
     @property
     def episodes(self) -> Episodes:
-        """The episodes: a mapping of keys to `Episode`, in the order in which they were written."""
+        """Episodes by key, in the order of writing."""
         return Episodes(self.contents)
 
     @cached_property
     def splits(self) -> dict[str, list[str]]:
-        """The keys of the episodes of each split, in order, by the split's name."""
+        """Episode keys of each split, by split name."""
         index, names = self.contents.index, self.contents.manifest.splits
         numbers = {name: np.flatnonzero(index.split == i) for i, name in enumerate(names)}
         return {name: index.keys.take(rows).to_pylist() for name, rows in numbers.items()}
 
     @property
     def statistics(self) -> Statistics:
-        """Mean, deviation, extremes and quantiles of each feature; empty where nobody kept them.
+        """Mean, standard deviation, extremes and quantiles of each feature; empty if not stored.
 
-        They are read when they are first asked for. Raises `FormatError` for a file that is not as
-        it should be, and `NotFoundError` where writers have replaced it twice since the dataset was
-        opened.
+        Read on first access. Raises `FormatError` for a damaged file, and `NotFoundError` if
+        writers replaced the file twice since the dataset was opened.
         """
         return self.contents.statistics
 
     @property
     def inventories(self) -> tuple[Inventory, ...]:
-        """The originals that the dataset was packed from, oldest first: format, features, and
-        everything that was left out.
+        """Reports on the originals, oldest first: format, features, and data left out.
 
-        Empty for a dataset that no source has filled. Raises as `statistics` does.
+        Empty if no source filled the dataset. Raises the same errors as `statistics`.
         """
         return self.contents.inventories
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the content; equal datasets have the same, however they were written."""
+        """SHA-256 of the content; independent of record file boundaries and writing order."""
         return self.contents.manifest.fingerprint
 
     @property
     def version(self) -> str:
-        """The id of this version, by which `seqrecord.open` opens it again."""
+        """Id of this version, for the argument `version` of `seqrecord.open`."""
         return self.contents.manifest.commit
 
     def select(self, features: Sequence[str] | None) -> Dataset:
-        """The same dataset with only these features, in this order; all of them for `None`."""
+        """Return the dataset with only these features, in this order; `None` selects all."""
         return self._changed(features=features)
 
     def renamed(self, names: Mapping[str, str]) -> Dataset:
-        """The same dataset with other names of some features, by those that they have here.
+        """Return the dataset with some features renamed. `names` maps present to new names.
 
-        Raises `SchemaError` for a feature that is not there, and a name that is no name, or taken.
+        Raises `SchemaError` for an unknown feature, and for an invalid or duplicate new name.
         """
         of, schema = self.contents, self.contents.index.schema.active
         schema.select([*names])
         taken = {*names.values()} & (schema.keys() - names.keys())
         if wrong := [name for name in names.values() if name in taken or name.startswith("~")]:
             raise SchemaError(
-                "a feature cannot have this name",
+                "invalid new name of a feature",
                 file=self.url,
-                expected="a name that no feature has; or another one for that feature, too",
+                expected="an unused name; to swap names, rename both features",
                 got=", ".join(wrong),
             )
         features = [names.get(name, name) for name in self.features]
@@ -200,10 +204,10 @@ class Dataset:
         return self._changed(index=index, features=features, names=stored, sizes=sizes)
 
     def resized(self, sizes: Sizes | None) -> Dataset:
-        """The same dataset, which resizes frames as it decodes them: `(height, width)` by feature,
-        or one size for all images; `None` for stored frames.
+        """Return the dataset with frames resized during decoding.
 
-        Raises `ClipError` for a feature that does not exist or that cannot be resized.
+        `sizes` is `(height, width)` by feature, or one size for all images. `None` returns stored
+        frames. Raises `ClipError` for a feature that is unknown or cannot be resized.
         """
         if sizes is None:
             return self._changed(sizes=None) if self.contents.sizes else self
@@ -220,9 +224,9 @@ class Dataset:
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
     ) -> npt.NDArray[np.int64]:
-        """Numbers of the episodes that a filter selects, of a split or of all; in order: int64 [n].
+        """Return the numbers of selected episodes, ascending: int64 [n].
 
-        Raises `ClipError` for a key or a split that is not there, or if nothing is selected.
+        Raises `ClipError` for an unknown key or split, or if nothing is selected.
         """
         return self.contents.find_episodes(episodes, split)
 
@@ -236,24 +240,28 @@ class Dataset:
         num_threads: int | None = None,
         progress: Callable[[StatisticsProgress], None] | None = None,
     ) -> Statistics:
-        """The statistics of its frames, which are read; `seqrecord.add_statistics` stores them.
+        """Compute statistics by reading the frames. `seqrecord.add_statistics` stores them.
 
-        They are those that `SeqRecordWriter` makes of the same frames, but for rounding, and that a
-        quantile may be another within its bound.
+        Results equal those of `SeqRecordWriter` for the same frames, up to rounding and the error
+        bound of quantiles.
 
         Args:
-            episodes: keys, numbers, a glob or a function, as for the loaders; all by default.
-            split: only episodes of the split of this name.
-            frame_transform: as for the loaders: statistics are of the arrays that it makes of
-                frames that lack no feature.
-            max_frames: look at about so many frames of each feature, spread evenly; at all by
-                default.
-            num_threads: threads; one for each core by default. Each holds 32 MiB of frames,
-                decoded, or one frame.
-            progress: called from this thread.
+            episodes: keys, numbers, a glob or a function, as for the loaders; default all.
+            split: only episodes of this split.
+            frame_transform: as for the loaders. Statistics are computed of its results. Frames with
+                missing features are skipped.
+            max_frames: approximate number of frames per feature, spread evenly; default all.
+            num_threads: default one per core. Each thread needs 32 MiB for decoded frames, or more
+                for a larger frame.
+            progress: called from the calling thread.
 
-        Raises `ClipError` for another number of frames or threads than 1 or more, and for episodes
-        or a split that are not there; what reading raises, and what `frame_transform` does.
+        Raises `ClipError` for unknown episodes or an unknown split, and if `max_frames` or
+        `num_threads` is below 1. Errors of reading and of `frame_transform` are passed on.
+
+        Example:
+            dataset = seqrecord.open("records/")
+            statistics = dataset.compute_statistics(max_frames=1000)
+            print(statistics["pose"].mean)
         """
         from seqrecord.reading.compute_statistics import compute_statistics
 
@@ -292,7 +300,7 @@ class Dataset:
         return f"Dataset({shown_place(self.url)!r}, {counts}){features}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows. Nothing is read for it."""
+        """HTML for notebooks. Reads no files."""
         keys = self.contents.index.keys[:_SHOWN_KEYS].to_pylist()
         more = ", …" if len(self.episodes) > len(keys) else ""
         files = self.contents.manifest.record_files
@@ -313,7 +321,7 @@ def _reopen(
     externals: ExternalFiles | None,
     sizes: Mapping[str, tuple[int, int]],
 ) -> Dataset:
-    """A dataset in another process; its index has been verified in the first."""
+    """Open a pickled dataset in another process, without a second check of the index."""
     manifest, index = load_version(storage, manifest)
     index = index.renamed(names)
     return Dataset(

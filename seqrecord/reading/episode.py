@@ -1,4 +1,4 @@
-"""One episode's frames: single ones, slices, any order."""
+"""Random access to one episode's frames."""
 
 from __future__ import annotations
 
@@ -19,20 +19,27 @@ from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.text import codec_text, printable, repr_of, shape_text
 
-_FRAMES_AT_ONCE = 32  # about what a chunk of images has
-_SMALL_BYTES = 1 << 20  # of frames so small that a chunk has many
+_FRAMES_AT_ONCE = 32  # a typical chunk of images
+_SMALL_BYTES = 1 << 20  # of small frames, with many in a chunk
 _SHOWN_METADATA = 20  # in a notebook
-_MOST_SHOWN = 200  # characters of a cell of HTML; what is longer is cut
+_MOST_SHOWN = 200  # characters in an HTML cell; longer text is cut
 
 
 class Episode:
-    """One episode's frames.
+    """Frames of one episode.
 
-    `episode[10]` is a frame: feature name to array, or to `str` or `bytes` for a feature of these,
-    without the features that the frame lacks. `episode[10:26]` is the 16 frames [10, 26): feature
-    name to array [16, …], or to a list for a feature with a variable dimension; raises `ClipError`
-    if one of the frames lacks a feature. Frames count from 0, negative ones from behind the last;
-    raises `IndexError` for one that is not there.
+    `episode[10]` is a dict from feature name to array, `str` or `bytes`. It contains only the
+    features of this frame. `episode[10:26]` is the frames [10, 26), as a dict from feature name to
+    array [16, …], or to a list for variable dimensions. Frames count from 0; negative numbers count
+    from the end.
+
+    Raises `ClipError` if a slice has a frame without a feature, and `IndexError` for a frame out of
+    range.
+
+    Example:
+        dataset = seqrecord.open("records/")
+        episode = next(iter(dataset.episodes.values()))
+        print(episode[0]["pose"].shape, episode[0:4]["pose"].shape)
     """
 
     def __init__(self, reader: ChunkReader, index: Index, number: int) -> None:
@@ -43,22 +50,22 @@ class Episode:
 
     @property
     def features(self) -> Schema:
-        """The features that the dataset was opened with."""
+        """Selected features of the dataset."""
         return self._reader.features
 
     @property
     def uid(self) -> str:
-        """What tells this recording from every other, whatever its key: 32 hexadecimal digits."""
+        """Unique id of this recording, independent of its key: 32 hexadecimal digits."""
         return self._index.uid(self._number)
 
     @property
     def fps(self) -> float | None:
-        """Frames a second, `None` where the writer was not told."""
+        """Frames per second, `None` if unknown."""
         return float(self._index.fps[self._number]) or None
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What the writer was told of the episode."""
+        """Metadata passed to the writer."""
         return self._index.episode_metadata(self._number)
 
     def __len__(self) -> int:
@@ -71,7 +78,7 @@ class Episode:
             number = operator.index(frames)
         except TypeError:
             raise TypeError(
-                "an episode is indexed by frames, then by feature, as episode[0:16]['image']; "
+                "index an episode by frames, then by feature: episode[0:16]['image']; "
                 f"got {repr_of(frames, 100)}"
             ) from None
         if not -len(self) <= number < len(self):
@@ -82,11 +89,11 @@ class Episode:
         return {n: v[0, ...] if isinstance(v, np.ndarray) else v[0] for n, v in found.items()}
 
     def present(self, feature: str) -> npt.NDArray[np.bool_]:
-        """Which frames have a feature: bool [frames].
+        """Return which frames have a feature: bool [frames].
 
-        Raises `SchemaError` for one that the dataset was not opened with.
+        Raises `SchemaError` for a feature that is not selected.
         """
-        self.features.select([feature])  # raises for one that is not there
+        self.features.select([feature])  # raises for unknown features
         table, column = self._index.group_of(feature), self._index.schema.position(feature)
         rows = table.rows_of(self._number)
         gaps = table.gaps_of(rows.start, rows.stop)
@@ -99,11 +106,16 @@ class Episode:
     def read(
         self, frames: Sequence[int] | range, *, features: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """These frames of the episode, in this order; see the class. Each page is read once.
+        """Read frames in the given order. Each page is read once; of raw pages only these frames.
 
-        Frames count from the first; raises `IndexError` for one outside `[0, len(self))`. With
-        `features` only these are read; raises `SchemaError` for one that the dataset was not
-        opened with. Of a raw page only what holds these frames is read.
+        Returns values like a slice of the episode. `features` restricts the result. Raises
+        `IndexError` for a frame outside `[0, len(self))`, `SchemaError` for a feature that is not
+        selected, and `ClipError` if a frame lacks a feature.
+
+        Example:
+            dataset = seqrecord.open("records/")
+            episode = next(iter(dataset.episodes.values()))
+            print(episode.read([3, 0, 2], features=["pose"])["pose"].shape)
         """
         chosen, numbers = self.features.select(features), np.asarray(frames, np.int64)
         if (outside := (numbers < 0) | (numbers >= len(self))).any():
@@ -131,7 +143,7 @@ class Episode:
             straight = {name: arrays[name] for name in raw.specs if name in names}
             others = names - straight.keys()
             is_read = np.full(len(rows), bool(straight))
-            if others and not reader.is_local:  # then all of a chunk is asked for at once
+            if others and not reader.is_local:  # one request for the whole chunk
                 _, number, counts = np.unique(rows, return_inverse=True, return_counts=True)
                 is_read &= counts[number] < table.num_frames[rows]
             alone = is_read.nonzero()[0]
@@ -152,7 +164,10 @@ class Episode:
         arrays: dict[str, Any],
         places: npt.NDArray[np.int64],
     ) -> None:
-        """Bring frames of a chunk's pages, counted from its first, to places of the arrays."""
+        """Decode frames of a chunk's pages into rows `places` of the arrays.
+
+        `inside` are the frames, counted from the chunk's start.
+        """
         reader, whole, runs = self._reader, [], followed(inside, places)
         for page in pages:
             spec = reader.features[page.feature]
@@ -166,7 +181,7 @@ class Episode:
             if isinstance(target, list):
                 for frame, place in zip(inside.tolist(), places.tolist(), strict=True):
                     target[place] = reader.value_of(page, data, frame)
-            elif reader.features[page.feature].is_video:  # in one call: it finds the best order
+            elif reader.features[page.feature].is_video:  # one call, which sorts the frames
                 reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
             else:
                 for a, b in pairwise(runs):
@@ -188,7 +203,7 @@ class Episode:
         frame = int(frames[np.argmin(present)])
         [row] = table.chunks_of(self._number, np.array([frame])).tolist()
         raise ClipError(
-            "a frame lacks a feature; ask for other frames or features",
+            "a frame lacks a feature; select other frames or features",
             file=self._reader.raw[self.features[feature].group].place_of(row)["file"],
             episode=self.key,
             frame=frame,
@@ -199,7 +214,7 @@ class Episode:
         return f"Episode({self.key!r}, {len(self)} frames)"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows. No frame is read for it."""
+        """HTML for notebooks. Reads no frames."""
         metadata = [(name, str(value)) for name, value in self.metadata.items()]
         facts = [("frames", f"{len(self):,}"), *metadata[:_SHOWN_METADATA]]
         if len(metadata) > _SHOWN_METADATA:
@@ -209,9 +224,10 @@ class Episode:
 
 
 def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> Iterator[Any]:
-    """What these frames have of a feature, in their order: `None` for each that lacks it.
+    """Yield a feature's values of frames `numbers`, in order; `None` for frames without it.
 
-    Holds 32 frames, or 1 MiB of smaller ones of a fixed shape. Raises what `Episode.read` raises.
+    Reads 32 frames at a time, or 1 MiB of small frames with a fixed shape. Raises the errors of
+    `Episode.read`.
     """
     present, spec = episode.present(feature), episode.features[feature]
     small = _SMALL_BYTES // max(1, spec.nbytes) if spec.is_fixed else 0
@@ -230,9 +246,9 @@ def html_card(
     features: Iterable[FeatureSpec],
     columns: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """`facts` as names and values, then a table with a row for each feature.
+    """Return HTML: `facts` as names and values, and a table with a row for each feature.
 
-    `columns` are further ones of the table, by their heading. All texts are escaped.
+    `columns` are additional columns, by heading. All text is escaped.
     """
     columns = columns or {}
     head = ("feature", "dtype", "shape", "codec", *columns)

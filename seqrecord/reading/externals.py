@@ -1,9 +1,8 @@
-"""Reads what pages of a dataset refer to in files that are not its own.
+"""Reads the external files that a dataset's pages refer to.
 
-A dataset may come from anyone, and to read it must not read files that its user does not mean. So
-an external file is opened only where this user has made its list, or says where the original lies;
-and only if it still has the size that it had when it was indexed, and is the same file as far as
-its store tells.
+Datasets may come from untrusted people and must not make a user's process read arbitrary files. An
+external file is opened only if this user made its list, or passed the original's location. Its
+size, and its identity if the store reports one, must be the same as when indexed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from seqrecord.format.references import (
     list_path,
     sampled_ranges,
 )
-from seqrecord.reading.home import is_trusted, trust
+from seqrecord.reading.home import is_trusted
 from seqrecord.storage import (
     Storage,
     StorageLike,
@@ -55,27 +54,25 @@ from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import without_commit
 from seqrecord.text import repr_of
 
-__all__ = ["ExternalFiles", "Originals", "is_trusted", "trust"]
-
 Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 
-Stamp: TypeAlias = tuple[int, int, int]
+FileState: TypeAlias = tuple[int, int, int]
 
 _logger = logging.getLogger("seqrecord")
 
 _AGAIN = "index it again (`seqrecord index SRC -o DST`)"
 _PLACE = "give the place of the same original as originals="
-_checked: set[object] = set()  # roots of indexes on stores that this process has checked
+_checked: set[object] = set()  # roots on remote stores already checked by this process
 
 
 class ExternalFiles:
-    """The files that pages of a dataset refer to. Safe to use from many threads, and picklable.
+    """The external files of a dataset. Thread-safe and picklable.
 
     Args:
-        storage: the dataset's.
-        originals: where the external files are now: a path or URL in place of their root, or of
-            several roots a dict from each old root to its new place.
-        options: of `open_storage`, for what serves them.
+        storage: storage of the dataset.
+        originals: present location of the external files: a path or URL in place of their root, or
+            a dict from each old root to its new location.
+        options: arguments of `open_storage` for the external files.
     """
 
     def __init__(
@@ -85,26 +82,26 @@ class ExternalFiles:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._storage, self._originals = storage, originals
-        self._stamps: dict[ExternalFile, Stamp] = {}  # of files of a disk
+        self._states: dict[ExternalFile, FileState] = {}  # local files
         self._paths: dict[ExternalFile, str | Path | None] = {}
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
-        self._seen: set[object] = set()  # hashes of files that are as they were indexed
+        self._seen: set[object] = set()  # hashes of unchanged files
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExternalFiles, (self._storage, self._originals, self._options)
 
     def check_open(self, copied: Sequence[str], *, always: bool = False) -> None:
-        """Check an index when it is opened; files on stores once per process, unless `always`.
+        """Check external files when a dataset is opened; on remote stores once per process.
 
-        Every file from which values were copied, of the lists `copied`, must have its size and time
-        of change or e-tag; on the Hub the commit decides. Files at another place, by `originals`,
-        must have their sizes, and samples of their bytes must have their checksums. Only files that
-        this user indexed, or gave a place, are looked at.
+        Files in the lists `copied` must have the size and modification time or e-tag of their
+        indexing; on the Hub the commit decides. Files moved to `originals` must have the same
+        sizes, and samples the same checksums. Files that this user neither indexed nor located are
+        skipped, with a warning. `always` repeats checks of remote stores.
 
-        Raises `ClipError` for `originals` that does not fit the roots, `StorageError` for a file
-        that has changed, and `NotFoundError` for one that is gone; both name the remedy.
+        Raises `ClipError` if `originals` does not match the roots, `StorageError` for a changed
+        file, and `NotFoundError` for a missing one, both with the remedy.
         """
         lists = {list_id: self.list(list_id) for list_id in copied}
         if self._originals is not None:
@@ -122,31 +119,31 @@ class ExternalFiles:
                 key = (self._storage.place, list_id, root, str(self._place_of(root)))
                 if always or key not in _checked:
                     self._check_root(each, root)
-                if "://" in self._store(root).url:  # listings of a store are requests
+                if "://" in self._store(root).url:  # listings of remote stores are requests
                     _checked.add(key)
 
     def _check_roots(self, lists: Iterable[ExternalList]) -> None:
-        """Raise `ClipError` unless `originals` names a place for each root."""
+        """Raise `ClipError` unless `originals` has a location for each root."""
         roots = sorted({_bare(f.root) for each in lists for f in each.files})
         if isinstance(self._originals, Mapping):
             given = set(map(_bare, self._originals))
             if unknown := sorted(given.difference(roots)):
                 raise ClipError(
-                    "originals has a root that this dataset does not refer to",
+                    "originals= has an unknown root",
                     expected=", ".join(roots),
                     got=", ".join(unknown),
                 )
         elif len(roots) > 1:
             raise ClipError(
-                "this dataset refers to several originals; give originals= as a dict from each old "
-                "root to its new place",
+                "this dataset refers to several originals; pass originals= as a dict from each old "
+                "root to its new location",
                 file=self._storage.url,
                 expected="{" + ", ".join(f"{root!r}: PLACE" for root in roots) + "}",
                 got=repr_of(self._originals, 100),
             )
 
     def _check_root(self, files: ExternalList, root: str) -> None:
-        """The files of a list with this root: as they were indexed, or the same at a new place."""
+        """Check the listed files of this root against their state when indexed."""
         store, is_moved = self._store(root), self._place_of(root) is not None
         if reads_commit(store) and fixed_url_of(store) == root:
             return
@@ -159,7 +156,7 @@ class ExternalFiles:
             return
         if is_of_hub:
             _logger.warning(
-                "%s: compared with %s by sizes alone: the index has no samples of files of the Hub",
+                "%s: compared with %s by sizes only: indexes of Hub files have no samples",
                 *(store.url, root),
             )
         for sample in files.samples:
@@ -183,7 +180,7 @@ class ExternalFiles:
             value = crc32c(buffer, start=value)
         if size != sample.size or value != sample.crc32c:
             raise StorageError(
-                f"another file than the one that was indexed; {_PLACE}",
+                f"the file differs from the indexed one; {_PLACE}",
                 **facts,
                 expected=f"{sample.size} bytes, CRC32C {sample.crc32c:08x} of a sample",
                 got=f"{size} bytes" + (f", {value:08x}" if size == sample.size else ""),
@@ -194,25 +191,25 @@ class ExternalFiles:
         return [Path(path).stem for path in paths if path.endswith(".json")]
 
     def read(self, reference: Reference, memory: npt.NDArray[np.uint8] | None = None) -> memoryview:
-        """The bytes of the range that a page refers to, with `Reference.room` in front of them: in
-        `memory`, where that is large enough.
+        """Read a page's referenced range, after `Reference.offset_table_bytes` bytes of free space.
 
-        Raises `FormatError` for a list or a file that is not there, `StorageError` for an external
-        file that may not be opened or has changed, and `NotFoundError` for one that is gone.
+        Uses `memory` if it is large enough. Raises `FormatError` for an unknown list or file,
+        `StorageError` for an external file that is untrusted or has changed, and `NotFoundError`
+        for a missing one.
         """
         file = self.file_of(reference.list_id, reference.file)
-        nbytes = reference.room + reference.length
+        nbytes = reference.offset_table_bytes + reference.length
         if memory is None or len(memory) < nbytes:
             memory = np.empty(nbytes, np.uint8)
         whole = memory[:nbytes].data
-        data = whole[reference.room :]
+        data = whole[reference.offset_table_bytes :]
         if reference.parts:
             self._read_parts(reference, file, data)
             return whole
         item = ByteRange(reference.start, reference.stop)
         if item.stop > file.size:
             raise FormatError(
-                "a page that refers to bytes behind the end of a file",
+                "a page refers to bytes beyond the end of a file",
                 file=f"{file.root}/{file.path}",
                 offset=item.start,
                 expected=f"at most {file.size}",
@@ -221,10 +218,10 @@ class ExternalFiles:
         if hash(file) not in self._seen:
             self._check_allowed(reference.list_id, file)
         path = self._path(file)
-        before = _stamp(path)
+        before = _file_state(path)
         self._check(file)
         if before is not None:
-            before = self._stamps.setdefault(file, before)  # that of the first read
+            before = self._states.setdefault(file, before)  # state at the first read
         ranges, buffers = [item], [data]
         if not reference.is_video:
             sizes = reference.sizes.tolist()
@@ -235,10 +232,10 @@ class ExternalFiles:
         return whole
 
     def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:
-        """The files of a folder, one behind the other."""
+        """Read whole files of a folder into consecutive ranges of `data`."""
         if folder.size:
             raise FormatError(
-                "a page that refers to files in what is no folder",
+                "a page refers to files in a folder that is a file",
                 file=f"{folder.root}/{folder.path}",
             )
         above, root = f"{folder.path}/" if folder.path else "", folder.root
@@ -253,18 +250,17 @@ class ExternalFiles:
         def read(path: str) -> None:
             file, part = wanted[path]
             local = store.local_path(path)
-            before = _stamp(local)
+            before = _file_state(local)
             if local is not None:
                 self._check_same(file)
-            elif hash(file) not in self._seen:  # a request: made once
-                self._check_same(file)
-                self._seen.add(hash(file))
+            else:  # one request per file
+                self._check(file)
             self._read_unchanged(file, local, before, [ByteRange(0, file.size)], [part])
 
         map_files(store, read, wanted)
 
     def _path(self, file: ExternalFile) -> str | Path | None:
-        """The path of a local file; `None` for others."""
+        """Return the path of a local file; `None` for a remote one."""
         path = self._paths.get(file, "")
         if path == "":
             path = self._paths[file] = self._store(file.root).local_path(file.path)
@@ -274,16 +270,18 @@ class ExternalFiles:
         self,
         file: ExternalFile,
         path: str | Path | None,
-        before: Stamp | None,
+        before: FileState | None,
         ranges: Sequence[ByteRange],
         buffers: Sequence[memoryview],
     ) -> None:
-        """Read ranges. `StorageError` if a local file is not as it was `before`, whatever else the
-        change led to: the bytes may be of neither version."""
+        """Read ranges. Raises `StorageError` if a local file has changed since `before`.
+
+        This error replaces others: bytes of a changing file may belong to neither version.
+        """
         try:
             self._store(file.root).read_ranges(file.path, ranges, buffers)
         finally:
-            if before is not None and before != (now := _stamp(path)):
+            if before is not None and before != (now := _file_state(path)):
                 raise StorageError(
                     "a file of the original changed while it was read; wait until it is complete, "
                     f"and open the dataset again, or {_AGAIN}",
@@ -293,11 +291,11 @@ class ExternalFiles:
                 )
 
     def file_of(self, list_id: str, number: int) -> ExternalFile:
-        """The file that pages refer to by the id of a list and a number in it."""
+        """Return the file with a number in a list."""
         files = self.list(list_id).files
         if number >= len(files):
             raise FormatError(
-                "a page that refers to no file of its list",
+                "a page refers to an unknown file of its list",
                 file=f"{self._storage.url}/{list_path(list_id)}",
                 expected=f"below {len(files)}",
                 got=number,
@@ -305,20 +303,24 @@ class ExternalFiles:
         return files[number]
 
     def place_of(self, reference: Reference, offset: int = 0) -> dict[str, Any]:
-        """File and offset, as errors name them, of what is at an offset in the page that holds
-        what a page refers to; of video where the page's range begins."""
+        """Return external file and offset for errors, given an offset in the resolved page.
+
+        For video, the start of the page's range.
+        """
         file = self.file_of(reference.list_id, reference.file)
         shown, start = f"{self._store(file.root).url}/{file.path}", reference.start
         if not reference.is_video:
             ends = np.cumsum(reference.sizes)
-            frame = int(np.searchsorted(ends[:-1], offset - reference.room, side="right"))
+            frame = int(
+                np.searchsorted(ends[:-1], offset - reference.offset_table_bytes, side="right")
+            )
             start += int(reference.offsets[frame])
             if reference.parts:
                 shown, start = f"{shown}/{reference.parts[frame].name}", 0
         return {"file": shown, "offset": start}
 
     def list(self, list_id: str) -> ExternalList:
-        """A list of the dataset."""
+        """Read a list of the dataset, cached."""
         found = self._lists.get(list_id)
         if found is None:
             path = list_path(list_id)
@@ -329,41 +331,45 @@ class ExternalFiles:
         return found
 
     def all_files(self) -> set[ExternalFile]:
-        """The files of all lists that are there."""
+        """Return the files of all present lists."""
         found = [self.list(list_id) for list_id in self._list_ids()]
         return {file for each in found for file in each.files}
 
     def are_remote(self) -> bool:
-        """Whether any of them lies elsewhere than on a disk of this machine."""
+        """Return whether any file is not on a local disk."""
         return any(store.local_path("any name") is None for store in self.storages())
 
     def storages(self) -> Sequence[Storage]:
-        """What serves the files of all lists."""
+        """Return the storages of all listed files."""
         return [self._store(root) for root in {file.root for file in self.all_files()}]
 
-    def serving(self, file: ExternalFile) -> Storage:
-        """The storage of a file."""
+    def storage_for(self, file: ExternalFile) -> Storage:
+        """Return the storage of a file."""
         return self._store(file.root)
 
     def _check(self, file: ExternalFile) -> None:
-        """Raise `StorageError` unless a file is as it was indexed. It is looked at once."""
+        """Like `_check_same`, once per file."""
         if hash(file) not in self._seen:
             self._check_same(file)
             self._seen.add(hash(file))
 
     def _check_allowed(self, list_id: str, file: ExternalFile) -> None:
-        """Raise `StorageError` unless what a list names may be opened."""
+        """Raise `StorageError` unless the user trusts the list or gave a location for its files."""
         if self._place_of(file.root) is None and not is_trusted(list_id):
             raise StorageError(
-                "this dataset refers to files outside of it, and was not indexed by you on this "
-                "machine: say with originals= where they lie",
+                "this dataset refers to external files, and you did not index it on this machine: "
+                "pass their location as originals=",
                 file=f"{self._storage.url}/{list_path(list_id)}",
-                expected="originals=…, or an index that `seqrecord index` has made",
+                expected="originals=…, or an index made by you with `seqrecord index`",
                 got=file.root,
             )
 
     def _check_same(self, file: ExternalFile) -> None:
-        """Raise `StorageError` unless a file is as it was indexed. Looks anew."""
+        """Raise `NotFoundError` or `StorageError` if a file is missing or has changed since it was
+        indexed.
+
+        Always looks at the file.
+        """
         found: tuple[int | None, str | None]
         try:
             found = identity_of(self._store(file.root), file.path)
@@ -372,17 +378,20 @@ class ExternalFiles:
         self._compare(file, *found)
 
     def _compare(self, file: ExternalFile, size: int | None, identity: str | None) -> None:
-        """Raise `NotFoundError` or `StorageError` unless a file has this size, `None` for none, and
-        identity."""
+        """Raise `NotFoundError` or `StorageError` unless size and identity match the indexed file.
+
+        A size of `None` means that the file is missing.
+        """
         store = self._store(file.root)
         shown = f"{store.url}/{file.path}"
         if size is None:
             raise NotFoundError(
-                f"a file of the original is gone; {_AGAIN}, or give its new place as originals=",
+                f"a file of the original is missing; {_AGAIN}, or pass its new location as "
+                "originals=",
                 file=shown,
                 expected=f"{file.size} bytes",
             )
-        # At another place the store has other times of change. The Hub has the files' hashes.
+        # After a move, modification times differ. The Hub reports content hashes.
         is_moved = self._place_of(file.root) is not None
         if is_moved and reads_commit(store) and without_commit(file.root) != file.root:
             is_moved = False
@@ -396,14 +405,14 @@ class ExternalFiles:
             )
 
     def _place_of(self, root: str) -> StorageLike | None:
-        """The new place of a root; `None` where it is still the old one."""
+        """Return the new location of a root; `None` if unchanged."""
         if not isinstance(self._originals, Mapping):
             return self._originals
         bare = _bare(root)
         return next((v for k, v in self._originals.items() if _bare(k) == bare), None)
 
     def close(self) -> None:
-        """Close the files; using them again opens them again."""
+        """Close the files; they are reopened on demand."""
         stores, self._stores = self._stores, {}
         for store in stores.values():
             store.close()
@@ -417,19 +426,19 @@ class ExternalFiles:
         return store
 
 
-def _stamp(path: str | Path | None) -> Stamp | None:
-    """Size, time of change in ns and inode of a local file; `None` if there is none."""
+def _file_state(path: str | Path | None) -> FileState | None:
+    """Return size, modification time in ns and inode of a local file; `None` if missing."""
     if path is None:
         return None
     try:
-        found = os.stat(path)  # noqa: PTH116 - at each read
+        found = os.stat(path)  # noqa: PTH116 - faster than Path.stat, at each read
     except OSError:
         return None
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _bare(root: str | PathLike[str]) -> str:
-    """A root as indexes name it, without a commit."""
+    """Return a root without a commit, normalised as in indexes."""
     text = without_commit(os.fspath(root))
     return text if "://" in text else os.path.abspath(text)  # noqa: PTH100
 
@@ -437,8 +446,10 @@ def _bare(root: str | PathLike[str]) -> str:
 def sizes_and_identities(
     store: Storage, paths: Sequence[str]
 ) -> dict[str, tuple[int | None, str | None]]:
-    """Sizes and identities of files, `None` for those that are gone: by one listing of each folder
-    where the store has listings with identities, else of each file alone."""
+    """Return sizes and identities of files; `None` for missing ones.
+
+    Lists each folder once if the store's listings include identities; else one request per file.
+    """
     wanted = dict.fromkeys(paths)
     found: dict[str, tuple[int | None, str | None]] = {}
     with suppress(LocationError):

@@ -1,4 +1,4 @@
-"""Which episodes of a dataset: by keys, a glob, a function of what an episode is, or a split."""
+"""Episode selection by keys, glob, numbers, function or split."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ _SHOWN_KEYS = 3
 _SHOWN_NAMES = 10
 
 
-class EpisodeFacts(dict[str, Any]):
-    """An episode's metadata, and beside it what the index says of the episode.
+class EpisodeDescription(dict[str, Any]):
+    """An episode's metadata as a dict, with index values as attributes.
 
-    `key` and `num_frames`; `fps`, and `split`, the name of its split, are `None` where it has none.
+    Attributes: `key`, `num_frames`, `fps` (`None` if unknown) and `split` (name, or `None`).
+
+    Example:
+        long = lambda episode: episode.num_frames >= 16
+        print(seqrecord.open("records/").find_episodes(long))
     """
 
     def __init__(self, index: Index, splits: Sequence[str], episode: int) -> None:
@@ -34,10 +38,11 @@ class EpisodeFacts(dict[str, Any]):
 
 
 EpisodeFilter: TypeAlias = (
-    "str | Sequence[str] | Sequence[int] | Callable[[EpisodeFacts], bool] | None"
+    "str | Sequence[str] | Sequence[int] | Callable[[EpisodeDescription], bool] | None"
 )
-"""Episodes by a glob on keys, by keys, by numbers in the dataset's order, by a function of an
-episode's metadata, key and length; `None` for all."""
+"""Selects episodes: a glob on keys, keys, numbers in dataset order, or a function of
+`EpisodeInfo`; `None` selects all.
+"""
 
 
 def find_episodes(
@@ -48,16 +53,16 @@ def find_episodes(
     split: str | None = None,
     url: str,
 ) -> npt.NDArray[np.int64]:
-    """Numbers of the episodes that a filter selects, in the dataset's order.
+    """Return the numbers of selected episodes, ascending: int64 [n].
 
-    With `split`, of those in the split of this name; `splits` are the names that the index numbers.
-    Raises `ClipError` for a key or a split that is not there, or if nothing is selected.
+    `split` restricts the selection to a split. `splits` are the split names, in the order of the
+    index's numbers. Raises `ClipError` for an unknown key or split, or if nothing is selected.
     """
     inside = np.ones(len(index.num_frames), bool)
     if split is not None:
         if split not in splits:
             raise ClipError(
-                "no such split",
+                "unknown split",
                 file=url,
                 expected=", ".join(splits) or "a dataset with splits: `seqrecord split` makes them",
                 got=repr_of(split, 100),
@@ -70,7 +75,7 @@ def find_episodes(
         match = fnmatch.fnmatchcase
         numbers = (i for key, i in index.positions.items() if match(key, episodes))
     elif callable(episodes):
-        numbers = (i for i in numbers if episodes(EpisodeFacts(index, splits, i)))
+        numbers = (i for i in numbers if episodes(EpisodeDescription(index, splits, i)))
     elif episodes is not None:
         given: list[Any] = list(episodes)
         by_number = bool(given) and all(map(is_integer, given))
@@ -79,7 +84,7 @@ def find_episodes(
         if unknown:
             keys = f"the keys of {shown_keys(index)}"
             raise ClipError(
-                "no such episode",
+                "unknown episode",
                 file=url,
                 expected=f"numbers of 0 to {len(known) - 1}" if by_number else keys,
                 got=", ".join(map(repr_of if by_number else str, unknown[:10])),
@@ -90,7 +95,7 @@ def find_episodes(
     if not len(found):
         asked = _shown(episodes) if split is None else f"{_shown(episodes)} of split {split}"
         raise ClipError(
-            "no episode is selected",
+            "the selection has no episode",
             file=url,
             expected=f"some of the keys of {shown_keys(index)}",
             got=asked,
@@ -99,13 +104,13 @@ def find_episodes(
 
 
 def shown_keys(index: Index) -> str:
-    """How many episodes a dataset has, and the first keys, as text."""
+    """Describe a dataset's episodes: their number and the first keys."""
     keys = ", ".join(index.keys[:_SHOWN_KEYS].to_pylist())
     return counted(len(index.num_frames), "episode") + (keys and f", as {keys}")
 
 
 def _shown(episodes: EpisodeFilter) -> str:
-    """The filter in an error: a function by its name, if it has one, and not by its address."""
+    """Describe the filter in an error. A function is shown by name, without its address."""
     if not callable(episodes):
         return "all episodes" if episodes is None else repr_of(episodes)
     name = getattr(episodes, "__name__", "<lambda>")
@@ -113,7 +118,7 @@ def _shown(episodes: EpisodeFilter) -> str:
 
 
 def check_metadata(index: Index, episodes: npt.NDArray[np.int64], names: Collection[str]) -> None:
-    """Raise `ClipError` for metadata that none of some episodes has, given by their rows."""
+    """Raise `ClipError` for metadata names absent from all selected episodes."""
     missing, seen = set(names), set[str]()
     for row in episodes.tolist() if names else ():
         seen |= index.episode_metadata(row).keys()

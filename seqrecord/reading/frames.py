@@ -1,4 +1,4 @@
-"""Frames in memory: their dtypes and shapes, and what a user's `frame_transform` makes of them."""
+"""Frames in memory: dtypes, shapes, and the user's `frame_transform`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from seqrecord.schema import ValueKind
 from seqrecord.text import repr_of
 
 FrameTransform: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
-"""From the values of a frame (arrays, `str`, `bytes`) to those that clips are made of, of the same
-dtypes and shapes for every frame."""
+"""Maps a frame's values (arrays, `str`, `bytes`) to the values of clips, with the same dtypes and
+shapes for every frame.
+"""
 
 
-SHAPE_DTYPE = np.dtype(np.uint32)  # of a shape that varies, beside the frame that has it
-_OBJECT_BYTES = 128  # of a `str` or `bytes`, beside what it holds, and of the reference to it
-_CHARACTER_BYTES = 4  # of one in a `str`, at most; it has a byte at least in UTF-8
+SHAPE_DTYPE = np.dtype(np.uint32)  # stored beside frames of variable shape
+_OBJECT_BYTES = 128  # overhead of a `str` or `bytes` object and its reference
+_CHARACTER_BYTES = 4  # maximum for a character of `str`, which has at least a byte in UTF-8
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Dtype and shape of one feature of one frame as clips hold it; `None` in a shape varies.
+    """Dtype and shape of a feature's frames in clips; `None` marks a variable dimension.
 
-    `largest` is the number of bytes of the largest frame, of a shape that varies. `value` is "text"
-    or "bytes" where frames are `str` or `bytes`, which are the bytes of an array uint8 [?].
-    `mask_of` is the feature whose padding this one tells, which is stored with it.
+    `largest` is the size of the largest frame in bytes, for variable shapes. `value` is "text" or
+    "bytes" if frames are `str` or `bytes`, stored as uint8 [?]. `mask_of` is the feature whose
+    padding this mask describes.
     """
 
     dtype: np.dtype[Any]
@@ -47,7 +48,7 @@ class ArraySpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory for one frame: of the largest, and for its shape, where that varies."""
+        """Memory for one frame in bytes: for variable shapes the largest frame, and its shape."""
         if self.value != "array":
             size = _CHARACTER_BYTES if self.value == "text" else 1
             return size * (self.largest or 0) + _OBJECT_BYTES
@@ -62,20 +63,23 @@ class ArraySpec:
 
 
 def clip_nbytes(specs: Mapping[str, ArraySpec], lengths: Mapping[str, int]) -> int:
-    """Bytes of memory for a clip: for so many frames of each feature."""
+    """Return a clip's memory in bytes, given the number of frames of each feature."""
     return sum(spec.nbytes * lengths[name] for name, spec in specs.items())
 
 
 def mask_name(feature: str) -> str:
-    """The name of what tells which values of a padded feature are the frame's."""
+    """Return the name of a padded feature's mask."""
     return f"{feature}_mask"
 
 
-def named(what: str, result: Any) -> dict[str, Any]:
-    """What a function of users gives. Raises `ClipError` unless that is something by name."""
+def arrays_by_name(what: str, result: Any) -> dict[str, Any]:
+    """Return a user function's result as a dict.
+
+    Raises `ClipError` unless it is a mapping by name.
+    """
     if not (isinstance(result, Mapping) and result and all(isinstance(n, str) for n in result)):
         raise ClipError(
-            f"{what} does not give arrays by name",
+            f"{what} does not return arrays by name",
             expected="a dict of arrays with at least one",
             got=repr_of(result, 100),
         )
@@ -83,21 +87,21 @@ def named(what: str, result: Any) -> dict[str, Any]:
 
 
 def apply_transform(transform: FrameTransform, frame: dict[str, Any]) -> dict[str, Any]:
-    """What `transform` makes of a frame: arrays, `str` and `bytes`.
+    """Apply `transform` to a frame; returns arrays, `str` and `bytes` by name.
 
-    Raises `ClipError` unless it gives such by name.
+    Raises `ClipError` for another result.
     """
     return {
         name: value if isinstance(value, (str, bytes)) else np.asarray(value)
-        for name, value in named("frame_transform", transform(frame)).items()
+        for name, value in arrays_by_name("frame_transform", transform(frame)).items()
     }
 
 
 def first_frame(transform: FrameTransform, frame: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of the first frame, which is not changed.
+    """Apply `transform` to a copy of the first frame, with more checks.
 
-    Raises `ClipError`, too, for a function that does not take one frame, and for one that draws
-    random numbers: each frame is transformed once, in any thread, and may stay in memory.
+    Also raises `ClipError` for a wrong signature, and for random results: each frame is transformed
+    once, in any thread, and may stay in memory.
     """
     check_signature("frame_transform", transform, "frame")
 
@@ -109,19 +113,19 @@ def first_frame(transform: FrameTransform, frame: Mapping[str, Any]) -> dict[str
         repeatable(
             "frame_transform",
             call,
-            expected="a result that depends on the frame alone; for random augmentations a "
-            "function of clip_transform, with the generator that it is given",
+            expected="a result that depends only on the frame; for random augmentation use "
+            "clip_transform, with its generator",
         )
     )
 
 
-def unchanged(
+def unchanged_values(
     given: Mapping[str, Any], copies: Mapping[str, Any], made: Mapping[str, Any]
 ) -> frozenset[str]:
-    """The values that a function of users has left as they were, of one frame or clip.
+    """Return the names of values that a user function left unchanged_values.
 
-    It was `given` these, of which there are `copies`. A copy that it `made` of zeros counts as
-    changed: they are the same in every unit.
+    `given` are its arguments, `copies` copies of them, `made` its results. An array of zeros that
+    was copied counts as changed, since zeros are the same in every unit.
     """
     kept = set()
     for name in given.keys() & made.keys():
@@ -136,11 +140,11 @@ def unchanged(
 
 
 def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
-    """`ClipError` unless `what` gives of a feature a text that memory was counted for."""
+    """Raise `ClipError` if a text has another type, or is larger than its reserved memory."""
     kind = str if spec.value == "text" else bytes
     if not isinstance(value, kind):
         raise ClipError(
-            f"{what} gives another type than of the first one",
+            f"{what} returns another type than for the first one",
             feature=name,
             expected=kind.__name__,
             got=type(value).__name__,
@@ -148,9 +152,9 @@ def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
     size = len(value.encode(errors="surrogatepass") if isinstance(value, str) else value)
     if size > (spec.largest or 0):
         raise ClipError(
-            f"{what} gives a longer text than any frame of this feature has",
+            f"{what} returns a longer text than any frame of this feature",
             feature=name,
-            expected=f"at most {spec.largest} bytes, which memory was counted for",
+            expected=f"at most {spec.largest} bytes, the reserved memory",
             got=f"{size} bytes",
         )
 
@@ -162,10 +166,10 @@ def check_arrays(
     specs: Mapping[str, ArraySpec],
     check_texts: Callable[[str, str, Any, ArraySpec], None] = check_text,
 ) -> None:
-    """`ClipError` unless what a function makes is like that of the first, which `specs` tell."""
+    """Raise `ClipError` unless a function's results match `specs`, from its first result."""
     if arrays.keys() != specs.keys():
         raise ClipError(
-            f"{what} gives other features than for the first {of}",
+            f"{what} returns other features than for the first {of}",
             expected=", ".join(specs),
             got=", ".join(arrays),
         )
@@ -176,7 +180,7 @@ def check_arrays(
         array = np.asarray(arrays[name])
         if (got := ArraySpec(array.dtype, array.shape)) != spec:
             raise ClipError(
-                f"{what} gives another dtype or shape than for the first {of}",
+                f"{what} returns another dtype or shape than for the first {of}",
                 feature=name,
                 expected=spec,
                 got=got,
@@ -186,9 +190,9 @@ def check_arrays(
 def add_place(
     error: Exception, what: str, *, file: str, episode: str, frame: int | None = None
 ) -> None:
-    """Add to an error that is being raised where it happened, in its message or in a note.
+    """Add episode and frame to an error being raised, in its message or as a note.
 
-    A `StopIteration`, which would look like the end of the clips, becomes a `ClipError`.
+    A `StopIteration`, which would end iteration silently, becomes a `ClipError`.
     """
     if isinstance(error, StopIteration):
         raise ClipError(

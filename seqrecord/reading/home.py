@@ -1,9 +1,9 @@
-"""The folder of indexes of originals and of trusted lists: `SEQRECORD_HOME`.
+"""The folder `SEQRECORD_HOME`: indexes of originals, and trusted lists of external files.
 
-Several users may share it, and none of them reads what another one could have written. So a folder
-in it is used if it belongs to this user or root and nobody else can write it. Otherwise each user
-has an own folder: `NAME/UID`, or where that cannot be made `NAME-UID`, or else one in the user's
-folder of caches or the folder for temporary files.
+Users may share it, but never read files that another user could have written. A folder in it is
+used only if it belongs to this user or root and nobody else can write it. Otherwise each user gets
+a folder of their own: `NAME/UID`, else `NAME-UID`, else one in the user's cache folder or the
+folder for temporary files.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _logger = logging.getLogger("seqrecord")
 
 
 def home() -> Path:
-    """The folder in which this user's indexes of originals are kept, and which lists are trusted.
+    """Return the folder of this user's indexes of originals and trusted lists.
 
-    It is `SEQRECORD_HOME`, or `seqrecord` in the platform's folder of caches.
+    `SEQRECORD_HOME`, or `seqrecord` in the platform's cache folder.
     """
     given = os.environ.get("SEQRECORD_HOME")
     return Path(given).absolute() if given else _user_cache()
 
 
 def _user_cache() -> Path:
-    import platformdirs  # here, since datasets of records do without
+    import platformdirs  # optional for datasets of record files
 
     return Path(platformdirs.user_cache_dir("seqrecord", appauthor=False)).absolute()
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file or folder is there, is this user's or root's, and nobody else can write it."""
+    """Return whether a path exists, is this user's or root's, and only its owner can write it."""
     try:
         return not path.stat().st_mode & _OTHERS_WRITE and _is_own(path)
     except OSError:
@@ -47,30 +47,32 @@ def is_private(path: Path) -> bool:
 
 
 def make_private(path: Path) -> None:
-    """Take the right to write a file, or a folder and all files in it, from others."""
+    """Remove other users' write permission from a file, or from a folder and all its files."""
     for each in (path, *path.rglob("*")):
         each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
 
 
 @contextmanager
-def folder_of_home(name: str, prefix: str | None = None) -> Iterator[Path]:
-    """A private folder in `home`, made if none is there; with `prefix` its files and folders called
-    so are private too. An `OSError` in the block becomes a `StorageError`."""
+def private_folder(name: str, prefix: str | None = None) -> Iterator[Path]:
+    """Provide a private folder in `home`, created on demand. `OSError` becomes `StorageError`.
+
+    With `prefix`, its files and folders with this prefix are private too.
+    """
     with local_errors(str(home() / name), writing=True):
-        yield _private_folder(name, prefix)
+        yield _find_folder(name, prefix)
 
 
 def trust(list_id: str) -> None:
-    """This user has made the list of this id: the files that it names may be opened."""
+    """Mark a list of external files as made by this user, so that its files may be opened."""
     if not is_trusted(list_id):
-        with folder_of_home("trusted") as folder:
-            (folder / list_id).unlink(missing_ok=True)  # of another user
+        with private_folder("trusted") as folder:
+            (folder / list_id).unlink(missing_ok=True)  # may belong to another user
             (folder / list_id).touch(mode=0o600)
 
 
 def is_trusted(list_id: str) -> bool:
-    """Whether this user, or root, has made the list."""
-    folders = (home() / "trusted", *_folders_of_user("trusted"))
+    """Return whether this user, or root, has made the list."""
+    folders = (home() / "trusted", *_user_folders("trusted"))
     return any(is_private(each) and _is_own(each / list_id) for each in folders)
 
 
@@ -81,7 +83,7 @@ def _is_own(path: Path) -> bool:
         return False
 
 
-def _private_folder(name: str, prefix: str | None) -> Path:
+def _find_folder(name: str, prefix: str | None) -> Path:
     shared = home() / name
     try:
         _make(shared)
@@ -89,7 +91,7 @@ def _private_folder(name: str, prefix: str | None) -> Path:
             return shared
     except PermissionError:
         pass
-    for folder in _folders_of_user(name):
+    for folder in _user_folders(name):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except PermissionError:
@@ -99,17 +101,17 @@ def _private_folder(name: str, prefix: str | None) -> Path:
                 _logged.add(folder)
                 _logger.warning("%s: other users can write it; using %s", shared, folder)
             return folder
-    raise PermissionError(13, "no folder of your own can be made here", str(shared))
+    raise PermissionError(13, "cannot create a private folder here", str(shared))
 
 
-def _folders_of_user(name: str) -> list[Path]:
+def _user_folders(name: str) -> list[Path]:
     base, uid = home(), str(os.geteuid())
     temporary = Path(tempfile.gettempdir()) / f"seqrecord-{uid}"
     return [base / name / uid, base / f"{name}-{uid}", _user_cache() / name, temporary / name]
 
 
 def _make(folder: Path) -> None:
-    """A folder that others can write if they can write the one above, but not each other's."""
+    """Create a folder. It is writable by others if its parent is, with the sticky bit."""
     above = folder.parent
     if not above.is_dir():
         above.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
-"""Builds the index from the footers of record files, whoever wrote them, in whatever order.
+"""Builds the index from the footers of record files, independent of their writers and order.
 
-A record file says which features it was written with. Those of the dataset continue these: some may
-have been dropped since, and others added behind them. Several record files may hold parts of an
-episode.
+The schema of each record file is the one it was written with. The dataset's schema continues it:
+features may have been dropped, or added at the end. An episode may span several record files.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from seqrecord.errors import FormatError
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import EpisodePart, Footer
 from seqrecord.format.index import NO_SPLIT, GroupIndex, Index, check_text
-from seqrecord.format.lags import EpisodeLags, with_lags
 from seqrecord.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, features_of
-from seqrecord.format.text import whole_metadata
+from seqrecord.format.text import unmark_truncated
+from seqrecord.format.time_spans import EpisodeTimeSpans, timestamp_features
 from seqrecord.schema import Schema
 
 _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
-class LostEpisode:
-    """A complete episode that is not in the index, since another one has its key.
+class DuplicateEpisode:
+    """A complete episode that is not in the index: another one has the same key.
 
-    `files` are the paths of all record files that hold a piece of it.
+    `files` are the paths of all record files with parts of it.
     """
 
     uid: str
@@ -44,16 +43,16 @@ class LostEpisode:
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """An index, and the paths of the record files that it uses in the order of its numbers.
+    """An index and its record files, in the order of the index's numbers.
 
-    Behind these are those that have no chunk in it, but alone say how many frames an episode has:
-    its last chunk is of a group that was dropped. `splits` are the names that it numbers.
+    More files follow if they contain no chunk of the index, but are the only ones with the length
+    of an episode; its last chunk is in a dropped group. `splits` are the split names, by number.
     """
 
     index: Index
     files: tuple[str, ...]
-    next_ordinal: int  # that of the last episode, and one
-    lost: tuple[LostEpisode, ...]
+    next_ordinal: int  # last ordinal + 1
+    duplicates: tuple[DuplicateEpisode, ...]
     splits: tuple[str, ...]
 
 
@@ -64,28 +63,32 @@ def build_index(
     edits: Edits | None = None,
     splits: Sequence[str] = (),
 ) -> BuiltIndex:
-    """The index of all episodes that are complete in these record files, by (ordinal, uid).
+    """Build the index of all complete episodes, sorted by (ordinal, uid).
 
-    `footers` are by path. `committed` are the paths that a manifest names, and `left_out` the uids
-    of episodes in them that are not in its dataset: all other episodes that are complete in them
-    are, but for those that `edits` have deleted. Their keys and metadata are those that `edits`
-    say, if any. Of several episodes of one key that of the dataset
-    wins, else the one of the smallest uid. Of several copies of a chunk the one in a file of the
-    dataset is taken, else that of the file of the smallest id. So the result depends on neither the
-    order of the files nor that of their writers. Files are numbered in the order in which the
-    episodes use them. Episodes that lack a part are left out. The names of `splits` keep their
-    numbers; those that only `edits` name follow. The features are those that `edits` say, if any.
+    The result is independent of the order of files and of their writers:
 
-    Raises `FormatError` for schemas or file ids that clash, and for parts of an episode that
-    contradict each other; it names the file.
+    - Of several episodes with one key, the committed one wins, else the smallest uid.
+    - Of several copies of a chunk, one in a committed file wins, else the smallest file id.
+    - Files are numbered in the order of use by the episodes.
+
+    Args:
+        footers: footer of each record file, by path.
+        committed: paths named by a manifest. Their complete episodes are in the dataset, except
+            `left_out` and deleted ones.
+        left_out: uids of complete episodes in committed files that are not in the dataset.
+        edits: changes to keys, metadata, splits and schema.
+        splits: split names, which keep their numbers. New names in `edits` follow.
+
+    Raises `FormatError` with the file for conflicting schemas or file ids, and for contradictory
+    parts of an episode.
     """
     edits = edits or Edits()
-    schema, fitting = conformed(list(footers.items()), edits.schema, committed)
+    schema, fitting = matching_footers(list(footers.items()), edits.schema, committed)
     footers = dict(fitting)
     by_id: dict[str, str] = {}
     for path, footer in footers.items():
         if (other := by_id.setdefault(footer.file_id, path)) != path:
-            raise FormatError("two record files of one id: one is a copy", file=path, got=other)
+            raise FormatError("record files with the same id: one is a copy", file=path, got=other)
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
     complete = _complete_rows([footers[path] for path in paths], schema)
     for uid in edits.deleted:
@@ -110,8 +113,8 @@ def build_index(
         winners.setdefault(complete[uid].episode.key, uid)
     if schema is None or not winners:
         raise FormatError(
-            "no complete episode in any record file; `seqrecord write --resume` continues an "
-            "interrupted write"
+            "no complete episode in any record file; to continue an interrupted write, run "
+            "`seqrecord write --resume`"
         )
     chosen = [complete[uid] for uid in winners.values()]
     chosen.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
@@ -120,10 +123,12 @@ def build_index(
     index, used = _index_of(schema, chosen, of_splits, names)
     return BuiltIndex(
         index=index,
-        files=tuple(paths[number] for number in (*used, *_telling(chosen, used))),
+        files=tuple(paths[number] for number in (*used, *_length_files(chosen, used))),
         next_ordinal=chosen[-1].episode.ordinal + 1,
-        lost=tuple(
-            LostEpisode(uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces))
+        duplicates=tuple(
+            DuplicateEpisode(
+                uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces)
+            )
             for uid, rows in complete.items()
             if winners[rows.episode.key] != uid
         ),
@@ -134,22 +139,24 @@ def build_index(
 def complete_episodes(
     footers: Sequence[tuple[str, Footer]], schema: Schema | None = None
 ) -> dict[str, EpisodePart]:
-    """The last parts of all episodes that are complete in these record files, by uid.
+    """Return the last part of each complete episode, by uid.
 
-    `schema` is that of the dataset, if there is one. Footers come with the paths of their files, of
-    which there may be several: what is known of a file that is not finished. Raises `FormatError`
-    as `build_index` does, but for file ids.
+    `schema` is the dataset's, if there is one. `footers` may repeat a path: unfinished files have
+    several. Raises `FormatError` like `build_index`, but does not check file ids.
     """
-    schema, fitting = conformed(footers, schema)
+    schema, fitting = matching_footers(footers, schema)
     return {
         uid: rows.episode for uid, rows in _complete_rows([f for _, f in fitting], schema).items()
     }
 
 
 def _index_of(
-    schema: Schema, episodes: Sequence[_Rows], splits: Sequence[str | None], names: Sequence[str]
+    schema: Schema,
+    episodes: Sequence[_EpisodeRows],
+    splits: Sequence[str | None],
+    names: Sequence[str],
 ) -> tuple[Index, list[int]]:
-    """The index, and the numbers of the files that it uses, in the order of their first use."""
+    """Build the index. Also returns the numbers of its files, in order of use."""
     parts = [rows.episode for rows in episodes]
     keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
     check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
@@ -162,11 +169,11 @@ def _index_of(
         _group_of(group, features, [rows.groups[at] for rows in episodes], number)
         for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
     )
-    lags, timestamps = None, with_lags(schema)
+    time_spans, timestamps = None, timestamp_features(schema)
     if timestamps:
-        rows_of = [[dict(part.lags).get(name) for name in timestamps] for part in parts]
+        rows_of = [[dict(part.time_spans).get(name) for name in timestamps] for part in parts]
         most = max(part.num_frames or 1 for part in parts)
-        lags = EpisodeLags.of(rows_of, len(timestamps), most)
+        time_spans = EpisodeTimeSpans.of(rows_of, len(timestamps), most)
     place: dict[str | None, int] = {name: at for at, name in enumerate(names)}
     place[None] = NO_SPLIT
     index = Index(
@@ -178,27 +185,27 @@ def _index_of(
         fps=np.array([part.fps or 0 for part in parts], np.float64),
         split=np.array([place[name] for name in splits], np.uint16),
         groups=groups,
-        lags=lags,
+        time_spans=time_spans,
     )
     return index, used
 
 
-def _telling(episodes: Sequence[_Rows], used: Sequence[int]) -> list[int]:
-    """The numbers of other files without which nothing would say how long an episode is."""
+def _length_files(episodes: Sequence[_EpisodeRows], used: Sequence[int]) -> list[int]:
+    """Return further files needed for the lengths of episodes."""
     known = dict.fromkeys(used)
     for rows in episodes:
-        if known.keys().isdisjoint(rows.telling):
-            known[rows.telling[0]] = None
+        if known.keys().isdisjoint(rows.length_files):
+            known[rows.length_files[0]] = None
     return list(known)[len(used) :]
 
 
 def _group_of(
     schema: Schema,
     features: npt.NDArray[np.int64],
-    episodes: Sequence[_Piece],
+    episodes: Sequence[_GroupRows],
     number: npt.NDArray[np.uint32],
 ) -> GroupIndex:
-    """The chunk table of one group; `number` are the new numbers of the files."""
+    """Build the chunk table of one group. `number` maps file numbers to new ones."""
     counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
     first = np.cumsum(counts) - counts
     chunks = _stacked([rows.chunks for rows in episodes])
@@ -219,10 +226,10 @@ def _group_of(
     )
 
 
-class _Piece(NamedTuple):
-    """An episode's chunk and gap rows of one group; gaps count from the first of the chunks.
+class _GroupRows(NamedTuple):
+    """An episode's chunk and gap rows in one group.
 
-    `files` says where each chunk is.
+    `files` is the file number of each chunk. Gap rows count chunks from the episode's first.
     """
 
     files: npt.NDArray[np.int64]
@@ -231,20 +238,20 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The rows of one complete episode, by group. `pieces` are the files of any piece of it.
+class _EpisodeRows:
+    """Rows of one complete episode, by group.
 
-    Of these `telling` say how many frames it has.
+    `pieces` are the numbers of all its files, `length_files` of those with its length.
     """
 
     episode: EpisodePart
-    groups: tuple[_Piece, ...]
+    groups: tuple[_GroupRows, ...]
     pieces: tuple[int, ...]
-    telling: tuple[int, ...]
+    length_files: tuple[int, ...]
 
 
-def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str, _Rows]:
-    """All episodes that are complete in these record files, by uid. `schema` is the dataset's."""
+def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str, _EpisodeRows]:
+    """Return the rows of all complete episodes, by uid. `schema` is the dataset's."""
     if schema is None:
         return {}
     parts: dict[str, list[tuple[int, int]]] = {}
@@ -252,32 +259,31 @@ def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str
         for number, part in enumerate(footer.episodes):
             parts.setdefault(part.uid, []).append((file, number))
     groups = list(zip(schema.groups, features_of(schema), strict=True))
-    files = [_File.of(footer) for footer in footers]
+    files = [_FooterRows.of(footer) for footer in footers]
     joined = {uid: _join(files, places, groups) for uid, places in parts.items()}
     return {uid: rows for uid, rows in joined.items() if rows is not None}
 
 
 def _join(
-    files: Sequence[_File],
+    files: Sequence[_FooterRows],
     parts: Sequence[tuple[int, int]],
     schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
-) -> _Rows | None:
-    """An episode's rows from its parts in several files, `None` if one is not there.
+) -> _EpisodeRows | None:
+    """Join an episode's rows from several files; `None` if a part is missing.
 
-    `schemas` are the groups of the dataset, with the places of their features. All frames lack a
-    group that was dropped, and one that was added of which there is no chunk. The episode is as
-    long as the longest of its parts that is whole. Of copies of a chunk the first is taken; they
-    must be equal.
+    `schemas` are the dataset's groups and their feature positions. A dropped group, and an added
+    group without chunks, is missing in all frames. The episode is as long as its longest complete
+    part. The first of several copies of a chunk is used; copies must be equal.
     """
     described = [files[file].footer.episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in described if part.num_frames is not None}
     episode = _common(described, max(lengths, default=None))
-    written = [  # groups of the files that its writer made
+    written = [  # groups in the files of its writer
         len(files[file].footer.chunks)
         for (file, _), part in zip(parts, described, strict=True)
         if files[file].footer.file_id[:16] == part.uid[:16]
     ]
-    groups: dict[int, _Piece] = {}
+    groups: dict[int, _GroupRows] = {}
     for group, (schema, _) in enumerate(schemas):
         if all(spec.is_dropped for spec in schema.values()):
             continue
@@ -289,58 +295,64 @@ def _join(
         if any(len(piece.chunks) for piece in pieces):
             groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode, schema)
         elif next(iter(schema.values())).added is None or any(group < n for n in written):
-            return None  # it may lack a group that was added after it was written
+            return None  # chunks of an added group may be missing
     for length in sorted(lengths, reverse=True) if groups else ():
         first = {group: _first_frames(rows, length, episode) for group, rows in groups.items()}
         if None not in first.values():
             found = {group: rows for group, rows in first.items() if rows is not None}
-            at = next(iter(found.values()))  # what has no chunks is absent in those of this group
+            at = next(iter(found.values()))  # missing groups get chunks like these
             whole = tuple(
                 found[group]
                 if group in found
-                else _Piece(*absent_chunks(at.files, at.chunks, schema, features))
+                else _GroupRows(*absent_chunks(at.files, at.chunks, schema, features))
                 for group, (schema, features) in enumerate(schemas)
             )
-            # Of what says so, what ends it is whole; a flush there says that it is truncated.
-            says = [part.num_frames == length for part in described]
-            ends = [part for part, is_told in zip(described, says, strict=True) if is_told]
+            # Complete parts decide metadata. A flush at the same frame marks it as truncated.
+            are_complete = [part.num_frames == length for part in described]
+            ends = [
+                part for part, has_length in zip(described, are_complete, strict=True) if has_length
+            ]
             numbers = tuple(file for file, _ in parts)
-            telling = tuple(compress(numbers, says))
+            length_files = tuple(compress(numbers, are_complete))
             metadata = {part.metadata for part in ends}
             chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
-            lags = tuple(sorted({item[0]: item for part in ends for item in part.lags}.values()))
+            time_spans = tuple(
+                sorted({item[0]: item for part in ends for item in part.time_spans}.values())
+            )
             if len(described) > 1:
-                episode = replace(episode, num_frames=length, metadata=chosen, lags=lags)
-            return _Rows(episode, whole, numbers, telling)
+                episode = replace(
+                    episode, num_frames=length, metadata=chosen, time_spans=time_spans
+                )
+            return _EpisodeRows(episode, whole, numbers, length_files)
     return None
 
 
 def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
-    """What parts of an episode have in common, with this number of frames.
+    """Merge the parts of an episode. Raises `FormatError` if they contradict.
 
-    They may differ in that, and so in lags, and in whether they say that the episode is truncated.
-    It has no fps if a part with `num_frames` has none: its timestamps contradicted it.
+    Parts may differ in length, time spans and the truncation mark. The result has no fps if a part
+    with `num_frames` has none: the timestamps contradicted it.
     """
     if len(parts) == 1:
         return parts[0]
     texts = {part.metadata for part in parts}
-    whole = {whole_metadata(text) for text in texts} if len(texts) > 1 else texts
+    whole = {unmark_truncated(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
-    said: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "lags": ()}
+    changes: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "time_spans": ()}
     drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
     fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
     each = zip(parts, drops, strict=True)
-    same = {replace(part, **said, fps=fps if drop else part.fps) for part, drop in each}
-    episode = replace(parts[0], **said, fps=None if any(drops) else fps)
+    same = {replace(part, **changes, fps=fps if drop else part.fps) for part, drop in each}
+    episode = replace(parts[0], **changes, fps=None if any(drops) else fps)
     if len(whole) > 1 or len(same) > 1:
         raise _contradiction(episode)
     return episode
 
 
-def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece | None:
-    """The chunks, in the order of their frames, of the first frames; `None` if one is not there.
+def _first_frames(rows: _GroupRows, num_frames: int, episode: EpisodePart) -> _GroupRows | None:
+    """Return the chunks of the frames `[0, num_frames)`; `None` if one is missing.
 
-    Chunks may neither overlap nor hold frames on both sides of that end.
+    Raises `FormatError` if chunks overlap or contain frames on both sides of the end.
     """
     first = rows.chunks["first_frame"].astype(np.int64)
     stop = int(np.searchsorted(first, num_frames))
@@ -350,13 +362,14 @@ def _first_frames(rows: _Piece, num_frames: int, episode: EpisodePart) -> _Piece
     if ends[stop] < num_frames or not np.array_equal(first[:stop], ends[:stop]):
         return None
     gaps = rows.gaps[: np.searchsorted(rows.gaps["chunk"], stop)]
-    return _Piece(rows.files[:stop], rows.chunks[:stop], gaps)
+    return _GroupRows(rows.files[:stop], rows.chunks[:stop], gaps)
 
 
-def _gathered(pieces: Sequence[_Piece], episode: EpisodePart, schema: Schema) -> _Piece:
-    """The chunks of one group of an episode in all files, front to back; of copies the first.
+def _gathered(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema) -> _GroupRows:
+    """Merge one group's chunks of an episode from all files, in frame order.
 
-    Copies are equal but for features that were dropped: `schema` is that of the group.
+    The first of several copies is used. Copies must be equal, except in dropped features. `schema`
+    is the group's.
     """
     chunks = np.concatenate([piece.chunks for piece in pieces])
     _, chosen, copy_of = np.unique(chunks["first_frame"], return_index=True, return_inverse=True)
@@ -372,11 +385,11 @@ def _gathered(pieces: Sequence[_Piece], episode: EpisodePart, schema: Schema) ->
     gaps["chunk"] = place[gaps["chunk"]]
     files = np.concatenate([piece.files for piece in pieces])
     order = np.argsort(gaps["chunk"], kind="stable")
-    return _Piece(files[chosen], chunks[chosen], gaps[order])
+    return _GroupRows(files[chosen], chunks[chosen], gaps[order])
 
 
 def _comparable(chunks: npt.NDArray[Any], schema: Schema) -> npt.NDArray[Any]:
-    """The chunk rows without their places, and without pages of features that were dropped."""
+    """Return chunk rows with positions, and pages of dropped features, set to 0."""
     rows: npt.NDArray[Any] = chunks.copy()
     rows["episode"], rows["offset"] = 0, 0
     for column, spec in enumerate(schema.values()):
@@ -392,22 +405,22 @@ def _contradiction(episode: EpisodePart) -> FormatError:
     return FormatError(
         "record files contradict each other about an episode",
         episode=episode.key,
-        expected="parts of one uid that agree, and copies of a chunk that are equal",
+        expected="parts with one uid that agree, and copies of a chunk that are equal",
         got=f"uid {episode.uid}",
     )
 
 
 @dataclass(frozen=True)
-class _File:
-    """A record file, and by group where the chunk and gap rows of its episodes begin, and end."""
+class _FooterRows:
+    """A footer with the row bounds of its episodes' chunks and gaps, by group."""
 
     footer: Footer
     chunks: Sequence[Sequence[int]]
     gaps: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, footer: Footer) -> _File:
-        # A column that is searched once for each episode would be copied each time.
+    def of(cls, footer: Footer) -> _FooterRows:
+        # Searched once for all episodes: each search of a structured column copies it.
         numbers = np.arange(len(footer.episodes) + 1)
         chunks = [np.searchsorted(rows["episode"], numbers) for rows in footer.chunks]
         gaps = [
@@ -416,42 +429,43 @@ class _File:
         ]
         return cls(footer, [some.tolist() for some in chunks], [some.tolist() for some in gaps])
 
-    def rows_of(self, file: int, number: int, group: int) -> _Piece:
-        """Rows of an episode of this file, of which `file` is the number; gaps count from the first
-        of the chunks."""
+    def rows_of(self, file: int, number: int, group: int) -> _GroupRows:
+        """Return an episode's rows in this file. `file` is the file's number.
+
+        Gap rows count chunks from the episode's first.
+        """
         start, stop = self.chunks[group][number : number + 2]
         of_gaps = slice(*self.gaps[group][number : number + 2])
         rows, gaps = self.footer.chunks[group][start:stop], self.footer.gaps[group][of_gaps]
-        return _Piece(np.full(len(rows), file), rows, _shifted(gaps, -start))
+        return _GroupRows(np.full(len(rows), file), rows, _shifted(gaps, -start))
 
 
 def _stacked(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Rows of one dtype, one table after the other; `concatenate` would compare all field names."""
+    """Concatenate rows of one dtype. `np.concatenate` alone would compare all field names."""
     dtype = tables[0].dtype
     return np.concatenate([rows.view(f"V{dtype.itemsize}") for rows in tables]).view(dtype)
 
 
 def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
-    """Gap rows with their chunk numbers moved."""
+    """Return gap rows with `by` added to their chunk numbers."""
     moved: npt.NDArray[Any] = gaps.copy()
     moved["chunk"] = gaps["chunk"].astype(np.int64) + by
     return moved
 
 
-def conformed(
+def matching_footers(
     footers: Sequence[tuple[str, Footer]],
     schema: Schema | None = None,
     committed: Collection[str] = (),
     *,
     edited: bool = True,
 ) -> tuple[Schema | None, list[tuple[str, Footer]]]:
-    """The schema of a dataset, and those of its record files that are of it, with their paths.
+    """Return a dataset's schema, and its matching record files with their paths.
 
-    Without `schema` it is the longest of those files that have chunks of the first group, which
-    must all have its kinds and units; of `schema` they may have others if it was `edited`. What an
-    interrupted edit has left of a feature that is in no dataset is left out, and named in the log:
-    a file without chunks of the first group that is not `committed`. Raises `FormatError` for any
-    other file whose schema the dataset's does not continue.
+    Without `schema`, the longest schema among files with chunks of the first group is used; their
+    kinds and units must be equal. With `schema` they may differ if it was `edited`. Skips files
+    without chunks of the first group that are not `committed`: they are left from an interrupted
+    edit, and logged. Raises `FormatError` for any other file whose schema does not match.
     """
     edited = edited and schema is not None
     if schema is None:
@@ -467,25 +481,25 @@ def conformed(
             pairs = zip_longest(schema.values(), footer.schema.values())
             want, got = next((want, got) for want, got in pairs if want != got)
             raise FormatError(
-                "record files of different schemas",
+                "record files have different schemas",
                 file=path,
                 expected=want.to_json() if want else "no more",
                 got=got.to_json() if got else None,
             )
         else:
-            _logger.warning("%s: left out: of a feature that was not added to the end", path)
+            _logger.warning("%s: ignored: left by an interrupted `edit add`", path)
     return schema, found
 
 
 def _renamed(footer: Footer, schema: Schema) -> Footer:
-    """The footer with lags of the timestamps that are still there; a name may be another's now."""
-    timed = with_lags(schema)
+    """Keep only time spans of features that are still timestamps with the same name."""
+    timed = timestamp_features(schema)
     now = dict(zip(footer.schema, schema, strict=False))
     kept = {name for name, new in now.items() if name == new and name in timed}
-    if kept.issuperset(with_lags(footer.schema)):
+    if kept.issuperset(timestamp_features(footer.schema)):
         return footer
     episodes = [
-        replace(part, lags=tuple(item for item in part.lags if item[0] in kept))
+        replace(part, time_spans=tuple(item for item in part.time_spans if item[0] in kept))
         for part in footer.episodes
     ]
     return replace(footer, episodes=tuple(episodes))
@@ -497,10 +511,10 @@ def absent_chunks(
     schema: Schema,
     features: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
-    """Files, chunk rows and gap rows of a group of which no frame of an episode has a feature.
+    """Return files, chunk rows and gap rows of a group whose features are missing in all frames.
 
-    They lie, and end, where those of another group do: these are its `chunks`, in `files`. `schema`
-    is that of the absent group, and `features` are the places of its features.
+    Positions and lengths follow the `chunks` of another group, which are in `files`. `schema` is
+    the absent group's, `features` its feature positions.
     """
     most = MAX_GOP_FRAMES if any(s.is_video for s in schema.values()) else MAX_CHUNK_FRAMES
     held = chunks["num_frames"].astype(np.int64)

@@ -1,9 +1,9 @@
-"""All that a dataset says of itself: manifest, index, edits, and the footers of record files.
+"""Reads a dataset's metadata: manifest, index, edits, and footers of record files.
 
-A large file of the index is memory-mapped from its disk, or, if it is remote, from a copy in a
-temporary file, which has no name and goes with its last user. Mapped bytes take no memory of the
-process: the system keeps those that are used, and can drop them. But a file that is cut while it is
-mapped ends the process with SIGBUS, so a small file is read.
+Large index files are memory-mapped from their disk. Remote ones are first copied to an unnamed
+temporary file, deleted with its last user. Mapped pages belong to the system's page cache, not to
+the process. A mapped file that is truncated ends the process with SIGBUS, so small files are read
+instead.
 """
 
 from __future__ import annotations
@@ -51,43 +51,43 @@ _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """In bytes; what they are by default was measured."""
+class MapSizes:
+    """Sizes in bytes; the defaults were measured."""
 
-    small: int = 32 << 20  # of a file that is read
+    small: int = 32 << 20  # larger files are mapped
     block: int = 32 << 20  # of a mapped file, checked at a time
-    piece: int = 8 << 20  # of a remote file, read at a time; a client may hold it two times more
+    piece: int = 8 << 20  # of a remote file, per request; clients may need three times as much
 
 
-_SIZES = Sizes()
-_COPIES = 2  # pieces at a time
+_SIZES = MapSizes()
+_COPIES = 2  # concurrent requests
 
 
 def load(storage: Storage) -> tuple[Manifest, Index]:
-    """The manifest and the index of a dataset; no record file is touched.
+    """Load manifest and index of a dataset. No record file is read.
 
-    A large index is memory-mapped: see `map_file`. Raises `NotFoundError` where there is no dataset
-    and `FormatError` for one that is not as it should be.
+    Large index files are memory-mapped; see `map_file`. Raises `NotFoundError` if there is no
+    dataset, and `FormatError` for a damaged one.
     """
     manifest = read_manifest(storage)
     with contextlib.suppress(NotFoundError):
         return manifest, load_index(storage, manifest)
-    # A writer may have committed, and dropped the old index, since the manifest was read.
+    # A concurrent commit may have deleted the old index.
     manifest = read_manifest(storage)
-    with still_missing():
+    with explain_missing_file():
         return manifest, load_index(storage, manifest)
 
 
 @contextlib.contextmanager
-def still_missing() -> Iterator[None]:
-    """Where a file is missing in the block, though the manifest was just read anew, say so."""
+def explain_missing_file() -> Iterator[None]:
+    """Explain a missing file in the block, after the manifest was read a second time."""
     try:
         yield
     except NotFoundError as error:
         raise NotFoundError(
-            "a file that the manifest names is missing, also after the manifest was read once "
-            "more: either others commit and clean all the time, or it is lost; `seqrecord reindex` "
-            "makes index and manifest anew",
+            "a file named by the manifest is missing, also after the manifest was read again: "
+            "either other processes commit and clean continuously, or it is lost; "
+            "`seqrecord reindex` recreates index and manifest",
             file=error.file,
         ) from error
 
@@ -95,21 +95,21 @@ def still_missing() -> Iterator[None]:
 def load_version(
     storage: Storage, manifest: Manifest, *, verify: bool = False
 ) -> tuple[Manifest, Index]:
-    """The index of a dataset as it was when `manifest` was its manifest; it was verified then.
+    """Load the index of an earlier `manifest`, which was verified then.
 
-    Writers keep record files, but drop an index that is old: then it is built anew from the footers
-    of the record files. Raises `StateError` where these, too, are not what they were.
+    Writers keep record files but delete old indexes; then it is rebuilt from the footers. Raises
+    `StateError` if the record files have changed too.
     """
     with contextlib.suppress(NotFoundError):
         return manifest, load_index(storage, manifest, verify=verify)
     with contextlib.suppress(NotFoundError, FormatError):
         current, index = load(storage)
-        # The fingerprint says nothing of splits, but edits do.
+        # The fingerprint does not cover splits; edits do.
         if (current.fingerprint, current.edits) == (manifest.fingerprint, manifest.edits):
             return current, index
     cause: Exception | None = None
     try:
-        _logger.info("%s: the index is gone; reading that of the record files", storage.url)
+        _logger.info("%s: index deleted; rebuilding it from the record files", storage.url)
         paths = [file.path for file in manifest.record_files]
         footers = map_files(storage, lambda path: read_footer(storage, path), paths)
         edits = read_edits(storage, manifest.edits)
@@ -133,11 +133,11 @@ def index_of(
     edits: Edits | None = None,
     splits: Sequence[str] = (),
 ) -> Index:
-    """The index of a dataset of these record files, with files numbered as in `paths`.
+    """Build the index of record files numbered as in `paths`.
 
-    Raises `FormatError` as `build_index` does; it names a path.
+    Raises `FormatError` like `build_index`, with the path.
     """
-    from seqrecord.reading.index_building import build_index  # `open` of most datasets does without
+    from seqrecord.reading.index_building import build_index  # rarely needed by `open`
 
     built = build_index(footers, paths, left_out, edits, splits)
     number = {path: position for position, path in enumerate(paths)}
@@ -147,7 +147,7 @@ def index_of(
 
 
 def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> Index:
-    """The index of this manifest's dataset; see `load`."""
+    """Load the index of this manifest; see `load`."""
     mapped = _tables(storage, manifest, verify)
     tables = {name: pa.py_buffer(table.data) for name, table in mapped.items()}
     sizes = [file.size for file in manifest.record_files]
@@ -160,13 +160,13 @@ def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> 
         index = Index.decode(
             manifest.schema, tables, sizes, num_splits=len(manifest.splits), release=release
         )
-    except FormatError as error:  # it names the table
+    except FormatError as error:  # its file is the table name
         error.file = f"{storage.url}/{manifest.index[error.file or 'episodes'].path}"
         raise
     counts = (len(index.num_frames), int(index.num_frames.sum()))
     if counts != (manifest.num_episodes, manifest.num_frames):
         raise FormatError(
-            "the index does not hold the episodes and frames that the manifest says",
+            "the index differs from the manifest in episodes and frames",
             file=f"{storage.url}/{manifest.index['episodes'].path}",
             expected=(manifest.num_episodes, manifest.num_frames),
             got=counts,
@@ -174,38 +174,40 @@ def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> 
     return index
 
 
-def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, Mapped]:
-    """The bytes of the index's tables, by name; of a remote storage all are read at once."""
+def _tables(storage: Storage, manifest: Manifest, verify: bool) -> dict[str, MappedFile]:
+    """Load the index's tables, by name; from a remote storage all at once."""
     names: dict[str, str] = {}  # by path
     for name in table_names(manifest.schema):
         path = manifest.index[name].path
         if (other := names.setdefault(path, name)) != name:
             raise FormatError(
-                "an index file that is two tables, which have other columns",
+                "one index file for two tables with different columns",
                 file=f"{storage.url}/{path}",
-                expected="a file for each",
+                expected="a file for each table",
                 got=f"{other} and {name}",
             )
 
-    def table(path: str) -> Mapped:
+    def table(path: str) -> MappedFile:
         return map_table(storage, manifest, names[path], verify=verify)
 
     return {names[path]: mapped for path, mapped in map_files(storage, table, names).items()}
 
 
-def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool = True) -> Mapped:
-    """The bytes of a file of the index, whose length and checksum are those of the manifest."""
+def map_table(
+    storage: Storage, manifest: Manifest, name: str, *, verify: bool = True
+) -> MappedFile:
+    """Load one table of the index, and check its length and checksum against the manifest."""
     file = manifest.index[name]
     shown = f"{storage.url}/{file.path}"
     if (size := storage.size(file.path)) != file.size:
         raise FormatError(
-            "an index file of the wrong length", file=shown, expected=file.size, got=size
+            "an index file has a wrong length", file=shown, expected=file.size, got=size
         )
     record_bytes = sum(record_file.size for record_file in manifest.record_files)
     counts = (manifest.num_episodes, manifest.num_frames, record_bytes)
     if size > (most := most_table_bytes(manifest.schema, *counts)[name]):
         raise FormatError(
-            "an index file larger than the rows of this dataset can be",
+            "an index file is larger than possible for this dataset",
             file=shown,
             expected=f"at most {most} bytes",
             got=size,
@@ -225,8 +227,8 @@ def map_table(storage: Storage, manifest: Manifest, name: str, *, verify: bool =
     return mapped
 
 
-class Mapped:
-    """The bytes of a file: `data`, read-only, and their CRC32C if it was asked for."""
+class MappedFile:
+    """A file's bytes: read-only `data`, and their CRC32C if requested."""
 
     def __init__(self, data: bytearray | mmap.mmap) -> None:
         self.data = memoryview(data).toreadonly()
@@ -234,33 +236,33 @@ class Mapped:
         self._map = data if isinstance(data, mmap.mmap) else None
 
     def release(self) -> None:
-        """Free the memory of what was read so far; it is read again when it is needed."""
+        """Free the memory of mapped bytes; the next access reads them again."""
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def map_file(
-    storage: Storage, path: str, size: int, *, checksum: bool, sizes: Sizes = _SIZES
-) -> Mapped:
-    """The first `size` bytes of a file. Raises `StorageError` for one that is shorter."""
+    storage: Storage, path: str, size: int, *, checksum: bool, sizes: MapSizes = _SIZES
+) -> MappedFile:
+    """Map or read the first `size` bytes of a file. Raises `StorageError` if it is shorter."""
     is_large = size > sizes.small
     if is_large and (local := storage.local_path(path)) is not None:
         mapped = _map_local(local, size)
     elif is_large and (file := _temporary(size)) is not None:
         with file:
             _copy(storage, path, size, file, sizes.piece)
-            mapped = Mapped(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+            mapped = MappedFile(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
     else:
         try:
             data = bytearray(size)
         except MemoryError as error:
             raise StorageError(
-                "no room for a copy of the file; set TMPDIR to a folder that has it",
+                "no room for a copy of the file; set TMPDIR to a folder with more space",
                 file=f"{storage.url}/{path}",
                 expected=f"{size} bytes",
             ) from error
         storage.read_ranges(path, [ByteRange(0, size)], [memoryview(data)])
-        mapped = Mapped(data)
+        mapped = MappedFile(data)
     if checksum:
         mapped.crc32c = 0
         for at in range(0, size, sizes.block):
@@ -269,13 +271,13 @@ def map_file(
     return mapped
 
 
-def _map_local(path: str, size: int) -> Mapped:
+def _map_local(path: str, size: int) -> MappedFile:
     try:
         with with_descriptor(lambda: Path(path).open("rb", buffering=0)) as file:
             if (actual := os.fstat(file.fileno()).st_size) < size:
                 raise short_read(path, ByteRange(0, size), actual)
             # Python's mmap duplicates the descriptor.
-            return Mapped(
+            return MappedFile(
                 with_descriptor(lambda: mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
             )
     except FileNotFoundError:
@@ -285,7 +287,7 @@ def _map_local(path: str, size: int) -> Mapped:
 
 
 def _temporary(size: int) -> IO[bytes] | None:
-    """A temporary file with room for so many bytes; `None` where there is none."""
+    """Create a temporary file of `size` bytes; `None` if there is no space."""
     file = None
     try:
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - for the caller
@@ -298,9 +300,9 @@ def _temporary(size: int) -> IO[bytes] | None:
 
 
 def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -> None:
-    """Copy the file's first `size` bytes, several pieces at a time.
+    """Copy the first `size` bytes of a file, several requests at a time.
 
-    A client's work on one piece goes on while the server sends another.
+    The client processes one response while the server sends another.
     """
     target = mmap.mmap(file.fileno(), size)
     buffer = memoryview(target)
@@ -308,7 +310,7 @@ def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -
     def copy(at: int) -> None:
         item = ByteRange(at, min(at + piece, size))
         storage.read_ranges(path, [item], [buffer[item.start : item.stop]])
-        target.madvise(mmap.MADV_DONTNEED)  # the file has them
+        target.madvise(mmap.MADV_DONTNEED)  # written to the file
 
     with request_threads(_COPIES, "copy") as threads:
         futures = [threads.submit(copy, at) for at in range(0, size, piece)]
@@ -317,7 +319,7 @@ def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -
 
 
 def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
-    """What the edits of a manifest come to. Raises `FormatError` that names the file."""
+    """Combine the edits of a manifest. Raises `FormatError` with the file."""
     by_path = {file.path: file for file in files}
 
     def read(path: str) -> list[Edit]:
@@ -330,7 +332,7 @@ def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
 
 
 def all_edits(storage: Storage) -> tuple[IndexFile, ...]:
-    """All files of edits that are there, in the order of their names; for a lost manifest."""
+    """List all present edit files, sorted by name, for a lost manifest."""
     found = []
     for path in sorted(file.path for file in storage.files(EDITS)):
         if path.endswith(".json"):
@@ -340,21 +342,21 @@ def all_edits(storage: Storage) -> tuple[IndexFile, ...]:
 
 
 def record_sizes(storage: Storage) -> dict[str, int]:
-    """Paths of all finished record files, in order, with their lengths in bytes."""
+    """Return the size in bytes of all finished record files, by path, sorted."""
     files = storage.files(RECORDS)
     return {file.path: file.size for file in files if file.path.endswith(".seqrec")}
 
 
 def read_footers(storage: Storage, sizes: Mapping[str, int]) -> dict[str, Footer]:
-    """The footers of finished record files, by path; see `read_footer`."""
+    """Read the footers of finished record files, by path; see `read_footer`."""
     return map_files(storage, lambda path: read_footer(storage, path, sizes[path]), sizes)
 
 
 @dataclass(frozen=True)
 class DamagedFile:
-    """A record file that was skipped: its path in the dataset, why, and at which byte offset.
+    """A skipped record file: its path in the dataset, the problem, and the byte offset.
 
-    It stays on the storage as it is.
+    The file itself is not changed.
     """
 
     path: str
@@ -363,16 +365,16 @@ class DamagedFile:
 
     @classmethod
     def of(cls, path: str, error: FormatError) -> DamagedFile:
-        """That of an error."""
+        """Create from an error."""
         facts = (("expected", error.expected), ("got", error.got))
         more = "".join(f"; {name}: {fact}" for name, fact in facts if fact is not None)
         return cls(path, error.message + more, error.offset)
 
     @classmethod
-    def told(cls, storage: Storage, path: str, error: FormatError) -> DamagedFile:
-        """The same, which the log names."""
+    def logged(cls, storage: Storage, path: str, error: FormatError) -> DamagedFile:
+        """Create from an error, and log a warning."""
         file = cls.of(path, error)
-        _logger.warning("damaged record file left out, and not removed: %s/%s", storage.url, file)
+        _logger.warning("damaged record file skipped (not deleted): %s/%s", storage.url, file)
         return file
 
     def __str__(self) -> str:
@@ -383,7 +385,7 @@ class DamagedFile:
 def readable_footers(
     storage: Storage, sizes: Mapping[str, int]
 ) -> tuple[dict[str, Footer], dict[str, FormatError]]:
-    """The footers of the record files that are whole, and the errors of those that are damaged."""
+    """Return the footers of intact record files, and the errors of damaged ones."""
 
     def read(path: str) -> Footer | FormatError:
         try:
@@ -397,7 +399,7 @@ def readable_footers(
 
 
 def read_file_id(storage: Storage, path: str) -> str:
-    """The id in a record file's header. Raises `FormatError` that names the file."""
+    """Read the id in a record file's header. Raises `FormatError` with the file."""
     data = bytearray(HEADER_BYTES)
     storage.read_ranges(path, [ByteRange(0, HEADER_BYTES)], [memoryview(data)])
     with located(FormatError, file=f"{storage.url}/{path}"):
@@ -405,10 +407,10 @@ def read_file_id(storage: Storage, path: str) -> str:
 
 
 def read_footer(storage: Storage, path: str, size: int | None = None) -> Footer:
-    """The footer of a finished record file, whose header must belong to it.
+    """Read the footer of a finished record file, and check that its header matches.
 
-    Three reads, none of a page; the file's `size` is asked for unless it is given. Raises
-    `FormatError` that names file, offset, expected and got.
+    Three reads, none of a page, and a request for the size unless `size` is given. Raises
+    `FormatError` with file, offset, expected and actual value.
     """
     done: list[ByteRange] = []
 
@@ -434,7 +436,7 @@ def _footer(read: Callable[[int, int], bytes], size: int) -> Footer:
     footer = parse_footer(read(start, size), start)
     if footer.file_id != file_id:
         raise FormatError(
-            "header and footer are of different files",
+            "header and footer belong to different files",
             offset=start,
             expected=file_id,
             got=footer.file_id,

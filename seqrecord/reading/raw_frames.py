@@ -1,7 +1,7 @@
-"""Frames of raw pages go to rows: which bytes are read for that, and how they are checked.
+"""Reads frames of raw pages into rows of arrays.
 
-A run of frames is read as the slices of its page that hold it, each of which has a checksum, or
-with its whole page. What is read beside the frames goes to memory that nobody looks at::
+Runs of frames are read as slices of their page, each with a checksum, or with the whole page.
+Unneeded bytes beside the frames go to scratch memory::
 
     page        | s s s s s s s s s s s s s |
     frames          . x x x .       . x
@@ -32,22 +32,22 @@ from seqrecord.schema import Schema
 from seqrecord.storage import Storage, worth_rereading
 from seqrecord.storage.ranges import ByteRange
 
-_BLOCK_BYTES = 2 << 20  # read, then summed while the processor's cache holds them
-PADDING = 4 << 10  # unwanted bytes that are read along: one read in place of two
-MAX_GAP = 16 << 10  # … of one page, from a local disk; a storage elsewhere takes more
-PART_BYTES = 16 << 10  # of a page are read in the time that one more part of it takes
-SPARED_REMOTE = 8 << 20  # bytes that a request for less than a page must spare, elsewhere
-_MOST_PARTS = 16  # of a small page that are read in turn; more are copied from memory
-_COPIED_BYTES = 1 << 20  # … of so many bytes
+_BLOCK_BYTES = 2 << 20  # read, then checked while in the processor's cache
+PADDING = 4 << 10  # unneeded bytes read to merge two reads into one
+MAX_GAP = 16 << 10  # … within a page of a local disk; remote storages merge larger gaps
+PART_BYTES = 16 << 10  # an additional read costs as much time as this many bytes
+SPARED_REMOTE = 8 << 20  # minimum saving of a request for a part of a page, on remote storages
+_MOST_PARTS = 16  # read in place from a small page; more are copied from memory
+_COPIED_BYTES = 1 << 20  # … of at most this many bytes
 
 _Resizing = Callable[[], AbstractContextManager[object]]
 
 
 class FrameRun(NamedTuple):
-    """Frames of a chunk, and the rows that they go to.
+    """Consecutive frames of a chunk and their target rows.
 
-    These are the frames `[first, first + num_frames)`, counted from the chunk's first one; `chunk`
-    is its row in the group's table. They go to `row` and the rows after it.
+    The frames are `[first, first + num_frames)`, counted from the chunk's start. `chunk` is a row
+    of the group's chunk table. Frames go to `row` and the following rows.
     """
 
     chunk: int
@@ -57,9 +57,9 @@ class FrameRun(NamedTuple):
 
 
 def frame_runs(chunk: IntArray, frame: IntArray, row: IntArray) -> list[FrameRun]:
-    """The runs of frames, counted in their chunks, that go to rows; int64[n] each, in any order.
+    """Group frames into runs; int64 [n] each, in any order. `frame` counts from the chunk's start.
 
-    Runs ascend, by chunk and then by frame. A frame that stands there twice is in two of them.
+    Runs are sorted by chunk and frame. A duplicate frame is in two runs.
     """
     order = np.lexsort((frame, chunk))
     chunk, frame, row = chunk[order], frame[order], row[order]
@@ -69,41 +69,41 @@ def frame_runs(chunk: IntArray, frame: IntArray, row: IntArray) -> list[FrameRun
     return list(map(FrameRun, chunks, frames, counts, rows))
 
 
-class Lender(Protocol):
-    """Memory that is used again."""
+class BufferAllocator(Protocol):
+    """A pool of reusable buffers."""
 
     def acquire(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """At least so many bytes."""
+        """Return a buffer of at least `nbytes` bytes."""
 
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
-        """Take back what was acquired."""
+        """Return a buffer to the pool."""
 
 
 @dataclass(eq=False, slots=True)
-class _Piece:
-    """Bytes of a page that are read in one go.
+class _PageRange:
+    """A byte range of a page, read at once.
 
-    `parts` are where they go, one after the other; of a number, so many go nowhere. With `rows` all
-    are read into memory, and the frames `of` the piece copied to these rows.
+    `parts` are the targets of consecutive bytes: memory, or a number of bytes to discard. If `rows`
+    is set, the whole range is read into scratch memory, and its frames `of` are copied to `rows`.
     """
 
     feature: str
     chunk: int  # row of the chunk table
     file: int
-    start: int  # where the piece begins in the file
+    start: int  # offset in the file
     nbytes: int
-    skipped: int  # bytes of its page before it
+    skipped: int  # bytes of the page before this range
     parts: list[memoryview | int] = field(default_factory=list)
     rows: IntArray | None = None
     of: IntArray | None = None
     slice_bytes: int = 0
-    sums_range: ByteRange | None = None  # of the checksums of its slices; or it is the whole page
+    sums_range: ByteRange | None = None  # checksums of the slices; `None` for the whole page
     sums: Sequence[int] = ()  # CRC32C of each slice, or of the page
-    seen: int = 0  # bytes of what was read so far
-    crc: int = 0  # of the last slice of these
+    seen: int = 0  # bytes checked so far
+    crc: int = 0  # of the last slice checked
 
     def take(self, runs: Sequence[FrameRun], nbytes: int, memory: memoryview) -> None:
-        """Have these positions of its page, of so many bytes each, brought to rows in `memory`."""
+        """Set the targets of page positions `runs`, `nbytes` per frame: rows in `memory`."""
         if len(runs) > _MOST_PARTS and self.nbytes <= _COPIED_BYTES:
             _, first, count, row = np.array(runs).T
             owner, inside = numbered(count)
@@ -121,7 +121,7 @@ class _Piece:
             self.parts.append(stop - done)
 
     def is_right(self, data: memoryview) -> bool:
-        """Whether what was read next is as it was written, as far as slices have ended."""
+        """Check the next bytes against the checksums of all slices completed so far."""
         while len(data):
             at, inside = divmod(self.seen, self.slice_bytes)
             part = data[: self.slice_bytes - inside]
@@ -135,22 +135,22 @@ class _Piece:
 
     @property
     def last_slice(self) -> int:
-        """The slice that was summed last."""
+        """Number of the last checked slice."""
         return (self.seen - 1) // self.slice_bytes
 
 
 class RawFrames:
-    """Reads frames of the raw features of one group. Safe to use from many threads.
+    """Reads frames of the raw features of one group. Thread-safe.
 
-    With `verify` all that is read is checked: by the checksum of its page, or of slices.
+    `verify` checks all bytes read, by the checksum of the page or its slices.
 
     Args:
-        storage: of the record files.
-        paths: of the record files.
-        index: of the dataset.
-        group: its number.
-        features: of the dataset that are chosen; the others are not read.
-        is_local: whether a read costs little beside its bytes.
+        storage: storage of the record files.
+        paths: record files, by the index's numbers.
+        index: index of the dataset.
+        group: group number.
+        features: selected features; others are not read.
+        is_local: whether the cost of a read depends mostly on its bytes.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class RawFrames:
             if spec.name in table.schema and spec.stored.is_raw
         }
         self._resized = {n: features[n] for n in self.specs if features[n].stored_shape}
-        self._sizes = {  # column, bytes of a frame, and frames that are checked together
+        self._sizes = {  # column, bytes per frame, frames per slice
             name: (table.schema.position(name), spec.nbytes, slice_frames(spec) if verify else 1)
             for name, spec in self.specs.items()
         }
@@ -186,12 +186,13 @@ class RawFrames:
 
     @cached_property
     def has_gaps(self) -> bool:
-        """Whether any frame lacks a chosen feature of the group."""
+        """Whether any frame lacks a selected feature of the group."""
         return bool(np.isin(self._table.gaps["feature"], self._chosen).any())
 
     def places(self, row: int) -> tuple[list[int], list[int]]:
-        """Where the pages of a chunk begin in its file, and the last one ends; and where the
-        checksums of the slices of each do."""
+        """Return file offsets of a chunk: page starts and the last page's end, then the same for
+        the slice checksums of each page.
+        """
         lengths = self._table.page_length[row].tolist()
         starts = list(accumulate(map(aligned, lengths), initial=int(self._table.offset[row])))
         each = zip(lengths, self._slice_bytes, strict=True)
@@ -199,7 +200,7 @@ class RawFrames:
         return starts, list(accumulate(sums, initial=starts[-1]))
 
     def place_of(self, row: int) -> dict[str, Any]:
-        """File and frames of a chunk, as errors name them."""
+        """Return file and frames of a chunk, for errors."""
         table = self._table
         first, count = int(table.first_frame[row]), int(table.num_frames[row])
         key = self._index.key(table.episode_of(row))
@@ -209,8 +210,7 @@ class RawFrames:
         }
 
     def located(self, error: SeqRecordError, row: int, feature: str) -> SeqRecordError:
-        """The error of a feature's page in a chunk, with its place; offsets are from the file's
-        start on."""
+        """Add file, episode and feature to an error. Its offset becomes relative to the file."""
         starts, _ = self.places(row)
         error.offset = starts[self._table.schema.position(feature)] + (error.offset or 0)
         return error.located(**self.place_of(row), feature=feature)
@@ -219,51 +219,50 @@ class RawFrames:
         self,
         runs: Sequence[FrameRun],
         rows: Mapping[str, npt.NDArray[Any]],
-        lender: Lender | None = None,
+        pool: BufferAllocator | None = None,
         *,
         exact: bool = False,
         resizing: _Resizing = nullcontext,
     ) -> int:
-        """Read frames of features, of which these are the rows: C-contiguous arrays, [rows, …].
+        """Read frames into `rows`, C-contiguous arrays [rows, …] by feature. Returns bytes read.
 
-        The row of a frame that lacks a feature keeps what is in it. Whole pages are read where that
-        takes less time; but with `exact` only slices that hold the frames. Memory for what is read
-        beside them comes from the lender: 3 MiB, or from elsewhere than a local disk as many bytes
-        as that are. Returns how many bytes were asked for.
+        Rows of frames without the feature keep their values. Whole pages are read if that is
+        faster, unless `exact` is set. Scratch memory comes from `pool`: 3 MiB on a local disk,
+        elsewhere as much as the unneeded bytes.
 
-        Features that are resized are read into memory of the lender first, those frames of a chunk
-        together, and resized from there in the context `resizing`.
+        Frames to be resized are read into buffers of `pool`, chunk by chunk, and resized in
+        the context `resizing`.
 
-        Raises `ChecksumError` for what is not as it was written, `CodecError` for a bool that is
-        neither 0 nor 1, and `FormatError` for a page that is not as long as its frames.
+        Raises `ChecksumError` for damaged bytes, `CodecError` for a bool other than 0 or 1, and
+        `FormatError` for a page whose length does not match its frames.
         """
         if not self._resized:
-            return self._read(runs, rows, lender, exact)
+            return self._read(runs, rows, pool, exact)
         nbytes = 0
         for name in rows.keys() & self._resized:
             for _, some in groupby(runs, key=attrgetter("chunk")):
-                nbytes += self._read_resized(name, list(some), rows[name], lender, exact, resizing)
+                nbytes += self._read_resized(name, list(some), rows[name], pool, exact, resizing)
         rows = {name: array for name, array in rows.items() if name not in self._resized}
-        return nbytes + self._read(runs, rows, lender, exact)
+        return nbytes + self._read(runs, rows, pool, exact)
 
     def _read_resized(
         self,
         name: str,
         runs: Sequence[FrameRun],
         rows: npt.NDArray[Any],
-        lender: Lender | None,
+        pool: BufferAllocator | None,
         exact: bool,
         resizing: _Resizing,
     ) -> int:
-        """Read frames of one feature and one chunk as they are stored, and resize them to rows."""
+        """Read stored frames of one feature and chunk, and resize them into rows."""
         spec, counts = self.specs[name], [run.num_frames for run in runs]
         size = sum(counts) * spec.nbytes
-        buffer = np.empty(size, np.uint8) if lender is None else lender.acquire(size)
+        buffer = np.empty(size, np.uint8) if pool is None else pool.acquire(size)
         try:
             frames = buffer[:size].view(spec.dtype).reshape(-1, *spec.shape)
             firsts = accumulate(counts, initial=0)
             here = [run._replace(row=first) for run, first in zip(runs, firsts, strict=False)]
-            nbytes = self._read(here, {name: frames}, lender, exact)
+            nbytes = self._read(here, {name: frames}, pool, exact)
             mask = self._table.present(
                 runs[0].chunk, int(self._table.features[self._sizes[name][0]])
             )
@@ -274,31 +273,30 @@ class RawFrames:
                             resize_frame(self._resized[name], frames[of.row + i], rows[to.row + i])
             return nbytes
         finally:
-            if lender is not None:
-                lender.release(buffer)
+            if pool is not None:
+                pool.release(buffer)
 
     def _read(
         self,
         runs: Sequence[FrameRun],
         rows: Mapping[str, npt.NDArray[Any]],
-        lender: Lender | None,
+        pool: BufferAllocator | None,
         exact: bool,
     ) -> int:
-        """`read`, of features that are not resized."""
+        """Like `read`, without resizing."""
         memories = {n: array.reshape(-1).view(np.uint8).data for n, array in rows.items()}
         pieces = self._sorted_pieces(runs, memories, exact)
         nbytes = 0
         for file, some in groupby(pieces, key=attrgetter("file")):
             padding = 0 if exact else PADDING
-            nbytes += self._read_file(self._paths[file], list(some), rows, lender, padding)
+            nbytes += self._read_file(self._paths[file], list(some), rows, pool, padding)
         for piece in pieces:
             if rows[piece.feature].dtype == np.bool_:
                 self._check_bools(piece, rows[piece.feature])
         return nbytes
 
     def reads(self, runs: Sequence[FrameRun]) -> Iterator[tuple[str, list[ByteRange]]]:
-        """The record file and byte ranges of each call to the storage with which `read` reads these
-        runs of all features; no I/O."""
+        """Yield file and byte ranges of each storage call of `read` for these runs; no I/O."""
         chunks = [list(some) for _, some in groupby(runs, key=attrgetter("chunk"))]
         alone = [([name], some) for name in self._resized for some in chunks]
         for names, some in [*alone, (self.specs.keys() - self._resized, runs)]:
@@ -308,8 +306,8 @@ class RawFrames:
 
     def _sorted_pieces(
         self, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
-    ) -> list[_Piece]:
-        """What to read of all chunks, in the order of files."""
+    ) -> list[_PageRange]:
+        """Return the page ranges to read, sorted by file and offset."""
         pieces = [
             piece
             for chunk, some in groupby(runs, key=attrgetter("chunk"))
@@ -320,8 +318,8 @@ class RawFrames:
 
     def _pieces(
         self, chunk: int, runs: Sequence[FrameRun], memories: Mapping[str, memoryview], exact: bool
-    ) -> Iterator[_Piece]:
-        """What to read of a chunk. Not by NumPy: most chunks have one run of frames."""
+    ) -> Iterator[_PageRange]:
+        """Yield the page ranges of a chunk. Not with NumPy: most chunks have one run of frames."""
         table, (starts, sums) = self._table, self.places(chunk)
         file, frames = int(table.file[chunk]), int(table.num_frames[chunk])
         for name, memory in memories.items():
@@ -330,7 +328,7 @@ class RawFrames:
             held, rest = divmod(length, nbytes)
             if rest or held > frames:
                 error = FormatError(
-                    "a raw page is not as long as its frames",
+                    "a raw page does not match its number of frames",
                     expected=f"{nbytes} bytes for each of {frames} frames",
                     got=f"{length} bytes",
                 )
@@ -340,12 +338,12 @@ class RawFrames:
                 (first // size * size, min(-(-(first + count) // size) * size, held))
                 for _, first, count, _ in found
             ]
-            if not exact:  # whole pages, where that takes less time than their parts
+            if not exact:  # whole pages if faster than their parts
                 wanted = sum(stop - begin for begin, stop in bounds) * nbytes
                 least = (len(bounds) + 1) * PART_BYTES
                 if length - wanted < (least if self._is_local else max(wanted, SPARED_REMOTE)):
                     bounds = [(0, held)] * len(bounds)
-            begins = [0] * bool(found)  # runs share a piece that are near each other
+            begins = [0] * bool(found)  # runs near each other share a range
             for i in range(1, len(found)):
                 gap = (bounds[i][0] - bounds[i - 1][1]) * nbytes
                 before = found[i - 1]
@@ -354,7 +352,7 @@ class RawFrames:
                     begins.append(i)
             for a, b in pairwise([*begins, len(found)]):
                 low, high = bounds[a][0] * nbytes, bounds[b - 1][1] * nbytes
-                piece = _Piece(name, chunk, file, starts[column] + low, high - low, low)
+                piece = _PageRange(name, chunk, file, starts[column] + low, high - low, low)
                 piece.take(found[a:b], nbytes, memory)
                 if self._verify and high - low == length:
                     piece.slice_bytes = length
@@ -367,7 +365,7 @@ class RawFrames:
                 yield piece
 
     def _positions(self, chunk: int, column: int, runs: Sequence[FrameRun]) -> Iterator[FrameRun]:
-        """The runs as positions in a page of the chunk, without frames that lack the feature."""
+        """Convert runs to page positions, without frames that lack the feature."""
         mask = self._table.present(chunk, int(self._table.features[column]))
         if mask is None:
             yield from runs
@@ -382,15 +380,15 @@ class RawFrames:
     def _read_file(
         self,
         path: str,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[_PageRange],
         rows: Mapping[str, npt.NDArray[Any]],
-        lender: Lender | None,
+        pool: BufferAllocator | None,
         padding: int,
     ) -> int:
-        """Read pieces of one file, again where bytes came damaged; how many bytes."""
+        """Read ranges of one file, with a second attempt for damaged bytes. Returns bytes read."""
         sums = {piece: found for piece in pieces if (found := piece.sums_range)}
         for is_again in (False, True):
-            broken = self._fill(path, pieces, sums, rows, lender, padding)
+            broken = self._fill(path, pieces, sums, rows, pool, padding)
             if broken is None:
                 break
             if is_again or not worth_rereading(self._storage, path, _ranges_of(pieces)):
@@ -400,26 +398,26 @@ class RawFrames:
     def _fill(
         self,
         path: str,
-        pieces: Sequence[_Piece],
-        sums: Mapping[_Piece, ByteRange],
+        pieces: Sequence[_PageRange],
+        sums: Mapping[_PageRange, ByteRange],
         rows: Mapping[str, npt.NDArray[Any]],
-        lender: Lender | None,
+        pool: BufferAllocator | None,
         padding: int,
-    ) -> _Piece | None:
-        """Read pieces of one file; the first of which a slice is not as it was written."""
+    ) -> _PageRange | None:
+        """Read ranges of one file once. Returns the first range with a wrong checksum."""
         tables = {piece: np.empty(item.length // 4, "<u4") for piece, item in sums.items()}
         ranges, views = list(sums.values()), [each.view(np.uint8).data for each in tables.values()]
         for piece in pieces:
             piece.seen = 0
         for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
-            scratch = np.empty(between, np.uint8) if lender is None else lender.acquire(between)
+            scratch = np.empty(between, np.uint8) if pool is None else pool.acquire(between)
             try:
                 read, used, end = [], padding, -1
                 for _, start, part in block:
                     view = scratch[used : used + part].data if isinstance(part, int) else part
                     used += len(view) if isinstance(part, int) else 0
-                    if end >= 0 and 0 < start - end <= padding:  # who reads next may overwrite it
+                    if end >= 0 and 0 < start - end <= padding:  # overwritten by later reads
                         ranges.append(ByteRange(end, start))
                         views.append(scratch[: start - end].data)
                     end = start + len(view)
@@ -439,11 +437,11 @@ class RawFrames:
                 del read
             finally:
                 ranges, views, tables = [], [], {}
-                if lender is not None:
-                    lender.release(scratch)
+                if pool is not None:
+                    pool.release(scratch)
         return None
 
-    def _broken(self, piece: _Piece) -> SeqRecordError:
+    def _broken(self, piece: _PageRange) -> SeqRecordError:
         text, offset = "a page does not match its checksum", 0
         if piece.sums_range is not None:
             text = "frames of a page do not match their checksum"
@@ -456,7 +454,7 @@ class RawFrames:
         )
         return self.located(error, piece.chunk, piece.feature)
 
-    def _check_bools(self, piece: _Piece, array: npt.NDArray[Any]) -> None:
+    def _check_bools(self, piece: _PageRange, array: npt.NDArray[Any]) -> None:
         found: list[Any] = [part for part in piece.parts if not isinstance(part, int)]
         if piece.rows is not None:
             found = [array[piece.rows]]
@@ -465,18 +463,20 @@ class RawFrames:
             raise self.located(error, piece.chunk, piece.feature)
 
 
-def _ranges_of(pieces: Sequence[_Piece]) -> list[ByteRange]:
-    """The checksums of pieces' slices, and the pieces."""
+def _ranges_of(pieces: Sequence[_PageRange]) -> list[ByteRange]:
+    """Return byte ranges: slice checksums, then the page ranges."""
     sums = [piece.sums_range for piece in pieces if piece.sums_range]
     return [*sums, *(ByteRange(p.start, p.start + p.nbytes) for p in pieces)]
 
 
-_Block = list[tuple[_Piece, int, "memoryview | int"]]
+_Block = list[tuple[_PageRange, int, "memoryview | int"]]
 
 
-def _blocks(pieces: Sequence[_Piece], most: int) -> Iterator[_Block]:
-    """Parts of pieces, each with its piece and where it lies in the file; together `most` bytes, or
-    a few more where a piece is copied from memory, which is read in one go."""
+def _blocks(pieces: Sequence[_PageRange], most: int) -> Iterator[_Block]:
+    """Split page ranges into blocks of about `most` bytes. Ranges copied from memory stay whole.
+
+    Each item has its page range, file offset and target.
+    """
     block: _Block = []
     room = most
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Features of an open dataset whose frames are resized as they are decoded."""
+"""Features whose frames are resized during decoding."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from seqrecord.feature_kinds import has_pixels, is_flow, is_image, known_kind
 from seqrecord.schema import FeatureSpec, Schema
 
 Sizes: TypeAlias = "Mapping[str, tuple[int, int]] | tuple[int, int]"
-"""Height and width by feature, or one size for all images."""
+"""(height, width) by feature, or one size for all images."""
 
-_KINDS = ("image", "depth", "mask", "segmentation", "normals")  # others depend on the size
+_KINDS = ("image", "depth", "mask", "segmentation", "normals")  # values independent of the size
 
 
 def resized_schema(schema: Schema, sizes: Sizes) -> Schema:
-    """The features with the shapes of resized frames.
+    """Return the schema with resized shapes.
 
-    Raises `ClipError` for a feature that does not exist or that cannot be resized, and where no
-    feature is an image.
+    Raises `ClipError` for a feature that is unknown or cannot be resized, and for a single size if
+    no feature is an image.
     """
     if not isinstance(sizes, Mapping):
         sizes = {name: sizes for name, spec in schema.items() if _is_smooth(spec)}
         if not sizes:
             raise ClipError(
-                "resize has one size for all images, and no feature is an image",
+                "resize has one size for all images, but no feature is an image",
                 expected='a dict by feature, such as {"depth": (224, 224)}',
                 got=", ".join(f"{name} of kind {spec.kind}" for name, spec in schema.items()),
             )
     if unknown := [name for name in sizes if name not in schema]:
         raise ClipError(
-            "resize is for a feature that is not read",
+            "resize= names a feature that is not read",
             expected=f"some of {', '.join(schema)}",
             got=", ".join(unknown),
         )
@@ -46,12 +46,12 @@ def resized_schema(schema: Schema, sizes: Sizes) -> Schema:
 
 
 def resize_frame(spec: FeatureSpec, frame: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Resize a stored frame of a feature into `out`, which is of the shape of `spec`."""
+    """Resize a stored frame into `out`, which has the shape of `spec`."""
     resize_into(frame, out, smooth=_is_smooth(spec))
 
 
 def temporary_frame(shape: Sequence[int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Memory for a stored frame; the next call in this thread may give the same."""
+    """Return memory for a stored frame, possibly reused by the thread's next call."""
     count = math.prod(shape)
     if count * dtype.itemsize > MAX_BUFFER_BYTES:
         return np.empty(shape, dtype)
@@ -78,7 +78,7 @@ def _resized(spec: FeatureSpec, size: tuple[int, int]) -> FeatureSpec:
         expected += f"Resize({size})}} resizes others"
     if is_refused:
         raise ClipError(
-            "frames of this feature cannot be resized as they are decoded",
+            "frames of this feature cannot be resized during decoding",
             feature=stored.name,
             expected=expected,
             got=f"kind {kind}, {str(stored).partition(': ')[2]}",

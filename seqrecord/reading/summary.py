@@ -1,7 +1,4 @@
-"""What a dataset and an episode hold, and lists of episodes: counted from manifest and index.
-
-No record file is read.
-"""
+"""Summaries of datasets and episodes, from manifest and index. No record file is read."""
 
 from __future__ import annotations
 
@@ -25,34 +22,34 @@ from seqrecord.format.pages import table_bytes
 from seqrecord.format.rows import num_absent
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
-from seqrecord.reading.verified import Verified, read_verified
+from seqrecord.reading.verified import LastVerified, read_last_verified
 from seqrecord.schema import FeatureSpec
 from seqrecord.text import codec_text, counted, printable, shape_text, shown_place, table_lines
 from seqrecord.units import format_size
 
 _logger = logging.getLogger("seqrecord")
 
-_MAX_METADATA = 100  # characters in a line; `info DATA KEY` and JSON show all
-_MAX_RUNS = 4  # of missing frames, in a line of text; JSON has all
+_MAX_METADATA = 100  # characters in a line; `info DATA KEY` and JSON are complete
+_MAX_RUNS = 4  # of missing frames in a line of text; JSON is complete
 
 
 @dataclass(frozen=True)
 class FeatureSummary:
-    """One feature. `stored_bytes` are those of its pages.
+    """Counts and sizes of one feature. `stored_bytes` is the size of its pages.
 
-    `raw_bytes` are those of its frames decoded, `None` where the index cannot tell: for a variable
-    dimension under a codec.
+    `raw_bytes` is the size of its decoded frames; `None` if unknown, for variable dimensions with a
+    codec.
     """
 
     spec: FeatureSpec
-    num_frames: int  # that have it
-    num_missing: int  # that lack it
+    num_frames: int  # with the feature
+    num_missing: int  # without it
     stored_bytes: int
     raw_bytes: int | None
 
     @property
     def ratio(self) -> float | None:
-        """Raw bytes for each byte stored, `None` where there is nothing to compare."""
+        """Compression ratio, raw by stored bytes; `None` if unknown."""
         return _ratio(self.raw_bytes, self.stored_bytes)
 
     def to_json(self) -> dict[str, Any]:
@@ -61,9 +58,9 @@ class FeatureSummary:
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """Features that share chunks, and how many frames a chunk holds.
+    """Features that share chunks, and the frames per chunk.
 
-    The last chunks of episodes, which hold what is left, do not count where there are others.
+    The shorter last chunks of episodes are ignored if there are others.
     """
 
     number: int
@@ -81,26 +78,26 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class ClipSummary:
-    """The clips of all episodes, as loaders have them without padding. `span` is in frames."""
+    """Clip counts of all episodes, without padding. `span` is in frames."""
 
     length: int
     stride: int
     dilation: int
     span: int
     num_clips: int
-    num_episodes: int  # that have a clip
+    num_episodes: int  # with a clip
     num_short_episodes: int  # shorter than the span
-    num_incomplete: int  # clips left out: one of their frames lacks a feature
+    num_incomplete: int  # clips skipped because a frame lacks a feature
 
 
-class _WithFeatures:
-    """What holds features."""
+class _FeatureTotals:
+    """Totals over features."""
 
     features: tuple[Any, ...]
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the features' pages."""
+        """Size of the features' pages in bytes."""
         return sum(feature.stored_bytes for feature in self.features)
 
     def to_json(self) -> dict[str, Any]:
@@ -109,11 +106,16 @@ class _WithFeatures:
 
 
 @dataclass(frozen=True)
-class Summary(_WithFeatures):
-    """What a dataset holds. Sizes are in bytes, lengths of episodes in frames.
+class Summary(_FeatureTotals):
+    """Summary of a dataset. Sizes are in bytes, lengths of episodes in frames.
 
-    `commit` is the id of the commit that made it so, `earlier_commits` are those of the last ones
-    before, newest first. `verified` is when `verify` last found no problem, if that is known.
+    `commit` is the id of its last commit, `earlier_commits` are the preceding ids, newest first.
+    `verified` is the last `verify` without problems, if known.
+
+    Example:
+        summary = seqrecord.summarize("records/")
+        print(summary)  # as `seqrecord info records/`
+        print({feature.spec.name: feature.ratio for feature in summary.features})
     """
 
     url: str
@@ -124,7 +126,7 @@ class Summary(_WithFeatures):
     shortest_episode: int
     median_episode: float
     longest_episode: int
-    fps: tuple[float, float] | None  # the least and the greatest; None where no episode says it
+    fps: tuple[float, float] | None  # minimum and maximum; None if unknown for all episodes
     groups: tuple[GroupSummary, ...]
     splits: Mapping[str, int]  # episodes by split
     num_record_files: int
@@ -134,20 +136,20 @@ class Summary(_WithFeatures):
     clips: ClipSummary | None
     commit: str
     earlier_commits: tuple[str, ...]
-    verified: Verified | None
-    external_bytes: int = 0  # of files outside of it, to which pages refer
-    originals: tuple[str, ...] = ()  # where these lie
+    verified: LastVerified | None
+    external_bytes: int = 0  # referenced in external files
+    originals: tuple[str, ...] = ()  # roots of these files
     inventories: tuple[Inventory, ...] = ()
 
     @property
     def raw_bytes(self) -> int | None:
-        """Decoded bytes of the features, `None` where one of them does not tell."""
+        """Size of the decoded features in bytes; `None` if unknown for one."""
         known = [f.raw_bytes for f in self.features if f.raw_bytes is not None]
         return sum(known) if len(known) == len(self.features) else None
 
     @property
     def ratio(self) -> float | None:
-        """Raw bytes for each byte stored, over the features whose raw bytes are known."""
+        """Compression ratio over the features with known raw size."""
         known = [f for f in self.features if f.raw_bytes is not None]
         return _ratio(sum(f.raw_bytes or 0 for f in known), sum(f.stored_bytes for f in known))
 
@@ -200,7 +202,7 @@ class Summary(_WithFeatures):
 
 
 def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
-    """As `seqrecord.summarize`, of an open dataset."""
+    """Like `seqrecord.summarize`, for an open dataset."""
     index, manifest = reader.contents.index, reader.contents.manifest
     fps = index.fps[index.fps > 0]
     external_bytes = sum(int(group.external.sum(dtype=np.uint64)) for group in index.groups)
@@ -234,7 +236,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         clips=None if clip is None else _count_clips(reader, clip),
         commit=manifest.commit,
         earlier_commits=manifest.earlier_commits,
-        verified=read_verified(reader.contents.storage),
+        verified=read_last_verified(reader.contents.storage),
         external_bytes=external_bytes,
         originals=tuple(roots),
         inventories=_inventories(reader),
@@ -242,7 +244,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
 
 
 def _inventories(reader: Dataset) -> tuple[Inventory, ...]:
-    """Those of the dataset; none if their file is damaged, with a warning."""
+    """Return the dataset's inventories; empty with a warning if the file is damaged."""
     try:
         return reader.inventories
     except (FormatError, NotFoundError) as error:
@@ -273,7 +275,7 @@ def _feature(index: Index, spec: FeatureSpec) -> FeatureSummary:
     if spec.is_fixed:
         raw = num_frames * spec.nbytes
     elif not spec.codec:
-        # Each page that holds frames has a table in front of them.
+        # Each page with frames begins with a table.
         pages = int(np.count_nonzero(lengths))
         tables = table_bytes(spec, 1) - table_bytes(spec, 0)
         raw = stored - num_frames * tables - pages * table_bytes(spec, 0)
@@ -315,7 +317,7 @@ def _sizes(summary: Summary | FeatureSummary) -> tuple[str, str, str]:
 
 
 def _lines(facts: Iterable[tuple[str, str | None]], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Facts that are known, and a table whose first four columns are text."""
+    """Format facts that are not `None`, then a table whose first four columns are text."""
     yield from (f"  {name:<13} {value}" for name, value in facts if value is not None)
     yield ""
     yield from (f"  {line}" for line in table_lines(rows, left=4))
@@ -324,9 +326,9 @@ def _lines(facts: Iterable[tuple[str, str | None]], rows: Sequence[Sequence[str]
 def _table(
     features: Sequence[Any], heads: Sequence[str], cells: Callable[[Any], Sequence[str]]
 ) -> list[tuple[str, ...]]:
-    """The heads of the columns, then the cells of each feature, of which `cells` gives the last.
+    """Return table rows: headings, then a row for each feature. `cells` gives the last columns.
 
-    dtype, shape and codec; group, kind and unit only where they tell anything.
+    The first columns are dtype, shape and codec; group, kind and unit if they differ or exist.
     """
     specs = [feature.spec for feature in features]
     columns = [
@@ -351,13 +353,13 @@ def _json_of(feature: FeatureSummary | EpisodeFeature, **more: Any) -> dict[str,
 
 @dataclass(frozen=True)
 class EpisodeFeature:
-    """One feature of an episode. `stored_bytes` are those of its pages.
+    """One feature of an episode. `stored_bytes` is the size of its pages.
 
-    `missing` are the runs of frames, `[start, stop)`, that lack the feature.
+    `missing` are runs `[start, stop)` of frames without the feature.
     """
 
     spec: FeatureSpec
-    num_frames: int  # that have it
+    num_frames: int  # with the feature
     stored_bytes: int
     missing: tuple[tuple[int, int], ...]
 
@@ -366,8 +368,8 @@ class EpisodeFeature:
 
 
 @dataclass(frozen=True)
-class EpisodeSummary(_WithFeatures):
-    """What one episode holds. `num_clips` is `None` unless clips were asked for."""
+class EpisodeSummary(_FeatureTotals):
+    """Summary of one episode. `num_clips` is `None` unless requested."""
 
     url: str
     key: str
@@ -408,8 +410,7 @@ def summarize_episode(
 ) -> EpisodeSummary:
     """Count an episode's frames, chunks, bytes and, with `clip`, its clips.
 
-    Features and clips are those of the features that the dataset was opened with. Raises
-    `ClipError` for a key that is not there.
+    Covers the features selected in `dataset`. Raises `ClipError` for an unknown key.
     """
     [number] = dataset.find_episodes([key]).tolist()
     contents, episode = dataset.contents, dataset.episodes[key]
@@ -442,7 +443,7 @@ def summarize_episode(
 
 
 def _runs(flags: npt.NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
-    """The runs `[start, stop)` of true values."""
+    """Return the runs `[start, stop)` of true values."""
     at = np.flatnonzero(flags)
     return tuple((int(at[a]), int(at[b - 1]) + 1) for a, b in pairwise(followed(at)))
 
@@ -458,7 +459,7 @@ def _missing_text(feature: EpisodeFeature, num_frames: int) -> str:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """One episode of a list. `num_clips` is `None` unless clips were asked for."""
+    """One row of an episode list. `num_clips` is `None` unless requested."""
 
     key: str
     num_frames: int
@@ -472,10 +473,9 @@ class EpisodeRow:
 def list_episodes(
     dataset: Dataset, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
 ) -> Iterator[EpisodeRow]:
-    """The selected episodes in the dataset's order, one at a time.
+    """Yield a row for each selected episode, in dataset order.
 
-    Clips are counted as loaders have them without padding. Raises `ClipError` where
-    `Dataset.find_episodes` does.
+    Clips are counted without padding. Raises `ClipError` like `Dataset.find_episodes`.
     """
     return _rows(dataset, *_counts(dataset, episodes, clip))
 
@@ -483,7 +483,7 @@ def list_episodes(
 def listing_lines(
     dataset: Dataset, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
 ) -> Iterator[str]:
-    """`list_episodes` as lines of an aligned table, with a total at its end."""
+    """Format `list_episodes` as an aligned table with a total."""
     numbers, clips = _counts(dataset, episodes, clip)
     frames, keys = (
         dataset.contents.index.num_frames[numbers],
@@ -513,8 +513,7 @@ def listing_lines(
 def _counts(
     dataset: Dataset, episodes: EpisodeFilter, clip: ClipSpec | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """The numbers of the selected episodes, and how many clips each has, if clips are asked for;
-    int64[n]."""
+    """Return numbers of the selected episodes, and their clip counts if requested: int64 [n]."""
     numbers = dataset.find_episodes(episodes)
     if clip is None:
         return numbers, None

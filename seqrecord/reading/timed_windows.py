@@ -1,4 +1,4 @@
-"""Windows in seconds, resolved by the episodes' frames a second or timestamps."""
+"""Converts windows in seconds to frames, by the episodes' fps or timestamps."""
 
 from __future__ import annotations
 
@@ -15,77 +15,76 @@ from seqrecord.clips.windows import Seconds
 from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import size_in
 from seqrecord.format.index import Index
-from seqrecord.format.lags import (
+from seqrecord.format.time_spans import (
     clock_of,
-    has_lags,
     is_plausible,
+    is_timestamp,
     is_unit_of_time,
-    with_lags,
+    timestamp_features,
 )
 from seqrecord.reading.dataset import Dataset
 from seqrecord.text import counted
 
-_MOST_BYTES = 16 << 20  # of timestamps in memory
+_MOST_BYTES = 16 << 20  # timestamps cached in memory
 
 
 def with_clock(
-    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
+    windows: Mapping[str, Any], dataset: Dataset, selected: IntArray
 ) -> tuple[dict[str, Any], str | None]:
-    """The windows; those in seconds by timestamps if a selected episode has no fps.
+    """Assign a timestamp feature to windows in seconds if an episode has no regular fps.
 
-    Also returns a notice for the log in that case.
-
-    Raises `ClipError` if there are no timestamps, or a window does not name its times.
+    Returns the windows, and in that case a notice for the log, else `None`. Raises `ClipError` if
+    there are no timestamps, or a window has neither a list of times nor a step.
     """
     index = dataset.contents.index
-    windows = [n for n, w in asked.items() if isinstance(w, Seconds) and w.timestamps is None]
-    clock = clock_of(index.schema) if windows else None
-    lacking = selected[_is_irregular(index, clock, selected)] if windows else selected[:0]
+    timed = [n for n, w in windows.items() if isinstance(w, Seconds) and w.timestamps is None]
+    clock = clock_of(index.schema) if timed else None
+    lacking = selected[_is_irregular(index, clock, selected)] if timed else selected[:0]
     if not len(lacking):
-        return dict(asked), None
+        return dict(windows), None
     episode = index.key(int(lacking[0]))
     if clock is None:
-        several = with_lags(index.schema)
+        several = timestamp_features(index.schema)
         raise ClipError(
-            "Seconds need episodes that say how many frames a second they have, or a timestamp",
+            "Seconds need episodes with an fps, or a timestamp feature",
             episode=episode,
             expected=f"timestamps= one of {', '.join(several)}"
             if several
-            else "an fps that all timestamps fit, as of SeqRecordWriter.episode; or a feature of "
-            "kind timestamp, and Seconds(…, timestamps=feature)",
+            else "an fps consistent with all timestamps, see SeqRecordWriter.episode; or a "
+            "feature of kind timestamp, and Seconds(…, timestamps=feature)",
             got="none",
         )
-    if unlisted := [n for n in windows if asked[n].times is None and asked[n].step is None]:
+    if unlisted := [n for n in timed if windows[n].times is None and windows[n].step is None]:
         raise ClipError(
-            "Seconds without a list of times or step need episodes of a regular fps",
+            "Seconds without a list of times or step need episodes with a regular fps",
             episode=episode,
             feature=unlisted[0],
-            expected=f"a list of times, or step=, which are looked up in {clock}",
-            got=asked[unlisted[0]],
+            expected=f"a list of times, or step=, for lookup in {clock}",
+            got=windows[unlisted[0]],
         )
     unit = index.schema[clock].unit or "unknown unit, taken as s"
     notice = (
         f"{dataset.url}: {len(lacking):,} of {counted(len(selected), 'episode')} without a regular "
         f"fps: Seconds use the timestamps of feature {clock} ({unit})"
     )
-    return {n: w.with_clock(clock) if n in windows else w for n, w in asked.items()}, notice
+    return {n: w.with_clock(clock) if n in timed else w for n, w in windows.items()}, notice
 
 
 def offsets_and_times(
-    asked: Mapping[str, Any], dataset: Dataset, selected: IntArray
+    windows: Mapping[str, Any], dataset: Dataset, selected: IntArray
 ) -> tuple[dict[str, Any], IntArray]:
-    """The windows of features: offsets, of each rate for seconds by frames a second, or times.
+    """Convert windows to frame offsets for each frame rate, or to times for timestamps.
 
-    Also returns the rate of each episode, int64[E], 0 for other episodes than the selected ones.
-    All episodes have one rate if all offsets are equal.
+    Also returns the number of each episode's rate, int64 [E], 0 for episodes that are not selected.
+    All episodes have number 0 if their offsets are equal.
 
-    Raises `ClipError` if no frame is near enough to a time, and if windows in seconds have
-    different numbers of frames in some episodes.
+    Raises `ClipError` if no frame is close enough to a time, and if a window's number of frames
+    differs between episodes.
     """
     index, found, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
     rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
     values, first, which = np.unique(index.fps[selected], return_index=True, return_inverse=True)
-    for name, window in asked.items():
+    for name, window in windows.items():
         if not isinstance(window, Seconds):
             found[name] = OffsetWindow.of(window)
         elif window.timestamps is None:
@@ -102,28 +101,26 @@ def offsets_and_times(
 
 
 class Timestamps:
-    """The timestamps of one feature of a dataset, in seconds: a `Clock`. Picklable.
+    """Timestamps of one feature of a dataset, in seconds; implements `Clock`. Picklable.
 
-    Those of an episode are read when it is first asked for; some stay in memory.
-
-    Raises `ClipError` for a feature that is no timestamp, and for one that a frame of a selected
-    episode does not have, or that does not ascend.
+    Read for each episode on demand, with a cache. Raises `ClipError` for a feature that is not a
+    timestamp, and if timestamps of a selected episode are missing or do not ascend.
 
     Args:
         selected: rows of the selected episodes.
     """
 
     def __init__(self, dataset: Dataset, feature: str, selected: IntArray) -> None:
-        schema, lags = dataset.contents.index.schema, dataset.contents.index.lags
+        schema, time_spans = dataset.contents.index.schema, dataset.contents.index.time_spans
         if (spec := schema.get(feature)) is None:
             raise ClipError(
-                "Seconds are by a feature that is not there",
+                "Seconds use an unknown feature",
                 expected=", ".join(schema),
                 got=feature,
             )
-        if not has_lags(spec) or not is_unit_of_time(spec.unit):
+        if not is_timestamp(spec) or not is_unit_of_time(spec.unit):
             raise ClipError(
-                "Seconds are by a feature that is not a timestamp",
+                "Seconds use a feature that is not a timestamp",
                 feature=feature,
                 expected="kind timestamp, unit s, ms, us or ns, one number a frame",
                 got=f"kind {spec.kind}, unit {spec.unit}, {spec.dtype} {list(spec.shape)}",
@@ -132,35 +129,35 @@ class Timestamps:
         self._feature = feature
         self._unit = size_in(spec.unit, "s") or 1.0
         self.unit = spec.unit or "s, as the unit is unknown"
-        self._place = with_lags(schema).index(feature)
+        self._place = timestamp_features(schema).index(feature)
         self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
         self._read: dict[int, npt.NDArray[np.float64]] = {}
         self._read_bytes = 0
-        assert lags is not None, "an index without the lags of its timestamps"
-        if len(unknown := lags.unknown(self._selected, self._place)):
+        assert time_spans is not None, "an index without time spans"
+        if len(unknown := time_spans.unknown(self._selected, self._place)):
             raise ClipError(
-                "timestamps do not ascend, or a frame has none",
+                "timestamps do not ascend, or are missing in a frame",
                 **self.name(int(unknown[0])),  # type: ignore[arg-type]
-                expected="one for each frame of every episode, later than that before",
+                expected="a timestamp in each frame of every episode, in ascending order",
                 got=f"timestamps in {self.unit}",
             )
-        steps = lags.mean_steps(self._selected, self._place)
+        steps = time_spans.mean_steps(self._selected, self._place)
         wrong = np.flatnonzero(np.isfinite(steps) & ~is_plausible(steps))
         if spec.unit is None and len(wrong):
             name, url = dataset.contents.stored_name(feature), shlex.quote(dataset.url)
             raise ClipError(
-                "timestamps without a unit that cannot be seconds",
+                "timestamps without a unit are implausible as seconds",
                 **self.name(int(self._selected[wrong[0]])),  # type: ignore[arg-type]
                 expected="a unit such as ns, us, ms or s: `seqrecord edit describe "
                 f"{url} --unit {name}=ns`",
                 got=f"frames {steps[wrong[0]]:g} s apart, if the unit is s",
             )
 
-    def __getstate__(self) -> dict[str, Any]:  # windows have been made
+    def __getstate__(self) -> dict[str, Any]:  # without the cache
         return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
 
     def window(self, seconds: Seconds) -> TimedWindow:
-        """The window of these times."""
+        """Return the window for these times."""
         first, _ = self._bounds(min(seconds.asked))
         _, last = self._bounds(max(seconds.asked))
         pads = seconds.out_of_range == "pad"
@@ -192,27 +189,34 @@ class Timestamps:
         return {"file": self._dataset.url, "episode": key, "feature": self._feature}
 
     def _bounds(self, time: float) -> tuple[int, int]:
-        """The least and the greatest offset at which the nearest frame to a time can be."""
-        lags = self._dataset.contents.index.lags
-        if not time or lags is None:
+        """Return minimum and maximum frame offset of the frame nearest to a time."""
+        time_spans = self._dataset.contents.index.time_spans
+        if not time or time_spans is None:
             return 0, 0
-        near, far = 0, 1  # of episodes of one frame, which have none at any other time
+        near, far = 0, 1  # for episodes of a single frame
         if len(self._selected):
-            least, most = lags.frames_within(self._selected, self._place, abs(time) / self._unit)
+            least, most = time_spans.frames_within(
+                self._selected, self._place, abs(time) / self._unit
+            )
             near, far = int(least.min()), int(most.max()) + 1
         return (near, far) if time > 0 else (-far, -near)
 
 
 def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:
-    """Whether episodes have no fps, or one that their timestamps contradict, as after a change of
-    the unit; bool [n]."""
+    """Return which episodes have no fps, or one contradicted by their timestamps, bool [n].
+
+    The latter happens after a change of the unit.
+    """
     fps = index.fps[selected]
     found: npt.NDArray[np.bool_] = fps == 0
-    if clock is not None and index.lags is not None:
-        place, size = with_lags(index.schema).index(clock), size_in(index.schema[clock].unit, "s")
+    if clock is not None and index.time_spans is not None:
+        place, size = (
+            timestamp_features(index.schema).index(clock),
+            size_in(index.schema[clock].unit, "s"),
+        )
         with np.errstate(divide="ignore"):
-            others = index.lags.contradict(selected, place, 1 / (fps * (size or 1.0)))
+            others = index.time_spans.contradict(selected, place, 1 / (fps * (size or 1.0)))
         if size is None:
-            others &= is_plausible(index.lags.mean_steps(selected, place))
+            others &= is_plausible(index.time_spans.mean_steps(selected, place))
         found |= others
     return found

@@ -1,4 +1,4 @@
-"""First calls of users' functions: their signature, and whether a seed decides their results."""
+"""Trial calls of users' functions: checks of signature and reproducibility."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from seqrecord.errors import ClipError
 
 
 def check_signature(what: str, function: Callable[..., Any], *arguments: str) -> None:
-    """Raise `ClipError` for a function that does not take these positional arguments."""
+    """Raise `ClipError` if a function cannot be called with these positional arguments."""
     torch, called = sys.modules.get("torch"), function
     if torch is not None and isinstance(function, torch.nn.Module):
         called = function.forward
     try:
         signature = inspect.signature(called)
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):  # built-in functions may have no signature
         return
     try:
         signature.bind(*arguments)
@@ -38,10 +38,10 @@ def check_signature(what: str, function: Callable[..., Any], *arguments: str) ->
 def repeatable(
     what: str, call: Callable[[], Mapping[str, Any]], *, expected: str
 ) -> Mapping[str, Any]:
-    """The result of `call`, arrays and texts by name; it is called twice with equal arguments.
+    """Return the result of `call`, after a second call with an equal result.
 
-    Raises `ClipError`, with what is `expected`, for a function that draws from a global generator
-    or gives two results: which call draws which numbers depends on threads and processes.
+    Raises `ClipError` if the results differ, or if a call uses a global random generator. Such
+    results would depend on threads and processes. `expected` is the advice in the error.
     """
     with no_global_draws(what, expected=expected):
         first = call()
@@ -52,8 +52,8 @@ def repeatable(
         if name not in first or name not in second or not _equal(first[name], second[name])
     ]:
         raise ClipError(
-            f"{what} gives two results for the same arguments, so that no seed gives the same "
-            "clips again",
+            f"{what} returns different results for the same arguments; clips would not be "
+            "reproducible by seed",
             feature=wrong[0],
             expected=expected,
             got="a second call that differs from the first",
@@ -63,21 +63,21 @@ def repeatable(
 
 @contextmanager
 def no_global_draws(what: str, *, expected: str) -> Iterator[None]:
-    """Raise `ClipError` if the block draws from a global generator of Python, NumPy or torch."""
+    """Raise `ClipError` if the block uses the global random generator of Python, NumPy or torch."""
     before = _states()
     yield
     after = _states()
     if drawn := [name for name, state in before.items() if after[name] != state]:
         raise ClipError(
-            f"{what} draws from the global generator of {' and '.join(drawn)}, so that no seed "
-            "gives the same clips again",
+            f"{what} uses the global generator of {' and '.join(drawn)}; clips would not be "
+            "reproducible by seed",
             expected=expected,
             got="a generator that was used",
         )
 
 
 def _states() -> dict[str, object]:
-    """The states of the global generators; torch's only where torch was imported."""
+    """Return the states of the global generators; torch's only if torch is imported."""
     numpy_state = pickle.dumps(np.random.get_state(legacy=False))  # noqa: NPY002
     states: dict[str, object] = {"random": random.getstate(), "numpy.random": numpy_state}
     if (torch := sys.modules.get("torch")) is not None:
@@ -86,7 +86,7 @@ def _states() -> dict[str, object]:
 
 
 def _equal(one: Any, two: Any) -> bool:
-    """Whether two values are the same bytes, or the same texts."""
+    """Compare two arrays by bytes, other values by `==`."""
     if isinstance(one, np.ndarray) and isinstance(two, np.ndarray):
         same = one.dtype == two.dtype and one.shape == two.shape
         return same and (one.dtype == object or one.tobytes() == two.tobytes())

@@ -1,4 +1,4 @@
-"""When a dataset was last verified without a problem: a small file beside its manifest."""
+"""Record of the last successful `verify`: a small file beside the manifest."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MAX_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Verified:
-    """The last time that all of a dataset was as it was written, and of which version.
+class LastVerified:
+    """Time and version of the last `verify` without problems.
 
-    `time` is UTC, by the clock of the machine that looked; `deep` says that frames were decoded.
+    `time` is UTC, by the clock of the verifying machine. `deep` is whether frames were decoded.
     """
 
     time: datetime
@@ -29,39 +29,39 @@ class Verified:
     deep: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it; times as ISO 8601."""
+        """Return plain JSON values; times as ISO 8601."""
         return {**vars(self), "time": self.time.isoformat(timespec="seconds")}
 
     def shown(self, version: str) -> str:
-        """The time, and what it was of, beside the dataset of `version`."""
+        """Format the time, with a remark if the current `version` is another."""
         deep = ", all frames decoded" if self.deep else ""
         earlier = "" if self.version == version else ", an earlier version"
         return f"{self.time:%Y-%m-%d %H:%M} UTC{deep}{earlier}"
 
 
-def read_verified(storage: Storage) -> Verified | None:
-    """What the last `verify` that passed has recorded; `None` where nothing tells."""
+def read_last_verified(storage: Storage) -> LastVerified | None:
+    """Read the last successful `verify`; `None` if unknown."""
     return _read(storage)[0]
 
 
 def record_verified(storage: Storage, version: str, *, deep: bool) -> None:
-    """Record that this version passed now. Raises `StorageError` where nothing can be written."""
-    now = Verified(datetime.now(timezone.utc), version, deep)
+    """Record a successful `verify` of this version. Raises `StorageError` if writing fails."""
+    now = LastVerified(datetime.now(timezone.utc), version, deep)
     tag = _read(storage)[1]
-    with suppress(ConflictError):  # by another one
+    with suppress(ConflictError):  # a concurrent verify
         storage.put(_PATH, json.dumps(now.to_json()).encode(), expected=tag)
 
 
-def _read(storage: Storage) -> tuple[Verified | None, str | None]:
+def _read(storage: Storage) -> tuple[LastVerified | None, str | None]:
     try:
         data, tag = storage.read_whole(_PATH, _MAX_BYTES)
     except TransientError:
         raise
-    except StorageError:  # not there; or that is not told to who may not list
+    except StorageError:  # missing, or no permission to list
         return None, None
     try:
         found = JsonObject(parse_json(data), ("time", "version", "deep"), "what was verified")
         time = datetime.fromisoformat(str(found.value["time"])).astimezone(timezone.utc)
-        return Verified(time, found.text("version", ID), found.value["deep"] is True), tag
+        return LastVerified(time, found.text("version", ID), found.value["deep"] is True), tag
     except (FormatError, ValueError, OverflowError):
         return None, tag

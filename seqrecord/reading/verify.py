@@ -1,4 +1,4 @@
-"""verify: reads all of a dataset and collects everything that is wrong with it."""
+"""verify: reads a whole dataset and collects all its problems."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from seqrecord.reading.metadata import (
     read_footer,
     record_sizes,
 )
-from seqrecord.reading.verified import Verified, read_verified, record_verified
+from seqrecord.reading.verified import LastVerified, read_last_verified, record_verified
 from seqrecord.storage import Storage, request_threads
 from seqrecord.text import counted, shown_place
 from seqrecord.units import format_size
@@ -47,7 +47,7 @@ from seqrecord.units import format_size
 
 @dataclass(frozen=True)
 class VerifyProgress:
-    """How far `verify` is, in bytes of pages."""
+    """Progress of `verify`, in bytes of pages."""
 
     page_bytes: int
     total_bytes: int
@@ -55,11 +55,15 @@ class VerifyProgress:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` has read and found. `notes` are no problems.
+    """Result of `verify`. `notes` are remarks, not problems.
 
-    `version` is the id of what it has read, empty where no manifest says it, and `last_passed` when
-    a `verify` before this one found no problem, if that is known. `skipped` are the checks that
-    this run did not make.
+    `version` is the checked version, empty without a readable manifest. `last_passed` is the last
+    earlier run without problems, if known. `skipped` are checks that this run did not make.
+
+    Example:
+        report = seqrecord.verify("records/", deep=True)
+        for problem in report.problems:
+            print(problem.file, problem.offset, problem)
     """
 
     url: str
@@ -72,12 +76,12 @@ class VerifyReport:
     problems: tuple[SeqRecordError, ...]
     notes: tuple[str, ...]
     version: str
-    last_passed: Verified | None
+    last_passed: LastVerified | None
     skipped: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether all is as it was written."""
+        """Whether no problem was found."""
         return not self.problems
 
     def __str__(self) -> str:
@@ -102,26 +106,28 @@ def verify(
     num_threads: int | None = None,
     progress: Callable[[VerifyProgress], None] | None = None,
 ) -> VerifyReport:
-    """As `seqrecord.verify`, of the dataset in `storage`, whose pages refer to `externals`."""
+    """Like `seqrecord.verify`, for the dataset in `storage` with its external files."""
     num_threads = num_threads or usable_cores()
     externals = externals or ExternalFiles(storage)
-    stored = _stored(storage, externals)
+    stored = _read_metadata(storage, externals)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
-        stored = _stored(storage, externals)  # a writer may have committed meanwhile
+        stored = _read_metadata(storage, externals)  # a writer may have committed meanwhile
     files, index, problems = stored.record_files, stored.index, stored.problems
-    notes, last_passed = _notes(storage, files), read_verified(storage)
+    notes, last_passed = _notes(storage, files), read_last_verified(storage)
     ahead = 2 * num_threads + 1
     with request_threads(num_threads, "verify") as threads:
         found = list(threads.map(partial(_check_file, storage, index), files, ahead))
         for file in found:
             problems += file.problems
-        index = _agreed(storage, stored, [file.footer for file in found])
+        index = _checked_index(storage, stored, [file.footer for file in found])
         gone = {number for number, file in enumerate(found) if not file.is_there}
         del found
         groups = () if index is None else index.groups
         total = sum(int(group.page_length.sum(dtype=np.uint64)) for group in groups)
         counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
-        told = {(each.message, each.file) for each in problems if isinstance(each, StorageError)}
+        reported = {
+            (each.message, each.file) for each in problems if isinstance(each, StorageError)
+        }
         check: Any = None
         if index is not None:
             paths = [file.path for file in files]
@@ -129,19 +135,19 @@ def verify(
             check = partial(_check_chunk, reader, index, deep)
         for some, counted_there in threads.map(check, _places(groups, gone), ahead):
             for each in some:
-                # An external file, or a missing package, is wrong for all pages that need it.
-                if (each.message, each.file) not in told:
+                # An external file or a missing package affects many pages: one problem.
+                if (each.message, each.file) not in reported:
                     problems.append(each)
                 if isinstance(each, (StorageError, MissingPackageError)):
-                    told.add((each.message, each.file))
+                    reported.add((each.message, each.file))
             counts.update(counted_there)
             if progress is not None:
                 progress(VerifyProgress(counts["page_bytes"], total))
-    if stored.version and not problems and storage.has_conditions:  # of fsspec a put may be more
+    if stored.version and not problems and storage.has_conditions:  # fsspec cannot put atomically
         try:
             record_verified(storage, stored.version, deep=deep)
         except StorageError as error:
-            notes.append(f"{storage.url}: that it passed cannot be recorded: {error.message}")
+            notes.append(f"{storage.url}: cannot record the successful check: {error.message}")
     return VerifyReport(
         url=storage.url,
         deep=deep,
@@ -156,7 +162,7 @@ def verify(
 
 
 def _skipped(deep: bool, index: Index | None) -> tuple[str, ...]:
-    """The checks that a run does not make."""
+    """List the checks that this run does not make."""
     found = [] if deep else ["decoded frames; --deep decodes every frame"]
     if index is not None and any(group.external.any() for group in index.groups):
         found.append(
@@ -167,8 +173,8 @@ def _skipped(deep: bool, index: Index | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
-    """An error in the block is a problem, and ends the block; but where nothing answers."""
+def _collecting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
+    """Record an error of the block as a problem. A `TransientError` is raised: nothing answers."""
     try:
         yield
     except TransientError:
@@ -178,12 +184,12 @@ def _noting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
 
 
 @dataclass
-class _Stored:
-    """What a dataset says of itself, as far as it can be read.
+class _DatasetMetadata:
+    """Readable metadata of a dataset.
 
-    The record files are in the order in which the index numbers them; a `file_id` is empty where no
-    manifest says it. `left_out` are the uids of complete episodes in them that are not in the
-    index. `edits` that cannot be read are `None`, and so is an index that is broken.
+    `record_files` are in the order of the index's numbers; `file_id` is empty without a manifest.
+    `left_out` are uids of complete episodes that are not in the index. `edits` and `index` are
+    `None` if unreadable.
     """
 
     record_files: Sequence[RecordFile]
@@ -195,52 +201,57 @@ class _Stored:
     version: str = ""
 
 
-def _stored(storage: Storage, externals: ExternalFiles) -> _Stored:
-    """Without a manifest that can be read, of all record files that are there.
+def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetadata:
+    """Read manifest, edits and index; all present record files if the manifest is damaged.
 
-    Raises `NotFoundError` where there is no manifest.
+    Raises `NotFoundError` if there is no manifest.
     """
     try:
         manifest = read_manifest(storage)
     except FormatError as error:
         sizes = record_sizes(storage).items()
-        return _Stored([RecordFile(*item, "") for item in sizes], problems=[error])
-    found = _Stored(manifest.record_files, manifest.left_out, manifest.splits, edits=None)
+        return _DatasetMetadata([RecordFile(*item, "") for item in sizes], problems=[error])
+    found = _DatasetMetadata(manifest.record_files, manifest.left_out, manifest.splits, edits=None)
     found.version = manifest.commit
-    with _noting(found.problems):
+    with _collecting(found.problems):
         found.edits = read_edits(storage, manifest.edits)
     broken: list[SeqRecordError] = []
     for name in table_names(manifest.schema):
-        with _noting(broken):
+        with _collecting(broken):
             map_table(storage, manifest, name)
     if not broken:
-        with _noting(broken):
+        with _collecting(broken):
             found.index = index = load_index(storage, manifest)
-            for number in range(len(index.num_frames)):  # which `load` leaves for later
-                with _noting(broken):
+            for number in range(len(index.num_frames)):  # not checked by `load`
+                with _collecting(broken):
                     index.episode_metadata(number)
             if (actual := index.fingerprint()) != manifest.fingerprint:
                 raise FormatError(
-                    "the manifest's fingerprint is not that of the index",
+                    "the manifest's fingerprint differs from the index",
                     file=f"{storage.url}/{MANIFEST}",
                     expected=manifest.fingerprint,
                     got=actual,
                 )
     found.problems += broken
-    with _noting(found.problems):
+    with _collecting(found.problems):
         if manifest.statistics is not None:
             read_statistics(storage, manifest.statistics, manifest.schema)
-    with _noting(found.problems):
+    with _collecting(found.problems):
         if manifest.copied is not None:
             externals.check_open(manifest.copied.lists, always=True)
-    with _noting(found.problems):
+    with _collecting(found.problems):
         if manifest.inventory is not None:
             read_inventories(storage, manifest.inventory)
     return found
 
 
-def _agreed(storage: Storage, stored: _Stored, footers: Sequence[Footer | None]) -> Index | None:
-    """The stored index, or in its place what the footers give; notes where they disagree."""
+def _checked_index(
+    storage: Storage, stored: _DatasetMetadata, footers: Sequence[Footer | None]
+) -> Index | None:
+    """Return the stored index, or one rebuilt from the footers.
+
+    Adds disagreements to the problems.
+    """
     paths, index = [file.path for file in stored.record_files], stored.index
     read = {path: footer for path, footer in zip(paths, footers, strict=True) if footer is not None}
     try:
@@ -253,30 +264,30 @@ def _agreed(storage: Storage, stored: _Stored, footers: Sequence[Footer | None])
         return index
     if index is None:
         return rebuilt
-    if stored.edits is not None:  # or nobody knows what was deleted
+    if stored.edits is not None:  # without edits, deletions are unknown
         urls = [f"{storage.url}/{path}" for path in paths]
         stored.problems += disagreements(index, rebuilt, footers, urls)
     return index
 
 
 @dataclass
-class _File:
-    """`footer` is `None` where it cannot be read, or belongs to no file of this dataset."""
+class _FileCheck:
+    """Result for one record file. `footer` is `None` if unreadable or of another schema."""
 
     footer: Footer | None = None
     is_there: bool = False
     problems: list[SeqRecordError] = field(default_factory=list)
 
 
-def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _File:
-    """Length, header and footer of a record file, and whether they are those of the manifest."""
-    shown, found = f"{storage.url}/{file.path}", _File()
-    with _noting(found.problems):
+def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _FileCheck:
+    """Check a record file's length, header and footer against the manifest."""
+    shown, found = f"{storage.url}/{file.path}", _FileCheck()
+    with _collecting(found.problems):
         size = storage.size(file.path)
         found.is_there = True
         if size != file.size:
             other = FormatError(
-                "a record file of another length than the manifest says",
+                "the length of a record file differs from the manifest",
                 file=shown,
                 expected=f"{file.size} bytes",
                 got=f"{size} bytes",
@@ -285,7 +296,7 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
         footer = read_footer(storage, file.path)
         if file.file_id not in ("", footer.file_id):
             other = FormatError(
-                "another record file than the manifest names",
+                "record file was replaced (id differs from the manifest)",
                 file=shown,
                 offset=0,
                 expected=file.file_id,
@@ -293,11 +304,11 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
             )
             found.problems.append(other)
             chunks, gaps = (tuple(r[:0] for r in rows) for rows in (footer.chunks, footer.gaps))
-            # It holds nothing of this dataset.
+            # Its rows belong to another dataset.
             footer = replace(footer, file_id=file.file_id, episodes=(), chunks=chunks, gaps=gaps)
         if index is not None and not index.schema.continues(footer.schema, edited=True):
             raise FormatError(
-                "a record file of another schema",
+                "a record file has another schema",
                 file=shown,
                 expected=index.schema,
                 got=footer.schema,
@@ -307,8 +318,7 @@ def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _Fil
 
 
 def _places(groups: Sequence[GroupIndex], gone: Container[int]) -> Iterator[tuple[int, int]]:
-    """Group and row of all chunks in the order of the disk, but of those in files that are not
-    there, by their numbers."""
+    """Yield group and row of all chunks, sorted by file and offset, except in missing files."""
     if not groups:
         return
     number = np.repeat(np.arange(len(groups)), [len(group.file) for group in groups])
@@ -323,9 +333,9 @@ def _places(groups: Sequence[GroupIndex], gone: Container[int]) -> Iterator[tupl
 def _check_chunk(
     reader: ChunkReader, index: Index, deep: bool, place: tuple[int, int]
 ) -> tuple[list[SeqRecordError], dict[str, int]]:
-    """Every page against its checksums; what a reader counts on or users are given, besides.
+    """Check the checksums of pages and slices, and shapes. `deep` decodes every frame.
 
-    If `deep`, every frame of those that match, decoded.
+    Returns problems and counts.
     """
     chunk, num_frames = reader.chunk_at(*place), 0
     pages = [page for page in reader.pages(chunk) if page.num_present]
@@ -334,8 +344,8 @@ def _check_chunk(
     try:
         sound += zip(pages, reader.read(pages), strict=True)
     except ChecksumError:
-        for page in pages:  # one by one, for more than one may be broken
-            with _noting(problems):
+        for page in pages:  # one by one, since several may be damaged
+            with _collecting(problems):
                 sound += [(page, data) for data in reader.read([page])]
     except TransientError:
         raise
@@ -343,10 +353,10 @@ def _check_chunk(
         problems.append(error.located(episode=index.key(chunk.episode)))
     for page, data in sound:
         if page.sums is not None:
-            with _noting(problems):
+            with _collecting(problems):
                 reader.check_slices(page, data)
     for page, data in sound:
-        with _noting(problems):
+        with _collecting(problems):
             if deep:
                 num_frames += _decode(reader, page, data, problems)
             elif page.largest is not None:
@@ -360,13 +370,13 @@ def _check_chunk(
 def _decode(
     reader: ChunkReader, page: Page, data: memoryview, problems: list[SeqRecordError]
 ) -> int:
-    """How many frames were tried: none where a package is missing, which is one problem."""
+    """Decode all frames of a page; returns their number. A missing package is one problem."""
     there = filter(page.has, range(page.chunk.num_frames))
     out = np.empty(0, reader.features[page.feature].dtype)
     for frame, shape in zip(there, reader.shapes(page, data), strict=True):
         if out.shape != shape:
             out = np.empty(shape, out.dtype)
-        with _noting(problems, frame=page.chunk.first_frame + frame):
+        with _collecting(problems, frame=page.chunk.first_frame + frame):
             try:
                 reader.decode(page, data, [frame], [out])
             except MissingPackageError as error:
@@ -383,8 +393,8 @@ def _notes(storage: Storage, files: Sequence[RecordFile]) -> list[str]:
         stray = [path for path in record_sizes(storage) if path not in listed]
     except TransientError:
         raise
-    except StorageError as error:  # of a web server, and where listing is forbidden
-        return [f"{storage.url}: what else lies there cannot be listed: {error.message}"]
+    except StorageError as error:  # web servers, or no permission
+        return [f"{storage.url}: cannot list other files: {error.message}"]
     return [
         *(f"{storage.url}/{path}: not part of the dataset" for path in stray),
         *(f"{storage.url}/{path}: not finished, or left by an interrupted write" for path in cut),

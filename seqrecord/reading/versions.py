@@ -1,4 +1,4 @@
-"""Earlier versions of a dataset: each commit keeps the manifest that it replaces, up to ten."""
+"""Earlier versions of a dataset. Each commit keeps the replaced manifest, up to ten."""
 
 from __future__ import annotations
 
@@ -29,10 +29,14 @@ from seqrecord.text import counted, repr_of
 
 @dataclass(frozen=True)
 class DatasetVersion:
-    """A version of a dataset: its id, which `seqrecord.open` takes, and what it holds.
+    """A version of a dataset: its id (for `seqrecord.open`), size and completeness.
 
-    `until` is when it was replaced, by the storage's clock; `None` for the dataset as it is.
-    `is_whole` says whether its record files and edits are there, as far as their names tell.
+    `until` is the time of its replacement, by the storage's clock; `None` for the current version.
+    `is_whole` is whether its record files and edits are present, judged by name.
+
+    Example:
+        newest = seqrecord.edit.list_versions("records/")[0]
+        dataset = seqrecord.open("records/", version=newest.id)
     """
 
     id: str
@@ -42,21 +46,26 @@ class DatasetVersion:
     is_whole: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it; times as ISO 8601."""
+        """Return plain JSON values; times as ISO 8601."""
         return {**vars(self), "until": self.until and self.until.isoformat(timespec="seconds")}
 
     def __str__(self) -> str:
         until = "now" if self.until is None else f"until {self.until:%Y-%m-%d %H:%M} UTC"
         held = f"{counted(self.num_episodes, 'episode')}, {counted(self.num_frames, 'frame')}"
-        return f"{self.id}  {until:<26}  {held}{'' if self.is_whole else '; files are gone'}"
+        return f"{self.id}  {until:<26}  {held}{'' if self.is_whole else '; files are missing'}"
 
 
 def list_versions(
     location: StorageLike, *, storage_options: Mapping[str, Any] | None = None
 ) -> list[DatasetVersion]:
-    """The dataset as it is, and the versions before it of which the manifest is kept; newest first.
+    """List the current version and kept earlier ones, newest first.
 
-    Raises what `seqrecord.open` raises, and `StorageError` for a web server, which lists no files.
+    Raises the errors of `seqrecord.open`, and `StorageError` for a web server, which cannot list
+    files.
+
+    Example:
+        for version in seqrecord.edit.list_versions("records/"):
+            print(version.id, version.num_episodes, version.until)
     """
     with closing(open_storage(location, storage_options)) as storage:
         current = read_manifest(storage)
@@ -76,22 +85,22 @@ def list_versions(
 
 
 def kept_versions(storage: Storage, manifest: Manifest) -> Iterator[tuple[Manifest, float]]:
-    """The manifests that are kept of versions before this one, newest first.
+    """Yield the kept manifests of earlier versions, newest first.
 
-    Each with when it was replaced, in seconds since 1970.
+    Each with the time of its replacement, in seconds since 1970.
     """
     there = {file.path: file.modified for file in storage.files(VERSIONS)}
     for commit in manifest.earlier_commits[:KEPT_VERSIONS]:
         if (path := version_path(commit)) in there:
-            with suppress(NotFoundError):  # another has committed meanwhile
+            with suppress(NotFoundError):  # removed by a concurrent commit
                 yield _read(storage, commit), there[path]
 
 
 def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
-    """Manifest and index of a version, by its id.
+    """Open manifest and index of a version, by its id.
 
-    An index that is gone is built anew from the footers of the record files. Raises `NotFoundError`
-    for a version that is not kept, or of which a file is gone.
+    A deleted index is rebuilt from the record files' footers. Raises `NotFoundError` for an unknown
+    version, and if one of its files is missing.
     """
     if (manifest := read_manifest(storage)).commit == version:
         return load(storage)
@@ -99,7 +108,7 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
         manifest = _read(storage, version)
     except NotFoundError as error:
         raise NotFoundError(
-            f"no such version, or not one of the last {KEPT_VERSIONS} before the dataset; "
+            f"unknown version, or older than the last {KEPT_VERSIONS}; "
             "`seqrecord info --versions` lists them",
             file=storage.url,
             got=repr_of(version, 50),
@@ -109,8 +118,8 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
         return load_version(storage, manifest, verify=True)
     except (NotFoundError, StateError) as error:
         raise NotFoundError(
-            "files of this version are gone; of earlier versions `clean` keeps only what "
-            "--keep-versions says",
+            "files of this version are missing; to keep files of earlier versions, pass "
+            "--keep-versions to `clean`",
             file=error.file,
             got=version,
         ) from error
@@ -119,12 +128,12 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
 def _read(storage: Storage, commit: str) -> Manifest:
     path = version_path(commit) if ID.fullmatch(commit) else None
     if path is None:
-        raise NotFoundError("not the id of a version", file=storage.url)
+        raise NotFoundError("invalid version id", file=storage.url)
     data, _ = storage.read_whole(path, MAX_MANIFEST_BYTES)
     manifest = parse_manifest(storage, data, path)
     if manifest.commit != commit:
         raise FormatError(
-            "a manifest of another version than its name says",
+            "a manifest's version differs from its file name",
             file=f"{storage.url}/{path}",
             expected=commit,
             got=manifest.commit,

@@ -1,15 +1,15 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
-from seqrecord.sampling.bounds import ClipFacts, PlanSettings, resident_bounds
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.sampling.epoch import EpochPlan, check_drop_last
+from seqrecord.sampling.fixed_shards import Intervals, ShuffledPlan, shard_frames
 from seqrecord.sampling.plan import Clips, Frees, GroupPlan, GroupRound, Loads, Plan, Round
 from seqrecord.sampling.random_order import Phases
-from seqrecord.sampling.runs import Part, Window
+from seqrecord.sampling.runs import Shard, Window
 from seqrecord.sampling.sequences import SequencePlan, count_unused_frames
-from seqrecord.sampling.shards import Intervals, ShuffledPlan, shard_frames
 
 __all__ = [
-    "ClipFacts",
+    "ClipStats",
     "Clips",
     "EpochPlan",
     "Frees",
@@ -17,12 +17,12 @@ __all__ = [
     "GroupRound",
     "Intervals",
     "Loads",
-    "Part",
     "Phases",
     "Plan",
     "PlanSettings",
     "Round",
     "SequencePlan",
+    "Shard",
     "ShuffledPlan",
     "Window",
     "check_drop_last",

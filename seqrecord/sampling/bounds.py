@@ -1,9 +1,9 @@
-"""Bounds: the most frames that are held at once, known before an epoch is planned. Pure integers.
+"""Bounds: the greatest number of frames in memory, before an epoch is planned. Pure integers.
 
-They follow from the settings of an epoch and from a few facts about its clips. A cursor advances by
-a *block* in a round. A block is measured in frames that have to be held: a clip counts as `stride`
-frames, and between two runs `gap` frames are counted for what the second one needs besides. So none
-needs more memory than another. Blocks end where chunks do, or on lines that divide a chunk evenly::
+They follow from the settings of an epoch and a few numbers about its clips. A cursor advances by a
+*block* in each round. The length of a block counts frames that need memory: `stride` frames for a
+clip, and `gap` frames between two runs for the extra frames of the second one. So all blocks need
+about the same memory. Blocks end at chunk boundaries, or at lines that divide a chunk evenly::
 
     chunks of 4     |       |       |       |
     block of 8      |               |
@@ -11,17 +11,17 @@ needs more memory than another. Blocks end where chunks do, or on lines that div
     frames          f f f f f f f f f f f         clips of 4: the last start needs 3 frames more
     loaded          f f f f f f f f f f f f       whole chunks
 
-Blocks begin small, and each is at most twice the one before, so that an epoch's first batches need
-not wait for a large round.
+The first blocks are small, and each is at most twice as long as the one before, so that the first
+batches do not wait for a large round.
 
-A cursor holds, of each group, what its block's clips use, and the rest of the chunk in which the
-last of them ends. Where whole clips of a regular leading group are loaded the bound is exact. Else
-it is that of a block that lies as badly as it can::
+In each group, a cursor keeps the frames of its block's clips, to the end of the last chunk. The
+bound is exact if whole clips of a regular leading group are loaded. Otherwise it assumes the worst
+position of a block::
 
     chunks          |               |               |
     clip starts                  s s s s s
     a clip's frames              f f f f
-    held                         h h h h h h h h h h        block - 1 + span + chunk - 1
+    in memory                    h h h h h h h h h h        block - 1 + span + chunk - 1
 """
 
 from __future__ import annotations
@@ -42,25 +42,27 @@ ORDERS = ("clips", "sequences")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """How an epoch is walked; `memory.Demand` chooses the last six.
+    """Settings of an epoch's plan; `memory.MemoryRequest` chooses the last six.
 
-    In a round each of `num_cursors` cursors advances by a block of about `block_frames` frames (see
-    `BlockSizes`). They walk runs of about `run_frames` frames (`None`: as long as can be).
-    A cursor's first block has about `first_block_frames` frames, and each of the next ones at most
-    twice as many as the one before. The clips of a part are `num_shares` shares (`None`: one a
-    cursor) that begin where chunks do; the cursors of a share begin anywhere in it, for what
-    several of them need stays in memory. Without `shuffle` there is one cursor, no run is cut and
-    clips come in canonical order.
-
-    With `even_batches` all parts have equally many clips; without it every clip is in exactly one.
-    `rotate_phase` says that the clip tables of other epochs have other phases (see
-    `random_order.Phases`).
-
-    With `resident` all frames of a part stay in memory: its clips are the same in every epoch, and
-    those after the first are full shuffles of them; see `shards`.
-
-    With the order "sequences" clips of an episode follow each other in a row of the batches, see
-    `sequences`. There is a cursor for each row, and the other four numbers have no meaning.
+    Attributes:
+        shuffle: shuffled order. Otherwise one cursor follows the canonical order, and no run is
+            cut.
+        seed: seed of the order.
+        batch_size: clips of a batch; `None` for single clips.
+        drop_last: drop clips that fill no batch.
+        even_batches: all shards have the same number of clips. Otherwise each clip is in one shard.
+        rotate_phase: other epochs have other phases, see `random_order.Phases`.
+        order: "clips"; or "sequences", in which a row of the batches follows an episode, see
+            `sequences`: one cursor for each row, and the next four numbers are ignored.
+        num_cursors: number of cursors of a shard.
+        block_frames: approximate length of a block, see `BlockSizes`.
+        run_frames: approximate length of a run; `None`: as long as possible.
+        first_block_frames: approximate length of a cursor's first block; each next one is at most
+            twice as long.
+        num_shares: number of shares of a shard, which begin at chunks; `None`: one per cursor. The
+            cursors of one share begin anywhere in it, because common frames stay in memory.
+        resident: all frames of a shard stay in memory: its clips are the same in every epoch, and
+            each epoch after the first is a full shuffle, see `fixed_shards`.
     """
 
     shuffle: bool = True
@@ -88,31 +90,31 @@ class PlanSettings:
 
     @property
     def shares(self) -> int:
-        """How many shares of the epoch a part has."""
+        """The number of shares of a shard."""
         return min(self.num_shares or self.cursors, self.cursors)
 
     @property
     def cursors(self) -> int:
-        """How many cursors walk a part: one where nothing is shuffled, but for sequences."""
+        """The number of cursors of a shard: one without shuffling, except for sequences."""
         return self.num_cursors if self.shuffle or self.order == "sequences" else 1
 
 
 @dataclass(frozen=True)
-class GroupFacts:
-    """Of one group: what a clip uses, and the largest chunk of the episodes that have clips."""
+class GroupStats:
+    """Window and largest chunk of a group, over episodes with clips."""
 
     window: Window
     largest_chunk: int
 
 
 @dataclass(frozen=True, eq=False)
-class ClipFacts:
-    """The few numbers of a clip table that decide how many frames are held, and read twice.
+class ClipStats:
+    """The numbers of a clip table that determine memory and repeated reads.
 
-    The regular ones of the selected episodes have chunks of `chunks` frames in the leading group;
-    int64[n], ascending. The longest episode with chunks of `chunks[i]` that has any clip has
-    `longest[i]` frames, or 0 where none has one. The largest chunk of the irregular ones has
-    `irregular` frames, 0 where there is none.
+    The leading group's regular chunks have `chunks` frames, int64[n], ascending. The longest
+    episode with clips and chunks of `chunks[i]` frames has `longest[i]` frames, 0 if there is none.
+    The largest irregular chunk has `irregular` frames, 0 if there is none. All numbers concern
+    selected episodes.
     """
 
     spec: ClipSpec
@@ -120,7 +122,7 @@ class ClipFacts:
     longest: IntArray
     irregular: int
     longest_irregular: int  # episode that has clips
-    groups: tuple[GroupFacts, ...]
+    groups: tuple[GroupStats, ...]
     leading: int  # of `groups`
     num_clips: int
     num_rows: int  # of the clip table
@@ -133,8 +135,8 @@ class ClipFacts:
     any_clips: bool = False  # whether an epoch may leave out some of the clips
     repeats: bool = False  # whether any clip is there more than once
     by_frame: bool = False  # whether frames are read without the rest of their chunk
-    in_memory: bool = False  # whether a part keeps all frames that it has loaded
-    uncut: bool = False  # whether runs are cut only where parts begin
+    in_memory: bool = False  # whether a shard keeps all frames that it has loaded
+    uncut: bool = False  # whether runs are cut only where shards begin
 
     @classmethod
     def of(
@@ -144,11 +146,14 @@ class ClipFacts:
         windows: Sequence[Window] | None = None,
         *,
         any_clips: bool = False,
-    ) -> ClipFacts:
-        """`windows`, one for each group of `episodes`; by default whole clips of all.
+    ) -> ClipStats:
+        """Measure a clip table.
 
-        With `any_clips` they hold for all epochs, of which each may leave out some clips: then
-        `table` is that of `random_order.typical_table`, or has each clip as often as it can come.
+        Args:
+            windows: the window of each group of `episodes`. Default: whole clips.
+            any_clips: the numbers are valid for all epochs, each of which may lack some clips.
+                `table` is then that of `random_order.typical_table`, or has each clip at its
+                greatest multiplicity.
         """
         windows = windows or [Window.of(table.spec)] * len(episodes.groups)
         used = table.episode[np.diff(table.episode, prepend=-1) != 0]
@@ -173,7 +178,7 @@ class ClipFacts:
             irregular,
             int(lengths[sizes[used] == 0].max(initial=0)),
             tuple(
-                GroupFacts(window, int(grid.largest[used].max(initial=1)))
+                GroupStats(window, int(grid.largest[used].max(initial=1)))
                 for window, grid in zip(windows, episodes.groups, strict=True)
             ),
             episodes.leading,
@@ -193,76 +198,83 @@ class ClipFacts:
 
     @property
     def window(self) -> Window:
-        """What clips use of the leading group."""
+        """The window of the leading group."""
         return self.groups[self.leading].window
 
     @property
     def largest_chunk(self) -> int:
-        """Of the leading group, in episodes that have clips; at least 1."""
+        """Frames of the leading group's largest chunk in episodes with clips; at least 1."""
         odd = self.irregular if self.longest_irregular else 1
         return int(self.chunks[self.longest > 0].max(initial=odd))
 
     @property
     def longest_episode(self) -> int:
-        """Frames of the longest episode that has clips."""
+        """Frames of the longest episode with clips."""
         return int(self.longest.max(initial=self.longest_irregular))
 
-    def whole_block(self, num_parts: int = 1) -> int:
-        """The frames of a block that holds a whole epoch, with all that counts between runs.
+    def whole_block(self, num_shards: int = 1) -> int:
+        """The length of a block that contains a whole epoch, including gaps between runs.
 
-        Or a part of several, where none has more than twice as many rows of clips as others.
+        With `num_shards`: a whole shard, if no shard has more than twice as many clip rows as
+        others.
         """
-        rows = min(self.num_rows, 1 + 2 * self.num_rows // num_parts)
+        rows = min(self.num_rows, 1 + 2 * self.num_rows // num_shards)
         between = rows * (self.window.span + 3 * self.largest_chunk)
-        return max(1, -(-self.num_clips // num_parts) * self.spec.stride + between)
+        return max(1, -(-self.num_clips // num_shards) * self.spec.stride + between)
 
     @property
     def cuts_anywhere(self) -> bool:
-        """Whether to cut a chunk costs nothing: its frames are read one by one."""
+        """Whether cutting a chunk costs nothing, because its frames are read one by one."""
         return self.by_frame and self.largest_chunk > self.window.span
 
     @property
     def cut_frames(self) -> int:
-        """Frames that are read twice where a run is cut: of the chunks that both runs need, or what
-        both need of one that is decoded in pieces."""
+        """The number of frames read twice at a cut of a run: whole shared chunks, or shared frames
+        of a chunk decoded in pieces.
+        """
         shared = max(0, self.window.span - self.spec.stride)
         if self.keyframes or self.cuts_anywhere:
             return shared
         return -(-shared // self.largest_chunk) * self.largest_chunk
 
-    def reread_by_one(self, num_parts: int) -> float:
-        """Share of all frames that each share more of every part reads a second time."""
-        if self.uncut or (self.in_memory and num_parts == 1):
+    def reread_by_one(self, num_shards: int) -> float:
+        """Fraction of all frames that one more share in every shard reads a second time."""
+        if self.uncut or (self.in_memory and num_shards == 1):
             return 0.0
-        return num_parts * self.cut_frames / max(1, self.num_frames)
+        return num_shards * self.cut_frames / max(1, self.num_frames)
 
-    def reread_by_parts(self, num_parts: int) -> float:
-        """Share of all frames that are decoded a second time whatever cursors there are: one cursor
-        of each part but the first begins anywhere, behind a keyframe or inside a run."""
+    def reread_by_shards(self, num_shards: int) -> float:
+        """Fraction of all frames decoded a second time with any number of cursors.
+
+        In each shard but the first, one cursor begins at any frame, behind a keyframe or inside a
+        run.
+        """
         if self.uncut:
-            return (num_parts - 1) / max(1, self.num_episodes)
-        return (num_parts - 1) * (self.keyframes // 2) / max(1, self.num_frames)
+            return (num_shards - 1) / max(1, self.num_episodes)
+        return (num_shards - 1) * (self.keyframes // 2) / max(1, self.num_frames)
 
-    def reread(self, cursors: int, num_parts: int) -> float:
-        """Share of all frames that cursors with so many shares of every part read twice."""
-        if cursors == self.whole_cursors(num_parts):
+    def reread(self, cursors: int, num_shards: int) -> float:
+        """Fraction of all frames read twice with this number of cursors and shards."""
+        if cursors == self.whole_cursors(num_shards):
             return 0.0
-        return self.reread_by_one(num_parts) * cursors + self.reread_by_parts(num_parts)
+        return self.reread_by_one(num_shards) * cursors + self.reread_by_shards(num_shards)
 
-    def whole_cursors(self, num_parts: int) -> int:
-        """How many cursors of a part walk a whole episode each; 0 where it does not come out."""
-        whole, rest = divmod(self.num_episodes, num_parts)
+    def whole_cursors(self, num_shards: int) -> int:
+        """The number of cursors of a shard that read one whole episode each; 0 if episodes do not
+        divide evenly.
+        """
+        whole, rest = divmod(self.num_episodes, num_shards)
         return whole if self.is_even and not rest else 0
 
 
 @dataclass(frozen=True, eq=False)
 class BlockSizes:
-    """How many frames each of a cursor's blocks counts: those of `first`, then always `full`.
+    """The lengths of a cursor's blocks, in counted frames: `first`, then always `full`.
 
-    `clip` frames count for a clip, and at most `gap` between two runs. The first `unaligned` blocks
-    end at any clip, the others on a grid line: with chunks of `chunks[i]` frames there is one every
-    `lines[i]` frames of an episode. Chunks of irregular episodes have one at their begins, and from
-    there every `irregular_line` frames. All chunks are those of the leading group.
+    A clip counts `clip` frames, the gap between two runs at most `gap`. The first `unaligned`
+    blocks end at any clip, the others at a grid line. Chunks of `chunks[i]` frames have a line
+    every `lines[i]` frames of an episode. Irregular chunks have one at their start, and then every
+    `irregular_line` frames. All chunks belong to the leading group.
     """
 
     full: int
@@ -279,20 +291,20 @@ class BlockSizes:
         object.__setattr__(self, "before", np.cumsum(np.array((0, *self.first), np.int64)))
 
     @classmethod
-    def of(cls, facts: ClipFacts, settings: PlanSettings) -> BlockSizes:
-        """Full blocks have about `settings.block_frames`, the first `first_block_frames`."""
-        spec, sizes, span = facts.spec, facts.chunks, facts.window.span
-        chunk = int(sizes.max(initial=max(1, facts.irregular)))
-        # What lies between clips that are far apart is not loaded, but for the rest of a chunk.
+    def of(cls, stats: ClipStats, settings: PlanSettings) -> BlockSizes:
+        """Derive the lengths from the settings `block_frames` and `first_block_frames`."""
+        spec, sizes, span = stats.spec, stats.chunks, stats.window.span
+        chunk = int(sizes.max(initial=max(1, stats.irregular)))
+        # Frames between distant clips are not loaded, except the rest of a chunk.
         clip = min(spec.stride, span + 2 * chunk)
         full = max(settings.block_frames, clip)
         fits = sizes[sizes <= full]
         full = int((full // fits * fits).min(initial=full))
         lines = np.array([_line(size, full) for size in sizes.tolist()], np.int64)
-        irregular = max(1, min(facts.irregular, full))
+        irregular = max(1, min(stats.irregular, full))
         full = max(full, clip)
-        # Clips have frames of their own, wherever they lie, or frames are read one by one, or stay.
-        if spec.stride > span or facts.cuts_anywhere or settings.num_shares is not None:
+        # Clips share no frames, or frames are read one by one, or stay.
+        if spec.stride > span or stats.cuts_anywhere or settings.num_shares is not None:
             lines, irregular = np.ones_like(lines), 1
         line = int(lines.max(initial=irregular))
         first, size = [], max(settings.first_block_frames, clip)
@@ -307,29 +319,28 @@ class BlockSizes:
 
     @property
     def line(self) -> int:
-        """The most frames between two lines."""
+        """The greatest distance of two lines."""
         return int(self.lines.max(initial=self.irregular_line))
 
     def apart(self, chunk_frames: IntArray) -> IntArray:
-        """How far apart the lines are in episodes with such chunks, 0 for irregular; int64[n]."""
+        """The distance of lines in episodes with these chunk lengths, 0 for irregular; int64[n]."""
         if not len(self.chunks):
             return np.full_like(chunk_frames, self.irregular_line)
         place = np.searchsorted(self.chunks, chunk_frames)
         return np.where(chunk_frames > 0, self.lines[place], self.irregular_line)
 
     def rounds(self, length: int) -> int:
-        """How many blocks it takes for a cursor of so many counted frames."""
+        """The number of blocks of a cursor with this many counted frames."""
         if length <= self.before[-1]:
             return int(np.searchsorted(self.before, length))
         return len(self.first) - int((int(self.before[-1]) - length) // self.full)
 
     def begins(self, lengths: IntArray, rounds: IntArray, num_rounds: int) -> IntArray:
-        """Where the blocks of each of `rounds` begin for cursors of so many counted frames.
+        """The starts of blocks of cursors, in counted frames; int64[rounds, cursors].
 
-        `rounds` is [rounds, cursors], or [rounds, 1]; returns int64[rounds, cursors]. No block
-        counts more frames than it would in cursors that take `num_rounds` rounds, or are shorter.
-        The full blocks of a cursor are equal, and those of all cursors in proportion to their
-        lengths.
+        `rounds` is [rounds, cursors] or [rounds, 1]; `lengths` are the counted frames of each
+        cursor. In cursors of `num_rounds` rounds or fewer, no block exceeds its nominal length. The
+        full blocks of a cursor have the same length, proportional to the cursor's.
         """
         first, full = len(self.first), num_rounds - len(self.first)
         known = self.before[np.minimum(rounds, first)]
@@ -344,7 +355,7 @@ class BlockSizes:
 
 
 def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
-    """`length * part // whole`, where the product need not fit into 64 bits."""
+    """`length * part // whole`, for products that exceed 64 bits."""
     if not whole:
         return np.zeros(np.broadcast_shapes(length.shape, part.shape), np.int64)
     high = length >> 20
@@ -354,89 +365,89 @@ def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
 
 
 def _line(size: int, block: int) -> int:
-    """How far apart lines are in chunks of `size` frames: the largest divisor up to `block`.
+    """The distance of lines in chunks of `size` frames: the greatest divisor up to `block`.
 
-    With lines further apart than blocks, some blocks of each round would be empty.
+    A greater distance than a block would leave some blocks of each round empty.
     """
     return size if size <= block else next(n for n in range(block, 0, -1) if size % n == 0)
 
 
 def cursor_bounds(
-    facts: ClipFacts, settings: PlanSettings, *, longest: int | None = None
+    stats: ClipStats, settings: PlanSettings, *, longest: int | None = None
 ) -> list[int]:
-    """The most frames of each group that one cursor can hold at once, in any part of any epoch.
+    """The greatest number of frames of each group that one cursor keeps, in any shard of any epoch.
 
-    With `settings.rotate_phase`, whatever the phase of the clips. No cursor counts more than
-    `longest` frames, where that is known.
+    With `settings.rotate_phase`: for any phase. `longest` is the greatest counted length of a
+    cursor, if known.
     """
-    if not facts.num_clips:
-        return [0] * len(facts.groups)
-    regular = not facts.irregular and facts.window == Window.of(facts.spec) and not facts.repeats
-    exact = facts.leading if regular else None
+    if not stats.num_clips:
+        return [0] * len(stats.groups)
+    regular = not stats.irregular and stats.window == Window.of(stats.spec) and not stats.repeats
+    exact = stats.leading if regular else None
     if settings.order == "sequences":
         return [
-            _of_one_regular_clip(facts, settings) if i == exact else _of_one_clip(facts, group)
-            for i, group in enumerate(facts.groups)
+            _of_one_regular_clip(stats, settings) if i == exact else _of_one_clip(stats, group)
+            for i, group in enumerate(stats.groups)
         ]
-    blocks = BlockSizes.of(facts, settings)
+    blocks = BlockSizes.of(stats, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
     return [
-        _of_regular_chunks(facts, blocks, settings, longest)
+        _of_regular_chunks(stats, blocks, settings, longest)
         if i == exact
-        else _of_any_chunks(facts, blocks, group)
-        for i, group in enumerate(facts.groups)
+        else _of_any_chunks(stats, blocks, group)
+        for i, group in enumerate(stats.groups)
     ]
 
 
-def resident_bounds(facts: ClipFacts, settings: PlanSettings) -> list[int]:
-    """The most frames of each group held at once in any part of any epoch.
+def resident_bounds(stats: ClipStats, settings: PlanSettings) -> list[int]:
+    """The greatest number of frames of each group in memory, in any shard of any epoch.
 
-    With `rotate_phase`, of the epochs of every phase that has clips of the same episodes. Where a
-    part has less than a block for each cursor, it may be a stride more for each.
+    With `rotate_phase`: in every phase that has clips of the same episodes. A shard with less than
+    a block per cursor may need a stride more per cursor.
     """
-    return [settings.cursors * bound for bound in cursor_bounds(facts, settings)]
+    return [settings.cursors * bound for bound in cursor_bounds(stats, settings)]
 
 
-def _of_one_clip(facts: ClipFacts, group: GroupFacts) -> int:
-    """The most frames of a group that a cursor needs for one clip, to the end of a chunk."""
+def _of_one_clip(stats: ClipStats, group: GroupStats) -> int:
+    """The greatest number of a group's frames for one clip, to the end of a chunk."""
     window, tail = group.window, group.largest_chunk - 1
-    longest = -(-facts.longest_episode // window.frame_step)
+    longest = -(-stats.longest_episode // window.frame_step)
     return min(-(-(window.span + tail) // window.frame_step), longest)
 
 
-def _of_one_regular_clip(facts: ClipFacts, settings: PlanSettings) -> int:
-    """As `_of_one_clip`, where it is known where in a chunk clips begin."""
-    phase = None if settings.rotate_phase else facts.spec.phase
-    each = zip(facts.chunks.tolist(), facts.longest.tolist(), strict=True)
+def _of_one_regular_clip(stats: ClipStats, settings: PlanSettings) -> int:
+    """Like `_of_one_clip`, for clips at fixed positions in chunks."""
+    phase = None if settings.rotate_phase else stats.spec.phase
+    each = zip(stats.chunks.tolist(), stats.longest.tolist(), strict=True)
     return max(
-        _in_one_run(0, size, size, length, spec=facts.spec, phase=phase) for size, length in each
+        _in_one_run(0, size, size, length, spec=stats.spec, phase=phase) for size, length in each
     )
 
 
-def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> int:
-    """The most frames that a block needs of a group whose chunks lie anywhere.
+def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> int:
+    """The greatest number of frames that a block needs of a group with chunks anywhere.
 
-    A block's clips have their counted places within `place` frames, for its begin and its end move
-    by less than a line. They are in some stretches, in each of which a clip begins every stride:
-    runs, or parts of one between which a gap counts.
+    The counted positions of a block's clips span `place` frames, because its ends move by less than
+    a line. They form stretches, runs or parts of a run separated by a counted gap, in each of which
+    clips start every stride.
     """
-    stride, clip, gap = facts.spec.stride, blocks.clip, blocks.gap
+    stride, clip, gap = stats.spec.stride, blocks.clip, blocks.gap
     span, step, tail = group.window.span, group.window.frame_step, group.largest_chunk - 1
     place = blocks.full + blocks.line - 1
-    if facts.repeats:  # of the clip at which the next block begins, this one may have some copies
+    if stats.repeats:  # of the clip at which the next block begins, this one may have some copies
         place += clip
     clips = -(-place // clip)
-    # Each clip holds, at most, what it uses and the rest of a chunk …
+    # Each clip keeps at most its frames and the rest of a chunk …
     single = clips * -(-(span + tail) // step)
-    # … and a stretch, from its first start on, what all of it uses and the rest of a chunk. At a
+    # … and a stretch, from its first start on, its frames and the rest of a chunk. At a
     # run's end that rest is not loaded; between two parts of one run it may be.
     counted = -(-(place + clip - 1) * stride // clip)
     most = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
-    whole = -(-facts.longest_episode // step)  # more than that is in no stretch
+    whole = -(-stats.longest_episode // step)  # more than that is in no stretch
 
     def held(number: int) -> int:
-        tails = number if facts.parted else 1
+        tails = number if stats.parted else 1
         frames = counted - (number - 1) * gap * stride // clip + number * (span - stride)
         return -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
 
@@ -448,18 +459,18 @@ def _of_any_chunks(facts: ClipFacts, blocks: BlockSizes, group: GroupFacts) -> i
 
 
 def _of_regular_chunks(
-    facts: ClipFacts, blocks: BlockSizes, settings: PlanSettings, longest: int | None
+    stats: ClipStats, blocks: BlockSizes, settings: PlanSettings, longest: int | None
 ) -> int:
-    """The most frames that a cursor can hold of regular episodes, of which clips are loaded whole.
+    """The greatest number of frames that a cursor keeps of regular episodes with whole clips.
 
-    `blocks.full` is at most `longest` already.
+    `blocks.full` is at most `longest`.
     """
-    spec, full = facts.spec, blocks.full
-    chunk, line, step = int(facts.chunks.max()), blocks.line, spec.frame_step
+    spec, full = stats.spec, blocks.full
+    chunk, line, step = int(stats.chunks.max()), blocks.line, spec.frame_step
     single = spec.stride > spec.span
     phase = None if settings.rotate_phase else spec.phase
     most = 0
-    for size, apart, length in zip(facts.chunks, blocks.lines, facts.longest, strict=True):
+    for size, apart, length in zip(stats.chunks, blocks.lines, stats.longest, strict=True):
         if length:
             block = 1 if single else -(-full // int(apart)) * int(apart)
             held = _in_one_run(block, int(size), int(apart), int(length), spec=spec, phase=phase)
@@ -472,7 +483,7 @@ def _of_regular_chunks(
         size = blocks.first[blocks.unaligned - 1]
         size = size if longest is None else min(size, longest)
         size += line + spec.span + chunk - 3
-        most = max(most, -(-min(size, int(facts.longest.max())) // step))
+        most = max(most, -(-min(size, int(stats.longest.max())) // step))
     runs = (full + blocks.gap) // (blocks.clip + blocks.gap)
     if runs > 1:
         rest = max(0, spec.span - spec.stride)
@@ -483,11 +494,12 @@ def _of_regular_chunks(
 def _in_one_run(
     block: int, chunk: int, line: int, length: int, *, spec: ClipSpec, phase: int | None
 ) -> int:
-    """The most frames that a block in one run needs, in an episode of at most `length` frames.
+    """The greatest number of frames that a block in one run needs, in an episode of `length`
+    frames.
 
-    `phase=None` stands for any phase. A cursor holds every `frame_step`-th frame from its block's
-    first start to the end of the chunk in which the block's last clip ends; that is greatest at
-    some place where a block can lie in a chunk.
+    A cursor keeps every `frame_step`-th frame from its block's first start to the end of the chunk
+    in which the block's last clip ends: the maximum over all positions of a block in a chunk.
+    `phase=None` means any phase.
     """
     first, last, least_phase = _places(block, chunk, line, spec.stride, phase)
     chunks = -(-(last + spec.span) // chunk)
@@ -498,9 +510,8 @@ def _in_one_run(
 def _places(
     block: int, chunk: int, line: int, stride: int, phase: int | None
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """First and last start of a block, counted from a chunk's first frame, wherever it can lie.
-
-    And the least phase of which it can lie there; int64[n] each.
+    """All possible positions of a block in a chunk: first and last start, relative to the chunk,
+    and the least phase with that position; int64[n] each.
     """
     single = block < stride
     grid = gcd(stride, chunk if single else block)

@@ -1,8 +1,7 @@
-"""Cursors: each walks its runs, a block a round, and holds frames of each group for its blocks.
+"""Cursors: each reads its runs a block per round, and keeps the frames of its blocks.
 
-All cursors of a part take equally many rounds, so that all end in the same one. What a round's
-block has of one run, in the middle of the run, for a window of 4 frames that begins at a clip's
-start::
+All cursors of a shard have the same number of rounds. A block in the middle of a run, for a window
+of 4 frames from the clip's start::
 
                  held             loaded_before        loaded
                    |                     |                |
@@ -34,12 +33,12 @@ _CUTS_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks of some rounds, and what they need of one group; int64[n] each.
+    """The blocks of some rounds, with the frames that they need of one group; int64[n] each.
 
-    Row `i` is what a block has of one run, or of one row of it. Its clips start at `first` and
-    from there every stride, `count` of them; the first is number `clip`, counted over all runs. Of
-    the run its cursor holds the frames `[held, loaded_before)` when it comes to the row, and
-    `[held, loaded)` once it has loaded. When the round ends it frees `[held, kept)`.
+    Row `i` is the part of a block in one run, or in one row of it. Its `count` clips start at
+    `first` and then every stride; `clip` is the number of the first one over all runs. In this run,
+    the cursor has the frames `[held, loaded_before)` at first and `[held, loaded)` after its loads.
+    The end of the round frees `[held, kept)`.
     """
 
     round: IntArray
@@ -58,14 +57,14 @@ class Blocks:
         return len(self.round)
 
     def take(self, chosen: IntArray) -> Blocks:
-        """Some of the rows, in another order."""
+        """The chosen rows, in that order."""
         return Blocks(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
 
 class _Rows(NamedTuple):
-    """What blocks have of each run, or of each row of it, by cursor and then by round.
+    """The parts of blocks in each run, or each row of it, by cursor and then by round.
 
-    Row `i` is of the clips `[begin, end)`, counted over all runs; int64[n] each.
+    Row `i` has the clips `[begin, end)`, counted over all runs; int64[n] each.
     """
 
     round: IntArray
@@ -74,11 +73,11 @@ class _Rows(NamedTuple):
     end: IntArray
 
 
-class Walk(ABC):
-    """Cursors that walk `runs`; `cursor`, int64[rows], says which one walks each row.
+class CursorSchedule(ABC):
+    """Base class of cursor schedules: the clips of each cursor in each round.
 
-    `cursor` ascends and leaves no number out. `windows` are what clips use of each group. A
-    subclass says which clips each block has.
+    `cursor`, int64[rows], is the cursor of each row of `runs`, ascending without gaps. `windows`
+    are the windows of the groups. A subclass defines the clips of blocks.
     """
 
     num_rounds: int
@@ -106,19 +105,21 @@ class Walk(ABC):
 
     @abstractmethod
     def first_clips(self, rounds: IntArray) -> IntArray:
-        """The first clip of each cursor's block in each of `rounds`; int64[rounds, cursors].
+        """The first clip of each cursor's block in `rounds`; int64[rounds, cursors].
 
-        `rounds` is [rounds, 1], or [rounds, cursors] where cursors differ.
+        `rounds` is [rounds, 1], or [rounds, cursors] if cursors differ.
         """
 
     def clips_before_rounds(self) -> IntArray:
-        """How many clips come before each round, and before the end; int64[num_rounds + 1]."""
+        """The number of clips before each round, and before the end; int64[num_rounds + 1]."""
         rounds, width = np.arange(self.num_rounds + 1), max(1, _CUTS_AT_ONCE // max(1, self.count))
         some = (rounds[i : i + width, None] for i in range(0, len(rounds), width))
         return np.concatenate([(self.first_clips(r) - self.begin).sum(axis=1) for r in some])
 
     def held(self, index: int) -> list[Blocks]:
-        """Of each group, what cursors hold when round `index` begins, `[held, loaded_before)`."""
+        """For each group, the frames in memory at the start of round `index`: `[held,
+        loaded_before)`.
+        """
         clip = self.first_clips(np.array([[index]]))[0]
         cursor = np.flatnonzero(clip < self._stop)
         clip = clip[cursor]
@@ -126,23 +127,23 @@ class Walk(ABC):
         return [self._blocks(group, rows) for group in range(len(self._grids))]
 
     def blocks(self, start: int, stop: int) -> list[Blocks]:
-        """Of each group, the blocks of rounds `[start, stop)`."""
+        """For each group, the blocks of rounds `[start, stop)`."""
         clips = self.first_clips(np.arange(start, stop + 1)[:, None])
         found = {apart: self._rows(clips, start, apart=apart) for apart in set(self._apart)}
         return [self._blocks(group, found[apart]) for group, apart in enumerate(self._apart)]
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
-        """The episode of each row, and the frames `[begin, stop)` of a group, given by its place,
-        from the first to the last that its clips use; int64[rows] each."""
+        """Episode and used frames `[begin, stop)` of each row in a group, given by its place;
+        int64[rows] each.
+        """
         runs, rows = self._runs, np.arange(len(self._runs))
         begin = self._used_from(group, rows, runs.first_start)
         return runs.episode, begin, self._used_until(group, rows, runs.last_start)
 
     def _rows(self, clips: IntArray, start: int, *, apart: bool) -> _Rows:
-        """What the blocks that begin at `clips`, int64[rounds + 1, cursors], have of each row.
+        """Divide blocks that begin at `clips`, int64[rounds + 1, cursors], into rows.
 
-        With `apart` there is a row for each clip, which has frames of its own: what lies between is
-        not used.
+        With `apart` there is a row for each clip, because clips share no frames.
         """
         low, high = clips[0], clips[-1]
         if apart:
@@ -163,7 +164,7 @@ class Walk(ABC):
         return _Rows(index[some] + start, cursor[some], bounds[some], ends[some])
 
     def _blocks(self, group: int, rows: _Rows) -> Blocks:
-        """What rows need of a group."""
+        """The frames that rows need of a group."""
         runs, grid, (_, _, begin, end) = self._runs, self._grids[group], rows
         row, first = runs.find(begin)
         last = first + (end - 1 - begin) * runs.stride
@@ -195,23 +196,23 @@ class Walk(ABC):
         )
 
     def _used_from(self, group: int, row: IntArray, start: IntArray) -> IntArray:
-        """The first frame that a clip uses, which starts at `start`."""
+        """The first frame used by clips with these starts."""
         return self._windows[group].begin(start, self._num_frames[row] - 1)
 
     def _used_until(self, group: int, row: IntArray, start: IntArray) -> IntArray:
-        """The frame behind the last that a clip uses, which starts at `start`."""
+        """The frame behind the last one used by clips with these starts."""
         stop = start + (self._windows[group].offset + self._windows[group].span)
         return np.clip(stop, 1, self._num_frames[row], out=stop)
 
     def _end_runs(self, last_clip: IntArray) -> None:
-        """Say what the last clip of each row's run is, int64[rows]; and so the last frame used."""
+        """Set the last clip of each row's run, int64[rows], and the last used frame."""
         self._run_last_clip = last_clip
         ends = self._runs.find(np.maximum(last_clip, 0))
         self._run_stops = [self._used_until(i, *ends) for i in range(len(self._grids))]
 
 
-class Cursors(Walk):
-    """Cursors that advance by blocks of such `sizes`; see `Walk`."""
+class Cursors(CursorSchedule):
+    """A schedule with blocks of the lengths `sizes`; see `CursorSchedule`."""
 
     def __init__(
         self,
@@ -246,20 +247,17 @@ class Cursors(Walk):
         self.num_rounds = sizes.rounds(self.longest)
 
     def end_before(self, index: int) -> None:
-        """Have no rounds from `index` on."""
+        """Remove the rounds from `index` on."""
         self._stop = self.first_clips(np.array([[index]]))[0]
         self._end_runs(np.minimum(self._run_last_clip, self._stop[self._cursor] - 1))
 
     def lead_blocks(self, begin: IntArray, end: IntArray) -> Blocks:
-        """Of the leading group, the blocks of clips `[begin, end)`, int64[cursors] each.
-
-        All count as of round 0.
-        """
+        """The leading group's blocks of clips `[begin, end)`, int64[cursors] each, as round 0."""
         clips, apart = np.stack((begin, end)), self._apart[self._leading]
         return self._blocks(self._leading, self._rows(clips, 0, apart=apart))
 
     def first_clips(self, rounds: IntArray) -> IntArray:
-        """See `Walk`."""
+        """See `CursorSchedule`."""
         clips = self._find(rounds, snap=False)
         late = (rounds >= self._sizes.unaligned) & (not self._apart[self._leading])
         if late.any():
@@ -269,9 +267,9 @@ class Cursors(Walk):
         return np.clip(clips, self.begin, self._end)
 
     def _find(self, rounds: IntArray, *, snap: bool) -> IntArray:
-        """The first clip at or past the place where each block begins; [rounds, cursors].
+        """The first clip at or behind the start of each block; [rounds, cursors].
 
-        With `snap` at or past the next grid line. `rounds` is [rounds, cursors], or [rounds, 1].
+        `snap` moves starts to the next grid line. `rounds` is [rounds, cursors] or [rounds, 1].
         """
         runs, counted = self._runs, self._sizes.clip
         place = self._sizes.begins(self.lengths, rounds, self.num_rounds) + self._begin
@@ -293,7 +291,7 @@ class Cursors(Walk):
         return clips
 
     def _past_line(self, row: IntArray, frame: IntArray) -> IntArray:
-        """How far frames lie behind the last grid line before them; see `BlockSizes`."""
+        """The distance of frames from the last grid line before them; see `BlockSizes`."""
         if self._grid.edges is not None:  # irregular episodes count from the chunk's first frame
             odd = self._grid.chunk_frames[row] == 0
             frame = frame - np.where(odd, self._grid.start(row, frame), 0)

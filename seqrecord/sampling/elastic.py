@@ -1,16 +1,16 @@
-"""Elastic epochs: the clips that parts have not given yet, for other parts to give.
+"""Elastic epochs: the remaining clips after a change of ranks or workers.
 
-An epoch whose number of parts changes has *sessions*. In each, parts of one number give some
-batches of a plan of their own; the next session plans what is left as if it were an epoch::
+An epoch in which the number of shards changes has *segments*. In each segment, a fixed number of
+shards returns batches of its own plan; the next segment plans the remaining clips like an epoch::
 
-    session 0, 4 parts    |#######    |########   |#######    |########   |     # given
-    session 1, 2 parts           |#####-------------|######--------------|
-    session 2, 3 parts                 |-------|-------|-------|
+    segment 0, 4 shards   |#######    |########   |#######    |########   |     # returned
+    segment 1, 2 shards          |#####-------------|######--------------|
+    segment 2, 3 shards                |-------|-------|-------|
 
-All of it follows from the plans. A part in round `r` has given, of each of its cursors, all clips
-before block `r`, some of that block, and none behind it. So what is left is one piece of each
-cursor's runs, and of the blocks of one round those clips that had not been dealt. It is found for
-all parts at once, in columns.
+The remaining clips follow from the plans. A shard in round `r` has returned, of each cursor, all
+clips before block `r`, some clips of that block, and none behind it. So one piece of each cursor's
+runs remains, and the clips of round `r` that were not dealt yet. They are computed for all shards
+at once, in columns.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from seqrecord.errors import StateError
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.epoch import EpochLayout
-from seqrecord.sampling.runs import Part, PartShares, Window, concatenated_pieces
+from seqrecord.sampling.fixed_shards import shuffled
+from seqrecord.sampling.runs import CursorShares, Shard, Window, concatenated_pieces
 from seqrecord.sampling.sequences import remaining_sequences
-from seqrecord.sampling.shards import shuffled
 
 _AT_ONCE = 1 << 18
-_MAX_CURSORS = 1 << 24  # of all parts of a session
+_MAX_CURSORS = 1 << 24  # of all shards of a segment
 
 
 @dataclass(frozen=True)
-class Session:
-    """What parts of one number have given of an epoch: `batches[w]` by worker `w` of each rank.
+class EpochSegment:
+    """A finished segment: worker `w` of each rank has returned `batches[w]` batches.
 
-    A rank without worker processes counts as one worker. `settings` are those of the plan. With
-    `by_clip` it is clips that are counted, as those of a source of a mix are.
+    A rank without workers counts as one worker. `settings` are the settings of the plan. With
+    `by_clip`, `batches` are numbers of clips, for a source of a mix.
     """
 
     ranks: int
@@ -49,92 +49,94 @@ class Session:
     by_clip: bool = False
 
     @property
-    def num_parts(self) -> int:
-        """They are numbered rank by rank, and worker by worker."""
+    def num_shards(self) -> int:
+        """The number of shards, which are numbered rank by rank, worker by worker."""
         return self.ranks * len(self.batches)
 
     @property
     def given(self) -> IntArray:
-        """The batches that each part has given; int64[parts]."""
+        """The number of batches that each shard has returned; int64[shards]."""
         return np.tile(np.array(self.batches, np.int64), self.ranks)
 
 
 def find_remaining(
     table: ClipTable,
     episodes: EpisodeTable,
-    sessions: Sequence[Session],
+    segments: Sequence[EpochSegment],
     *,
     epoch: int,
     windows: Sequence[Window] | None = None,
     at_once: int = _AT_ONCE,
 ) -> ClipTable:
-    """The clips of `table` that are left when all `sessions` of an epoch are over.
+    """The clips of `table` that remain after all `segments` of an epoch.
 
-    Clips that a part has given only to equalise batches count as given by the part that has them.
-    Where every part has given all of its batches nothing is left, nor what `drop_last` leaves out.
+    A duplicate that only evens out batches counts as returned by the clip's own shard. If every
+    shard has returned its last batch, nothing remains, not even clips dropped by `drop_last`.
 
-    Parts are looked at in groups of about `at_once` clips. Raises `StateError` for a session that
-    has more batches than its plan.
+    Shards are processed in groups of about `at_once` clips. Raises `StateError` for a segment with
+    more batches than its plan.
     """
-    for number, session in enumerate(sessions):
-        _check_size(session)
-        if session.settings.order == "sequences":
+    for number, segment in enumerate(segments):
+        _check_size(segment)
+        if segment.settings.order == "sequences":
             table = remaining_sequences(
-                table, session.settings, session.given, epoch=epoch, session=number
+                table, segment.settings, segment.given, epoch=epoch, segment=number
             )
         else:
-            table = _Remainder(table, episodes, session, epoch, number, windows, at_once).table()
+            table = _RemainingClips(
+                table, episodes, segment, epoch, number, windows, at_once
+            ).table()
     return table
 
 
-def _check_size(session: Session) -> None:
-    settings, parts = session.settings, session.num_parts
+def _check_size(segment: EpochSegment) -> None:
+    settings, shards = segment.settings, segment.num_shards
     follows = settings.order == "sequences"
     each = settings.batch_size or 1 if follows else settings.cursors
-    if parts * each > _MAX_CURSORS:
+    if shards * each > _MAX_CURSORS:
         raise StateError(
-            f"a session has more {'rows' if follows else 'cursors'} than can be planned",
-            expected=f"at most {_MAX_CURSORS}, of all parts",
-            got=f"{parts} parts of {each}",
+            f"a segment has more {'rows' if follows else 'cursors'} than can be planned",
+            expected=f"at most {_MAX_CURSORS}, of all shards",
+            got=f"{shards} shards of {each}",
         )
 
 
-class _Remainder:
-    """What is left of a table after one session."""
+class _RemainingClips:
+    """The remaining clips of a table after one segment."""
 
     def __init__(
         self,
         table: ClipTable,
         episodes: EpisodeTable,
-        session: Session,
+        segment: EpochSegment,
         epoch: int,
         number: int,
         windows: Sequence[Window] | None,
         at_once: int,
     ) -> None:
-        self._table, self._at_once, count = table, at_once, session.num_parts
+        self._table, self._at_once, count = table, at_once, segment.num_shards
         windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
-        settings, self._epoch = session.settings, epoch
+        settings, self._epoch = segment.settings, epoch
         self._is_shuffled = settings.resident and epoch > 0 and not number  # see `ShuffledPlan`
         of_shares = 0 if self._is_shuffled else epoch
         layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
         self._layout = layout
         self._sequence, self._shares = layout.share_out(table, np.arange(count))
         clips = layout.num_clips(self._shares)
-        unit = 1 if session.by_clip else settings.batch_size or 1
+        unit = 1 if segment.by_clip else settings.batch_size or 1
         most = -(-int(clips.max(initial=0)) // unit)
-        if int(session.given.max()) > most:
+        if int(segment.given.max()) > most:
             raise StateError(
-                "a session of an epoch is beyond the epoch's end",
-                expected=f"at most {most} batches of each of {count} parts",
-                got=f"{int(session.given.max())} batches",
+                "a segment of an epoch is beyond the epoch's end",
+                expected=f"at most {most} batches of each of {count} shards",
+                got=f"{int(segment.given.max())} batches",
             )
-        # Products stay small: no part has given more batches than it has.
-        self._given = np.minimum(session.given * unit, clips)
+        # Products stay small: no shard has given more batches than it has.
+        self._given = np.minimum(segment.given * unit, clips)
         self._is_over = bool((self._given == clips).all())
 
     def table(self) -> ClipTable:
-        """The clips that are left, in canonical order."""
+        """The remaining clips in canonical order."""
         if self._is_shuffled:
             return self._in_order(*_intervals(np.flatnonzero(self._left())))
         found = [] if self._is_over else list(map(self._remaining, self._groups()))
@@ -144,56 +146,57 @@ class _Remainder:
         return self._in_order(*_without(start, stop, twice))
 
     def _left(self) -> npt.NDArray[np.bool_]:
-        """Which clips of the sequence no part has given of its full shuffle."""
+        """Mask of the sequence's clips that remain of full shuffles."""
         left = np.full(self._sequence.num_clips, not self._is_over)
-        for part, given in enumerate(self._given.tolist() if not self._is_over else ()):
-            shares = zip(self._shares.start[part], self._shares.stop[part], strict=True)
+        for shard, given in enumerate(self._given.tolist() if not self._is_over else ()):
+            shares = zip(self._shares.start[shard], self._shares.stop[shard], strict=True)
             own = np.concatenate([np.arange(*share) for share in shares])
-            place = Part(part, len(self._given))
+            place = Shard(shard, len(self._given))
             left[own[shuffled(self._layout.settings, self._epoch, place, len(own))[:given]]] = False
         return left
 
     def _groups(self) -> Iterator[IntArray]:
-        """The parts that have clips, in groups; parts of one group have equally many cursors."""
+        """Groups of shards that have clips, with the same number of cursors in a group."""
         sizes = self._shares.stop - self._shares.start
         cursors = (sizes > 0).sum(axis=1)
         for count in np.unique(cursors[cursors > 0]).tolist():
-            parts = np.flatnonzero(cursors == count)
-            width = max(1, self._at_once // max(1, int(sizes[parts].sum(axis=1).max())))
-            for first in range(0, len(parts), width):
-                yield parts[first : first + width]
+            shards = np.flatnonzero(cursors == count)
+            width = max(1, self._at_once // max(1, int(sizes[shards].sum(axis=1).max())))
+            for first in range(0, len(shards), width):
+                yield shards[first : first + width]
 
-    def _remaining(self, parts: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Intervals of the sequence that parts have left, and clips given for others."""
-        cursors = self._cursors(parts)
-        longest = cursors.lengths.reshape(len(parts), -1).max(axis=1)
+    def _remaining(self, shards: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Remaining intervals of the sequence in these shards, and clips returned for others."""
+        cursors = self._cursors(shards)
+        longest = cursors.lengths.reshape(len(shards), -1).max(axis=1)
         lengths, kind = np.unique(longest, return_inverse=True)
         sizes = self._layout.sizes
         rounds = np.array([sizes.rounds(length) for length in lengths.tolist()])[kind]
         found = []
         for number in np.unique(rounds).tolist():  # one or two numbers, as a rule
             chosen = rounds == number
-            some = cursors if chosen.all() else self._cursors(parts[chosen])
+            some = cursors if chosen.all() else self._cursors(shards[chosen])
             assert some.num_rounds == number
-            found.append(self._remaining_in_rounds(parts[chosen], some))
+            found.append(self._remaining_in_rounds(shards[chosen], some))
         start, stop, twice = (np.concatenate(column) for column in zip(*found, strict=True))
         return start, stop, twice
 
-    def _cursors(self, parts: IntArray) -> Cursors:
-        """Those of some parts, one part after the other."""
-        start, stop = (bounds[parts] for bounds in self._shares[:2])
+    def _cursors(self, shards: IntArray) -> Cursors:
+        """The cursors of some shards, one shard after the other."""
+        start, stop = (bounds[shards] for bounds in self._shares[:2])
         return self._layout.cursors(self._sequence, start, stop)
 
     def _remaining_in_rounds(
-        self, parts: IntArray, cursors: Cursors
+        self, shards: IntArray, cursors: Cursors
     ) -> tuple[IntArray, IntArray, IntArray]:
-        """As `_remaining`, of parts that have equally many cursors and rounds."""
-        shape = (len(parts), -1)
-        number = cursors.count // len(parts)
-        given, shares = self._given[parts], PartShares(*(column[parts] for column in self._shares))
+        """Like `_remaining`, for shards with the same numbers of cursors and rounds."""
+        shape = (len(shards), -1)
+        number = cursors.count // len(shards)
+        given = self._given[shards]
+        shares = CursorShares(*(column[shards] for column in self._shares))
         start, stop = shares.start, shares.stop
         some = stop > start
-        # From clips as the cursors count them to those of the sequence.
+        # From clip numbers of the cursors to clip numbers of the sequence.
         shift = start[some] - cursors.begin
         end = stop[some] - shift
         last = np.arange(number - 1, cursors.count, number)
@@ -208,7 +211,7 @@ class _Remainder:
         some = is_left & (clip < own[cursor])
         fragments = _intervals(np.sort(clip[some] + shift[cursor[some]]))
 
-        # A clip that is given for another part, which has it too, was given if it is not left.
+        # A clip that is given for another shard, which has it too, was given if it is not left.
         extra = end[last] - 1
         waits = np.isin(extra, clip[is_left]) | (extra >= behind[last])
         twice = (extra + shift[last])[(shares.repeated > 0) & ~waits]
@@ -220,7 +223,9 @@ class _Remainder:
         )
 
     def _rounds(self, cursors: Cursors, given: IntArray) -> IntArray:
-        """The round in which each part is, int64[parts]: the last that begins at or before it."""
+        """The current round of each shard, int64[shards]: the last that begins at or before its
+        position.
+        """
         number = cursors.count // len(given)
         low, high = np.zeros_like(given), np.full_like(given, cursors.num_rounds)
         while (low < high).any():
@@ -238,21 +243,22 @@ class _Remainder:
         behind: IntArray,
         dealt: IntArray,
     ) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """The clips of one round of each part: number, cursor, and whether it is left; [n] each.
+        """The clips of each shard's current round: number, cursor, and whether it remains; [n]
+        each.
 
-        Part `i` is in round `index[i]`, of whose clips it has given the first `dealt[i]`. The
-        blocks are clips `[first, behind)`, int64[cursors].
+        Shard `i` is in round `index[i]`, and has returned its first `dealt[i]` clips. The blocks
+        are clips `[first, behind)`, int64[cursors].
         """
         number = cursors.count // len(index)
         blocks = cursors.lead_blocks(first, behind)
-        part, inside = np.divmod(blocks.cursor, number)
-        blocks = replace(blocks, round=part)
-        blocks, position = self._layout.in_order(blocks, index[part] * number + inside)
+        shard, inside = np.divmod(blocks.cursor, number)
+        blocks = replace(blocks, round=shard)
+        blocks, position = self._layout.in_order(blocks, index[shard] * number + inside)
         row, start = self._layout.deal(blocks, position, number)
-        part = blocks.round[row]
-        place = np.arange(len(part)) - np.searchsorted(part, np.arange(len(index)))[part]
+        shard = blocks.round[row]
+        place = np.arange(len(shard)) - np.searchsorted(shard, np.arange(len(index)))[shard]
         clip = blocks.clip[row] + (start - blocks.first[row]) // self._table.spec.stride
-        return clip, blocks.cursor[row], place >= dealt[part]
+        return clip, blocks.cursor[row], place >= dealt[shard]
 
     def _in_order(self, start: IntArray, stop: IntArray) -> ClipTable:
         """The table of the intervals `[start, stop)` of the sequence."""
@@ -278,7 +284,7 @@ def _intervals(clips: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _without(start: IntArray, stop: IntArray, clips: IntArray) -> tuple[IntArray, IntArray]:
-    """Disjoint intervals in any order, in ascending order and without some of their numbers."""
+    """Sort disjoint intervals, and remove some numbers from them."""
     some = stop > start
     start, stop = np.sort(start[some]), np.sort(stop[some])
     clips = np.unique(clips)

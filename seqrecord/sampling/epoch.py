@@ -1,8 +1,8 @@
-"""An epoch as integers: which chunks to load, which clips to emit, which frames to free.
+"""The plan of an epoch as integers: chunks to load, clips to emit, frames to free.
 
-The clips of an epoch, episode by episode, are *runs*. These are cut at places drawn from the seed
-and put in another order; the sequence is shared out equally among the *cursors* of all parts. In a
-*round* every cursor of a part advances by a *block*::
+The clips of an epoch, episode by episode, are *runs*. Runs are cut at places drawn from the seed
+and shuffled; the sequence is divided equally among the *cursors* of all shards. In a *round* every
+cursor of a shard advances by a *block*::
 
     runs                |----C----|--A--|-------D-------|---B---|----E----|
     shared out          |--- cursor 0 ---|---- cursor 1 ----|-- cursor 2 --|
@@ -11,30 +11,29 @@ and put in another order; the sequence is shared out equally among the *cursors*
     ...
     one round:  load chunks  ->  emit the blocks' clips, dealt over the cursors  ->  free frames
 
-Everything is a pure function of the selected clips and the settings, whatever else the dataset
-holds, and any round can be computed alone. The clips that the rounds emit form one stream; batches
-are consecutive parts of it.
+The plan is a pure function of the selected clips and the settings; other episodes of the dataset
+have no effect, and any round can be computed alone. The clips of all rounds form one stream, and
+batches are consecutive slices of it.
 
-When clips are *dealt*, those of a block, shuffled, spread evenly over the round, each cursor's from
-a moment of its own::
+*Dealing* shuffles the clips of each block and spreads them evenly over the round, from a start that
+differs between cursors::
 
     cursor 0    a . . b . . c . . d . .
     cursor 1    . e . . f . . g . . h .
     cursor 2    . . i . . . . . j . . .
     emitted     a e i b f c g j d h
 
-A batch has several clips of a cursor where there are fewer cursors than clips in a batch. So that
-they don't overlap, a block is cut into sections, each at least a clip long. One clip after the
-other comes from another section, at the same place in each. Where sections are narrow, places come
-in descending order from a random one on, so that the clips of one place and the next don't overlap
-either::
+A batch has several clips of a cursor if it has more clips than there are cursors. To keep these
+from overlapping, a block is divided into sections at least a clip long. Consecutive clips come from
+different sections, at the same place in each. In narrow sections, places descend from a random one,
+so that clips of neighbouring places do not overlap either::
 
     block of 12, 3 sections     0 1 2 3 | 4 5 6 7 | 8 9 10 11
     in the order                2 6 10    1 5 9     0 4 8       3 7 11
 
-These are few orders. That is enough where blocks begin at other clips in each epoch, which those of
-a single cursor do not. So its small blocks are shuffled as a whole, and each next clip is the first
-one that overlaps none of those that may be in a batch with it.
+This allows few orders, which is enough if blocks begin at other clips in each epoch. The blocks of
+a single cursor do not: its small blocks are shuffled as a whole, and each next clip is the first
+that overlaps no other clip of its possible batch.
 """
 
 from __future__ import annotations
@@ -48,41 +47,40 @@ import numpy.typing as npt
 from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
-from seqrecord.sampling.bounds import BlockSizes, ClipFacts, PlanSettings, cursor_bounds
+from seqrecord.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import hash64, key_of
-from seqrecord.sampling.runs import Cuts, PartShares, Runs, Window, shares_of, shuffle_runs
+from seqrecord.sampling.runs import CursorShares, Cuts, Runs, Window, shares_of, shuffle_runs
 
-_RUNS, _CURSORS, _CLIPS = range(3)  # what a number drawn for an epoch is for
+_RUNS, _CURSORS, _CLIPS = range(3)  # purposes of random numbers
 
-_TIME_BITS = 20  # fraction of a cursor's share that tells apart whose clip comes first
+_TIME_BITS = 20  # fraction of a cursor's share, to order clips of several cursors
 _MOST_SECTIONS = 8
 _NARROW = 4  # clips' spans
 _FEW = 512  # clips of a single cursor's block that are put in order one by one
 
 
 class EpochPlan(Plan):
-    """The plan of one part of one epoch.
+    """The plan of one shard of one epoch.
 
-    Which clips come when depends on the leading group, and on that whose chunks are cut at (see
-    `Cuts`).
+    The order depends on the leading group, and on the group whose chunks limit cuts (see `Cuts`).
 
-    Parts cover the epoch, and all have equally many clips in equally many batches, full ones but
-    for the last: where they do not come out even, a part gives one clip that another gives too,
-    and `num_repeated` is 1. With `drop_last` every batch is full, no clip is given twice, and
-    `num_dropped` clips of the part are left out.
+    Shards cover the epoch. All have the same numbers of clips and batches, and only the last batch
+    may be smaller. If clips do not divide evenly, a shard repeats a clip of another one, and
+    `num_repeated` is 1. With `drop_last` every batch is full, no clip is repeated, and
+    `num_dropped` clips of the shard are dropped.
 
-    With `settings.even_batches` off every clip is in exactly one part; counts may differ by one
-    clip, and a part may be empty.
+    Without `settings.even_batches` every clip is in exactly one shard; counts may differ by one
+    clip, and a shard may be empty.
 
-    Raises `ClipError` when `drop_last` leaves no batch in any part of a whole epoch. An epoch
-    without any clip has no batches.
+    Raises `ClipError` if `drop_last` leaves no batch in any shard of a whole epoch. An epoch
+    without clips has no batches.
     """
 
-    def _lay_out(self, table: ClipTable, session: int) -> None:
-        layout, runs, shares = self._share_out(table, self.epoch, session)
-        facts, settings = layout.facts, self.settings
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        layout, runs, shares = self._share_out(table, self.epoch, segment)
+        stats, settings = layout.stats, self.settings
         cursors = layout.cursors(runs, shares.start, shares.stop)
         self._layout, self._cursors = layout, cursors
         self._before = np.minimum(cursors.clips_before_rounds(), self.num_clips)
@@ -90,20 +88,20 @@ class EpochPlan(Plan):
         self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
         if self.num_rounds < cursors.num_rounds:
             cursors.end_before(self.num_rounds)
-        bounds = cursor_bounds(facts, settings, longest=cursors.longest)
+        bounds = cursor_bounds(stats, settings, longest=cursors.longest)
         self._resident = [self.num_cursors * bound for bound in bounds]
 
     def _share_out(
-        self, table: ClipTable, epoch: int, session: int
-    ) -> tuple[EpochLayout, Runs, PartShares]:
-        """The layout of an epoch, its runs and this part's shares; counts the part's clips."""
-        settings, part = self.settings, self.part
+        self, table: ClipTable, epoch: int, segment: int
+    ) -> tuple[EpochLayout, Runs, CursorShares]:
+        """The layout of an epoch, its runs and this shard's shares; sets clip counts."""
+        settings, shard = self.settings, self.shard
         layout = EpochLayout.of(
-            table, self._episodes, self._windows, settings, part.count, epoch, session
+            table, self._episodes, self._windows, settings, shard.count, epoch, segment
         )
-        if not session:
-            check_drop_last(table.num_clips, settings, part.count)
-        runs, shares = layout.share_out(table, np.array([part.index]))
+        if not segment:
+            check_drop_last(table.num_clips, settings, shard.count)
+        runs, shares = layout.share_out(table, np.array([shard.index]))
         self.num_repeated = int(shares.repeated[0])
         self.num_clips = int(layout.num_clips(shares)[0])
         self.num_dropped = int((shares.stop - shares.start).sum()) - self.num_clips
@@ -128,18 +126,18 @@ class EpochPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class EpochLayout:
-    """What all parts of an epoch have in common, or of a session of it: how clips are shared out.
+    """The division of an epoch, or of a segment of it, among shards.
 
-    `selected` are the episodes that were asked for, `windows` what clips use of each group.
+    `selected` are the selected episodes, `windows` the windows of the groups.
     """
 
-    facts: ClipFacts
+    stats: ClipStats
     settings: PlanSettings
     episodes: EpisodeTable
     windows: Sequence[Window]
     selected: IntArray
     key: int  # of all random numbers
-    num_parts: int
+    num_shards: int
 
     @classmethod
     def of(
@@ -148,66 +146,65 @@ class EpochLayout:
         episodes: EpisodeTable,
         windows: Sequence[Window],
         settings: PlanSettings,
-        num_parts: int,
+        num_shards: int,
         epoch: int = 0,
-        session: int = 0,
+        segment: int = 0,
     ) -> EpochLayout:
-        """That of the clips of a table, in this session of an epoch."""
-        facts, key = (
-            ClipFacts.of(table, episodes, windows),
-            key_of_session(settings, epoch, session),
-        )
-        return cls(facts, settings, episodes, windows, table.selected, key, num_parts)
+        """Create the layout of a table's clips in this segment of an epoch."""
+        stats = ClipStats.of(table, episodes, windows)
+        key = key_of_segment(settings, epoch, segment)
+        return cls(stats, settings, episodes, windows, table.selected, key, num_shards)
 
     @property
     def sizes(self) -> BlockSizes:
-        """Of all cursors."""
-        return BlockSizes.of(self.facts, self.settings)
+        """The block sizes of all cursors."""
+        return BlockSizes.of(self.stats, self.settings)
 
-    def share_out(self, table: ClipTable, parts: IntArray) -> tuple[Runs, PartShares]:
-        """The runs in the order in which they are shared out, and what each of `parts` has."""
+    def share_out(self, table: ClipTable, shards: IntArray) -> tuple[Runs, CursorShares]:
+        """The ordered runs, and the cursors' shares of `shards`."""
         settings, runs = self.settings, Runs.of(table)
         if settings.shuffle:
-            anywhere = self.num_parts == 1 and settings.num_shares is not None
+            anywhere = self.num_shards == 1 and settings.num_shares is not None
             runs = shuffle_runs(
                 runs,
                 settings.run_frames,
                 Cuts.of(runs.episode, self.episodes, self.windows, anywhere=anywhere),
                 key_of(self.key, _RUNS),
-                num_shares=self.num_parts * settings.shares,
+                num_shares=self.num_shards * settings.shares,
             )
         cuts = Cuts.of(runs.episode, self.episodes, self.windows)
         return runs, shares_of(
             runs,
             cuts,
-            parts,
-            self.num_parts,
+            shards,
+            self.num_shards,
             settings.cursors,
             fill=settings.even_batches and not settings.drop_last,
             num_shares=settings.shares,
         )
 
-    def num_clips(self, shares: PartShares) -> IntArray:
-        """How many clips parts with these shares emit; int64[parts]."""
+    def num_clips(self, shares: CursorShares) -> IntArray:
+        """The number of clips that shards with these shares emit; int64[shards]."""
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
         if self.settings.drop_last:
             if self.settings.even_batches:
-                clips = np.full_like(clips, self.facts.num_clips // self.num_parts)
+                clips = np.full_like(clips, self.stats.num_clips // self.num_shards)
             clips -= clips % (self.settings.batch_size or 1)
         return clips
 
     def cursors(self, runs: Runs, start: IntArray, stop: IntArray) -> Cursors:
-        """Those of shares that are not empty: clips `[start, stop)`, int64[parts, cursors] each."""
+        """The cursors of non-empty shares: clips `[start, stop)`, int64[shards, cursors] each."""
         some = stop > start
         mine = runs.slices(start[some], stop[some])
         return Cursors(*mine, self.sizes, self.episodes, self.windows)
 
     def in_order(self, blocks: Blocks, number: IntArray) -> tuple[Blocks, IntArray]:
-        """The rows of whole rounds as they are dealt, and the position of each one's block.
+        """Sort the rows of whole rounds as dealt; also the position of each row's block in its
+        round.
 
-        `number`, int64[n], is that of each row's block. Blocks come by round, and in it by what is
-        drawn for them, in every round. A block's rows keep their order. What blocks load comes in
-        that order too, so that the first clips need not wait for all loads of their round.
+        `number`, int64[n], is the number of each row's block. Blocks are sorted by round and then
+        randomly; a block's rows keep their order. Loads follow the same order, so that the first
+        clips do not wait for all loads of their round.
         """
         order = np.lexsort((hash64(key_of(self.key, _CURSORS), number), blocks.round))
         blocks, number = blocks.take(order), number[order]
@@ -217,13 +214,13 @@ class EpochLayout:
     def deal(
         self, blocks: Blocks, position: IntArray, num_cursors: int
     ) -> tuple[IntArray, IntArray]:
-        """The clips of whole rounds as they are emitted: rows of `blocks`, and starts.
+        """The clips of whole rounds in emitted order: rows of `blocks`, and starts; int64[n] each.
 
-        int64[n] each. `blocks` are sorted by round, by `position` of the block in it, int64[rows],
-        and by place in the block. Where batches have more clips than there are cursors, those of a
-        cursor in a row are far apart.
+        `blocks` are sorted by round, by `position` of the block in it, int64[rows], and by place in
+        the block. If batches have more clips than there are cursors, consecutive clips of a cursor
+        are far apart.
         """
-        stride, size = self.facts.spec.stride, self.settings.batch_size or 1
+        stride, size = self.stats.spec.stride, self.settings.batch_size or 1
         row, inside = numbered(blocks.count)
         start = blocks.first[row] + inside * stride
         if not self.settings.shuffle or not len(row):
@@ -238,11 +235,11 @@ class EpochLayout:
         episode = np.searchsorted(self.selected, blocks.episode[first])
         name = hash64(key_of(self.key, _CLIPS), episode).view(np.int64) + blocks.first[first]
         spread = num_cursors < size
-        apart = -(-self.facts.window.span // stride) if spread else len(row) + 1
+        apart = -(-self.stats.window.span // stride) if spread else len(row) + 1
         order = np.lexsort((*_order(name, block, size_of, place, apart), block))
-        number = np.empty(len(order), np.int64)  # of each clip among those of its block
+        number = np.empty(len(order), np.int64)  # of each clip in its block
         number[order] = place
-        # Whatever other blocks there are: those of several parts must come in the same order.
+        # Independent of other blocks: all shards must get the same order.
         if num_cursors == 1 and spread and apart > 1:
             few = np.flatnonzero(size_of <= _FEW)
             number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, size)
@@ -251,22 +248,20 @@ class EpochLayout:
         return row[order], start[order]
 
 
-def key_of_session(settings: PlanSettings, epoch: int, session: int) -> int:
-    """The key of all random numbers of a session of an epoch."""
-    return key_of(settings.seed, epoch, *([session] if session else []))
+def key_of_segment(settings: PlanSettings, epoch: int, segment: int) -> int:
+    """The key of all random numbers in a segment of an epoch."""
+    return key_of(settings.seed, epoch, *([segment] if segment else []))
 
 
-def check_drop_last(total: int, settings: PlanSettings, num_parts: int) -> None:
-    """Raise `ClipError` when `drop_last` leaves no batch of `total` clips in any part."""
+def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None:
+    """Raise `ClipError` if `drop_last` leaves no batch of `total` clips in any shard."""
     size = settings.batch_size or 1
-    least = num_parts * size if settings.even_batches else num_parts * (size - 1) + 1
+    least = num_shards * size if settings.even_batches else num_shards * (size - 1) + 1
     if settings.drop_last and 0 < total < least:
-        parts = (
-            f"each of {num_parts} parts" if settings.even_batches else f"one of {num_parts} parts"
-        )
+        which = "each" if settings.even_batches else "one"
         raise ClipError(
             "drop_last leaves no batch at all",
-            expected=f"at least {least} clips: a batch of {size} in {parts}",
+            expected=f"at least {least} clips: a batch of {size} in {which} of {num_shards} shards",
             got=f"{total} clips; smaller batches, fewer workers, or no drop_last",
         )
 
@@ -274,10 +269,10 @@ def check_drop_last(total: int, settings: PlanSettings, num_parts: int) -> None:
 def _order(
     name: IntArray, block: IntArray, size: IntArray, place: IntArray, apart: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Keys to sort a block's clips by, the second one first, so that clips in a row are far apart.
+    """Sort keys of clips in their blocks, the second one first, that put neighbours far apart.
 
-    That is by `apart` clips, as far as there are so many. `name` is int64[blocks]; block, its size
-    and the place in it are those of each clip, int64[n].
+    Neighbours are `apart` clips apart if possible. `name` is int64[blocks]; `block`, `size` and
+    `place` are each clip's block, its size and the place in it, int64[n].
     """
     sections = np.clip(size // apart, 1, _MOST_SECTIONS)
     section = place * sections // size
@@ -294,10 +289,10 @@ def _order(
 def _one_by_one(
     name: IntArray, block: IntArray, place: IntArray, apart: int, batch_size: int
 ) -> IntArray:
-    """The number of each clip among those of its block, int64[n]; `block` never falls.
+    """The position of each clip in its block, int64[n]; `block` is ascending.
 
-    Of a block's clips in random order, each next one is the first that is `apart` places from the
-    `batch_size - 1` before it; where there is none, of those that are near to the earliest one.
+    Each next clip is the first in random order that is `apart` places from the previous `batch_size
+    - 1` clips; if there is none, one whose near clips are oldest.
     """
     drawn = hash64(0, name + place)
     _, block, sizes = np.unique(block, return_inverse=True, return_counts=True)

@@ -1,9 +1,8 @@
-"""Memory: from clips, the sizes of frames and a memory limit to the settings of an epoch.
+"""Memory: derives an epoch's settings from clips, frame sizes and a memory limit. Pure integers.
 
-The limit is spent on batches, on chunks that are being read, and on frames that are held. From the
-bytes for frames follow the cursors and their blocks. The order of clips follows from these
-settings, so they depend on nothing but the arguments: not on the cores of the machine, nor on how
-many processes share them. Pure integers, and no file is looked at.
+The limit covers batches, chunks being read, and decoded frames. The bytes for frames determine the
+cursors and their blocks, and these settings determine the order of clips. So they depend on the
+arguments only: not on the machine's cores, nor on the processes that share them.
 """
 
 from __future__ import annotations
@@ -14,37 +13,37 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds, resident_bounds
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds, resident_bounds
 from seqrecord.sampling.sequences import sequence_settings
 from seqrecord.text import counted
 from seqrecord.units import format_size
 
 PREFETCH = 2  # batches that are filled or wait, where memory allows
 MOST_PREFETCH = 6  # … of small ones
-MORE_SHARE = 8  # one part in eight of the arenas' bytes for what are more than `PREFETCH`,
+MORE_SHARE = 8  # a fraction of 1/8 of the arenas' bytes for batches beyond `PREFETCH`,
 MORE_BYTES = 256 << 20  # and no more than so many: an epoch's first batches are fresh memory
 CONSUMER = 2  # batches that the consumer has: the one in its hands and the one it drops for it
 MAX_LOADS = 16  # chunks read and decoded at a time, where they take no more than
 LOADS_SHARE = 8  # one part in eight of the limit
-AHEAD = 1.5  # times the frames held, so that loads of the next round have room too
-MOST_AHEAD = 2.0  # … where memory is left: then all of the next round's loads may begin, which
-# `Demand.default_settings` leaves room for where it chooses larger blocks than the smallest
+AHEAD = 1.5  # times the frames in use, so that loads of the next round have room
+MOST_AHEAD = 2.0  # … if memory is left: then the whole next round may be loaded, for which
+# `MemoryRequest.default_settings` leaves room for where it chooses larger blocks than the smallest
 STAYING = 24  # bytes beside a frame that stays: whether it is there, and the order of clips
 USUAL_LIMIT = 2 << 30  # bytes of a process, where `memory_limit` is not given, or more to mix well
-MOST_OF_RANK = 8 << 30  # … but no more for a rank, all of its workers together
+MOST_OF_RANK = 8 << 30  # … but at most for all workers of a rank together
 
 USUAL_CURSORS = 32
 LEAST_CURSORS = 2  # whatever that reads twice: with one, a batch is of one episode
 ENOUGH_CURSORS = 12  # for a batch to be mixed, or as many as it has clips
-ENOUGH_EPISODES = 0.95  # … of those that a full shuffle of the epoch would give a batch
+ENOUGH_EPISODES = 0.95  # … of a batch's number in a full shuffle of the epoch
 MOST_OF_A_BLOCK = 8  # clips of a batch, which dealing keeps apart
 CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them
-REREAD_BY_CURSORS = 0.031  # of all frames: what sharing out the epoch to cursors may read twice
-REREAD = 0.035  # and what further cuts of runs may read twice besides
+REREAD_BY_CURSORS = 0.031  # fraction of frames that dividing the epoch among cursors may read twice
+REREAD = 0.035  # … and further cuts of runs
 MOST_REREAD = 0.10  # by cursors, where a batch needs more of them
-MOST_REREAD_IN_MANY = 0.20  # … in more parts than `MANY_PARTS`
-MANY_PARTS = 64
-MOST_DECODED = 0.045  # … where what is read twice is video that has to be decoded from a keyframe
+MOST_REREAD_IN_MANY = 0.20  # … in more shards than `MANY_SHARDS`
+MANY_SHARDS = 64
+MOST_DECODED = 0.045  # … for video decoded from a keyframe
 LEAST_RUN_FRAMES = 512
 LEAST_BLOCK = 32  # clips of an unshuffled epoch, so that a round is worth its trouble
 IN_ORDER_BYTES = 16 << 20  # … or more, of so many bytes of frames: a round takes as long with few
@@ -55,9 +54,15 @@ MOST_CLIPS = 1 << 17  # of a round, which is planned at once
 
 @dataclass(frozen=True)
 class FrameSizes:
-    """Bytes: of a frame of each group in its arena, of the largest chunk of any group while it is
-    read, of a batch; and where all frames stay, of a frame, and of a load, which then decodes all
-    of a chunk."""
+    """Sizes in bytes.
+
+    Attributes:
+        frames: a frame of each group in its arena.
+        chunk: the largest chunk of any group during a read.
+        batch: a batch.
+        staying: a frame of each group if all frames stay.
+        whole_chunk: a load if all frames stay, which decodes whole chunks.
+    """
 
     frames: tuple[int, ...]
     chunk: int
@@ -67,22 +72,22 @@ class FrameSizes:
 
     @property
     def of_staying(self) -> FrameSizes:
-        """The sizes where all frames stay."""
+        """The sizes if all frames stay."""
         chunk = max(self.chunk, self.whole_chunk)
         return replace(self, frames=self.staying or self.frames, chunk=chunk)
 
     def held(self, frames: Sequence[int]) -> int:
-        """Bytes of so many frames of each group."""
+        """The bytes of `frames` frames of each group."""
         return sum(n * size for n, size in zip(frames, self.frames, strict=True))
 
     def beside_arena(self, prefetch: int, loads: int) -> int:
-        """Bytes of all batches in use, and of chunks being read."""
+        """The bytes of all batches in use and of chunks being read."""
         return (prefetch + CONSUMER) * self.batch + loads * self.chunk
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What an engine may have at a time."""
+    """Limits of an engine."""
 
     num_rows: tuple[int, ...]  # of each group's arena, a frame each
     prefetch: int  # batches that are filled or wait
@@ -92,8 +97,8 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Settings within a memory limit."""
+class MemoryPlan:
+    """Settings within a memory limit, and the division of the limit."""
 
     settings: PlanSettings
     sizes: FrameSizes
@@ -102,17 +107,19 @@ class Fit:
     max_loads: int
     resident: tuple[int, ...] | None = None  # the most frames of any phase, so that all epochs have
     # arenas of one size
-    limited: str | None = None  # what keeps batches from being mixed well, in words
+    limited: str | None = None  # the reason if batches are not mixed well
     of_memory: bool = False  # whether that is the limit
     in_memory: Memory | None = None  # where frames stay that are loaded: a row for each there is
 
     def nbytes(self, memory: Memory) -> int:
-        """The most bytes that an epoch takes with it."""
+        """The greatest number of bytes that an epoch needs with this memory."""
         loads = memory.max_loads + memory.max_read_ahead
         return self.sizes.held(memory.num_rows) + self.sizes.beside_arena(memory.prefetch, loads)
 
     def clips_at_once(self, memory: Memory, most: int) -> int:
-        """How many batches can be built at once with what `memory` leaves, up to `most`."""
+        """The number of batches that fit at once into the bytes that `memory` leaves, at most
+        `most`.
+        """
         taken = self.sizes.held(memory.num_rows)
         taken += (memory.prefetch - self.prefetch) * self.sizes.batch
         left = self.max_arena - taken - memory.max_read_ahead * self.sizes.chunk
@@ -120,8 +127,10 @@ class Fit:
         return max(1, min(most, 1 + more))
 
     def memory(self, frames: Sequence[int], *, fixed: bool) -> Memory:
-        """What the limit leaves for a plan that holds at most so many frames of each group;
-        `fixed`: of fixed shapes, in host memory."""
+        """The limits for a plan with at most `frames` frames of each group in memory.
+
+        `fixed`: frames have fixed shapes and are in host memory.
+        """
         if self.in_memory is not None:
             return self.in_memory
         held = tuple(frames)
@@ -136,9 +145,12 @@ class Fit:
         rows, ahead = self._divide(held, nbytes, more)
         return Memory(rows, self.prefetch + more, self.max_loads, ahead)
 
-    def with_all(self, num_frames: int) -> Fit:
-        """The same with rows for so many frames of each group, which then stay once they were
-        loaded, if need be with fewer loads at a time; without, where they do not all fit."""
+    def with_all(self, num_frames: int) -> MemoryPlan:
+        """A copy with a row for each of `num_frames` frames of each group, which then stay in
+        memory.
+
+        Reduces the number of loads at a time if necessary. Unchanged if the frames do not fit.
+        """
         sizes = self.sizes.of_staying
         rows = (max(1, num_frames),) * len(sizes.frames)
         left = self.max_arena - sizes.held(rows) - STAYING * sum(rows)
@@ -150,8 +162,9 @@ class Fit:
         return replace(self, sizes=sizes, in_memory=Memory(rows, prefetch, loads, 0))
 
     def _divide(self, held: Sequence[int], nbytes: int, more: int) -> tuple[tuple[int, ...], int]:
-        """Rows of arenas that hold so many frames, which take `nbytes`, and chunks that are read
-        ahead, beside `more` batches."""
+        """Rows of arenas for `held` frames of each group, `nbytes` together, and the number of
+        chunks read ahead, beside `more` batches.
+        """
         max_arena = self.max_arena - more * self.sizes.batch
         most = max(nbytes, min(max_arena, int(nbytes * MOST_AHEAD)))
         rows = tuple(number * most // nbytes for number in held)
@@ -159,60 +172,63 @@ class Fit:
         return rows, max(0, min(MAX_LOADS, left // max(1, self.sizes.chunk)))
 
     def _more_batches(self, left: int) -> int:
-        """How many batches may be filled or wait beside `prefetch`, where so many bytes are left of
-        what arenas may take."""
+        """The number of batches beside `prefetch` that may be filled or wait, if arenas leave
+        `left` bytes.
+        """
         room = min(self.max_arena // MORE_SHARE, left, MORE_BYTES)
         most = room // max(1, self.sizes.batch) if self.prefetch >= PREFETCH else 0
         return max(0, min(MOST_PREFETCH - self.prefetch, most))
 
 
 def usual_limit(wanted: int, num_workers: int = 1) -> int:
-    """The memory limit of each worker of a rank where none is given: the `wanted` bytes, at least
-    `USUAL_LIMIT`, but all workers together have `MOST_OF_RANK`."""
+    """The default memory limit of each worker of a rank, in bytes.
+
+    `wanted` bytes, at least `USUAL_LIMIT`; all workers together at most `MOST_OF_RANK`.
+    """
     return min(MOST_OF_RANK // num_workers, max(USUAL_LIMIT, wanted))
 
 
 @dataclass(frozen=True, eq=False)
-class Demand:
-    """What memory has to hold for the clips of `facts`, in each of so many parts of an epoch.
+class MemoryRequest:
+    """The memory needs of clips, in each of `num_shards` shards of an epoch.
 
-    The last five of `settings` are chosen, and `num_cursors` and `shuffle_buffer` where they are
-    `None`. `frames_in_memory` frames may stay in memory, if they all fit. Errors name `url` and say
-    `what` needs the memory.
+    Chooses the last six of `settings`, with `num_cursors` and `shuffle_buffer` as bounds unless
+    `None`. `frames_in_memory` frames may stay in memory if they all fit. Errors have `url`, and
+    `what` as the user of the memory.
     """
 
-    facts: ClipFacts
+    stats: ClipStats
     settings: PlanSettings
     sizes: FrameSizes
-    num_parts: int = 1
+    num_shards: int = 1
     num_cursors: int | None = None
     shuffle_buffer: int | None = None
     frames_in_memory: int = 0
     url: str = ""
     what: str = "these clips"
 
-    def fit(self, memory_limit: int) -> Fit:
-        """The best settings whose arenas, batches and chunks in flight take at most these bytes.
+    def plan_memory(self, memory_limit: int) -> MemoryPlan:
+        """The best settings within `memory_limit` bytes for arenas, batches and chunks in flight.
 
-        Raises `MemoryLimitError`, which says the least that would do, where nothing fits.
+        Raises `MemoryLimitError` with the smallest sufficient limit.
         """
         if self.settings.order == "sequences":  # these follow from the batches alone
-            given = sequence_settings(self.settings, self.facts.spec.stride)
-            return self.fit_given(given, memory_limit, self.what.replace("clips", "sequences"))
-        best: Fit | None = None
+            given = sequence_settings(self.settings, self.stats.spec.stride)
+            return self.plan_given(given, memory_limit, self.what.replace("clips", "sequences"))
+        best: MemoryPlan | None = None
         ways = self._ways_to_spend(memory_limit, self.least_held, self.what)
         for prefetch, loads, arena, max_held in ways:
-            found = Fit(self.settings, self.sizes, arena, prefetch, loads).with_all(
+            found = MemoryPlan(self.settings, self.sizes, arena, prefetch, loads).with_all(
                 self.frames_in_memory
             )
-            facts = replace(self.facts, in_memory=found.in_memory is not None)
-            demand = replace(self, facts=facts)
-            fitted = demand.default_settings(max_held, arena)
+            stats = replace(self.stats, in_memory=found.in_memory is not None)
+            request = replace(self, stats=stats)
+            fitted = request.default_settings(max_held, arena)
             limited, of_memory = None, False
             if self.num_cursors is None:
-                limited, of_memory = replace(demand, settings=fitted).mixing_limit(max_held)
+                limited, of_memory = replace(request, settings=fitted).mixing_limit(max_held)
             if best is None or fitted.num_cursors > best.settings.num_cursors or not of_memory:
-                resident = tuple(resident_bounds(facts, fitted)) if facts.any_clips else None
+                resident = tuple(resident_bounds(stats, fitted)) if stats.any_clips else None
                 best = replace(
                     found, settings=fitted, resident=resident, limited=limited, of_memory=of_memory
                 )
@@ -221,35 +237,37 @@ class Demand:
         assert best is not None
         return best
 
-    def fit_given(
+    def plan_given(
         self, settings: PlanSettings, memory_limit: int, what: str = "the order of the saved state"
-    ) -> Fit:
-        """Memory for settings that are given, those of a saved state: they are the order's.
+    ) -> MemoryPlan:
+        """The memory for explicit settings, such as the settings of a saved state.
 
-        Raises `MemoryLimitError`, which says the least that would do, where they do not fit.
+        Raises `MemoryLimitError` with the smallest sufficient limit.
         """
-        resident = tuple(resident_bounds(self.facts, settings))
+        resident = tuple(resident_bounds(self.stats, settings))
         ways = self._ways_to_spend(memory_limit, self.sizes.held(resident), what)
         prefetch, loads, arena, _ = ways[0]
-        most = resident if self.facts.any_clips else None
-        return Fit(settings, self.sizes, arena, prefetch, loads, most).with_all(
+        most = resident if self.stats.any_clips else None
+        return MemoryPlan(settings, self.sizes, arena, prefetch, loads, most).with_all(
             self.frames_in_memory
         )
 
     @property
     def least_limit(self) -> int:
-        """The least memory limit with which `fit` finds settings, in bytes."""
+        """The smallest memory limit for which `plan_memory` finds settings, in bytes."""
         return self.least_held + self.sizes.beside_arena(1, 1)
 
     @property
     def limit_to_mix(self) -> int:
-        """The least memory limit with which batches are mixed well."""
+        """The smallest memory limit that mixes batches well, in bytes."""
         return min(self._held_to_mix) + self.sizes.beside_arena(1, 1)
 
     @property
     def wanted_limit(self) -> int:
-        """A memory limit with which batches are mixed well, and `PREFETCH` of them wait: with as
-        many cursors as `MOST_OF_RANK` allows."""
+        """A memory limit that mixes batches well and prefetches `PREFETCH` of them, in bytes.
+
+        It has as many cursors as `MOST_OF_RANK` allows.
+        """
         chunk, beside = self.sizes.chunk, self.sizes.beside_arena(PREFETCH, 0)
         found = []
         for held in self._held_to_mix:
@@ -260,49 +278,48 @@ class Demand:
 
     @property
     def least_held(self) -> int:
-        """The least bytes of frames to hold, with one cursor or, shuffled, `num_cursors`."""
+        """The smallest number of bytes of frames: of one cursor or, shuffled, of `num_cursors`."""
         return self._by_cursor(1) * (self.num_cursors or 1 if self.settings.shuffle else 1)
 
     def default_settings(self, max_held: int, max_arena: int) -> PlanSettings:
-        """The settings, with the last five chosen for an arena.
+        """The settings, with the last five derived from the size of an arena.
 
-        Cursors first: two for each clip of a batch, so that it and the next come from different
-        ones, as far as `max_held` bytes of frames allow and as reading some frames twice at the
-        cuts stays below `REREAD_BY_CURSORS` of the epoch. Where that is not enough to mix a batch,
-        up to `MOST_REREAD`. Whatever that reads twice, there are `LEAST_CURSORS`, or as many as
-        episodes of one length. A given `num_cursors` is kept. Where frames stay, cursors more that
-        begin inside the shares of these cost nothing.
+        First the cursors: two for each clip of a batch, so that the next batch comes from other
+        ones, as far as `max_held` bytes of frames allow, and as repeated reads at cuts stay below
+        `REREAD_BY_CURSORS` of the epoch. If this mixes batches badly, repeated reads may reach
+        `MOST_REREAD`. There are always at least `LEAST_CURSORS`, or as many as episodes of one
+        length. An explicit `num_cursors` is kept. If frames stay, extra cursors inside the shares
+        cost nothing.
 
-        Where a batch of fewer cursors would have fewer episodes than a full shuffle of the part,
-        the part is one round of a single cursor, if it fits.
+        If such a batch would have fewer episodes than in a full shuffle of the shard, the shard is
+        one round of a single cursor, if it fits.
 
-        Then blocks as large as `shuffle_buffer` clips a round allow (`None`: any number) and as
-        `max_held` does, with room in `max_arena` bytes for all that the next round loads. The first
-        round has `FIRST_ROUND` clips at most, or as many as a batch takes to be mixed.
+        Then blocks as long as `shuffle_buffer` clips per round (`None`: any number) and `max_held`
+        allow, with room in `max_arena` bytes for the loads of the next round. The first round has
+        at most `FIRST_ROUND` clips, or as many as a batch needs to be mixed.
 
-        A part of at most `FIRST_ROUND` clips is such a round, too, which reads nothing twice.
-        With `rotate_phase` this applies to the clips of any
-        phase. `max_held` is at least `least_held`.
+        A shard of at most `FIRST_ROUND` clips is also one round, which reads nothing twice. With
+        `rotate_phase`, settings are valid for every phase. `max_held` is at least `least_held`.
         """
-        facts, settings, num_parts = self.facts, self.settings, self.num_parts
-        spec, span, sizes = facts.spec, facts.window.span, _block_sizes(facts)
+        stats, settings, num_shards = self.stats, self.settings, self.num_shards
+        spec, span, sizes = stats.spec, stats.window.span, _block_sizes(stats)
         if not settings.shuffle:
             enough = bisect_left(sizes, self._clips_in_order * spec.stride)
-            tried = sizes[: enough + 1][::-1]  # the one that is enough, then smaller ones
+            tried = sizes[: enough + 1][::-1]  # the sufficient one, then smaller ones
             fits = (n for n in tried if self._by_cursor(n) <= max_held)
             return _one_cursor(settings, next(fits, 1))
-        given, whole = self.num_cursors, facts.whole_block()
+        given, whole = self.num_cursors, stats.whole_block()
         buffer = min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
-        share = -(-facts.num_clips // num_parts)
+        share = -(-stats.num_clips // num_shards)
         if given is None and share <= min(FIRST_ROUND, buffer):
-            for block in (whole, facts.whole_block(num_parts)):
+            for block in (whole, stats.whole_block(num_shards)):
                 if self._by_cursor(block) <= max_held:
                     return _one_cursor(settings, block)
 
         cursors = shares = given or 1
         if given is None:
             wanted = min(max(2 * (settings.batch_size or 1), USUAL_CURSORS), buffer)
-            if spec.stride >= span:  # else chunks are held for clips of later rounds
+            if spec.stride >= span:  # else chunks wait for clips of later rounds
                 wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // sizes[0]))
             wanted = max(1, min(wanted, max_held // self._by_cursor(sizes[0])))
             cursors = shares = min(wanted, self._affordable_cursors(wanted))
@@ -313,21 +330,21 @@ class Demand:
                 if number * self._by_cursor(block) <= max_held:
                     cursors = shares = max(number, cursors if block == sizes[0] else 0)
                     break
-            if facts.in_memory:  # … not closer to each other than two clips
-                shares = 1 if num_parts == 1 else shares
+            if stats.in_memory:  # … not closer to each other than two clips
+                shares = 1 if num_shards == 1 else shares
                 most = min(wanted, share * spec.stride // (2 * span))
                 cursors = shares * max(1, most // shares)
 
         usual = -(-share * spec.stride // cursors) + span  # frames that a cursor walks
-        longest = -(-whole // (num_parts * cursors))
+        longest = -(-whole // (num_shards * cursors))
         apart = self._apart(cursors)
         first = max(FIRST_ROUND * spec.stride // cursors, apart)
-        if apart > 1 and usual < 2 * first:  # what is left would be too short
+        if apart > 1 and usual < 2 * first:  # the rest would be too short
             first = max(first, whole)
 
         def has_room(tried: int) -> bool:
             held = self._by_cursor(tried)
-            ahead = self.sizes.held(_brought(facts, _most_readahead(first, tried, usual)))
+            ahead = self.sizes.held(_brought(stats, _most_readahead(first, tried, usual)))
             return cursors * held <= max_held and (
                 tried <= self._block_to_mix(cursors)
                 or (
@@ -340,9 +357,9 @@ class Demand:
         # The first that does not fit, in steps of which each halves the rest.
         count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
         size = sizes[count - 1] if count else 1
-        left, cut = REREAD - facts.reread(shares, num_parts), facts.reread_by_one(num_parts) > 0
-        run = max(LEAST_RUN_FRAMES, round(cut * facts.cut_frames / left)) if left > 0.001 else None
-        if usual >= facts.longest_episode:  # cursors are in episodes of their own without cuts
+        left, cut = REREAD - stats.reread(shares, num_shards), stats.reread_by_one(num_shards) > 0
+        run = max(LEAST_RUN_FRAMES, round(cut * stats.cut_frames / left)) if left > 0.001 else None
+        if usual >= stats.longest_episode:  # cursors are in episodes of their own without cuts
             run = None
         chosen = replace(
             settings,
@@ -350,45 +367,47 @@ class Demand:
             block_frames=size,
             run_frames=run,
             first_block_frames=min(first, size),
-            num_shares=shares if facts.in_memory else None,
+            num_shares=shares if stats.in_memory else None,
         )
-        # A round of a whole part reads nothing twice, and has more episodes than too few cursors.
-        block = facts.whole_block(num_parts)
-        is_better = given is None and cursors < self._episodes_of_part and share <= buffer
+        # A round of a whole shard reads nothing twice, and has more episodes than too few cursors.
+        block = stats.whole_block(num_shards)
+        is_better = given is None and cursors < self._episodes_per_shard and share <= buffer
         if is_better and self._by_cursor(block) <= max_held:
             return _one_cursor(settings, block)
         return chosen
 
     def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
-        """What keeps settings, all of which are chosen, from mixing a batch well, in words, and
-        whether that is memory; `None` if nothing does."""
-        facts, settings, num_parts = self.facts, self.settings, self.num_parts
+        """The reason why complete settings do not mix batches well, and whether it is memory.
+
+        `(None, False)` if they do.
+        """
+        stats, settings, num_shards = self.stats, self.settings, self.num_shards
         cursors, enough = settings.num_cursors, self._enough_cursors
-        in_one_round = settings.first_block_frames >= facts.whole_block(num_parts)
+        in_one_round = settings.first_block_frames >= stats.whole_block(num_shards)
         is_apart = settings.block_frames >= self._apart(cursors)
         if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
             return None, False
         why = f" where {enough} are wanted"
         if cursors >= enough:
-            why = ", which lie too close to each other"
+            why = ", which are too close to each other"
         found = f"clips are mixed from {counted(cursors, 'place')} at a time{why}"
         if cursors == 1 < enough:
             found += ", so the epoch is nearly sequential"
         if (needed := min(self._held_to_mix)) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{found}: {room}, {format_size(needed)} are needed", True
-        reread = facts.reread(enough, num_parts)
-        parts = f"in {num_parts} parts of so short an epoch"
-        return f"{found}: {parts} these would read {reread:.0%} of it twice", False
+        reread = stats.reread(enough, num_shards)
+        shards = f"in {num_shards} shards of so short an epoch"
+        return f"{found}: {shards} these would read {reread:.0%} of it twice", False
 
     def _ways_to_spend(
         self, memory_limit: int, held: int, what: str
     ) -> list[tuple[int, int, int, int]]:
-        """The numbers of batches to prefetch and of chunks to read at a time, bytes of the arenas,
-        and of frames to hold at most, which leaves the others to loads ahead. The best way comes
-        first.
+        """Ways to divide a memory limit, best first: batches to prefetch, chunks to read at a time,
+        bytes of arenas, and greatest bytes of frames in use; the rest of the arenas is for loads
+        ahead.
 
-        Raises `MemoryLimitError` where no way leaves the bytes of frames that have to be held.
+        Raises `MemoryLimitError` if no way leaves `held` bytes for frames.
         """
         sizes, usual = self.sizes, range(PREFETCH, 0, -1)
         affordable = memory_limit // LOADS_SHARE // max(1, sizes.chunk)
@@ -415,40 +434,39 @@ class Demand:
 
     @property
     def _held_to_mix(self) -> list[int]:
-        """Bytes of frames to hold in each way to mix batches well that reading allows; that of most
-        cursors first."""
+        """Bytes of frames for each affordable way to mix batches well; most cursors first."""
         if self.settings.order == "sequences" or not self.settings.shuffle:
             return [self.least_held]
         every = self._ways_to_mix
         ways = [way for way in every if way[0] <= self._affordable_cursors(way[0])]
-        whole = self.facts.whole_cursors(self.num_parts)
+        whole = self.stats.whole_cursors(self.num_shards)
         if whole >= every[-1][0]:  # these read nothing twice
             ways.append((whole, self._block_to_mix(whole)))
-        ways = ways or [(1, self.facts.whole_block(self.num_parts))]
+        ways = ways or [(1, self.stats.whole_block(self.num_shards))]
         return [n * self._by_cursor(block) for n, block in ways]
 
     @property
-    def _episodes_of_part(self) -> float:
-        """About how many episodes a batch would have if a part's clips came in one round."""
-        episodes = 1 + (self.facts.num_episodes - 1) / self.num_parts
+    def _episodes_per_shard(self) -> float:
+        """Expected number of episodes in a batch of a fully shuffled shard."""
+        episodes = 1 + (self.stats.num_episodes - 1) / self.num_shards
         size = self.settings.batch_size or 1
         return episodes * (1 - (1 - 1 / episodes) ** size)
 
     @property
     def _enough_cursors(self) -> int:
-        """How many cursors mix a batch well: about as many as it would have episodes, if all clips
-        were shuffled."""
-        size, episodes = self.settings.batch_size or ENOUGH_CURSORS, max(1, self.facts.num_episodes)
+        """The number of cursors that mix a batch well: about its number of episodes in a full
+        shuffle.
+        """
+        size, episodes = self.settings.batch_size or ENOUGH_CURSORS, max(1, self.stats.num_episodes)
         found = ENOUGH_EPISODES * episodes * (1 - (1 - 1 / episodes) ** size)
         enough = max(min(size, ENOUGH_CURSORS), ceil(found))
-        return min(enough, -(-self.facts.num_clips // self.num_parts))
+        return min(enough, -(-self.stats.num_clips // self.num_shards))
 
     @property
     def _ways_to_mix(self) -> list[tuple[int, int]]:
-        """Numbers of cursors, and the blocks with which so many mix a batch well; most cursors
-        first.
+        """Pairs of cursors and block length that mix a batch well; most cursors first.
 
-        Either each clip of a batch comes from another cursor, or a block is long enough for
+        Either each clip of a batch comes from another cursor, or blocks are long enough for
         several.
         """
         size, enough = self.settings.batch_size or 1, self._enough_cursors
@@ -457,70 +475,68 @@ class Demand:
         return [(number, self._block_to_mix(number)) for number in dict.fromkeys(each)]
 
     def _block_to_mix(self, cursors: int) -> int:
-        """The frames of a block with which so many cursors mix a batch well."""
-        return max(_block_sizes(self.facts)[0], self._apart(cursors))
+        """The block length in frames with which this number of cursors mixes a batch well."""
+        return max(_block_sizes(self.stats)[0], self._apart(cursors))
 
     def _apart(self, cursors: int) -> int:
-        """The frames that a block must have so that the clips that a batch has of it do not
-        overlap."""
+        """The block length in frames at which a batch's clips of one block do not overlap."""
         size = self.settings.batch_size or 1
         if size <= CLOSE * cursors:
             return 1
-        return min(-(-size // cursors), MOST_OF_A_BLOCK) * self.facts.window.span
+        return min(-(-size // cursors), MOST_OF_A_BLOCK) * self.stats.window.span
 
     @property
     def _clips_in_order(self) -> int:
-        """How many clips a round of an unshuffled epoch has, a few more or less.
+        """The approximate number of clips in a round of an unshuffled epoch.
 
-        Their order is the same whatever that is. A batch waits for its own loads only, not for a
-        round. Where frames of video are decoded a round takes little time beside that, and holds
-        few.
+        It has no effect on the order, and a batch waits for its own loads only. With video,
+        decoding takes far longer than a round, so rounds are short and keep few frames.
         """
         least, frame = max(self.settings.batch_size or 1, LEAST_BLOCK), sum(self.sizes.frames)
-        if self.facts.keyframes:
+        if self.stats.keyframes:
             return least
-        most = IN_ORDER_BYTES // max(1, frame * self.facts.spec.stride)
+        most = IN_ORDER_BYTES // max(1, frame * self.stats.spec.stride)
         return max(least, min(most, MOST_IN_ORDER))
 
     def _affordable_cursors(self, wanted: int) -> int:
-        """How many of the wanted cursors to have: enough to mix a batch if that is not too much."""
-        facts, num_parts = self.facts, self.num_parts
+        """The number of cursors, at most `wanted`, that repeated reads allow."""
+        stats, num_shards = self.stats, self.num_shards
         enough = self._enough_cursors
-        cost, always = facts.reread_by_one(num_parts), facts.reread_by_parts(num_parts)
+        cost, always = stats.reread_by_one(num_shards), stats.reread_by_shards(num_shards)
 
         def within(share: float) -> int:
-            if cost * wanted + always <= share or not cost:  # what parts cost, fewer would cost too
+            if cost * wanted + always <= share or not cost:  # more shards cost no less
                 return wanted
             return max(0, int((share - always) / cost))
 
-        whole = facts.whole_cursors(num_parts)
+        whole = stats.whole_cursors(num_shards)
         whole = whole if whole <= wanted else 0
-        share = MOST_REREAD if num_parts <= MANY_PARTS else MOST_REREAD_IN_MANY
-        if facts.keyframes:  # shorter shares than that could not begin at keyframes
+        share = MOST_REREAD if num_shards <= MANY_SHARDS else MOST_REREAD_IN_MANY
+        if stats.keyframes:  # shorter shares than that could not begin at keyframes
             share = MOST_DECODED
-            shortest = 2 * -(-facts.most_keyframes // facts.spec.stride) + 1
-            wanted = max(1, min(wanted, facts.num_clips // (num_parts * shortest)))
+            shortest = 2 * -(-stats.most_keyframes // stats.spec.stride) + 1
+            wanted = max(1, min(wanted, stats.num_clips // (num_shards * shortest)))
         affordable = max(within(REREAD_BY_CURSORS), min(enough, within(share)), LEAST_CURSORS)
         return max(affordable, whole)
 
     def _by_cursor(self, block_frames: int) -> int:
-        """The most bytes of frames that a cursor holds with blocks of this size; at least 1."""
+        """The greatest bytes of frames per cursor with blocks of this length; at least 1."""
         tried = replace(self.settings, block_frames=block_frames, first_block_frames=block_frames)
-        return max(1, self.sizes.held(cursor_bounds(self.facts, tried)))
+        return max(1, self.sizes.held(cursor_bounds(self.stats, tried)))
 
 
 def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
-    """One cursor with blocks of so many frames, from the first one on, and no cuts."""
+    """Settings of one cursor with constant blocks and no cuts."""
     return replace(
         settings, num_cursors=1, block_frames=block, run_frames=None, first_block_frames=block
     )
 
 
 def _most_readahead(first: int, size: int, usual: int) -> int:
-    """The most frames that a block brings while the largest one is held.
+    """The greatest number of frames of a block that is loaded while the largest one is in memory.
 
-    Of a cursor that walks `usual` frames, with a first block of `first` and full ones of `size`
-    frames. The full blocks are equally large; where there is only one, one before it is held.
+    A cursor has `usual` frames in all, a first block of `first` and full ones of `size` frames.
+    Full blocks have equal lengths; if there is only one, its predecessor is in memory.
     """
     width, before = first, 0
     while width < size:
@@ -530,29 +546,29 @@ def _most_readahead(first: int, size: int, usual: int) -> int:
     return -(-(usual - before) // -(-(usual - before) // size))
 
 
-def _brought(facts: ClipFacts, block_frames: int) -> list[int]:
-    """How many frames of each group a block of so many frames brings.
+def _brought(stats: ClipStats, block_frames: int) -> list[int]:
+    """The number of frames of each group that a block of `block_frames` loads.
 
-    The leading group's chunks end where blocks do; of the others the last one may reach further.
+    The leading group's chunks end at blocks; in other groups the last chunk may extend further.
     """
     return [
-        (block_frames + (0 if i == facts.leading else group.largest_chunk))
+        (block_frames + (0 if i == stats.leading else group.largest_chunk))
         // group.window.frame_step
-        for i, group in enumerate(facts.groups)
+        for i, group in enumerate(stats.groups)
     ]
 
 
-def _block_sizes(facts: ClipFacts) -> list[int]:
-    """Sizes of block to try, in frames, in ascending order.
+def _block_sizes(stats: ClipStats) -> list[int]:
+    """Candidate block lengths in frames, ascending.
 
-    They are multiples of half a clip: smaller ones save little memory, since a clip must be held
-    whole, and in the same memory more cursors beat larger blocks (measured by
-    benchmarks/tartanair/shuffle_quality.py). Where clips do not overlap, of a chunk, so that all of
-    its frames are used in one round.
+    They are multiples of half a clip: shorter steps save little memory, because clips stay whole,
+    and in the same memory more cursors beat longer blocks (measured by
+    benchmarks/tartanair/shuffle_quality.py). If clips do not overlap: multiples of a chunk, so that
+    a round uses whole chunks.
     """
-    half = max(1, facts.window.span // 2)
-    if facts.spec.stride >= facts.window.span:
-        half = max(half, facts.largest_chunk)
-    most = max(half, facts.whole_block())
+    half = max(1, stats.window.span // 2)
+    if stats.spec.stride >= stats.window.span:
+        half = max(half, stats.largest_chunk)
+    most = max(half, stats.whole_block())
     factors = sorted({factor << i for factor in (4, 5, 6, 7) for i in range(40)})
     return [half * n for n in [1, 2, 3, *factors] if half * n < 2 * most]

@@ -1,11 +1,11 @@
-"""The shares of a memory limit for the batches and the sources of a mix: pure integers."""
+"""Division of a memory limit among the batches and the sources of a mix. Pure integers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.sampling.memory import CONSUMER, PREFETCH, Demand
+from seqrecord.sampling.memory import CONSUMER, PREFETCH, MemoryRequest
 from seqrecord.units import parse_size
 
 _MORE = (8, 4)  # batches that are filled or wait, if they are at most
@@ -14,14 +14,17 @@ _MOST_BYTES = 1 << 60  # no machine has as many, and floats represent them exact
 
 
 def share_out(
-    memory_limit: int | str, batch: int, demands: Mapping[str, Demand], weights: Mapping[str, float]
+    memory_limit: int | str,
+    batch: int,
+    requests: Mapping[str, MemoryRequest],
+    weights: Mapping[str, float],
 ) -> tuple[int, dict[str, int]]:
-    """How many batches of a mix may be filled or wait, and the bytes of each source.
+    """The number of batches of a mix that may be filled or wait, and the bytes of each source.
 
-    `batch` are those of one batch; what batches leave is divided by weight. Raises
-    `MemoryLimitError` where not all that sources need fits.
+    `batch` is the size of a batch in bytes; the rest is divided by weight. Raises
+    `MemoryLimitError` if the minima of all sources do not fit.
     """
-    least = {name: demand.least_limit for name, demand in demands.items()}
+    least = {name: request.least_limit for name, request in requests.items()}
     limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(least.values())
 
     def fits(prefetch: int) -> bool:
@@ -34,11 +37,11 @@ def share_out(
 
 
 def divide_memory(
-    least: Mapping[str, int], demands: Mapping[str, float], batches: int, limit: int
+    least: Mapping[str, int], weights: Mapping[str, float], batches: int, limit: int
 ) -> dict[str, int]:
-    """The bytes of each source: by demand, and at least what it needs.
+    """Divide a limit by weight, with at least `least` bytes for each source.
 
-    `batches` are bytes that belong to none. Raises `MemoryLimitError` where not all of them fit.
+    `batches` bytes are reserved. Raises `MemoryLimitError` if the minima do not fit.
     """
     room = limit - batches
     if room < sum(least.values()):
@@ -50,9 +53,9 @@ def divide_memory(
         )
     found: dict[str, int] = {}
     while True:
-        rest = {name: demand for name, demand in demands.items() if name not in found}
+        rest = {name: weight for name, weight in weights.items() if name not in found}
         left = room - sum(found.values())
-        shares = {name: int(left * demand / sum(rest.values())) for name, demand in rest.items()}
+        shares = {name: int(left * weight / sum(rest.values())) for name, weight in rest.items()}
         small = [name for name, nbytes in shares.items() if nbytes < least[name]]
         if not small:
             return {**found, **shares}

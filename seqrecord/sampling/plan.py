@@ -1,4 +1,4 @@
-"""What every plan has: what an engine asks of it, and how rounds are made of cursors' blocks."""
+"""Base class of epoch plans: the interface for engines, and rounds made of cursors' blocks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from seqrecord.clips.grids import numbered
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.cursors import Blocks, Walk
-from seqrecord.sampling.runs import Part, Window
+from seqrecord.sampling.cursors import Blocks, CursorSchedule
+from seqrecord.sampling.runs import Shard, Window
 
-_WHOLE = Part()
+_WHOLE = Shard()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
@@ -27,7 +27,7 @@ _Rows = TypeVar("_Rows", bound="_Columns")
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """Columns of equal length, int64 each; a row is one thing to do, for one cursor."""
+    """Columns of equal length, int64 each; a row is one action for one cursor."""
 
     cursor: IntArray
 
@@ -44,13 +44,13 @@ class _Columns:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Loads(_Columns):
-    """Chunks to read, and which of their frames to decode, roughly in the order of their use.
+    """Chunks to read, and the frames to decode, roughly in the order of use.
 
-    Row `i` brings `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all of
-    row `chunk[i]` of the group's chunk table, to cursor `cursor[i]`, for run `run[i]`. A cursor may
-    hold frames of several runs, even the same frames for two of them; runs are numbered over all
-    cursors, and are the same in all groups. A frame that lacks a requested feature is used by no
-    clip: it keeps its place but nothing need be decoded for it.
+    Row `i` loads `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all in
+    row `chunk[i]` of the group's chunk table, for run `run[i]` of cursor `cursor[i]`. A cursor may
+    have frames of several runs, even the same frames for two of them. Runs are numbered over all
+    cursors, equally in all groups. No clip uses a frame that lacks a requested feature: it has a
+    place but need not be decoded.
     """
 
     run: IntArray
@@ -62,12 +62,12 @@ class Loads(_Columns):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Clips(_Columns):
-    """Clips in the order in which they are emitted.
+    """Clips in emitted order.
 
-    Clip `i` consists of the frames of each group's window at `start[i]` which cursor `cursor[i]`
-    holds for run `run[i]`, and is place `slot[i]` of batch `batch[i]` of the epoch. With
-    `batch_size=None` every clip counts as a batch of its own. No two clips of all parts and
-    sessions of an epoch have the same `place`.
+    Clip `i` consists of the frames of each group's window at `start[i]`, from run `run[i]` of
+    cursor `cursor[i]`, and goes to slot `slot[i]` of batch `batch[i]` of the epoch. With
+    `batch_size=None` every clip is a batch. `place` is unique among all shards and segments of an
+    epoch.
     """
 
     run: IntArray
@@ -80,9 +80,9 @@ class Clips(_Columns):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Frees(_Columns):
-    """Frames that no later clip of the run needs, `first`, `first + frame_step`, …
+    """Frames that no later clip of the run needs: `first`, `first + frame_step`, …
 
-    They come in the order in which the cursor has loaded them.
+    They are sorted as the cursor has loaded them.
     """
 
     run: IntArray
@@ -92,7 +92,7 @@ class Frees(_Columns):
 
 @dataclass(frozen=True, eq=False)
 class GroupRound:
-    """What a round does with one group: do `loads`, and when its clips are emitted, `frees`."""
+    """A round of one group: `loads`, and `frees` after its clips are emitted."""
 
     loads: Loads
     frees: Frees
@@ -100,9 +100,9 @@ class GroupRound:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """One round, in this order: do all groups' loads, emit `clips`, then do their frees.
+    """One round: first the loads of all groups, then `clips`, then the frees.
 
-    `groups` may be empty where nothing is to be loaded.
+    `groups` may be empty if nothing is to be loaded.
     """
 
     index: int
@@ -112,33 +112,33 @@ class Round:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What holds for a group of features in all rounds.
+    """Properties of a group of features in all rounds.
 
-    `group` is its number in the schema. In no round are more than `max_resident_frames` held.
-    Where chunks are loaded `in_pieces`, loads of a cursor go on where the one before ended.
+    `group` is its number in the schema. At most `max_resident_frames` frames are in memory. With
+    `in_pieces`, a cursor's loads of a chunk continue where the last one ended.
     """
 
     group: int
-    window: Window  # what a clip uses
+    window: Window  # of a clip
     max_resident_frames: int  # the arena's rows
     in_pieces: bool = False
 
 
 class Plan(ABC):
-    """The plan of one part of one epoch: rounds of cursors, whose clips are one stream of batches.
+    """The plan of one shard of one epoch: rounds of cursors, whose clips form one stream of
+    batches.
 
-    `windows` are what clips use of each group of `episodes`; by default whole clips of all. In an
-    epoch whose parts have changed `session` times, `table` has what was left of it (see
-    `sampling.elastic`). A subclass lays out the clips, and says in which order a round's clips
-    come.
+    `windows` are the windows of the groups of `episodes`; by default whole clips. In segment
+    `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`). A subclass lays
+    out the clips, and defines the order of a round's clips.
     """
 
     settings: PlanSettings
     epoch: int
-    part: Part
-    num_clips: int  # that this part emits
+    shard: Shard
+    num_clips: int  # that this shard emits
     num_dropped: int  # that it would emit without `drop_last`
-    num_repeated: int  # of `num_clips`, that another part emits too
+    num_repeated: int  # of `num_clips`, that another shard emits too
     num_batches: int
     num_rounds: int
     num_cursors: int
@@ -148,10 +148,10 @@ class Plan(ABC):
     _episodes: EpisodeTable
     _windows: tuple[Window, ...]  # of each group
     _batch_size: int
-    _session: int
-    _cursors: Walk
+    _segment: int
+    _cursors: CursorSchedule
     _before: IntArray  # clips before each round, and before the end
-    _resident: list[int]  # the most frames held, of each group
+    _resident: list[int]  # the most frames in memory, of each group
 
     def __init__(
         self,
@@ -160,33 +160,33 @@ class Plan(ABC):
         settings: PlanSettings,
         *,
         epoch: int = 0,
-        part: Part = _WHOLE,
-        session: int = 0,
+        shard: Shard = _WHOLE,
+        segment: int = 0,
         windows: Sequence[Window] | None = None,
     ) -> None:
-        self.settings, self.epoch, self.part = settings, epoch, part
+        self.settings, self.epoch, self.shard = settings, epoch, shard
         self._spec, self._episodes = table.spec, episodes
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
         self._batch_size = settings.batch_size or 1
-        self._session = session
-        self._lay_out(table, session)
+        self._segment = segment
+        self._lay_out(table, segment)
 
     @abstractmethod
-    def _lay_out(self, table: ClipTable, session: int) -> None:
-        """Set what follows from the clips: all attributes above that are not arguments."""
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        """Set all attributes above that are not arguments."""
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(epoch {self.epoch}, part {self.part.index} of "
-            f"{self.part.count}: {self.num_clips} clips in {self.num_batches} batches, "
+            f"{type(self).__name__}(epoch {self.epoch}, shard {self.shard.index} of "
+            f"{self.shard.count}: {self.num_clips} clips in {self.num_batches} batches, "
             f"{self.num_rounds} rounds of {self.num_cursors} cursors, at most {self._resident} "
             "frames resident)"
         )
 
     @property
     def counts(self) -> dict[str, int]:
-        """What this part's statistics say of its clips."""
+        """Clip counts of this shard for statistics."""
         return {
             "clips_dropped": self.num_dropped,
             "duplicate_clips": self.num_repeated,
@@ -195,7 +195,7 @@ class Plan(ABC):
 
     @cached_property
     def groups(self) -> tuple[GroupPlan, ...]:
-        """The groups, in the order of those of the episode table."""
+        """The groups, in the order of the episode table."""
         return tuple(
             GroupPlan(grid.group, window, resident, grid.whole is not None)
             for grid, window, resident in zip(
@@ -204,7 +204,7 @@ class Plan(ABC):
         )
 
     def first_clip(self, batch: int) -> int:
-        """How many clips the batches before this one hold; `num_clips` for `num_batches`.
+        """The number of clips in batches before this one; `num_clips` for `num_batches`.
 
         Raises `IndexError` outside `[0, num_batches]`.
         """
@@ -213,38 +213,35 @@ class Plan(ABC):
         return self._first_clip(batch)
 
     def locate_clip(self, clip: int) -> tuple[int, int]:
-        """Where a clip of the part is: its round, and how many of that round's clips come before.
+        """The round of a clip of this shard, and the number of clips before it in that round.
 
-        Clips are counted as they are emitted. To resume there, load `resident(round)`, go on with
-        `rounds(round)` and skip so many clips.
+        Clips are counted in emitted order. To resume, load `resident(round)`, continue with
+        `rounds(round)`, and skip that number of clips.
         """
         index = int(np.searchsorted(self._before, clip, side="right")) - 1
         index = min(index, self.num_rounds)
         return index, clip - int(self._before[index])
 
     def columns(self, batch: int) -> Mapping[str, npt.NDArray[np.bool_]]:  # noqa: ARG002
-        """What this plan says of the clips of a batch beside their names, bool[clips] each."""
+        """Extra columns of a batch, bool[clips] each."""
         return {}
 
     def resident(self, round_index: int) -> tuple[Loads, ...]:
-        """Loads that bring exactly the frames held when a round begins, before its own loads.
-
-        One of each group.
-        """
+        """For each group, loads of exactly the frames in memory at the start of a round."""
         held = self._cursors.held(round_index)
         return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(held))
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
-        """What clips use of a group, by its place: see `Walk.used`."""
+        """Used frames of a group, given by its place: see `CursorSchedule.used`."""
         return self._cursors.used(group)
 
     def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
-        """The rounds `[start, stop)`, computed as they are taken."""
+        """Yield the rounds `[start, stop)`, computed on demand."""
         for begin, end in self.spans(start, stop):
             yield from self._rounds(begin, end)
 
     def spans(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
-        """Rounds `[begin, end)` that are computed together, of those in `[start, stop)`."""
+        """Yield intervals `[begin, end)` of rounds in `[start, stop)` to compute together."""
         clips, stop = _CLIPS_AT_FIRST, self.num_rounds if stop is None else stop
         while start < stop:
             group = max(1, clips * self.num_rounds // max(1, self.num_clips))
@@ -252,7 +249,7 @@ class Plan(ABC):
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
 
     def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
-        """The rounds `[start, stop)` as one; without `loads`, its clips alone."""
+        """The rounds `[start, stop)` as one; without `loads`, only its clips."""
         blocks = self._cursors.blocks(start, stop)
         clips = self._clips(*self._in_order(blocks[self.leading]))
         groups = [
@@ -265,8 +262,8 @@ class Plan(ABC):
         return Round(start, clips, tuple(groups))
 
     def _places(self, number: IntArray) -> IntArray:
-        """`Clips.place` of clips by their numbers in this part."""
-        place: IntArray = number * self.part.count + self.part.index + (self._session << 48)
+        """`Clips.place` of clips, by number in this shard."""
+        place: IntArray = number * self.shard.count + self.shard.index + (self._segment << 48)
         return place
 
     def _first_clip(self, batch: int) -> int:
@@ -316,7 +313,7 @@ class Plan(ABC):
         )
 
     def _frees(self, group: int, blocks: Blocks) -> tuple[IntArray, Frees]:
-        """The round, int64[n], and what is freed in it, of each row that frees something."""
+        """The frees of rows, and their rounds, int64[n]."""
         some = blocks.kept > blocks.held
         first = blocks.held[some]
         count = -(-(blocks.kept[some] - first) // self._windows[group].frame_step)
@@ -324,17 +321,17 @@ class Plan(ABC):
 
     @abstractmethod
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
-        """The blocks of whole rounds, and each row's position in its round, int64[n].
+        """Sort the blocks of whole rounds; also the position of each row in its round, int64[n].
 
-        Rows come by round and position: what is needed first is loaded first.
+        Rows are sorted by round and position: the frames needed first are loaded first.
         """
 
     @abstractmethod
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
-        """The clips of whole rounds in the order in which they are emitted."""
+        """The clips of whole rounds in emitted order."""
 
 
 def _by_round(rounds: IntArray, columns: _Rows, marks: IntArray) -> Iterator[_Rows]:
-    """The rows of each round between two marks; `rounds` never falls."""
+    """The rows of each round between two marks; `rounds` is ascending."""
     at = np.searchsorted(rounds, marks).tolist()
     return (columns.rows(*rows) for rows in pairwise(at))

@@ -1,13 +1,13 @@
-"""Random order by integer hashing: the same numbers on every platform and NumPy version.
+"""Random order by integer hashing: the same on every platform and with every NumPy version.
 
-NumPy's generators may change their streams between versions and draw in sequence. Here every
+NumPy's generators may change their streams between versions, and draw in sequence. Here every
 number is a pure function of a key and a counter (SplitMix64: Steele, Lea and Flood, "Fast
 splittable pseudorandom number generators", OOPSLA 2014), so any part of an order can be computed
-alone, in any place.
+alone, in any process.
 
-Which clips an epoch has is drawn, too. With `rotate_phase`, every epoch has the clip starts
-`phase`, `phase + stride`, … of another phase, so that a stride leaves nothing out for ever. Stride
-4, an episode with 10 starts::
+The clips of an epoch are drawn too. With `rotate_phase`, every epoch has the clip starts `phase`,
+`phase + stride`, … of another phase, so that every start is used eventually. Stride 4, an episode
+with 10 starts::
 
     start               0 1 2 3 4 5 6 7 8 9
     epoch 0, phase 2        s       s
@@ -16,17 +16,17 @@ Which clips an epoch has is drawn, too. With `rotate_phase`, every epoch has the
     epoch 3, phase 1      s       s       s
     epoch 4 …           every phase again, in a new order
 
-A chosen clip of weight 2.3 comes twice or three times: in three of ten epochs three times, on
-average. The seed decides which clips come once more in an epoch, by systematic sampling (W. G.
-Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical Statistics 1949): what
-their weights have above whole numbers is laid out on a line, in an order drawn for the epoch and
-from a place drawn between 0 and 1. Those that reach a whole number come once more::
+A clip of weight 2.3 comes twice or three times: on average three times in three of ten epochs.
+Systematic sampling (W. G. Madow, "On the Theory of Systematic Sampling, II", Annals of Mathematical
+Statistics 1949) chooses the extra clips of an epoch by the seed: the fractions of the weights are
+laid out on a line, in an order drawn for the epoch and from an offset drawn in [0, 1). A clip that
+reaches an integer comes once more::
 
     weights 2.3, 0.8, 0.5, 1.4      0         |1                  |2
     order 2, 0, 3, 1; from 0.4          [  2  )[ 0 )[  3 )[   1   )
 
-So an epoch has as many clips as the weights sum to, or one more where that is no whole number. How
-many clips all epochs before one have is then known without counting.
+So the size of an epoch is the sum of the weights, rounded down or up, and the number of clips in
+all earlier epochs has a closed form.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
-_PHASES, _WEIGHTS = 3, 4  # what a number drawn for a seed is for
+_PHASES, _WEIGHTS = 3, 4  # purposes of random numbers
 _BITS = 53
 _ONE = 1 << _BITS  # fractions are integers of so many to 1
 
 
 def key_of(*values: int) -> int:
-    """One 64-bit key of several integers; their order matters."""
+    """Combine integers to a 64-bit key; their order matters."""
     key = 0
     for value in values:
         z = (key + (value & _MASK) + _GAMMA) & _MASK
@@ -73,16 +73,16 @@ def hash64(key: int, values: IntArray) -> npt.NDArray[np.uint64]:
 
 
 def permutation(key: int, length: int) -> IntArray:
-    """The numbers 0 to `length` - 1 in an order drawn from `key`."""
+    """A permutation of [0, length), drawn from `key`."""
     return np.argsort(hash64(key, np.arange(length)), kind="stable")
 
 
 @dataclass(frozen=True, eq=False)
 class Phases:
-    """The phases that have clips, and how many; a phase without any clip gets no epoch.
+    """The phases with clips, and the numbers of clips; other phases get no epoch.
 
-    Phases `[first[i], stop[i])` have `num_clips[i]` clips each, at least 1. Intervals ascend and
-    don't overlap; int64[n] each.
+    Phases `[first[i], stop[i])` have `num_clips[i]` clips each, at least 1. Intervals are ascending
+    and disjoint; int64[n] each.
     """
 
     first: IntArray
@@ -92,7 +92,7 @@ class Phases:
     @classmethod
     def of(cls, every: ClipTable, stride: int) -> Phases:
         """The phases of `stride`, from a table of stride 1."""
-        # A row gives each phase `count // stride` clips and one more to those of its last
+        # A row gives each phase `count // stride` clips and one more to the phases of its last
         # `count % stride` starts, which may run past the last phase and go on at the first.
         begin = every.first_start % stride
         end = begin + every.count % stride
@@ -112,14 +112,14 @@ class Phases:
 
     @property
     def fewest_clips(self) -> int:
-        """Clips of the phase that has fewest; raises `ValueError` where no phase has any."""
+        """The smallest number of clips of a phase; raises `ValueError` if no phase has any."""
         return int(self.num_clips.min())
 
     def of_epoch(self, epoch: int, *, seed: int, shuffle: bool) -> int:
         """The phase of an epoch.
 
-        Every `len(self)` epochs, counted from epoch 0, have each phase once: in ascending order,
-        or with `shuffle` in an order drawn anew for each such group of epochs.
+        Every `len(self)` epochs, from epoch 0, have each phase once: in ascending order, or with
+        `shuffle` in an order drawn anew for each such group.
         """
         group, place = divmod(epoch, len(self))
         if shuffle:
@@ -128,10 +128,10 @@ class Phases:
         i = int(np.searchsorted(before, place, side="right")) - 1
         return int(self.first[i]) + place - int(before[i])
 
-    def clips_before(self, epoch: int, num_parts: int, *, seed: int, shuffle: bool) -> int:
-        """How many clips each of so many equal parts has of all epochs before one."""
+    def clips_before(self, epoch: int, num_shards: int, *, seed: int, shuffle: bool) -> int:
+        """The number of clips in each of `num_shards` equal shards of all earlier epochs."""
         group, place = divmod(epoch, len(self))
-        clips = np.repeat(-(-self.num_clips // num_parts), self.stop - self.first)
+        clips = np.repeat(-(-self.num_clips // num_shards), self.stop - self.first)
         whole = group * int(clips.sum())
         if shuffle:
             clips = clips[permutation(key_of(seed, _PHASES, group), len(self))]
@@ -139,9 +139,9 @@ class Phases:
 
 
 def typical_table(every: ClipTable, stride: int) -> ClipTable:
-    """What settings that hold for every phase are chosen from, given a table of stride 1.
+    """The table from which settings for every phase are derived, from a table of stride 1.
 
-    Each row has as many clips as in the phase that has most of them. Its starts mean nothing.
+    Each row has the number of clips of its largest phase. Starts are meaningless.
     """
     spec = replace(every.spec, stride=stride)
     return ClipTable(
@@ -150,29 +150,32 @@ def typical_table(every: ClipTable, stride: int) -> ClipTable:
 
 
 def times_in_epoch(chosen: ChosenClips, *, seed: int, epoch: int) -> IntArray:
-    """How often each clip comes in an epoch: its weight rounded down or up; int64[n]."""
+    """The multiplicity of each clip in an epoch: its weight rounded down or up; int64[n]."""
     times, fractions = chosen.least, _fractions(chosen)
     some = np.flatnonzero(fractions)
     key = key_of(seed, _WEIGHTS, epoch)
     some = some[np.argsort(hash64(key, chosen.row[some]), kind="stable")]
     stop = np.cumsum(fractions[some], dtype=np.uint64)
     stop += np.uint64(_offset(_sum(fractions) % _ONE, seed, epoch))
-    # It may wrap: 2**64 is a multiple of what 1 is here.
+    # It may wrap: 2**64 is a multiple of `_ONE`.
     start = stop - fractions[some]
     times[some] += (stop >> np.uint64(_BITS)) != (start >> np.uint64(_BITS))
     return times
 
 
-def clips_before(chosen: ChosenClips, epoch: int, num_parts: int, *, seed: int) -> int:
-    """How many clips each of so many equal parts has of all epochs before one."""
+def clips_before(chosen: ChosenClips, epoch: int, num_shards: int, *, seed: int) -> int:
+    """The number of clips in each of `num_shards` equal shards of all earlier epochs."""
     whole, rest = divmod(_sum(_fractions(chosen)), _ONE)
     fewest = int(chosen.least.sum()) + whole
     longer = _longer_before(rest, seed, epoch)
-    return (epoch - longer) * -(-fewest // num_parts) + longer * -(-(fewest + 1) // num_parts)
+    return (epoch - longer) * -(-fewest // num_shards) + longer * -(-(fewest + 1) // num_shards)
 
 
 def _offset(rest: int, seed: int, epoch: int) -> int:
-    """Where the line begins: below 1, and uniform over all epochs. `rest` is of the sum."""
+    """The offset of the line, in [0, 1) as fraction, uniform over all epochs.
+
+    `rest` is the fraction of the sum of weights.
+    """
     drawn = key_of(seed, _WEIGHTS, epoch, 0) >> (64 - _BITS)
     if _longer_before(rest, seed, epoch + 1) > _longer_before(rest, seed, epoch):
         return _ONE - rest + drawn * rest // _ONE  # from here the line reaches one number more
@@ -180,18 +183,18 @@ def _offset(rest: int, seed: int, epoch: int) -> int:
 
 
 def _longer_before(rest: int, seed: int, epoch: int) -> int:
-    """How many of the epochs before this one have a clip more than others: evenly many."""
+    """The number of earlier epochs with an extra clip; they are evenly spaced."""
     return (epoch * rest + (key_of(seed, _WEIGHTS) >> (64 - _BITS))) // _ONE
 
 
 def _fractions(chosen: ChosenClips) -> npt.NDArray[np.uint64]:
-    """What weights have above whole numbers, exactly; uint64[n] below `_ONE`."""
+    """The fractions of the weights, exactly; uint64[n] below `_ONE`."""
     fractions: npt.NDArray[np.uint64] = ((chosen.weight % 1) * _ONE).astype(np.uint64)
     return fractions
 
 
 def _sum(fractions: npt.NDArray[np.uint64]) -> int:
-    """Exactly, of fewer than 2**32."""
+    """The exact sum of fewer than 2**32 numbers."""
     low = np.uint64(1 << 32) - np.uint64(1)
     high = int((fractions >> np.uint64(32)).sum())
     return (high << 32) + int((fractions & low).sum())

@@ -1,27 +1,26 @@
-"""Runs: consecutive clips of one episode, which one cursor walks, and which cursor walks them.
+"""Runs: consecutive clips of one episode; and the shares of cursors. Pure integers.
 
-Pure integers. The clips of an epoch are a sequence of runs. To shuffle them, runs are cut, which
-gives two runs each, and put in another order::
+The clips of an epoch are a sequence of runs. To shuffle them, runs are cut in two and put in
+another order::
 
     episodes            |--------A--------|---B---|----------C----------|
     cut                 |---A---|----A----|---B---|-----C-----|----C----|
     in another order    |----C----|---B---|---A---|-----C-----|----A----|
 
-The sequence is cut into equal shares, one for each cursor of each *part*: that is what of an epoch
-a rank or worker has. They are dealt to the parts in turn, so that the cursors of a part lie far
-apart, in other episodes::
+The sequence is divided into equal shares, one for each cursor of each *shard* (the clips of a rank
+and worker). Shares are dealt to the shards in turn, so that the cursors of a shard are far apart,
+in different episodes::
 
     sequence                |-----A-----|--B--|------C------|---D---|-----E-----|
-    2 parts of 4 cursors    |-------|-------|-------|-------|-------|-------|-------|-------|
-    part, cursor             0 0     1 0     0 1     1 1     0 2     1 2     0 3     1 3
+    2 shards of 4 cursors   |-------|-------|-------|-------|-------|-------|-------|-------|
+    shard, cursor            0 0     1 0     0 1     1 1     0 2     1 2     0 3     1 3
 
 Runs and shares begin at the first clip that uses no frame before a chunk, so that little is read
-twice. This moves clips from one part to another; only the share of each part's last cursor begins
-elsewhere, so that each part has its exact number of clips. Where raw frames are read one by one,
-and chunks are longer than clips, they begin anywhere; where frames stay that a part has loaded, a
-share may have several cursors, which begin anywhere in it. Chunks of video that are decoded in
-pieces count whole: they begin at keyframes, and what begins behind one has to decode all frames
-from there on::
+twice. This moves clips between shards; only the share of each shard's last cursor begins elsewhere,
+to give the shard its exact number of clips. If raw frames are read one by one, and chunks are
+longer than clips, shares begin anywhere. If loaded frames stay, a share may have several cursors,
+which begin anywhere in it. Video chunks decoded in pieces count whole: they begin at keyframes, and
+a start behind one has to decode all frames in between::
 
     chunks                              |               |
     clips of frames s to s + 3          f f f f                 begin at the chunk's first frame
@@ -44,14 +43,13 @@ from seqrecord.sampling.random_order import hash64, key_of, permutation
 
 @dataclass(frozen=True)
 class Window:
-    """What clips use of a group, counted from their starts.
+    """The frames of a group that clips use, relative to their starts.
 
-    A clip that starts at frame `s` uses `length` of the frames `s + offset`, `s + offset +
-    frame_step`, …, which span `span` frames from the first to the last. What lies before an
-    episode's first frame or behind its last one counts as that frame; where windows of clips can,
-    `frame_step` is 1. From the frame that counts, clips may look back by `reach` frames, which
-    `offset` and `span` have in them already. `length` is 0 where clips do not use evenly spaced
-    frames, the same of all features.
+    A clip at frame `s` uses `length` of the frames `s + offset`, `s + offset + frame_step`, …,
+    which span `span` frames from the first to the last. Frames outside the episode count as its
+    first or last frame; with such windows `frame_step` is 1. Clips may look back by `reach` further
+    frames, which `offset` and `span` include. `length` is 0 if frames are not evenly spaced, or
+    differ between features.
     """
 
     offset: int
@@ -62,17 +60,21 @@ class Window:
 
     @classmethod
     def of(cls, spec: ClipSpec) -> Window:
-        """That of whole clips."""
+        """The window of whole clips."""
         return cls(0, spec.span, spec.frame_step, spec.length)
 
     @classmethod
     def around(
         cls, offsets: Sequence[IntArray], stride: int, *, pad: bool, reach: int = 0
     ) -> Window:
-        """That of features with these offsets from a clip's start, int64[T] each.
+        """The window of features with these frame offsets, int64[T] each.
 
-        Clips start `stride` frames apart. With `pad` they may use frames beyond an episode's ends,
-        or any frames between the first and the last; only then they may look back by `reach`.
+        Args:
+            offsets: offsets from a clip's start, for each feature.
+            stride: frames between clip starts.
+            pad: clips may use frames outside the episode, or any frames between the first and the
+                last.
+            reach: frames to look back; only with `pad`.
         """
         every = np.unique(np.concatenate(offsets))
         first, last = int(every[0]) - reach, int(every[-1])
@@ -93,10 +95,10 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Where rows of clips may be cut; int64[rows] each, but for `offset`.
+    """Places at which rows of clips may be cut; int64[rows] each, except `offset`.
 
-    `grid` has the chunks of each row's episode, whose last frame is `last`. Clips use frames from
-    `offset` on, counted from their starts. With `whole`, only between runs.
+    `grid` has the chunks of each row's episode, and `last` the episode's last frame. Clips use
+    frames from `offset` on, relative to their starts. With `whole`, cuts are between runs only.
     """
 
     grid: ChunkGrid
@@ -113,9 +115,9 @@ class Cuts:
         *,
         anywhere: bool = False,
     ) -> Cuts:
-        """Of rows of these episodes, int64[rows]; `windows` are those of the table's groups.
+        """Cuts of rows of these episodes, int64[rows], with the windows of the table's groups.
 
-        To cut `anywhere` costs nothing where all frames that are loaded stay in memory.
+        Cutting `anywhere` costs nothing if all loaded frames stay in memory.
         """
         place = cut_group(episodes)
         grid = episodes.groups[place]
@@ -128,21 +130,23 @@ class Cuts:
 
     @property
     def longest(self) -> int:
-        """The most frames within which clips start that begin to use frames in one chunk."""
+        """The greatest span in frames of starts whose clips begin in one chunk."""
         return int(self.grid.largest.max(initial=1)) + max(0, -self.offset)
 
     def chunks(self, row: IntArray, start: IntArray) -> tuple[IntArray, IntArray]:
-        """First and past-the-last start, int64[n] each, of the clips that begin to use frames in
-        the same chunk as the clip of each row that starts at `start`."""
+        """The range of starts, int64[n] each, half-open, whose clips begin in the same chunk as the
+        clips at `start`.
+        """
         frame = np.clip(start + self.offset, 0, self.last[row])
         begin, end = self.grid.bounds(row, self.grid.place(row, frame))
-        # The clips of an episode's first chunk are all that begin before the second one.
+        # An episode's first chunk has every clip that begins before the second one.
         return np.where(begin > 0, begin - self.offset, 0), end - self.offset
 
 
 def cut_group(episodes: EpisodeTable) -> int:
-    """The place of the group whose chunks count: that of the longest that are decoded in pieces,
-    else the leading one."""
+    """The place of the group that limits cuts: the group with the longest chunks decoded in pieces,
+    else the leading one.
+    """
     longest = [
         0 if grid.whole is None else int(grid.whole.largest.max(initial=0))
         for grid in episodes.groups
@@ -152,14 +156,13 @@ def cut_group(episodes: EpisodeTable) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs in the order in which they are walked.
+    """Runs in the order of cursors.
 
-    Row `i` holds `count[i]` clips of `episode[i]`, at `first_start[i]` and from there every
-    `stride` frames, of run number `run[i]`. A run has more than one row where clips between them
-    are left out, for a frame of theirs lacks a feature. What was loaded for one row of a run is
-    kept for the next one. Columns are int64[n]; `run` never falls.
+    Row `i` has `count[i]` clips of `episode[i]`, from `first_start[i]` on every `stride` frames, in
+    run `run[i]`. A run with incomplete clips has several rows, and frames loaded for one row stay
+    for the next one. Columns are int64[n]; `run` is ascending.
 
-    Raises `ClipError` for a run number of 2^31 or more: the key of a frame has no room for it.
+    Raises `ClipError` for a run number of 2^31 or more, because it exceeds a frame's key.
     """
 
     stride: int
@@ -191,19 +194,19 @@ class Runs:
 
     @property
     def last_start(self) -> IntArray:
-        """Of each row's last clip; int64[n]."""
+        """The start of each row's last clip; int64[n]."""
         return self.first_start + (self.count - 1) * self.stride
 
     def find(self, clips: IntArray) -> tuple[IntArray, IntArray]:
-        """Row and start, int64[n] each, of clips counted over all rows."""
+        """Row and start, int64[n] each, of clips numbered over all rows."""
         row = np.searchsorted(self.first_clip, clips, side="right") - 1
         return row, self.first_start[row] + (clips - self.first_clip[row]) * self.stride
 
     def snap(self, clips: IntArray, cuts: Cuts) -> IntArray:
-        """Each clip moved back, within its row, to the first one that uses nothing before its
+        """Move clips back, within their rows, to the first clip that uses no frame before its
         chunk.
 
-        `clips` is int64[n], counted over all rows; `cuts` are of the same rows.
+        `clips` is int64[n], numbered over all rows; `cuts` has the same rows.
         """
         row, start = self.find(clips)
         if cuts.whole:
@@ -215,14 +218,14 @@ class Runs:
         return snapped
 
     def nearest(self, clips: IntArray) -> IntArray:
-        """Each clip moved to where a run begins or the last one ends; int64[n]."""
+        """Move clips to the nearest start of a run, or to the end; int64[n]."""
         begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
         bounds = np.append(begins, self.num_clips)
         found: IntArray = bounds[np.searchsorted(bounds[:-1] + np.diff(bounds) // 2, clips)]
         return found
 
     def cut(self, cuts: IntArray) -> Runs:
-        """The same clips, with a new run at each of `cuts`: int64, ascending, counted in clips."""
+        """The same clips with a new run at each of `cuts`: clip numbers, int64, ascending."""
         cuts = cuts[(cuts > 0) & (cuts < self.num_clips)]
         bounds = merged(self.first_clip, cuts)
         row, start = self.find(bounds)
@@ -231,10 +234,10 @@ class Runs:
         return Runs(self.stride, self.episode[row], start, count, run)
 
     def slices(self, starts: IntArray, stops: IntArray) -> tuple[Runs, IntArray]:
-        """The clips `[starts[i], stops[i])`, one slice after the other; and each row's slice.
+        """The clips `[starts[i], stops[i])` as new runs, and the slice of each row.
 
-        `starts` and `stops` are int64[n], counted in clips; a slice may be empty. Runs are
-        numbered anew, and each slice begins one.
+        `starts` and `stops` are clip numbers, int64[n]; a slice may be empty. Each slice begins a
+        run.
         """
         first = np.searchsorted(self.first_clip, starts, side="right") - 1
         number = np.searchsorted(self.first_clip, stops, side="left") - first
@@ -248,16 +251,17 @@ class Runs:
         return runs, owner
 
     def ordered(self, number: IntArray) -> Runs:
-        """The runs in ascending order of `number`, int64[runs], each still front to back."""
+        """The runs sorted by `number`, int64[runs]."""
         row = np.argsort(number[self.run], kind="stable")
         run = np.cumsum(np.diff(self.run[row], prepend=self.run[row[:1]]) != 0)
         return Runs(self.stride, self.episode[row], self.first_start[row], self.count[row], run)
 
 
 def concatenated_pieces(table: ClipTable, first: IntArray, count: IntArray) -> ClipTable:
-    """The clips of some pieces of a table: `count[i]` of them from that of the key `first[i]` on.
+    """The clips of some pieces of a table: `count[i]` clips from key `first[i]` on.
 
-    int64[n] each, in any order; keys are `grids` of clips' starts. Pieces that touch are one.
+    int64[n] each, in any order; keys are the `grids` keys of clip starts. Adjacent pieces are
+    joined.
     """
     order = np.argsort(first, kind="stable")
     first, count = first[order], count[order]
@@ -270,7 +274,7 @@ def concatenated_pieces(table: ClipTable, first: IntArray, count: IntArray) -> C
 
 
 def merged(one: IntArray, other: IntArray) -> IntArray:
-    """The numbers that are in one of two ascending arrays, in ascending order, once each."""
+    """The sorted union of two ascending arrays, without duplicates."""
     both = np.sort(np.concatenate((one, other)), kind="stable")  # which merges them
     found: IntArray = both[np.diff(both, prepend=both[:1] - 1) != 0]
     return found
@@ -281,11 +285,10 @@ def shuffle_runs(
 ) -> Runs:
     """The same clips in runs of about `run_frames` frames, in an order drawn from `key`.
 
-    Runs are cut where chunks begin, see `Cuts`, at places that `key` moves by up to a quarter of a
-    run; those no longer than `run_frames` stay whole. The order begins in the middle of a run, so
-    that `num_shares` shares, into which the clips are divided at fixed places, begin elsewhere for
-    another key; with `run_frames=None` that run is the only one cut. It stays whole where each
-    share gets equally many whole runs.
+    Runs are cut at chunks, see `Cuts`, at places that `key` moves by up to a quarter of a run;
+    shorter runs stay whole. The order begins inside a run, so that the `num_shares` shares, which
+    have fixed bounds, begin elsewhere for another key; with `run_frames=None` only this run is cut.
+    It stays whole if each share gets the same number of whole runs.
     """
     total = runs.num_clips
     if not total:
@@ -318,8 +321,8 @@ def shuffle_runs(
 
 
 @dataclass(frozen=True)
-class Part:
-    """Part `index` of `count` disjoint parts of an epoch, one for each rank and worker."""
+class Shard:
+    """Shard `index` of `count`: the clips of an epoch for one rank and worker."""
 
     index: int = 0
     count: int = 1
@@ -327,17 +330,17 @@ class Part:
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
             raise ClipError(
-                "not a part of an epoch",
+                "not a shard of an epoch",
                 expected="0 <= index < count",
                 got=f"index {self.index} of {self.count}",
             )
 
 
-class PartShares(NamedTuple):
-    """What the cursors of some parts have: clips `[start, stop)`, int64[parts, cursors] each.
+class CursorShares(NamedTuple):
+    """The shares of the cursors of some shards: clips `[start, stop)`, int64[shards, cursors] each.
 
-    A share may be empty. `repeated`, int64[parts], clips are the last of a part's last share, and
-    another part has them too.
+    A share may be empty. `repeated`, int64[shards], is the number of clips at the end of a shard's
+    last share that belong to another shard too.
     """
 
     start: IntArray
@@ -354,19 +357,18 @@ def shares_of(
     *,
     fill: bool,
     num_shares: int | None = None,
-) -> PartShares:
-    """What the cursors of parts `index`, int64[parts], of `count` have.
+) -> CursorShares:
+    """The shares of the cursors of shards `index`, int64[shards], of `count`.
 
-    All parts together cover the sequence. Shares begin where chunks do, see `Cuts`, unless they are
-    shorter than chunks. Where runs are not to be cut, a part's shares follow each other, and all
-    but the first one begin where runs do. Where a part has fewer shares than cursors, these divide
-    them anywhere.
-    Parts have equally many clips, or differ by one. With `fill` they all have equally many: a part
-    that would have one clip less has one of the next part too::
+    All shards together cover the sequence. Shares begin at chunks, see `Cuts`, unless they are
+    shorter than chunks. If runs stay whole, a shard's shares are consecutive, and all but the first
+    one begin at runs. If a shard has fewer shares than cursors, the cursors divide them anywhere.
+    Shards have the same number of clips, or differ by one. With `fill` all have the same number: a
+    shard with one clip less repeats a clip of the next shard::
 
-        8 clips, 3 parts of one cursor  0 1 2 | 2 3 4 | 5 6 7
-        without `fill`                  0 1   | 2 3 4 | 5 6 7
-        2 clips, 3 parts                0     | 0     | 1
+            8 clips, 3 shards of one cursor 0 1 2 | 2 3 4 | 5 6 7
+            without `fill`                  0 1   | 2 3 4 | 5 6 7
+            2 clips, 3 shards               0     | 0     | 1
     """
     total, num_shares = sequence.num_clips, num_shares or num_cursors
     start = _equal_bounds(total, count, num_shares, index)
@@ -378,8 +380,8 @@ def shares_of(
         inner = np.clip(sequence.nearest(inner), first, last)
         start, stop = np.hstack((first, inner)), np.hstack((inner, last))
     elif total // count // num_shares > most + 1:
-        # What a part gains in one share it loses in others: the moves of where its shares begin,
-        # and of where they end, come to the same, that of the first part's begins.
+        # A shard gains in one share and loses in others: the moves of its shares' starts and ends
+        # have the same sum, that of the first shard's starts.
         equal = _equal_bounds(total, count, num_shares, np.zeros(1, np.int64))
         first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
         moved = int((first - equal).sum())
@@ -398,20 +400,19 @@ def shares_of(
     share, inside = numbered(number)
     begin, length, number = start[:, share], (stop - start)[:, share], number[share]
     stop = begin + length * (inside + 1) // number
-    return PartShares(begin + length * inside // number, stop, repeated)
+    return CursorShares(begin + length * inside // number, stop, repeated)
 
 
-def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: IntArray) -> IntArray:
-    """Where the shares of each part of `index` begin, or those of the one before end.
+def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray) -> IntArray:
+    """The starts of the shares of shards `index`, or the ends of the shares before them.
 
-    Returns int64[parts, cursors]. Shares are as equal as can be where each part has its number of
-    the `total` clips.
+    Returns int64[shards, cursors]. Shares are as equal as the shards' numbers of clips allow.
     """
-    low, larger = divmod(total, num_parts)
-    before = (index * larger // num_parts)[:, None]  # parts before with one clip more
+    low, larger = divmod(total, num_shards)
+    before = (index * larger // num_shards)[:, None]  # shards before with one clip more
     cursor = np.arange(num_cursors + 1)
     short, long = cursor * low // num_cursors, cursor * (low + 1) // num_cursors
-    bounds = short * (num_parts - larger) + long * larger
+    bounds = short * (num_shards - larger) + long * larger
     lengths = np.diff(short) * (index[:, None] - before) + np.diff(long) * before
     found: IntArray = np.add(bounds[:-1], lengths, dtype=np.int64)
     return found
@@ -420,10 +421,10 @@ def _equal_bounds(total: int, num_parts: int, num_cursors: int, index: IntArray)
 def _snapped(
     sequence: Runs, cuts: Cuts, bounds: IntArray, total_move: int, *, exact: bool = False
 ) -> IntArray:
-    """`bounds`, int64[parts, cursors], each moved to where a chunk begins.
+    """Move `bounds`, int64[shards, cursors], to chunks.
 
-    All moves of a part come to about `total_move`. With `exact` to exactly that, for which the last
-    one is moved to where no chunk begins.
+    The moves of a shard sum to about `total_move`; with `exact` exactly, by a last bound that is
+    not at a chunk.
     """
     moved: IntArray = bounds.copy()
     if not len(bounds):

@@ -1,8 +1,7 @@
 """Sequences: an epoch in which each row of a batch follows an episode, clip by clip.
 
-A *sequence* is consecutive clips of an episode: a clip that is left out, because a frame lacks a
-feature, ends one and begins another. Row b of every batch continues row b of the batch before; when
-its sequence ends, the row begins another one::
+A *sequence* is a series of consecutive clips of an episode; an incomplete clip ends it. Row b of
+every batch continues row b of the batch before, and begins a new sequence when its last one ends::
 
     batch               0     1     2     3     4     5
     row 0               A0    A1    A2    C0    C1    F0
@@ -11,24 +10,24 @@ its sequence ends, the row begins another one::
     is_first of row 0   yes               yes         yes
     is_last of row 0                yes         yes   yes
 
-Each row is a cursor that advances by one clip a round, and a round is a batch. So a row holds the
-frames of a clip, and what of its last chunk the next clips need.
+Each row is a cursor that advances by one clip per round, and a round is a batch. So a row keeps the
+frames of one clip, and the frames of its last chunk that the next clips need.
 
-There are `batch_size` rows in each part. Where all parts must be equal, the clips of all episodes,
-one after the other, are cut into equal shares, one for each row. A cut may lie inside an episode,
-whose rest is then another row's::
+Each shard has `batch_size` rows. For even batches, the clips of all episodes are divided into equal
+shares, one for each row. A cut may be inside an episode, which another row continues::
 
-    2 parts of 2 rows       |------A------|---B---|-C-|-----D-----|--E--|----F----|
-    part, row                0 0           1 0           0 1           1 1
+    2 shards of 2 rows      |------A------|---B---|-C-|-----D-----|--E--|----F----|
+    shard, row               0 0           1 0           0 1           1 1
 
-Else no episode is cut: the longest ones are given out first, each to the row that has least::
+Otherwise no episode is cut: the longest episodes are assigned first, each to the shortest row::
 
-    part 1, row 0           |-----D-----|--E--|
-    part 0, row 0           |------A------|-C-|
-    part 1, row 1           |----F----|
-    part 0, row 1           |---B---|
+    shard 1, row 0          |-----D-----|--E--|
+    shard 0, row 0          |------A------|-C-|
+    shard 1, row 1          |----F----|
+    shard 0, row 1          |---B---|
 
-In a part, rows have fewer clips from row to row, so that row b stays row b where others have ended.
+In a shard, no row has more clips than the row before it, so row b stays row b when others have
+ended.
 """
 
 from __future__ import annotations
@@ -42,55 +41,55 @@ import numpy.typing as npt
 from seqrecord.clips.grids import frame_keys
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError, StateError
-from seqrecord.sampling.bounds import ClipFacts, PlanSettings, cursor_bounds
-from seqrecord.sampling.cursors import Blocks, Walk
-from seqrecord.sampling.epoch import check_drop_last, key_of_session
+from seqrecord.sampling.bounds import ClipStats, PlanSettings, cursor_bounds
+from seqrecord.sampling.cursors import Blocks, CursorSchedule
+from seqrecord.sampling.epoch import check_drop_last, key_of_segment
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import key_of, permutation
 from seqrecord.sampling.runs import Runs, Window, concatenated_pieces
 
 COLUMNS = ("is_first", "is_last")
-"""What batches tell of their clips."""
+"""Extra columns of batches."""
 
-_EPISODES = 4  # what a number drawn for an epoch is for: see `epoch`, which has others
+_EPISODES = 4  # purpose of random numbers; `epoch` has others
 
 
 class SequencePlan(Plan):
-    """The plan of one part of one epoch, of which each row of a batch follows an episode.
+    """The plan of one shard of one epoch, in which each row of a batch follows an episode.
 
-    `settings` are those of `sequence_settings`. With `shuffle` episodes come in an order drawn from
-    seed and epoch, else in that of `table`.
+    `settings` come from `sequence_settings`. With `shuffle`, seed and epoch determine the order of
+    episodes; otherwise it is that of `table`.
 
-    All parts have equally many batches, full ones but for the last, and equally many clips: a part
-    that has one less than others gives one that another gives too. Sequences are cut for that,
-    `num_cut` of them at the begin of a row of this part. With `drop_last` every batch is full, and
-    no clip is given twice.
+    All shards have the same numbers of batches and clips, and only the last batch may be smaller: a
+    shard with one clip less repeats a clip of another one. For this, sequences are cut, `num_cut`
+    of them at the start of a row of this shard. With `drop_last` every batch is full, and no clip
+    is repeated.
 
-    With `settings.even_batches` off every clip is in exactly one part and no sequence is cut. Rows
-    end at different times, the last ones first: batches then have fewer rows. With `drop_last`
-    those batches are left out.
+    Without `settings.even_batches` every clip is in exactly one shard, and no sequence is cut. Rows
+    end at different times, the last row first, so batches get smaller; `drop_last` drops those
+    batches.
 
-    Raises `ClipError` when `drop_last` leaves no batch in any part.
+    Raises `ClipError` if `drop_last` leaves no batch in any shard.
     """
 
-    num_cut: int  # of this part's rows, that begin inside a sequence
-    num_sequences: int  # of this part; one that is cut counts in each of its rows
+    num_cut: int  # of this shard's rows, that begin inside a sequence
+    num_sequences: int  # of this shard; a cut one counts in each of its rows
 
-    def _lay_out(self, table: ClipTable, session: int) -> None:
-        settings, part, size = self.settings, self.part, self._batch_size
-        parts = np.array([part.index, part.count - 1])
-        runs, starts, stops = _rows_of(table, settings, parts, part.count, self.epoch, session)
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        settings, shard, size = self.settings, self.shard, self._batch_size
+        shards = np.array([shard.index, shard.count - 1])
+        runs, starts, stops = _rows_of(table, settings, shards, shard.count, self.epoch, segment)
         start, stop, lengths = starts[0], stops[0], stops - starts
         total, full = int(lengths[0].sum()), int(lengths[0].min())
         self.num_repeated = 0
         if settings.even_batches:
-            full = runs.num_clips // part.count // size
+            full = runs.num_clips // shard.count // size
             if not settings.drop_last:
-                self.num_repeated = -(-runs.num_clips // part.count) - total
+                self.num_repeated = -(-runs.num_clips // shard.count) - total
                 stop[total % size] += self.num_repeated
                 total += self.num_repeated
-        if not session:  # the last part's rows are the longest ones
-            _check_drop_last(runs, settings, part.count, int(lengths[1].min()))
+        if not segment:  # the last shard's rows are the longest ones
+            _check_drop_last(runs, settings, shard.count, int(lengths[1].min()))
         if settings.drop_last:
             stop = np.minimum(stop, start + full)
         some = stop > start
@@ -110,12 +109,12 @@ class SequencePlan(Plan):
         self._before = np.append(0, np.cumsum(going_on))
         self.num_clips = int(self._before[-1])
         self.num_dropped = total - self.num_clips
-        bounds = cursor_bounds(ClipFacts.of(table, self._episodes, self._windows), settings)
+        bounds = cursor_bounds(ClipStats.of(table, self._episodes, self._windows), settings)
         self._resident = [self.num_cursors * bound for bound in bounds]
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of the clips and of the sequences."""
+        """Counts of clips and sequences."""
         return {
             **super().counts,
             "sequences": self.num_sequences,
@@ -123,9 +122,10 @@ class SequencePlan(Plan):
         }
 
     def columns(self, batch: int) -> Mapping[str, npt.NDArray[np.bool_]]:
-        """`is_first` and `is_last`, bool[rows]: whether a row's clip begins, and ends, a sequence.
+        """`is_first` and `is_last`, bool[rows]: whether a clip begins or ends a sequence in its
+        row.
 
-        That is as the row gives it: the first and the last clips of a row are such in any case.
+        The first and the last clip of a row always do.
         """
         count = self.first_clip(batch + 1) - self.first_clip(batch)
         clip = self._cursors.begin[:count] + batch
@@ -150,8 +150,8 @@ class SequencePlan(Plan):
         )
 
 
-class _Rows(Walk):
-    """Rows of a batch: cursors that advance by one clip a round."""
+class _Rows(CursorSchedule):
+    """Rows of a batch: cursors that advance by one clip per round."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _Rows(Walk):
         self.num_rounds = int((self._stop - self.begin).max(initial=0))
 
     def first_clips(self, rounds: IntArray) -> IntArray:
-        """See `Walk`."""
+        """See `CursorSchedule`."""
         clips: IntArray = np.minimum(self.begin + rounds, self._stop)
         return clips
 
@@ -181,10 +181,10 @@ def sequence_settings(settings: PlanSettings, stride: int) -> PlanSettings:
 
 
 def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
-    """How many frames of the selected episodes are in no clip.
+    """The number of frames of the selected episodes that are in no clip.
 
-    `num_frames`, int64, is that of all episodes. Where a frame is in several clips, these are of
-    one row of `table`; so it is but with a `dilation` above 1 and clips that overlap.
+    `num_frames`, int64, has the length of every episode. Assumes that clips with common frames are
+    in one row of `table`; this is wrong only for overlapping clips with a `dilation` above 1.
     """
     spec = table.spec
     # Frames are `i * stride + j * dilation`. Two pairs are the same frame where their i differ by
@@ -197,101 +197,103 @@ def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
 
 
 def remaining_sequences(
-    table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, session: int
+    table: ClipTable, settings: PlanSettings, batches: IntArray, *, epoch: int, segment: int
 ) -> ClipTable:
-    """The clips of `table` that parts have not given, which `batches`, int64[parts], were given of.
+    """The clips of `table` that remain after each shard's first `batches`, int64[shards].
 
-    A clip that a part has given only to equalise counts as given by the part that has it. Nothing
-    is left where every part has given all of its batches, not even what `drop_last` leaves out.
-    What is left of a sequence is a sequence of its own.
+    A duplicate that only evens out batches counts as returned by the clip's own shard. If every
+    shard has returned its last batch, nothing remains, not even clips dropped by `drop_last`.
+    The rest of a sequence is a sequence.
 
-    Raises `StateError` for more batches than there are.
+    Raises `StateError` if `batches` exceeds the epoch.
     """
     count = len(batches)
-    runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, session)
+    runs, start, stop = _rows_of(table, settings, np.arange(count), count, epoch, segment)
     lengths = stop - start
     most = lengths.min(axis=1) if settings.drop_last else lengths.max(axis=1)
     if settings.even_batches:
         most[:] = most.min() if settings.drop_last else most.max()
     if batches.max() > most.max(initial=0):
         raise StateError(
-            "a part of an epoch has given more batches than it has",
+            "a shard of an epoch has given more batches than it has",
             expected=f"at most {int(most.max())}",
             got=int(batches.max()),
         )
     begin = np.minimum(start + batches[:, None], stop).ravel()
-    if (batches >= most).all():  # a part may have ended before others
+    if (batches >= most).all():  # a shard may have ended before others
         begin = stop.ravel()
     left = runs.slices(begin, stop.ravel())[0]
     return concatenated_pieces(table, frame_keys(left.episode, left.first_start), left.count)
 
 
 def _rows_of(
-    table: ClipTable, settings: PlanSettings, parts: IntArray, count: int, epoch: int, session: int
+    table: ClipTable, settings: PlanSettings, shards: IntArray, count: int, epoch: int, segment: int
 ) -> tuple[Runs, IntArray, IntArray]:
-    """The clips of all episodes in the order in which they are shared out, and what rows have.
+    """The ordered clips of all episodes, and the bounds of rows.
 
-    Row `b` of part `parts[i]` of `count` has the clips `[start[i, b], stop[i, b])`, and no more of
-    them than the row before it.
+    Row `b` of shard `shards[i]` of `count` has the clips `[start[i, b], stop[i, b])`: no more than
+    the row before it.
     """
     runs, num_rows = Runs.of(table), settings.batch_size or 1
     if settings.shuffle and len(runs):
-        key = key_of(key_of_session(settings, epoch, session), _EPISODES)
+        key = key_of(key_of_segment(settings, epoch, segment), _EPISODES)
         runs = runs.ordered(permutation(key, int(runs.run[-1]) + 1))
     if settings.even_batches:
-        return runs, *_equal_rows(runs.num_clips, parts, count, num_rows)
-    return _whole_rows(runs, parts, count, num_rows)
+        return runs, *_equal_rows(runs.num_clips, shards, count, num_rows)
+    return _whole_rows(runs, shards, count, num_rows)
 
 
 def _equal_rows(
-    total: int, parts: IntArray, num_parts: int, num_rows: int
+    total: int, shards: IntArray, num_shards: int, num_rows: int
 ) -> tuple[IntArray, IntArray]:
-    """Shares of equally many clips, which differ by one where it does not come out even."""
-    low, larger = divmod(total, num_parts)
-    smaller = num_parts - larger  # parts, the first ones, with one clip less than the others
+    """Bounds of rows with the same number of clips, or one less."""
+    low, larger = divmod(total, num_shards)
+    smaller = num_shards - larger  # shards, the first ones, with one clip less than the others
     row = np.arange(num_rows)
     short, long = ((clips + num_rows - 1 - row) // num_rows for clips in (low, low + 1))
-    every = short * smaller + long * larger  # of all parts' rows of one number
-    index = parts[:, None]
+    every = short * smaller + long * larger  # of all shards' rows of one number
+    index = shards[:, None]
     before = short * np.minimum(index, smaller) + long * np.maximum(0, index - smaller)
     start: IntArray = np.cumsum(every) - every + before
     return start, start + np.where(index < smaller, short, long)
 
 
 def _whole_rows(
-    runs: Runs, parts: IntArray, num_parts: int, num_rows: int
+    runs: Runs, shards: IntArray, num_shards: int, num_rows: int
 ) -> tuple[Runs, IntArray, IntArray]:
-    """Rows of whole episodes, and the runs in the order in which the rows have them."""
+    """Bounds of rows of whole episodes, and the runs in the order of rows."""
     clips = np.zeros(int(runs.run[-1]) + 1 if len(runs) else 0, np.int64)
     np.add.at(clips, runs.run, runs.count)
-    count = min(num_parts * num_rows, len(clips))  # others are empty
+    count = min(num_shards * num_rows, len(clips))  # others are empty
     owner, load = np.zeros_like(clips), np.zeros(count, np.int64)
     longest_first = np.argsort(-clips, kind="stable")
     for first in range(0, len(clips), max(1, count)):
         some = longest_first[first : first + count]
         owner[some] = np.argsort(load, kind="stable")[: len(some)]
         load[owner[some]] += clips[some]
-    by_load = np.argsort(-load, kind="stable")  # dealt to the parts in turn
+    by_load = np.argsort(-load, kind="stable")  # dealt to the shards in turn
     place = np.empty(count, np.int64)
     place[by_load] = np.arange(count)
     number = np.empty_like(clips)
     number[np.argsort(place[owner], kind="stable")] = np.arange(len(clips))
     bounds = np.append(0, np.cumsum(load[by_load]))
-    # The last part has the longest row, as it has most clips where parts cannot be equal.
-    rank = (num_parts - 1 - parts[:, None]) + np.arange(num_rows) * num_parts
+    # The last shard has the longest row, as it has most clips where shards cannot be equal.
+    rank = (num_shards - 1 - shards[:, None]) + np.arange(num_rows) * num_shards
     start, stop = bounds[np.minimum(rank, count)], bounds[np.minimum(rank + 1, count)]
     return runs.ordered(number), start, stop
 
 
-def _check_drop_last(runs: Runs, settings: PlanSettings, num_parts: int, most: int) -> None:
-    """Raise `ClipError` when `drop_last` leaves no batch; `most` are those of the last part."""
+def _check_drop_last(runs: Runs, settings: PlanSettings, num_shards: int, most: int) -> None:
+    """Raise `ClipError` if `drop_last` leaves no batch; `most` is the batch count of the last
+    shard.
+    """
     if settings.even_batches:
-        check_drop_last(runs.num_clips, settings, num_parts)
+        check_drop_last(runs.num_clips, settings, num_shards)
     elif settings.drop_last and len(runs) and not most:
         size = settings.batch_size or 1
         raise ClipError(
             "drop_last leaves no batch at all",
-            expected=f"at least {(size - 1) * num_parts + 1} episodes: one for each row",
+            expected=f"at least {(size - 1) * num_shards + 1} episodes: one for each row",
             got=f"{int(runs.run[-1]) + 1} episodes; smaller batches, fewer workers, no drop_last, "
             "or even_batches=True, which cuts episodes",
         )

@@ -1,20 +1,20 @@
-"""Shares: which source each slot of a mix is for, as a pure function of weights and a key.
+"""Shares: the source of each slot of a mix, as a pure function of weights and a key.
 
-After every slot, each source has been given its share of all slots so far, less than one slot more
-or less. So its slot number `j`, counted from 0, must lie in a window: with a share `p`, at slot
-`floor(j / p)` or later, and before slot `ceil((j + 1) / p)`::
+After every slot, the number of slots of each source differs from its share by less than one. So its
+slot number `j`, from 0, is in a window: with a share `p`, at slot `floor(j / p)` or later, and
+before slot `ceil((j + 1) / p)`::
 
     p = 2/5    slots    0   1   2   3   4 | 5   6   7   8   9 | …
     windows             [ j=0     ]
                                 [ j=1     ]
 
-A slot is given to the source whose window ends first, of those whose window has begun: unit jobs
-with deadlines on one machine, for which that order meets all deadlines if any order does (S.
-Baruah et al., "Proportionate Progress", Algorithmica 1996, shows that some order does). Neighbours
-are then swapped, where windows and a coin drawn from the key allow it.
+Each slot goes to the source whose open window ends first: unit jobs with deadlines on one machine,
+for which this order meets all deadlines if any order does (S. Baruah et al., "Proportionate
+Progress", Algorithmica 1996, shows that some order does). Neighbours are then swapped, if windows
+and a coin drawn from the key allow it.
 
-Shares are fractions of one denominator, so all of this repeats after as many slots. Windows do not
-reach across: the slots of a source before any slot are found without counting from the first.
+Shares are fractions with a common denominator, so the pattern repeats with this period. Windows do
+not cross periods: the slots of a source before any slot are found without counting.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _PASSES = 24  # of swaps
 
 
 class Shares:
-    """Slots, numbered from 0 on without end, each for one source.
+    """An endless sequence of slots, each for one source.
 
-    `counts` are whole numbers: source `i` has `counts[i]` of each `sum(counts)` slots.
+    `counts` are integers: source `i` has `counts[i]` of each `sum(counts)` slots.
     """
 
     def __init__(self, counts: Sequence[int], key: int) -> None:
@@ -54,7 +54,7 @@ class Shares:
         return {**kept, "_kept": {}}
 
     def sources(self, start: int, stop: int) -> IntArray:
-        """The source of each of the slots `[start, stop)`; int64[stop - start]."""
+        """The sources of slots `[start, stop)`; int64[stop - start]."""
         first, last = start // self._length, -(-stop // self._length)
         periods = [self._period(number) for number in range(first, max(last, first + 1))]
         begin = first * self._length
@@ -62,14 +62,14 @@ class Shares:
         return found
 
     def given(self, slot: int) -> IntArray:
-        """How many of the slots before this one each source has; int64[sources]."""
+        """The number of each source's slots before this one; int64[sources]."""
         period, rest = divmod(slot, self._length)
         inside = np.bincount(self._period(period)[:rest], minlength=len(self.counts))
         found: IntArray = np.array(self.counts, np.int64) * (period * self._repeats) + inside
         return found
 
     def slots(self, source: int, start: int, stop: int) -> IntArray:
-        """The slots `[start, stop)` of a source, counted among its own; int64[stop - start]."""
+        """The slots with numbers `[start, stop)` of a source; int64[stop - start]."""
         each = self.counts[source] * self._repeats
         first, last = start // each, -(-stop // each)
         found = [
@@ -80,7 +80,7 @@ class Shares:
         return slots
 
     def _period(self, number: int) -> IntArray:
-        """The sources of the slots from `number` times the length of a period on."""
+        """The sources of the slots in period `number`."""
         found = self._kept.get(number)
         if found is None:
             found = self._swapped(key_of(self._key, number))
@@ -103,12 +103,12 @@ class Shares:
 
     @cached_property
     def _base(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Of each slot of a period its source, and the first and last slot of its window."""
+        """The source, and the first and last slot of the window, for each slot of a period."""
         total = sum(self.counts)
         once = _by_deadlines(self.counts)
         sources = np.tile(once, self._repeats)
         count = np.array(self.counts, np.int64)[sources]
-        number = np.empty(len(sources), np.int64)  # among those of its source
+        number = np.empty(len(sources), np.int64)  # in its source
         for source in range(len(self.counts)):
             at = np.flatnonzero(sources == source)
             number[at] = np.arange(len(at))
@@ -117,11 +117,10 @@ class Shares:
 
 
 def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
-    """Whole numbers in the ratio of weights above 0.
+    """Integers in the ratio of weights above 0.
 
-    Where no numbers with a sum of at most 65,536 are in exactly this ratio, they are numbers of
-    that sum, each at most one off, and at least 1. A float counts as the decimal number that it is
-    shown as.
+    If no integers with a sum of at most 65,536 have exactly this ratio: integers with this sum,
+    each at least 1 and at most one off. A float counts as its decimal representation.
     """
     exact = [
         Fraction(weight if isinstance(weight, Rational) else str(weight)) for weight in weights
@@ -134,21 +133,21 @@ def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
     order = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * _MOST)
     for i in range(_MOST - sum(counts)):
         counts[order[i]] += 1
-    while sum(counts) > _MOST:  # for those that got more than their share
+    while sum(counts) > _MOST:  # for sources with more than their share
         above = (i for i, count in enumerate(counts) if count > 1)
         counts[max(above, key=lambda i: counts[i] - shares[i] * _MOST)] -= 1
     return counts
 
 
 def _window(number: IntArray, count: IntArray, total: int) -> tuple[IntArray, IntArray]:
-    """The first and the last slot at which a source may have its slot of this number."""
+    """The first and the last possible slot for a source's slot of this number."""
     first: IntArray = number * total // count
     last: IntArray = -(-(number + 1) * total // count) - 1
     return first, last
 
 
 def _by_deadlines(counts: Sequence[int]) -> IntArray:
-    """The source of each of `sum(counts)` slots: that of the window which ends first."""
+    """The source of each of `sum(counts)` slots: the one whose window ends first."""
     total = sum(counts)
     order = np.empty(total, np.int64)
     given = [0] * len(counts)

@@ -1,1 +1,1 @@
-"""Everything that writes: the writer, record files, commits, convert, export, clean."""
+"""Writing datasets: writer and recorder, record files, commits, conversion."""

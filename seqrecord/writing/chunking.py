@@ -1,4 +1,4 @@
-"""Chunks: how many frames each has, frames that are in none yet, chunks of other record files."""
+"""Chunks: their length in frames, frames that wait for the next chunk, copies of stored chunks."""
 
 from __future__ import annotations
 
@@ -26,35 +26,37 @@ from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage.ranges import ByteRange
 
 CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
-CHUNK_FRAMES = 32  # at most, however small the frames
+CHUNK_FRAMES = 32  # at most
 
-MOST_EXTERNAL = 1 << 28  # bytes of files that a page refers to, with what lies between
+MAX_REFERENCED_BYTES = 1 << 28  # bytes of the file range to which a page refers, gaps included
 
-SMALL_FRAME_BYTES = 4096  # of a feature; from there on it is not small
+SMALL_FRAME_BYTES = 4096  # of a feature; larger frames are not small
 SMALL_CHUNK_BYTES = 1 << 20  # decoded, of a group of small features
 SMALL_CHUNK_FRAMES = 1024
 
-Column: TypeAlias = "Sequence[Blob] | memoryview"
-"""What a block's frames have of a feature: their blobs, or the bytes of all of one that is raw."""
+EncodedColumn: TypeAlias = "Sequence[Blob] | memoryview"
+"""One feature in a block of frames: a blob per frame, or the bytes of all frames of a raw feature.
+"""
 
-_LARGE_SLICE = 1 << 16  # bytes; then joining the sums of slices takes less than summing once more
+_LARGE_SLICE = 1 << 16  # bytes; combining checksums of such slices is faster than a second pass
 
 
 def is_small(spec: FeatureSpec) -> bool:
-    """Whether a feature belongs in long chunks: text, or a fixed shape below 4096 bytes a frame."""
+    """Whether a feature belongs in long chunks: text, or a fixed shape below 4096 bytes per
+    frame."""
     return spec.value == "text" or (spec.is_fixed and spec.nbytes < SMALL_FRAME_BYTES)
 
 
 class ChunkLength:
-    """Frames a chunk of one group, of one episode after the other: those that `begin` was given, or
-    a power of two by the frames' size.
+    """Number of frames per chunk of one group, for one episode after the other.
 
-    Chunks of a group hold 32 frames, or fewer that take 48 MiB together, decoded; those of a group
-    of small features (see `is_small`) 1024 frames, or fewer that take 1 MiB.
+    The length is the `chunk_frames` that `begin` got, or a power of two chosen by the frame size.
+    Chunks of small features (see `is_small`) have up to 1024 frames and 1 MiB of decoded data; all
+    other chunks have up to 32 frames and 48 MiB.
 
-    `frames` is `None` until the size is known. Where all shapes are fixed it is known at once. A
-    feature of a variable shape is judged by the episode's first frames, the largest of them: as
-    many as a chunk may hold. Frames that come later may be larger, and so then are chunks.
+    `frames` is `None` until the length is fixed. If all shapes are fixed, `begin` fixes it. If a
+    shape varies, the episode's first frames fix it, as many as fit into one chunk: the largest of
+    them counts. Later frames, and so later chunks, may be larger.
     """
 
     def __init__(self, group: Schema) -> None:
@@ -65,32 +67,35 @@ class ChunkLength:
         self._fixed_bytes = sum(spec.nbytes for spec in group.values() if spec.is_fixed)
         self.begin(None)
 
-    def begin(self, given: int | None) -> None:
-        """The next episode."""
+    def begin(self, chunk_frames: int | None) -> None:
+        """Start the next episode, with `chunk_frames` frames per chunk."""
         self._seen = self._bytes = self._largest = 0
-        self.frames = given
-        if given is None and not self._variable:
+        self.frames = chunk_frames
+        if chunk_frames is None and not self._variable:
             self.frames = self._fitting(self._fixed_bytes)
 
-    def room(self, columns: Mapping[str, Column], rows: range) -> int:
-        """How many of these rows of a block, the episode's next ones, come up to the one that
-        settles the length, or there are."""
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
+        """Number of these rows, the episode's next frames, up to the row that fixes the length.
+
+        All rows if none does.
+        """
         seen, sizes = self._seen, self._sizes(columns, rows)
         enough = self._bytes + np.cumsum(sizes) >= self._max_bytes
         enough[self._max_frames - seen - 1 :] = True
         return int(np.argmax(enough)) + 1 if enough.any() else len(rows)
 
-    def add(self, columns: Mapping[str, Column], rows: range) -> None:
-        """These rows of a block are the episode's next frames; at most the last one settles."""
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
+        """Count these rows of a block as the episode's next frames; only the last may fix the
+        length."""
         sizes = self._sizes(columns, rows)
         self._seen += len(rows)
         self._bytes += int(sizes.sum())
         self._largest = max(self._largest, int(sizes.max()))
         if self._seen == self._max_frames or self._bytes >= self._max_bytes:
-            self.settle()
+            self.fix_length()
 
-    def _sizes(self, columns: Mapping[str, Column], rows: range) -> npt.NDArray[np.int64]:
-        """The decoded bytes of these rows of a block: int64 [rows]."""
+    def _sizes(self, columns: Mapping[str, EncodedColumn], rows: range) -> npt.NDArray[np.int64]:
+        """Decoded bytes of these rows of a block: int64 [rows]."""
         sizes = np.full(len(rows), self._fixed_bytes, np.int64)
         for spec in self._variable:
             blobs = columns.get(spec.name, ())
@@ -98,8 +103,8 @@ class ChunkLength:
                 sizes += _decoded_bytes(spec, blobs[rows.start : rows.stop])
         return sizes
 
-    def settle(self) -> int:
-        """No more frames are to be waited for."""
+    def fix_length(self) -> int:
+        """Fix the length by the frames so far."""
         if self.frames is None:
             self.frames = self._fitting(self._largest)
         return self.frames
@@ -110,9 +115,9 @@ class ChunkLength:
 
 
 def _decoded_bytes(spec: FeatureSpec, blobs: Sequence[Blob]) -> npt.NDArray[np.int64]:
-    """Of each frame: int64 [blobs]."""
+    """Decoded bytes of each blob: int64 [blobs]."""
     shapes = [blob.shape for blob in blobs]
-    if shapes and shapes.count(shapes[0]) == len(shapes):  # as texts often are
+    if shapes and shapes.count(shapes[0]) == len(shapes):  # common for texts
         return np.full(len(shapes), math.prod(shapes[0]) * spec.dtype.itemsize)
     sizes = (math.prod(shape) for shape in shapes)
     return np.fromiter(sizes, np.int64, len(shapes)) * spec.dtype.itemsize
@@ -120,11 +125,11 @@ def _decoded_bytes(spec: FeatureSpec, blobs: Sequence[Blob]) -> npt.NDArray[np.i
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A chunk as it lies in a record file.
+    """A chunk as record files store it.
 
-    `row` is its row, [1], but for episode and offset. `gaps` says by position in the schema which
-    frames have a feature, bool [frames], where some lack it. `parts` are the pages of the group's
-    features and then the tables of slice checksums.
+    `row` is its row of the chunk table, [1], without episode and offset. `gaps` has the presence of
+    each feature that some frames lack: bool [frames] by position in the schema. `parts` are the
+    pages of the group's features, followed by the tables of slice checksums.
     """
 
     group: int
@@ -151,21 +156,21 @@ class StoredChunk:
         largest: Sequence[int] = (),
         external: int = 0,
     ) -> StoredChunk:
-        """A new chunk of these frames of the episode.
+        """Make a chunk of group `number`, with the `frames` of the episode.
 
-        `largest` are the bytes of the largest frame of each feature of a variable shape, `external`
-        those of another file that the page refers to.
+        `largest` has the bytes of the largest frame for each feature of a variable shape.
+        `external` is the number of bytes of another file to which the page refers.
         """
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
-        said = [(len(page), of_page) for page, (of_page, _) in zip(pages, sums, strict=True)]
-        row = (0, len(frames), frames.start, external, 0, said, largest)
+        about = [(len(page), of_page) for page, (of_page, _) in zip(pages, sums, strict=True)]
+        row = (0, len(frames), frames.start, external, 0, about, largest)
         dtype = chunk_row(len(group), len(largest))
         slices = b"".join(of_slices for _, of_slices in sums)
         return cls(number, np.array([row], dtype), gaps, (*pages, slices))
 
 
 def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
-    """Of the page, and of its slices where it has any."""
+    """CRC32C of a page, and the encoded CRC32Cs of its slices if it is raw."""
     if not spec.is_raw:
         return crc32c(page), b""
     sums = slice_sums(spec, page)
@@ -177,7 +182,7 @@ def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
 
 
 class FrameGroup:
-    """The encoded frames of a group that is not video, of one episode after the other."""
+    """Encoded frames of a group without video, for one episode after the other."""
 
     def __init__(self, schema: Schema, number: int) -> None:
         self.number = number
@@ -188,21 +193,19 @@ class FrameGroup:
         self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
-        """The next episode; see `ChunkLength` for `None`."""
+        """Start the next episode; `ChunkLength` chooses a length for `None`."""
         self._length.begin(chunk_frames)
         self.clear()
         self._written = 0  # frames of the episode in chunks
 
-    def room(self, columns: Mapping[str, Column], rows: range) -> int:
-        """How many of these rows of a block come up to the one that may end a chunk, or there
-        are."""
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
+        """Number of these rows up to the row that may end a chunk, at most all."""
         if self._length.frames is None:
-            return self._length.room(columns, rows)
+            return self._length.rows_left(columns, rows)
         return min(self._length.frames - self._num_frames, len(rows))
 
-    def add(self, columns: Mapping[str, Column], rows: range) -> None:
-        """These rows of a block, no more than there is `room` for, are the episode's next frames:
-        what they have of the group's features."""
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
+        """Add these rows of a block as the episode's next frames; at most `rows_left`."""
         for name, spec in self.schema.items():
             column = columns.get(name)
             self._present[name] += [column is not None] * len(rows)
@@ -216,35 +219,35 @@ class FrameGroup:
             self._length.add(columns, rows)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """The chunks that are full; with `rest` also one of the frames that are left, if any."""
+        """Take the full chunks; with `rest`, also a last chunk of the remaining frames, if any."""
         while (length := self._length.frames) is not None and self._num_frames >= length:
             yield self._take(length)
         if rest and self._num_frames:
             yield self._take(self._num_frames)
 
-    def settle(self) -> None:
-        """The episode ends: nothing more tells how long its chunks should be."""
-        self._length.settle()
+    def fix_length(self) -> None:
+        """Fix the chunk length at the end of the episode."""
+        self._length.fix_length()
 
     def clear(self) -> None:
-        """Forget the frames that are in no chunk."""
+        """Drop the frames that are not in a chunk yet."""
         self._num_frames = 0
         self._blobs: dict[str, list[Blob]] = {name: [] for name in self.schema}
         self._present: dict[str, list[bool]] = {name: [] for name in self.schema}
 
     def _take(self, length: int) -> StoredChunk:
-        found: dict[str, list[Blob]] = {}
+        taken: dict[str, list[Blob]] = {}
         gaps: dict[int, npt.NDArray[np.bool_]] = {}
         for name, present in self._present.items():
             count = sum(present[:length])
             if count < length:
                 gaps[self._places[name]] = np.array(present[:length], np.bool_)
-            found[name] = self._front(name, count)
+            taken[name] = self._front(name, count)
             del present[:length]
         self._num_frames -= length
-        pages = [self._codecs[name].join(blobs) for name, blobs in found.items()]
+        pages = [self._codecs[name].join(blobs) for name, blobs in taken.items()]
         largest = [
-            int(_decoded_bytes(spec, found[spec.name]).max(initial=0))
+            int(_decoded_bytes(spec, taken[spec.name]).max(initial=0))
             for spec in self.schema.variable
         ]
         span = range(self._written, self._written + length)
@@ -252,7 +255,8 @@ class FrameGroup:
         return StoredChunk.of(self.number, self.schema, span, gaps, pages, largest)
 
     def _front(self, name: str, count: int) -> list[Blob]:
-        """Take the blobs of so many frames; a raw feature's may have several each."""
+        """Take the blobs of the first `count` frames; a raw feature has a blob for each added
+        block."""
         spec, blobs = self.schema[name], self._blobs[name]
         if spec.is_raw:
             nbytes, count, of_frames = 0, 0, count * spec.nbytes
@@ -267,7 +271,7 @@ class FrameGroup:
 
 
 def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:
-    """Where the pages of a chunk lie in its file, one for each feature of its group."""
+    """Byte ranges of a chunk's pages in its file, one for each feature of the group."""
     lengths = row["pages"]["length"]
     starts = int(row["offset"]) + page_offsets(lengths)[:-1]
     return [
@@ -279,11 +283,11 @@ def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:
 def stored_chunk(
     footer: Footer, schema: Schema, group: int, number: int, pages: Sequence[Buffer]
 ) -> StoredChunk:
-    """Chunk `number` of a group of a record file, with these bytes of its pages.
+    """Chunk `number` of a group of a record file, with the bytes of its pages.
 
-    Of features that `schema`, which continues the footer's, has dropped nothing is left: their
-    pages are empty, and all frames lack them; their bytes do not count. Raises `ChecksumError`,
-    with the offset, for a page that is not as it was written.
+    Features that `schema` dropped become empty: no bytes, and absent from all frames. `schema`
+    continues the schema of `footer`. Raises `ChecksumError`, with the offset, for a page that does
+    not match its CRC32C.
     """
     row = footer.chunks[group][number : number + 1].copy()
     num_frames = int(row["num_frames"][0])
@@ -294,19 +298,19 @@ def stored_chunk(
         feature: present_frames(gaps[gaps["feature"] == feature], num_frames)
         for feature in np.unique(gaps["feature"]).tolist()
     }
-    said = row["pages"][0]
+    about = row["pages"][0]
     kept: list[Buffer] = []
     for column, (spec, page, item) in enumerate(
         zip(specs.values(), pages, page_ranges(row[0]), strict=True)
     ):
         if spec.is_dropped:
-            said[column] = (0, crc32c(b""))
+            about[column] = (0, crc32c(b""))
             missing[places[column]] = np.zeros(num_frames, np.bool_)
-            row["external"] = 0  # a page that refers is alone in its chunk
+            row["external"] = 0  # a reference is the only page of its chunk
             kept.append(b"")
-        elif (actual := crc32c(page)) != (stored := int(said["crc32c"][column])):
+        elif (actual := crc32c(page)) != (stored := int(about["crc32c"][column])):
             raise ChecksumError(
-                "a page does not match its checksum",
+                "page does not match its checksum",
                 offset=item.start,
                 feature=spec.name,
                 expected=f"CRC32C {stored:08x}",

@@ -1,4 +1,4 @@
-"""Runs the jobs of a conversion on a cluster: Dask's or Ray's, by its address."""
+"""Runs the jobs of a conversion on a Dask or Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 
 from seqrecord.errors import DestinationError
 from seqrecord.lazy import import_extra
-from seqrecord.writing.convert_jobs import Job, StoppedError, Workers, Written, write_copy
+from seqrecord.writing.convert_jobs import Job, JobResult, StoppedError, Workers, write_copy
 
 _TRIES = 4
 _WAIT_SECONDS = 1.0  # between tries
-_REPORT_SECONDS = 0.5  # a message goes over the network
+_REPORT_SECONDS = 0.5  # longer than for local workers: reports go over the network
 
 
-class _Counter:
+class _FrameCounter:
     """Counts the frames that workers on other machines have written."""
 
     def __init__(self) -> None:
@@ -43,13 +43,14 @@ class _Counter:
 def open_cluster(address: str) -> Iterator[Workers]:
     """Connect to `dask://HOST:PORT` or `ray://HOST:PORT`; the connection ends with the block.
 
-    Raises `DestinationError` for another address and where nobody answers, and
-    `MissingPackageError` where the cluster's package is not installed.
+    Raises `DestinationError` for another kind of address, for an address without an answer, and for
+    a cluster without workers. Raises `MissingPackageError` if the cluster's package is not
+    installed.
     """
     scheme = urlsplit(address).scheme
     if scheme not in _OPENING or not urlsplit(address).netloc:
         raise DestinationError(
-            "not the address of a cluster",
+            "invalid cluster address",
             expected="dask://HOST:PORT or ray://HOST:PORT",
             got=address,
         )
@@ -61,8 +62,8 @@ def open_cluster(address: str) -> Iterator[Workers]:
 
 def _written(
     job: Job, report: Callable[[int], None], is_wanted: Callable[[], bool] = lambda: True
-) -> Written:
-    """Do a job on a worker: it reports its frames, and stops when nobody wants it any more."""
+) -> JobResult:
+    """Run a job on a worker: call `report` with frames, and stop once `is_wanted` returns false."""
     frames, last = 0, time.monotonic()
 
     def advance(count: int) -> None:
@@ -82,8 +83,11 @@ def _written(
 # Dask
 
 
-class _Dask(_Counter, Workers):
-    """What is lost with a worker is done again by another, three times by Dask's default."""
+class _Dask(_FrameCounter, Workers):
+    """Workers of a Dask cluster.
+
+    If a worker is lost, Dask runs its job on another one, three times by default.
+    """
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
         super().__init__()
@@ -94,18 +98,18 @@ class _Dask(_Counter, Workers):
         self._topic = f"seqrecord-{uuid.uuid4().hex}"
         client.subscribe_topic(self._topic, lambda event: self.add(event[1]))
 
-    def submit(self, job: Job) -> Future[Written]:
-        future: Future[Written] = self._executor.submit(_write_on_dask, job, self._topic)
+    def submit(self, job: Job) -> Future[JobResult]:
+        future: Future[JobResult] = self._executor.submit(_write_on_dask, job, self._topic)
         return future
 
     def stop(self) -> None:
-        """Nothing to do: Dask releases jobs whose futures are cancelled, and these look for it."""
+        """Do nothing: Dask releases jobs of cancelled futures, and jobs check for it."""
 
 
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Workers]:
-    said = "jobs run there by distributed, the extra `dask`: pip install distributed"
-    distributed = import_extra("distributed", said)
+    remedy = "Dask clusters need distributed, the extra `dask`: pip install distributed"
+    distributed = import_extra("distributed", remedy)
     place = f"tcp://{urlsplit(address).netloc}"
     try:
         client = distributed.Client(place, set_as_default=False)
@@ -115,7 +119,7 @@ def _dask(address: str) -> Iterator[Workers]:
         yield _Dask(distributed, client)
 
 
-def _write_on_dask(job: Job, topic: str) -> Written:
+def _write_on_dask(job: Job, topic: str) -> JobResult:
     worker = importlib.import_module("distributed").get_worker()
     key = worker.get_current_task()
 
@@ -129,7 +133,7 @@ def _write_on_dask(job: Job, topic: str) -> Written:
 # Ray
 
 
-class _Ray(_Counter, Workers):
+class _Ray(_FrameCounter, Workers):
     def __init__(self, ray: ModuleType) -> None:
         super().__init__()
         lost = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError)
@@ -137,16 +141,16 @@ class _Ray(_Counter, Workers):
         self.count = int(ray.cluster_resources().get("CPU", 0))
         self._ray = ray
         self._refs: list[Any] = []
-        self._counter = ray.remote(num_cpus=0)(_Counter).remote()
+        self._counter = ray.remote(num_cpus=0)(_FrameCounter).remote()
         self._asked: Any = None
         self._write = ray.remote(_write_on_ray)
 
-    def submit(self, job: Job) -> Future[Written]:
+    def submit(self, job: Job) -> Future[JobResult]:
         ref = self._write.remote(job, self._counter)
         self._refs.append(ref)
-        future: Future[Written] = Future()
+        future: Future[JobResult] = Future()
 
-        def done(came: Future[Written]) -> None:
+        def done(came: Future[JobResult]) -> None:
             if not future.cancelled():
                 _pass_on(came, future, self._ray.exceptions.RayTaskError)
 
@@ -168,16 +172,16 @@ class _Ray(_Counter, Workers):
 
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Workers]:
-    ray = import_extra("ray", "jobs run there by ray, the extra `ray`: pip install 'ray[client]'")
+    ray = import_extra("ray", "Ray clusters need ray, the extra `ray`: pip install 'ray[client]'")
     with _connected(ray, address):
         yield _Ray(ray)
 
 
 def _connected(ray: ModuleType, address: str) -> Any:
-    """A connection, which ends with its `with` block.
+    """Connect to Ray; the connection ends with its `with` block.
 
-    The head starts a server for each client. Where it has just been started itself, or is busy,
-    that server may end at once: the head says so (`ConnectionAbortedError`), and it is tried again.
+    Ray's head starts a server for each client. On a busy or freshly started head that server may
+    end at once with `ConnectionAbortedError`; then connect again.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -189,12 +193,14 @@ def _connected(ray: ModuleType, address: str) -> Any:
     raise AssertionError("tried at least once")
 
 
-def _write_on_ray(job: Job, counter: Any) -> Written:
+def _write_on_ray(job: Job, counter: Any) -> JobResult:
     return _written(job, lambda frames: counter.add.remote(frames))
 
 
-def _pass_on(came: Future[Written], future: Future[Written], wrapper: type[BaseException]) -> None:
-    """Ray wraps what a task raises."""
+def _pass_on(
+    came: Future[JobResult], future: Future[JobResult], wrapper: type[BaseException]
+) -> None:
+    """Set the outcome of Ray's future on ours, without the error that Ray wraps around a cause."""
     error = came.exception()
     if error is None:
         future.set_result(came.result())

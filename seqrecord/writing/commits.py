@@ -1,4 +1,4 @@
-"""Commits a new version of a dataset if no other writer has; rebuilds a lost manifest and index."""
+"""Commits a new version of a dataset; rebuilds lost manifests and indexes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import (
-    ConflictError,
-    FormatError,
-    NotFoundError,
-    StorageError,
-)
+from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
 from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, Footer
 from seqrecord.format.index import Index
@@ -46,16 +41,13 @@ from seqrecord.storage import Storage, open_storage
 from seqrecord.text import counted
 from seqrecord.version import CREATED_BY
 from seqrecord.writing.committing import Base, commit, read_base
-from seqrecord.writing.own_files import (
-    SmallFiles,
-    put_retired_note,
-)
+from seqrecord.writing.own_files import SmallFiles, put_retired_note
 
 _MAX_SHOWN = 20  # episodes in one line of the log
 
 _REFUSED = (
-    "another writer committed first. Nothing is lost: the episodes that this one wrote stay on the "
-    "storage, and resume (--resume) or `seqrecord reindex` adds them"
+    "another writer committed first. The episodes of this writer stay on the storage: add them "
+    "with resume (--resume) or `seqrecord reindex`"
 )
 
 _logger = logging.getLogger("seqrecord")
@@ -63,7 +55,7 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True)
 class Version:
-    """What a new manifest is to say of the dataset's episodes and files."""
+    """Content of a new manifest: the dataset's episodes and files."""
 
     index: Index
     record_files: tuple[RecordFile, ...]
@@ -74,22 +66,22 @@ class Version:
     edits: tuple[IndexFile, ...] = ()
     inventory: IndexFile | None = None
     copied: CopiedFiles | None = None
-    removed: tuple[str, ...] = ()  # record files that nobody may recover from now on
+    removed: tuple[str, ...] = ()  # record files that no resume may recover
 
 
 def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
-    """The files of edits of a dataset; without a manifest all that are there."""
+    """The dataset's files of edits; without a manifest, all files of edits on the storage."""
     return all_edits(storage) if base.manifest is None else base.manifest.edits
 
 
 def rebuilt(
     storage: Storage, base: Base, footers: Mapping[str, Footer], sizes: Mapping[str, int]
 ) -> Version:
-    """The dataset of all complete episodes in these record files.
+    """Build the version with all complete episodes in these record files.
 
-    Of the episodes of one key all but one are left out, and named in the log; see `build_index`.
-    The edits of the dataset apply, or all that are there where it has no manifest. Statistics stay
-    where the content is what it was. Raises `FormatError` as `build_index` does.
+    If several episodes have the same key, one is kept, and the log names the others; see
+    `build_index`. The dataset's edits apply, or all edits on the storage if there is no manifest.
+    Statistics stay if the content is unchanged. Raises `FormatError` as `build_index` does.
     """
     old = base.manifest
     left_out = old.left_out if old else ()
@@ -100,14 +92,14 @@ def rebuilt(
     except FormatError as error:  # it names a path
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
-    if new := [episode for episode in built.lost if episode.uid not in left_out]:
+    if new := [episode for episode in built.duplicates if episode.uid not in left_out]:
         shown = [f"{episode.key} (uid {episode.uid})" for episode in new[:_MAX_SHOWN]]
         _logger.warning(
-            "%s: %s written twice, and left out: %s%s",
+            "%s: skipped %s (duplicate keys): %s%s",
             *(storage.url, counted(len(new), "episode"), ", ".join(shown)),
             ", …" if len(new) > _MAX_SHOWN else "",
         )
-    # A file of the dataset stays in it, though all that it held be copies now.
+    # A file of the dataset stays in it, even if it only has duplicates now.
     schema = built.index.schema
     paths = dict.fromkeys(built.files)
     paths |= {
@@ -115,7 +107,7 @@ def rebuilt(
         for path in base.files
         if path in footers and _holds_any(footers[path], effect.deleted, schema)
     }
-    lost = (episode.uid for episode in built.lost if not episode.files.isdisjoint(paths))
+    lost = (episode.uid for episode in built.duplicates if not episode.files.isdisjoint(paths))
     return Version(
         built.index,
         tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in paths),
@@ -130,7 +122,7 @@ def rebuilt(
 
 
 def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool:
-    """Whether a record file has a chunk of which the episode is not deleted, nor all is dropped."""
+    """Whether a record file has a chunk of a remaining episode with a remaining feature."""
     lives = np.array([part.uid not in deleted for part in footer.episodes], bool)
     return any(
         lives[rows["episode"]].any() and not all(spec.is_dropped for spec in group.values())
@@ -141,10 +133,10 @@ def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool
 def appended(
     manifest: Manifest, index: Index, footers: Mapping[str, Footer], sizes: Mapping[str, int]
 ) -> Version:
-    """This dataset, then the complete episodes of these record files, whose keys are all new.
+    """Extend the dataset by the complete episodes of these record files, whose keys are all new.
 
-    Their ordinals are `next_ordinal` of the manifest and above. It is what `rebuilt` would make of
-    all files, without a look at those of the dataset.
+    Their ordinals start at the manifest's `next_ordinal`, so the old index is extended without
+    reading old record files. The result is the same as from `rebuilt`.
     """
     version = Version(
         *(index, manifest.record_files, manifest.next_ordinal, manifest.left_out),
@@ -177,15 +169,14 @@ def put_version(
     created_by: str = CREATED_BY,
     refused: str = _REFUSED,
 ) -> Manifest:
-    """Commit: write the index under new names, then put the manifest in place in one step.
+    """Commit: write the index under new names, then replace the manifest in one step.
 
-    `statistics` and `inventories` take the place of those of `version`. `own` are the small files
-    of this commit, written before or here.
+    `own` are the small files of this commit, written before or here. `statistics` and `inventories`
+    replace the files of `version`.
 
-    Record files of `base` that it leaves out stay, with a note of when that was, for readers that
-    have them open. Statistics that the base has and the new version lacks are named in the log.
-    Raises as `commit` does, with the message `refused` where another writer came
-    first.
+    Record files that leave the dataset stay on the storage for readers that have them open; a note
+    records the time. The log names statistics that the new version lacks. Raises as `commit` does,
+    with the message `refused` if another writer committed first.
     """
     storage = own.storage
     tables = {
@@ -241,14 +232,18 @@ def reindex(
 ) -> Manifest:
     """Rebuild index and manifest of a dataset from its record files alone.
 
-    All complete episodes are in it, those of interrupted writers too. A damaged record file stays
-    as it is: episodes with frames in it are left out. Warnings name it and these episodes, and
-    `on_damaged` is called with each. Raises `FormatError` where all are damaged. Logs a warning if
-    a record file of the manifest before, where that can be read, is not there: the dataset is made
-    without it; and, where it cannot be read, one which names the edits that apply: it is unknown
-    which were committed.
+    The result has all complete episodes, also the complete episodes of interrupted writers. A
+    damaged record file stays on the storage, but episodes with frames in it are left out; warnings
+    name both, and `on_damaged` is called for each such file. Other warnings name record files of
+    the old manifest that are missing, and edits whose commit is unknown because the manifest cannot
+    be read.
 
-    Raises `ConflictError` where another writer commits meanwhile.
+    Raises `FormatError` if all record files are damaged, `NotFoundError` if there are none, and
+    `ConflictError` if another writer commits meanwhile.
+
+    Example:
+        manifest = seqrecord.reindex("records/")
+        print(manifest.num_episodes, manifest.num_frames)
     """
     with contextlib.closing(open_storage(location, storage_options)) as storage:
         base = read_base(storage, accept_damaged=True)
@@ -258,7 +253,7 @@ def reindex(
             again = read_base(storage, accept_damaged=True)
             if again.tag == base.tag:
                 raise
-            # Another has committed meanwhile, and removed record files that it gave up.
+            # Another writer committed meanwhile, and removed its unused record files.
             return _reindex(storage, again, created_by, on_damaged)
 
 
@@ -271,13 +266,13 @@ def _reindex(
     removed = base.manifest.removed if base.manifest else ()
     sizes = {path: n for path, n in record_sizes(storage).items() if path not in removed}
     if not sizes:
-        more = "; reindex takes the folder of a dataset, not originals"
+        more = "; expected the folder of a dataset, not of originals"
         if storage.unfinished(RECORDS):
             more = "; `seqrecord write --resume` continues an interrupted write"
         raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
     if gone := sorted(set(base.files).difference(sizes)):
         _logger.warning(
-            "the dataset is made without %s that the manifest before named: %s",
+            "the new dataset lacks %s of the old manifest: %s",
             counted(len(gone), "record file"),
             ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
         )
@@ -286,22 +281,19 @@ def _reindex(
     footers, errors = readable_footers(storage, sizes)
     if not footers:
         raise next(iter(errors.values()))
-    damaged = [DamagedFile.told(storage, path, error) for path, error in errors.items()]
+    damaged = [DamagedFile.logged(storage, path, error) for path, error in errors.items()]
     version = rebuilt(storage, base, footers, sizes)
     if damaged and base.manifest is not None:
-        _tell_lost(storage, base.manifest, version.index)
+        _log_lost(storage, base.manifest, version.index)
     if base.manifest is None:
-        # The files from which values were copied are unknown: of an index all are compared.
+        # Unknown which files values were copied from: compare all files that the lists name.
         lists = (PurePosixPath(file.path) for file in storage.files(EXTERNALS))
         if found := tuple(sorted(path.stem for path in lists if path.suffix == ".json")):
             version = replace(version, copied=CopiedFiles(found))
     if base.manifest is None and version.edits:
         _logger.warning(
-            "%s: without a manifest nothing tells which edits were committed; %s: %s%s",
-            *(
-                storage.url,
-                counted(len(version.edits), "file") + " of edits that are there apply",
-            ),
+            "%s: no manifest lists the committed edits; applied all %s of edits: %s%s",
+            *(storage.url, counted(len(version.edits), "file")),
             ", ".join(file.path for file in version.edits[:_MAX_SHOWN]),
             ", …" if len(version.edits) > _MAX_SHOWN else "",
         )
@@ -313,8 +305,8 @@ def _reindex(
     return manifest
 
 
-def _tell_lost(storage: Storage, before: Manifest, index: Index) -> None:
-    """Name in the log the episodes that the dataset had before, as far as that can be read."""
+def _log_lost(storage: Storage, before: Manifest, index: Index) -> None:
+    """Log the episodes that the new index lacks, as far as the old index is readable."""
     with contextlib.suppress(FormatError, StorageError):
         keys = load_index(storage, before).positions
         if lost := [key for key in keys if key not in index.positions]:
@@ -326,7 +318,7 @@ def _tell_lost(storage: Storage, before: Manifest, index: Index) -> None:
 
 
 def _still_there(storage: Storage, removed: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the paths that `clean` removes those that are there yet: nobody may recover them."""
+    """The paths in `removed` that still exist; no resume may recover them."""
     if not removed:
         return ()
     there = {upload.path for upload in storage.unfinished(RECORDS)} | set(record_sizes(storage))

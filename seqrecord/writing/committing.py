@@ -1,4 +1,4 @@
-"""The commit: one conditional write of the manifest, and what is known of its outcome.
+"""The commit: one conditional write of the manifest, and its outcome.
 
 docs/storage_details.md, "Several writers", has the rules.
 """
@@ -32,7 +32,7 @@ from seqrecord.format.manifest import (
     read_tagged,
     version_path,
 )
-from seqrecord.reading.metadata import load_index, still_missing
+from seqrecord.reading.metadata import explain_missing_file, load_index
 from seqrecord.storage import Storage
 from seqrecord.writing.own_files import SmallFiles, tidy
 
@@ -43,9 +43,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Base:
-    """The dataset as a writer found it when it began; `manifest` is `None` where there is none.
+    """The dataset at the start of a writer; `manifest` is `None` if there is no dataset.
 
-    A commit is one conditional write: it succeeds if the manifest's tag is still `tag`.
+    A commit is one conditional write: it succeeds if the manifest's tag on the storage is still
+    `tag`.
     """
 
     manifest: Manifest | None
@@ -53,14 +54,14 @@ class Base:
 
     @property
     def files(self) -> dict[str, RecordFile]:
-        """The record files of the dataset, by path in order."""
+        """The dataset's record files by path, in order."""
         return {file.path: file for file in self.manifest.record_files} if self.manifest else {}
 
 
 def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
-    """The dataset as it is now; a manifest that is damaged counts as none if that is accepted.
+    """Read the current dataset; with `accept_damaged`, a damaged manifest counts as none.
 
-    A writer asks for it once, before it looks at anything else.
+    A writer calls this first, before it reads anything else.
     """
     try:
         data, tag = read_tagged(storage)
@@ -75,17 +76,18 @@ def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
 
 
 def read_dataset(storage: Storage) -> tuple[Base, Manifest]:
-    """The dataset there; raises `NotFoundError` where there is none."""
+    """Read the current dataset. Raises `NotFoundError` if there is none."""
     data, tag = read_tagged(storage)
     manifest = parse_manifest(storage, data)
     return Base(manifest, tag), manifest
 
 
-def looked_at(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:
-    """What `look` makes of the dataset there, with the files that its manifest names.
+def read_consistent(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:
+    """Return `look(base, manifest)`, a reader of the files that the manifest names.
 
-    If one of them is missing, it looks once more with the manifest read anew: others may have
-    committed meanwhile, and removed tables. `NotFoundError` where one is missing then too.
+    If a file is missing and another writer has committed meanwhile, which removes old tables, read
+    the manifest again and call `look` a second time. Raises `NotFoundError` if a file is missing
+    then too.
     """
     base, manifest = read_dataset(storage)
     try:
@@ -94,22 +96,23 @@ def looked_at(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:
         again, manifest = read_dataset(storage)
         if again.tag == base.tag:
             raise
-    with still_missing():
+    with explain_missing_file():
         return look(again, manifest)
 
 
 def read_indexed(storage: Storage) -> tuple[Base, Manifest, Index]:
-    """The dataset there with its index; raises `NotFoundError` where there is none."""
-    return looked_at(storage, lambda base, found: (base, found, load_index(storage, found)))
+    """Read the dataset and its index. Raises `NotFoundError` if there is none."""
+    return read_consistent(storage, lambda base, found: (base, found, load_index(storage, found)))
 
 
 def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
-    """Put the manifest in place of that of `base`; returns it with the id of the commit.
+    """Replace the manifest of `base`; returns the new manifest with its commit id.
 
-    `own` are the files that the writer has written for it; they stay where the manifest may name
-    them. Raises `ConflictError` if the commit was refused for certain, and `CommitUnknownError` if
-    nobody knows whether it went through; after any other error it did not, but after an interrupt,
-    whose outcome is unknown too.
+    `own` are the small files of this commit. They stay if the manifest may name them.
+
+    Raises `ConflictError` if another writer committed first for certain, and `CommitUnknownError`
+    if the outcome is unknown. After any other error the commit has failed; after an interrupt the
+    outcome is unknown.
     """
     storage, old = own.storage, base.manifest
     named = {file.path for file in manifest.small_files}
@@ -129,11 +132,11 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     try:
         put_manifest(storage, manifest, expected=base.tag)
     except (ConflictError, TransientError) as error:
-        _look(own, base, manifest, error)
+        _resolve_outcome(own, base, manifest, error)
     except SeqRecordError:
         own.forget()
         raise
-    # Those of the manifest before this one stay, for readers that have just read it.
+    # Files that only the old manifest names stay, for readers that have just read it.
     unneeded = [path for path in (old.superseded if old else ()) if path not in named]
     unneeded += map(version_path, manifest.earlier_commits[KEPT_VERSIONS:][:1])
     tidy(storage, unneeded)
@@ -141,25 +144,24 @@ def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
 
 
 def _keep_version(storage: Storage, manifest: Manifest) -> None:
-    """Keep a manifest that is about to be replaced; nothing is written where it is kept already."""
+    """Copy a manifest into the kept versions before it is replaced, unless it is there already."""
     with suppress(ConflictError):
         storage.put(version_path(manifest.commit), manifest.encode(), expected=None)
 
 
-def _look(
+def _resolve_outcome(
     own: SmallFiles, base: Base, manifest: Manifest, error: ConflictError | TransientError
 ) -> None:
-    """Read the manifest to tell the outcome of a commit; an error unless it went through."""
+    """Read the manifest to find the outcome of a commit; raises unless the commit succeeded."""
     storage = own.storage
     try:
         found: Manifest | None = read_manifest(storage)
     except SeqRecordError:
         found = None
     if found is not None and manifest.commit in _ids(found):
-        _logger.warning("%s: committed, but the answer was lost: %s", storage.url, error.message)
+        _logger.warning("%s: committed; the answer was lost: %s", storage.url, error.message)
         return
-    # Of a refusal the storage says that it is certain; of what was lost the condition does, if the
-    # storage has any.
+    # A refusal is certain. A lost answer is settled by the condition, on storages with conditions.
     refused = isinstance(error, ConflictError)
     if found is not None and (
         (refused and base.manifest is not None and found.commit == base.manifest.commit)
@@ -170,10 +172,10 @@ def _look(
             "another writer committed first; nothing was changed", file=storage.url
         ) from error
     raise CommitUnknownError(
-        f"nobody knows whether the commit {manifest.commit} went through ({error.message}), and it "
-        "may yet do so. `seqrecord info --json` lists the ids of the commits: if this one is among "
-        "them, all is there. If not, wait some minutes, look again, and run the same command once "
-        "more; what this one has written stays until `seqrecord clean` removes it",
+        f"outcome of the commit {manifest.commit} is unknown ({error.message}); it may still "
+        "succeed. `seqrecord info --json` lists commit ids: if this id is among them, the commit "
+        "succeeded. If not, wait some minutes, check again, and repeat the command; the files of "
+        "this attempt stay until `seqrecord clean` removes them",
         file=storage.url,
         expected=f"commit {manifest.commit}",
         got=found and f"commit {found.commit}",
@@ -181,7 +183,7 @@ def _look(
 
 
 def _is_after(found: Manifest, base: Base) -> bool:
-    """Whether a manifest came after the base, and all between them is known."""
+    """Whether a manifest came after the base, with all commits between them listed."""
     if base.manifest is None:
         return len(found.earlier_commits) < MAX_EARLIER_COMMITS
     return base.manifest.commit in found.earlier_commits

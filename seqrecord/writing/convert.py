@@ -1,4 +1,4 @@
-"""convert: packs a source into a dataset, on many processes."""
+"""Conversion of a source into a dataset, on many processes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,12 @@ from functools import partial
 from os import PathLike
 from typing import Any, cast
 
-from seqrecord.errors import (
-    ClipError,
-    DestinationError,
-    FormatError,
-    SchemaError,
-    SourceError,
-)
+from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.feature_kinds import check_kinds_and_units
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, LeftOut
 from seqrecord.format.manifest import CopiedFiles, Manifest
-from seqrecord.format.references import (
-    ExternalFile,
-)
+from seqrecord.format.references import ExternalFile
 from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.machine import usable_cores
@@ -38,12 +30,12 @@ from seqrecord.storage import StorageLike, open_storage
 from seqrecord.writing.convert_jobs import (
     BadEpisode,
     Job,
+    JobResult,
     Meter,
     Progress,
-    Written,
     cut_in_jobs,
-    frame_work,
-    given_workers,
+    frame_cost,
+    open_workers,
     run_jobs,
 )
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
@@ -53,7 +45,7 @@ from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
     Codecs,
-    Described,
+    FeatureInfo,
     check_codecs,
     check_fps,
     check_passthrough,
@@ -64,14 +56,17 @@ from seqrecord.writing.stored_statistics import merged
 
 _logger = logging.getLogger("seqrecord")
 
-_MIN_JOB_BYTES = 128 << 20  # decoded; less is not worth a process
+_MIN_JOB_BYTES = 128 << 20  # decoded; smaller jobs are not worth a process
 
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """The result of a conversion. Episodes that were there before are `skipped`; `inventory` is the
-    source's account of its original; `damaged` are record files of which a resume could not recover
-    all, and which stay."""
+    """Result of a conversion, with keys of episodes.
+
+    `written` are new, `skipped` existed before, and `bad` could not be packed. `inventory` is the
+    source's account of its original. `damaged` are record files of which a resume could not recover
+    everything; they stay on the storage.
+    """
 
     manifest: Manifest
     written: tuple[str, ...]
@@ -102,56 +97,64 @@ def convert(
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
-    """Pack all episodes of a source.
+    """Pack all episodes of a source into a dataset.
 
-    A source that is a dataset keeps its codecs and groups, unless `codecs` or the dataset that is
-    appended to says otherwise. Chunks of features that are stored in the same codecs are copied
-    without decoding, unless `chunk_frames` is given; then still chunks of video, and kept images
-    one by one. Splits are kept, and the statistics of features that are not decoded.
+    The dataset exists when `convert` returns. After an error or a kill, `mode="resume"` continues
+    after the episodes that had ended; if all chunks are copied, a kill loses the episodes of
+    unfinished record files.
 
-    Episodes are written in jobs of about a record file, each job by one worker into record
-    files of its own; a worker holds one chunk of frames. The order of episodes is the source's,
-    whatever the number of workers. The dataset exists when `convert` returns; stopped earlier, by
-    an error or a kill, `mode="resume"` continues after the episodes that had ended; where only
-    chunks are copied, a kill loses the episodes of unfinished record files. Arguments
-    that are not listed here are those of `SeqRecordWriter`.
+    Jobs of about one record file run on `workers`, each into record files of its own. The order of
+    episodes is the source's, independent of `workers`. Memory: one chunk of frames per worker.
+
+    If the source is a dataset, splits are kept, and also codecs and groups, unless `codecs` or the
+    existing dataset under `mode="append"` replaces them. Chunks are copied without decoding if all
+    their codecs stay the same. `chunk_frames` turns that off, except for video and single encoded
+    images. Statistics of copied features are kept.
 
     Args:
-        source: where the episodes come from.
-        kinds, units: kinds and units by feature, instead of those of the source:
-            `kinds={"seg": "segmentation"}`, `units={"depth": "mm"}`.
-        fps: frames a second of the episodes of which the source does not know it.
-        mode: as for `SeqRecordWriter`; `append` and `resume` skip episodes that are there already.
-        workers: processes; by default one for each core, 1 stays in this process. The processes
-            are spawned, so a script calls this below `if __name__ == "__main__":`; else
-            `DestinationError` says so.
-        executor: runs the jobs instead: the address of a cluster that shares source and
-            destination, `dask://HOST:PORT` or `ray://HOST:PORT` (Ray's client server), or any
-            executor; with one, `progress` moves by whole jobs, and an interrupt waits for those
-            that run. `workers` is then only how many there are; by default those of the cluster.
-        skip_bad_episodes: leave out episodes that raise `SourceError`, or that cannot be stored as
-            they are listed, and report them.
-        strict: raise `SourceError` if the original has possible data that the source does not pack,
-            see `Inventory`.
-        in_place: leave packets of video, images and arrays where they are, and only say where
-            that is: nothing but other features is copied, and the originals must stay. You alone
-            can read the dataset then, or who says where the originals lie; see `seqrecord.open`.
-            A kill loses what is not in a finished record file, unless with `checksums`.
-        checksums: with `in_place`, read what is referred to, and keep its checksums: then a change
-            is noticed that leaves a file's size and time as they were.
-        progress: called from this thread, several times a second.
+        source: the original, for example from `seqrecord.open_source(path)`.
+        destination: local path, URL or open storage of the dataset.
+        codecs: as for `SeqRecordWriter`.
+        kinds, units: kinds and units by feature, instead of the source's: `kinds={"seg":
+            "segmentation"}`, `units={"depth": "mm"}`.
+        fps: frames per second of episodes whose rate the source lacks.
+        mode: as for `SeqRecordWriter`; `append` and `resume` skip existing episodes.
+        workers: number of processes, by default one per core; 1 runs in this process. Processes are
+            spawned, so a script must call `convert` below `if __name__ == "__main__":`, or
+            `DestinationError` is raised.
+        executor: runs the jobs instead: an executor, or the address `dask://HOST:PORT` or
+            `ray://HOST:PORT` (Ray's client server) of a cluster that shares source and destination.
+            With an executor, `progress` advances by whole jobs, and an interrupt waits for running
+            jobs. `workers` is then only the number of parallel jobs, by default the cluster's.
+        skip_bad_episodes: leave out and report episodes that raise `SourceError` or cannot be
+            stored.
+        strict: raise `SourceError` if the original has data that the source does not pack; see
+            `Inventory`.
+        chunk_frames, max_file_size, statistics, storage_options: as for `SeqRecordWriter`.
+        in_place: keep packets of video, images and arrays in the original files, and store
+            references. Other features are copied. The originals must stay, and other users must
+            pass their place to `seqrecord.open(originals=…)`. A kill loses unfinished record files,
+            except with `checksums`.
+        checksums: with `in_place`, read all referenced data and store checksums, which also detect
+            changes that preserve a file's size and time.
+        progress: called from this thread, several times per second.
 
-    Raises `SchemaError` for a kind or a unit of a feature that the source does not have, and for
-    one that does not exist. Raises `SourceError` for a broken original, `DestinationError` for a
-    destination that `mode` does not fit, and `ConflictError` if another writer has committed
-    meanwhile; then the episodes stay there for `mode="resume"`.
+    Raises `SchemaError` for an unknown kind or unit and for a feature that the source lacks,
+    `SourceError` for a broken original, `DestinationError` for a destination that does not fit
+    `mode`, and `ConflictError` if another writer committed meanwhile; the episodes then stay there
+    for `mode="resume"`.
+
+    Example:
+        source = seqrecord.open_source("records/")
+        report = seqrecord.convert(source, "small-records/", codecs="small", workers=1)
+        print(len(report.written), "episodes written")
     """
     check_mode(mode)
     fps = check_fps(fps)
     file_bytes = check_sizes(chunk_frames, max_file_size)
     check_codecs(codecs)
     if workers is not None and workers < 1:
-        raise DestinationError("not a number of workers", expected="1 or more", got=workers)
+        raise DestinationError("invalid number of workers", expected="1 or more", got=workers)
     _check_source(source)
     if in_place:
         if not hasattr(source, "referring"):
@@ -170,7 +173,7 @@ def convert(
     episodes, unlisted = _checked(episodes, skip_bad_episodes)
     if fps is not None:
         episodes = [info if info.fps else replace(info, fps=fps) for info in episodes]
-    with given_workers(executor) as runner:
+    with open_workers(executor) as runner:
         processes = workers or (runner and runner.count) or usable_cores()
         target = Destination(open_storage(destination, storage_options), mode)
         try:
@@ -183,10 +186,10 @@ def convert(
                 known, inventories = dataset.statistics, dataset.inventories
                 schema = _schema_of(dataset.stored, schema, codecs, target.schema, described)
                 source = dataset = dataset.fitted(schema, chunk_frames)
-                work = frame_work(source.schema(), copied=dataset.copied_features)
+                work = frame_cost(source.schema(), copied=dataset.copied_features)
                 copied = dataset.copy_lists(target.storage)
             else:
-                work = frame_work(schema, in_place=in_place)
+                work = frame_cost(schema, in_place=in_place)
                 kept, schema = schema, stored_schema(schema, codecs, target.schema, described)
                 check_passthrough(kept, schema)
             for note in _unknown_units(original, described, target.schema):
@@ -197,7 +200,7 @@ def convert(
                 files: dict[str, ExternalFile] = cast("Any", source).external_files()
                 externals = put_lists(target.storage, files)
                 copied = put_copied(target, source)
-            todo = _todo(target, episodes)
+            todo = _pending(target, episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * work // (2 * processes)
             job_bytes = min(file_bytes, max(share, _MIN_JOB_BYTES))
@@ -219,7 +222,9 @@ def convert(
             ]
             meter = Meter(total_frames, schema.frame_nbytes, progress)
             written = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
-            chosen = getattr(source, "features", None)  # of a user's own source it may be anything
+            chosen = getattr(
+                source, "features", None
+            )  # a user's own source may have any value there
             requested = chosen if isinstance(chosen, list | tuple) else ()
             check = partial(_check_values, requested=requested, shown=target.storage.url)
             commit = partial(target.commit, check=check, copied=copied)
@@ -237,40 +242,40 @@ def convert(
 def _unknown_units(
     original: Schema, described: Mapping[str, Any], there: Schema | None
 ) -> Iterator[str]:
-    """Lines about units that the source or the dataset that is appended to does not know."""
+    """Notes on units that only the source or only the existing dataset has."""
     for name, known in there.active.items() if there is not None else ():
         unit = described.get(name, {}).get("unit", original[name].unit)
         if (unit is None) != (known.unit is None):
             yield (
                 f"feature {name}: unit {unit or 'unknown'} in the source, "
-                f"{known.unit or 'unknown'} in the dataset, which keeps that"
+                f"{known.unit or 'unknown'} in the dataset, whose unit stays"
             )
 
 
 def _is_answered(note: str, described: Mapping[str, Any]) -> bool:
-    """Whether a note asks for, or assumes, a unit that the caller gives."""
+    """Whether `described` has the unit that a note of the inventory asks for or assumes."""
     return any(
         (note.startswith(f"feature {name}: ") and "without a unit" in note)
         or note.startswith(f"unit of {name} assumed")
-        for name, given in described.items()
-        if given.get("unit") is not None
+        for name, properties in described.items()
+        if properties.get("unit") is not None
     )
 
 
 def _refuse(inventory: Inventory) -> None:
-    """Raises `SourceError` for the data that was left out."""
+    """Raise `SourceError` for the data that was left out."""
     left_out = inventory.left_out_data
     shown = "; ".join(map(str, left_out[:5])) + ("; …" if len(left_out) > 5 else "")
     raise SourceError(
-        f"the original, of the format {inventory.format}, has data that is not packed; move it out "
-        "of the original, choose features (--features), or leave out strict (--strict)",
+        f"original of format {inventory.format} has data that is not packed; move it out of the "
+        "original, choose features (--features), or leave out strict (--strict)",
         expected="every file and field packed",
         got=shown,
     )
 
 
 def _check_source(source: object) -> None:
-    """`SourceError` for an object without the methods of a source."""
+    """Raise `SourceError` for an object without the methods of a source."""
     methods = ("schema", "episodes", "frames")
     if not all(callable(getattr(source, name, None)) for name in methods):
         hint = ""
@@ -284,7 +289,7 @@ def _check_source(source: object) -> None:
 
 
 def _check_values(index: Index, *, requested: Collection[str], shown: str) -> None:
-    """`SourceError` for a requested feature that no frame has; a warning for any other."""
+    """Raise `SourceError` if a requested feature has no value in any frame; warn about others."""
     for name, spec in index.schema.active.items():
         group = index.groups[spec.group]
         gaps = group.gaps[group.gaps["feature"] == index.schema.position(name)]
@@ -292,11 +297,11 @@ def _check_values(index: Index, *, requested: Collection[str], shown: str) -> No
             continue
         if name in requested:
             raise SourceError(
-                "a requested feature has no value in any frame; nothing was committed. Leave it "
+                "requested feature has no value in any frame; nothing was committed. Leave it "
                 "out of features (--features), and pack into another folder",
                 file=shown,
                 feature=name,
-                expected="a value in one frame or more",
+                expected="a value in at least one frame",
                 got=f"none in {int(index.num_frames.sum()):,} frames",
             )
         _logger.warning("%s: feature %s has no value in any frame", shown, name)
@@ -307,10 +312,13 @@ def _schema_of(
     schema: Schema,
     codecs: Codecs | None,
     there: Schema | None,
-    described: Described,
+    described: FeatureInfo,
 ) -> Schema:
-    """The schema to write under for a source of this `schema` that is a dataset, with `dataset` as
-    its stored features: its own codecs by default, and then its groups."""
+    """Schema of the new dataset if the source is a dataset.
+
+    `dataset` has the source's stored features, `schema` the same features as the source yields
+    them. Codecs and groups are the source's by default.
+    """
     if there is not None or isinstance(codecs, str):
         return stored_schema(schema, codecs, there, described)
     own = {name: spec.codec for name, spec in dataset.items()}
@@ -322,22 +330,22 @@ def _schema_of(
     return stored_schema(schema, own, None, groups)
 
 
-def _todo(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:
+def _pending(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:
     """The episodes to write, with their ordinals."""
     new = [info for info in episodes if info.key not in target.committed]
     ordinals = {info.key: target.first_ordinal + i for i, info in enumerate(new)}
     todo = [info for info in new if info.key not in target.finished]
     if all(ordinals.get(key) == ordinal for key, ordinal in target.recovered.items()):
         return [(ordinals[info.key], info) for info in todo]
-    # The source, or another one, listed other episodes when the write was interrupted: what had
-    # been finished stays where it is, and the others follow.
+    # The interrupted write listed other episodes: recovered episodes keep their ordinals, and
+    # new episodes follow.
     return list(enumerate(todo, target.next_ordinal))
 
 
 def _checked(
     episodes: Sequence[EpisodeInfo], skip_bad: bool
 ) -> tuple[list[EpisodeInfo], list[BadEpisode]]:
-    """The episodes that can be packed as they are listed, and those that `skip_bad` leaves out."""
+    """The episodes that can be packed, and the bad ones that `skip_bad` leaves out."""
     if not episodes:
         raise SourceError("the source has no episodes")
     seen: set[str] = set()
@@ -361,7 +369,7 @@ def _checked(
         seen.add(info.key)
         good.append(info)
     if not good:
-        raise SourceError(f"no episode can be packed; the first because of this: {bad[0].error}")
+        raise SourceError(f"no episode can be packed; the first failed with: {bad[0].error}")
     return good, bad
 
 
@@ -369,7 +377,7 @@ def _report(
     target: Destination,
     episodes: Sequence[EpisodeInfo],
     todo: Sequence[tuple[int, EpisodeInfo]],
-    jobs: Sequence[Written],
+    jobs: Sequence[JobResult],
     unlisted: Sequence[BadEpisode],
     known: Statistics | None,
     inventory: Inventory,
@@ -377,7 +385,7 @@ def _report(
     *,
     inventories: Sequence[Inventory] | None,
 ) -> ConvertReport:
-    """Commits. `inventories` take the place of `inventory` in the dataset."""
+    """Commit and make the report. `inventories` replace `inventory` in the dataset."""
     order = {info.key: position for position, (_, info) in enumerate(todo)}
     bad = [episode for job in jobs for episode in job.bad]
     left_out = {episode.key for episode in bad}
@@ -385,12 +393,12 @@ def _report(
     written = tuple(key for key in order if key not in left_out)
     if not written and not target.finished:
         raise DestinationError(
-            f"no episode could be written; the first was left out because of this: {bad[0].error}",
+            f"no episode could be written; the first failed with: {bad[0].error}",
             file=target.storage.url,
         )
     statistics = merged([job.statistics for job in jobs])
     if known and statistics is not None and len(written) == len(episodes) and not unlisted:
-        # What was kept encoded was not looked at.
+        # Features that stayed encoded have no new statistics.
         statistics = Statistics(known.num_frames, {**known, **statistics})
     splits = {info.key: info.split for info in episodes if info.split is not None}
     if every := (*unlisted, *bad):

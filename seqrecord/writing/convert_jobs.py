@@ -1,4 +1,4 @@
-"""Jobs of a conversion, and what runs them: this process, others, an executor, or a cluster."""
+"""Jobs of a conversion, and their runners: this process, a pool, an executor, or a cluster."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from seqrecord.errors import (
     SourceError,
     located,
 )
-from seqrecord.format.lags import clock_of
 from seqrecord.format.text import encode_metadata
+from seqrecord.format.time_spans import clock_of
 from seqrecord.processes.threads import check_room
 from seqrecord.schema import Schema
 from seqrecord.sources import EpisodeInfo, Source
@@ -37,11 +37,11 @@ from seqrecord.sources.inventory import format_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.writing.rates import Irregular
+from seqrecord.writing.rates import IrregularEpisode
 from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import check_fps
 
-KEPT_COST = 64  # decoded bytes of video that is kept take as long as one byte that is encoded
+KEPT_COST = 64  # decoded bytes of copied video take as long as one encoded byte
 
 
 class StoppedError(SeqRecordError):
@@ -50,53 +50,52 @@ class StoppedError(SeqRecordError):
 
 @dataclass(frozen=True)
 class BadEpisode:
-    """An episode that was left out, and why."""
+    """An episode that was left out, and the error."""
 
     key: str
     error: str
 
 
 @dataclass(frozen=True)
-class Written:
-    """What came of a job: the episodes that were left out, statistics of the others, and those of
-    which timestamps contradict the fps.
+class JobResult:
+    """Result of a job: bad episodes, statistics of the others, episodes without a constant frame
+    rate.
 
-    `frames` counts those of episodes that were left out, too, as far as they were read.
+    `frames` also counts the frames of bad episodes, as far as they were read.
     """
 
     frames: int
     bad: tuple[BadEpisode, ...]
     statistics: Statistics | None
-    irregular: tuple[Irregular, ...] = ()
+    irregular: tuple[IrregularEpisode, ...] = ()
 
 
 @dataclass(frozen=True)
 class Job:
-    """Consecutive episodes for one worker, with all that it needs to write them."""
+    """Consecutive episodes for one worker, and all arguments for writing them."""
 
     source: Source
     storage: Storage
     schema: Schema
-    writer: str  # the id that all workers share
+    writer: str  # id, shared by all workers
     episodes: tuple[tuple[int, EpisodeInfo], ...]  # with their ordinals
     chunk_frames: int | None
     max_file_size: int
     skip_bad_episodes: bool
     statistics: bool
     externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
-    checksums: bool = False  # of what is referred to
+    checksums: bool = False  # of referenced data
 
     @property
     def num_frames(self) -> int:
         return sum(info.num_frames for _, info in self.episodes)
 
 
-def frame_work(schema: Schema, *, copied: Collection[str] = (), in_place: bool = False) -> int:
-    """The bytes of a frame of a source's schema, in which video that is kept and features that are
-    `copied` count little, and with `in_place` images that are.
+def frame_cost(schema: Schema, *, copied: Collection[str] = (), in_place: bool = False) -> int:
+    """Relative cost of packing a frame of `schema`, in bytes.
 
-    Hardly anything is done to that: a process which packs little of it takes longer to start than
-    to work.
+    Video, `copied` features, and with `in_place` references to images count 1/64 of their bytes:
+    they are not encoded, so a process for them alone would take longer to start than to work.
     """
     return sum(
         -(-spec.nbytes // KEPT_COST)
@@ -109,7 +108,7 @@ def frame_work(schema: Schema, *, copied: Collection[str] = (), in_place: bool =
 def cut_in_jobs(
     episodes: Sequence[tuple[int, EpisodeInfo]], frame_bytes: int, job_bytes: int
 ) -> Iterator[tuple[tuple[int, EpisodeInfo], ...]]:
-    """Consecutive episodes that decode to `job_bytes` or more."""
+    """Cut the episodes into runs that decode to `job_bytes` or more."""
     job: list[tuple[int, EpisodeInfo]] = []
     frames = 0
     for ordinal, info in episodes:
@@ -122,8 +121,8 @@ def cut_in_jobs(
         yield tuple(job)
 
 
-def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written:
-    """Write one job into record files of its own. `advance` is called with frames done."""
+def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResult:
+    """Write a job into record files of its own. `advance` is called with numbers of frames."""
     bad, frames = [], 0
 
     def count(written: int) -> None:
@@ -134,7 +133,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
 
     collector = StatisticsCollector(job.schema) if job.statistics else None
     copied: frozenset[str] = getattr(job.source, "copied_features", frozenset())
-    # References to files that are not read, and copies, are made again in the time of their notes.
+    # Unchecked references and copies are as fast to repeat as to note for a resume.
     is_quick = (job.externals and not job.checksums) or copied >= job.schema.active.keys()
     with RecordFileWriter(
         job.storage,
@@ -168,7 +167,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
                             "to read the other episodes in place, index them with convert(…, "
                             "in_place=True, skip_bad_episodes=True), and open that"
                         )
-                    if hasattr(job.source, "parts"):  # of a merge
+                    if hasattr(job.source, "parts"):  # merge
                         others = "`seqrecord edit delete` leaves the episode out of its dataset"
                     if format_of(job.source) == "lerobot":
                         others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
@@ -181,11 +180,11 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> Written
             else:
                 files.end()
     statistics = None if collector is None else collector.statistics()
-    return Written(frames, tuple(bad), statistics, tuple(files.irregular))
+    return JobResult(frames, tuple(bad), statistics, tuple(files.irregular))
 
 
-def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> Written:
-    """`write_job` on a copy: workers share neither source nor storage, be they threads or not."""
+def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> JobResult:
+    """Run `write_job` on a copy of the job, so that workers share neither source nor storage."""
     copy: Job = pickle.loads(pickle.dumps(job))  # noqa: S301 - our own
     try:
         return write_job(copy, advance)
@@ -205,28 +204,28 @@ def _write_frames(
     videos = getattr(job.source, "videos", None)
     kept = videos(info) if videos is not None else {}
     chunks = getattr(job.source, "chunks", None)
-    with _misfits():
+    with _as_source_errors():
         for chunk, times in chunks(info) if chunks is not None else ():
             files.append_chunk(chunk, times)
             advance(0)
         for name, parts in kept.items():
             for part in parts:
                 files.append_video(name, part)
-                advance(0)  # or nothing would stop it
+                advance(0)  # so that a stop is noticed
     has_others = len(kept) < len(job.schema.active)
     for block in blocks_of(job.source, info):
         before, count = count, count + block.num_frames
         if count > info.num_frames:
             break
-        with _misfits():
+        with _as_source_errors():
             if not block.columns and videos is None and chunks is None:
-                raise FrameError("a frame without any feature", episode=info.key, frame=before)
+                raise FrameError("frame without features", episode=info.key, frame=before)
             if has_others:
                 files.append(block)
         advance(block.num_frames)
     if count != info.num_frames or count == 0:
         raise SourceError(
-            "the source yields another number of frames than it lists",
+            "source yields a different number of frames than it lists",
             episode=info.key,
             expected=max(info.num_frames, 1),
             got=f"{count} or more" if count > info.num_frames else count,
@@ -234,13 +233,13 @@ def _write_frames(
     timestamps = getattr(job.source, "timestamps", None)
     if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
         files.check_times(timestamps(info))
-    with _misfits():
-        files.check_even()
+    with _as_source_errors():
+        files.check_lengths()
 
 
 @contextlib.contextmanager
-def _misfits() -> Iterator[None]:
-    """What does not fit the schema is the original's fault."""
+def _as_source_errors() -> Iterator[None]:
+    """Raise errors about frames that do not fit the schema as `SourceError`."""
     try:
         yield
     except (FrameError, CodecError) as error:
@@ -248,12 +247,12 @@ def _misfits() -> Iterator[None]:
 
 
 _REPORT_SECONDS = 0.1
-_POOL_THREADS = 2  # of a pool of processes, which waits for ever for one that cannot start
+_POOL_THREADS = 2  # of a process pool, which waits for ever if one cannot start
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion or an export is. `total_frames` counts those of bad episodes too."""
+    """Progress of a conversion or an export. `total_frames` includes bad episodes."""
 
     frames: int
     total_frames: int
@@ -262,7 +261,7 @@ class Progress:
 
 @dataclass
 class Meter:
-    """Counts frames, and reports at most ten times a second."""
+    """Counts frames, and reports at most ten times per second."""
 
     total_frames: int
     frame_nbytes: int
@@ -271,7 +270,7 @@ class Meter:
     _reported: float = 0.0
 
     def add(self, frames: int) -> None:
-        # A job that is done again, by another worker, tells its frames again.
+        # A job that another worker repeats counts its frames again.
         self.frames = min(self.frames + frames, self.total_frames)
         if time.monotonic() - self._reported >= _REPORT_SECONDS:
             self.report()
@@ -285,36 +284,36 @@ class Meter:
 
 
 class Workers:
-    """Runs jobs, several at a time: by an executor of the caller's, or what inherits this."""
+    """Runs jobs in parallel on an executor; base class of the other runners."""
 
     broken: tuple[type[BaseException], ...] = (BrokenExecutor,)
-    """How a job fails whose worker has gone."""
+    """Errors of a job whose worker is gone."""
     count: int | None = None
-    """How many jobs run at a time; `None` where nobody tells."""
+    """Number of parallel jobs; `None` if unknown."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     @property
     def has_begun(self) -> bool:
-        """Whether any worker has begun, as far as is known."""
+        """Whether any worker has started; true if unknown."""
         return True
 
-    def submit(self, job: Job) -> Future[Written]:
-        """Have a job done."""
+    def submit(self, job: Job) -> Future[JobResult]:
+        """Start a job."""
         return self._executor.submit(write_copy, job)
 
     def take(self) -> int | None:
-        """How many frames have been written since; `None` where nobody tells."""
+        """Number of frames written since the last call; `None` if unknown."""
         return None
 
     def stop(self) -> None:
-        """Tell the jobs that run to stop soon, which fail then."""
+        """Ask running jobs to stop soon; they then fail."""
 
 
 @contextlib.contextmanager
-def given_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
-    """Those of an executor, or of a cluster at this address, as long as the block runs."""
+def open_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
+    """Runner for an executor or a cluster address while the block runs; `None` for `None`."""
     if isinstance(executor, str):
         from seqrecord.writing.clusters import open_cluster  # only where one is used
 
@@ -326,10 +325,10 @@ def given_workers(executor: Executor | str | None) -> Iterator[Workers | None]:
 
 def run_jobs(
     jobs: Sequence[Job], *, processes: int, workers: Workers | None, meter: Meter
-) -> list[Written]:
-    """Write all jobs, on `workers`, or else on so many processes, one being this process.
+) -> list[JobResult]:
+    """Write all jobs on `workers`, or else on `processes` processes including this one.
 
-    Returns what came of each, in their order.
+    Returns a result for each job, in order.
     """
     processes = min(processes, len(jobs))
     if workers is not None:
@@ -343,9 +342,9 @@ def run_jobs(
     return written
 
 
-def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[Written]:
-    """Run the jobs, largest first so that none is left for the end."""
-    futures: dict[int, Future[Written]] = {}
+def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResult]:
+    """Run the jobs, the largest first to keep the last ones short."""
+    futures: dict[int, Future[JobResult]] = {}
     try:
         for number in sorted(range(len(jobs)), key=lambda n: jobs[n].num_frames, reverse=True):
             futures[number] = workers.submit(jobs[number])
@@ -362,9 +361,9 @@ def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[Written
         if not workers.has_begun:
             raise _unguarded_script() from error
         raise DestinationError(
-            "a worker ended before its work did (killed, or out of memory?)",
+            "a worker died before its job was done (killed, or out of memory?); fewer workers "
+            "(--workers) need less memory",
             file=jobs[0].storage.url,
-            expected="workers that end by themselves; fewer of them (--workers) need less memory",
         ) from error
     except BaseException:
         workers.stop()
@@ -378,9 +377,8 @@ def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[Written
 class _Processes(Workers):
     """Workers that are processes of this machine.
 
-    They share memory with this one, in which each job's frames are counted in a place of its own,
-    and read there that they should stop. There is no lock, which a killed worker could hold for
-    ever.
+    Shared memory has a frame counter for each job and a stop flag. It needs no lock, which a killed
+    worker could leave locked.
     """
 
     def __init__(self, executor: Executor, count: int, shared: _Shared) -> None:
@@ -392,16 +390,15 @@ class _Processes(Workers):
     def has_begun(self) -> bool:
         return bool(self._shared.begun.value)
 
-    def submit(self, job: Job) -> Future[Written]:
+    def submit(self, job: Job) -> Future[JobResult]:
         self._jobs += 1
         try:
             with _interrupts_blocked():
                 return self._executor.submit(_write_in_pool, self._jobs - 1, job)
         except OSError as error:
             raise ResourceError(
-                f"no worker process can be started: {error}",
-                expected="a limit of processes and threads that leaves room for some more, or "
-                "fewer workers",
+                f"no worker process can be started: {error}; raise the limit of processes and "
+                "threads, or use fewer workers",
             ) from error
 
     def take(self) -> int:
@@ -414,19 +411,19 @@ class _Processes(Workers):
 
 @dataclass(frozen=True)
 class _Shared:
-    """What this process and its workers share, as raw ctypes."""
+    """State that this process shares with its workers, as raw ctypes."""
 
-    frames: Any  # int64 [jobs]: how many each has written
-    begun: Any  # bool: whether any worker has begun
+    frames: Any  # int64 [jobs]: frames written
+    begun: Any  # bool: whether any worker has started
     stop: Any  # bool: whether jobs should stop
 
 
 @contextlib.contextmanager
 def _worker_processes(count: int, num_jobs: int) -> Iterator[_Processes]:
-    """Start `count` processes, and end them when the block is left.
+    """Start `count` processes, and end them with the block.
 
-    Raises `ResourceError` where the system lets no process or no thread start, and
-    `DestinationError` in a process that was itself started, and imports a script yet.
+    Raises `ResourceError` if the system refuses another process or thread, and `DestinationError`
+    in a process that multiprocessing started and that is still importing the script.
     """
     if _is_importing_script():
         raise _unguarded_script()
@@ -444,28 +441,28 @@ def _worker_processes(count: int, num_jobs: int) -> Iterator[_Processes]:
 
 
 def _is_importing_script() -> bool:
-    """Whether this process was started by multiprocessing, and imports the script of the other yet.
+    """Whether multiprocessing started this process, and it is still importing the parent's script.
 
-    It does so under another name than `__main__`, which the script gets when it is imported.
+    The script has another module name than `__main__` until its import has finished.
     """
     script = sys.modules.get("__mp_main__")
     return script is not None and script is not sys.modules.get("__main__")
 
 
 def _unguarded_script() -> DestinationError:
-    """No worker process begins where each starts others, as a script does that has no guard."""
+    """Error for a script without a `__main__` guard, in which each worker would start workers."""
     return DestinationError(
-        "no worker process could begin. Each imports the script that calls convert, so what the "
-        'script runs must stand below `if __name__ == "__main__":`. Where it does, see what the '
-        "processes said; fewer workers take less memory, and workers=1 stays in this process",
+        "no worker process could start. Workers import the calling script, so its code must be "
+        'below `if __name__ == "__main__":`. If it is, read the output of the processes; fewer '
+        "workers need less memory, and workers=1 runs in this process",
     )
 
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which reaches the whole process group.
+    """Hide Ctrl-C from processes started here, although it reaches the whole process group.
 
-    The parent sees it when the block ends, and it alone decides.
+    This process sees the signal at the end of the block, and decides alone.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -487,14 +484,14 @@ def _start_worker(shared: _Shared) -> None:
 
 
 def _die_with_parent() -> None:
-    """A killed parent must not leave workers that continue to write."""
+    """End this worker process when its parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait_for([parent.sentinel])
         os._exit(1)
 
 
-def _write_in_pool(number: int, job: Job) -> Written:
+def _write_in_pool(number: int, job: Job) -> JobResult:
     shared = _shared
 
     def advance(frames: int) -> None:

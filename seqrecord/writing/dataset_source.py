@@ -1,7 +1,7 @@
-"""Datasets as sources: to be packed again, appended to another dataset, or merged.
+"""Datasets as sources: for conversion, appending and merging.
 
-Chunks of groups that the target stores in the same codecs are copied without decoding. So are
-single kept images, where their group changes. All other features are decoded and encoded again.
+A chunk is copied without decoding if the target stores its group in the same codecs. Single encoded
+images are copied too if their group changes. Other features are decoded and encoded again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from seqrecord.errors import (
 )
 from seqrecord.format.index import NO_SPLIT
 from seqrecord.format.inventory import Inventory
-from seqrecord.format.lags import with_lags
 from seqrecord.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
 from seqrecord.format.pages import PageCodec
 from seqrecord.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.format.text import parse_json
+from seqrecord.format.time_spans import timestamp_features
 from seqrecord.reading.chunks import Chunk, Page
 from seqrecord.reading.dataset import Dataset, open_packed
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
@@ -41,12 +41,12 @@ from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import Storage, StorageLike, open_storage
 from seqrecord.text import counted
 from seqrecord.writing.chunking import StoredChunk
-from seqrecord.writing.edit_files import gathered
+from seqrecord.writing.edit_files import batched
 from seqrecord.writing.record_file import Times
 from seqrecord.writing.stored_schema import has_same_pages, is_passthrough
 from seqrecord.writing.stored_statistics import merged
 
-_READ_BYTES = 16 << 20  # of pages at once, or one chunk
+_READ_BYTES = 16 << 20  # of pages per read, or one chunk
 
 _T = TypeVar("_T")
 
@@ -58,9 +58,9 @@ def find_dataset(
     *,
     is_named: bool = False,
 ) -> DatasetSource | None:
-    """The source of the dataset there, if there is one: its manifest says so.
+    """The source of the dataset at a location; `None` if there is no manifest.
 
-    With `is_named` it must be one: raises as `seqrecord.open` does.
+    With `is_named`, raises as `seqrecord.open` does instead.
     """
     if not is_named and not _is_dataset(location, storage_options):
         return None
@@ -68,15 +68,15 @@ def find_dataset(
 
 
 CopiedChunk: TypeAlias = "tuple[StoredChunk, Mapping[str, Times]]"
-"""A chunk, and the timestamps in it by feature."""
+"""A chunk, and its timestamps by feature."""
 
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """The episodes of an open dataset, as they were when it was opened, with its features.
+    """The episodes of an open dataset, as of when it was opened, with its features.
 
-    Keys of episodes begin with `prefix`. Features in `decoded` are decoded. With `keeps_references`
-    a copied page still refers to its external file; otherwise it contains the bytes from there.
+    `prefix` is put before episode keys. Features in `decoded` are decoded. With `keeps_references`,
+    a copied page still refers to its external file; otherwise it gets the bytes of that file.
     """
 
     format_name: ClassVar[str] = DATASET
@@ -87,7 +87,7 @@ class DatasetSource:
     keeps_references: bool = False
     target: Schema | None = None
     copied: Mapping[int, int] = field(default_factory=dict)
-    """The stored group by number of each group of `target` whose chunks are copied."""
+    """For each group of `target` whose chunks are copied: its group in this dataset, by number."""
 
     @property
     def stored(self) -> Schema:
@@ -96,12 +96,12 @@ class DatasetSource:
 
     @property
     def statistics(self) -> Statistics:
-        """Those of the dataset's features."""
+        """Statistics of the selected features, as far as the dataset has them."""
         known = self.reader.statistics
         return Statistics(known.num_frames, {n: known[n] for n in self.stored if n in known})
 
     def schema(self) -> Schema:
-        """The features, with the codecs of those that are passed on as they are encoded."""
+        """The features as this source yields them: with a codec only if frames stay encoded."""
         return Schema(
             [
                 replace(spec, codec=spec.codec if self._passes(spec) else (), group=0, added=None)
@@ -117,9 +117,10 @@ class DatasetSource:
         return frozenset(name for number in self.copied for name in self.target.group(number))
 
     def fitted(self, schema: Schema, chunk_frames: int | None = None) -> DatasetSource:
-        """The source for a dataset of this schema: it copies what is stored in the same codecs.
+        """The source for a target of this schema: it copies chunks that are stored in the same
+        codecs.
 
-        With `chunk_frames` the lengths of chunks change, except those of video.
+        With `chunk_frames` the lengths of chunks change, except for video.
         """
         stored = self.stored
         others = (name for name, spec in stored.items() if not is_passthrough(spec, schema[name]))
@@ -148,10 +149,11 @@ class DatasetSource:
 
     @property
     def inventories(self) -> None:
-        """`account` has what is known from those of the dataset."""
+        """None: `account` includes the dataset's inventories."""
 
     def copy_lists(self, storage: Storage) -> CopiedFiles | None:
-        """Copy the lists of external files, if pages keep their references; the copied files."""
+        """Copy the lists of external files if pages keep their references; returns the copied
+        files."""
         contents = self.reader.contents
         known = contents.manifest.copied
         refers = known is not None or any(group.external.any() for group in contents.index.groups)
@@ -164,12 +166,12 @@ class DatasetSource:
         return known
 
     def has(self, key: str) -> bool:
-        """Whether it has an episode of this key, prefix included."""
+        """Whether the dataset has an episode of this key, prefix included."""
         rest = key[len(self.prefix) :]
         return key.startswith(self.prefix) and rest in self.reader.contents.index.positions
 
     def account(self) -> Account:
-        """With what was left out when the dataset itself was packed."""
+        """Account of the dataset, with the data left out when it was packed itself."""
         contents = self.reader.contents
         places = {name: f"feature {contents.stored_name(name)}" for name in self.stored}
         left_out = [
@@ -190,14 +192,14 @@ class DatasetSource:
         return Account(reason, places, tuple(left_out), tuple(notes))
 
     def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
-        """The episode's frames; empty ones of `info.num_frames` where all chunks are copied."""
+        """The episode's frames; `info.num_frames` empty frames if all chunks are copied."""
         if self.copied and self.copied_features >= self.stored.keys():
             yield Block(info.num_frames, {})
         else:
             yield from map(Block.of, self.frames(info))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        """Without the features whose chunks are copied."""
+        """The episode's frames, without the features whose chunks are copied."""
         key, copied = self._key(info), self.copied_features
         names = [name for name in self.stored if name not in copied]
         groups = dict.fromkeys(self.stored[name].group for name in names)
@@ -207,11 +209,11 @@ class DatasetSource:
         return _located(info.key, frames)
 
     def chunks(self, info: EpisodeInfo) -> Iterator[CopiedChunk]:
-        """The episode's chunks that are copied, in the order in which a writer completes them."""
+        """The episode's copied chunks, in the order in which a writer completes them."""
         return _located(info.key, self._copied_chunks(self._key(info)))
 
     def pages(self, feature: str, key: str) -> Iterator[tuple[Page, memoryview]]:
-        """The pages of a feature in an episode, with their bytes; those of no frame are empty."""
+        """Pages of a feature in an episode, with their bytes; empty for a page without frames."""
         reader = self.reader.contents.chunks
         for chunk in self._chunks(self.stored[feature].group, key):
             [page] = (page for page in reader.pages(chunk) if page.feature == feature)
@@ -220,9 +222,9 @@ class DatasetSource:
     def values(
         self, group: int, names: Collection[str], key: str, frames: Sequence[int] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """What each frame of an episode has of these features of a group; holds a chunk at a time.
+        """Values of these features of a group for each frame of an episode, by name.
 
-        With `frames`, which ascend, only these are looked at.
+        With `frames`, in ascending order, only for these frames. Memory: one chunk.
         """
         reader = self.reader.contents.chunks
         for chunk in self._chunks(group, key):
@@ -250,7 +252,7 @@ class DatasetSource:
             for chunk in self._chunks(group, key)
         ]
         found.sort(key=lambda item: (item[0].stop_frame, item[1]))
-        for some in gathered(found, lambda item: _nbytes(item[2]), _READ_BYTES):
+        for some in batched(found, lambda item: _nbytes(item[2]), _READ_BYTES):
             for _, items in groupby(some, lambda item: item[0].path):
                 chunks = [*items]
                 pages = [page for *_, of in chunks for page in of.values() if page.num_present]
@@ -262,7 +264,7 @@ class DatasetSource:
     def _copied_chunk(
         self, chunk: Chunk, number: int, pages: Mapping[str, Page], data: Mapping[Page, memoryview]
     ) -> CopiedChunk:
-        """A chunk of group `number` of the target, whose dropped features get empty pages."""
+        """A chunk of group `number` of the target, with empty pages for dropped features."""
         assert self.target is not None, "not fitted"
         specs = self.target.group(number)
         gaps, largest, external, times = {}, [], 0, {}
@@ -275,7 +277,7 @@ class DatasetSource:
                 largest.append(0 if page is None else page.largest or 0)
             if page is not None and self.keeps_references:
                 external += page.external
-        for name in with_lags(specs):
+        for name in timestamp_features(specs):
             if (page := pages[name]) in data:
                 frames = np.flatnonzero([page.has(i) for i in range(chunk.num_frames)])
                 values = np.empty(len(frames), specs[name].dtype)
@@ -310,24 +312,24 @@ class DatasetSource:
 
 @dataclass(frozen=True)
 class MergedSource:
-    """The episodes of several datasets, in their order, with the features of the first."""
+    """The episodes of several datasets, in order, with the features of the first."""
 
     parts: tuple[DatasetSource, ...]
 
     @property
     def stored(self) -> Schema:
-        """The features of the first with their codecs and groups."""
+        """The features of the first dataset with their codecs and groups."""
         return self.parts[0].stored
 
     @property
     def statistics(self) -> Statistics:
-        """Those of all together; none where a dataset lacks them."""
+        """Merged statistics; empty if a dataset lacks them."""
         known = merged([part.statistics or None for part in self.parts])
         return known or Statistics(0, {})
 
     @property
     def inventories(self) -> tuple[Inventory, ...]:
-        """Those of all datasets."""
+        """The inventories of all datasets."""
         return tuple(each for part in self.parts for each in part.reader.inventories)
 
     @property
@@ -336,22 +338,22 @@ class MergedSource:
         return frozenset.intersection(*(part.copied_features for part in self.parts))
 
     def fitted(self, schema: Schema, chunk_frames: int | None = None) -> MergedSource:
-        """As of `DatasetSource`."""
+        """As `DatasetSource.fitted`."""
         return MergedSource(tuple(part.fitted(schema, chunk_frames) for part in self.parts))
 
     def schema(self) -> Schema:
-        """Of the first dataset."""
+        """Schema of the first dataset."""
         return self.parts[0].schema()
 
     def episodes(self) -> Sequence[EpisodeInfo]:
-        """`DestinationError` for two of one key."""
+        """Episodes of all datasets. Raises `DestinationError` for two of the same key."""
         found: dict[str, EpisodeInfo] = {}
         for part in self.parts:
             for info in part.episodes():
                 if found.setdefault(info.key, info) is not info:
                     raise DestinationError(
-                        "two of the datasets have an episode of one key; give those of one a "
-                        "prefix (--prefix), or another name (`seqrecord edit rename`)",
+                        "two datasets have an episode with the same key; give one dataset a prefix "
+                        "(--prefix), or rename the episode (`seqrecord edit rename`)",
                         file=self._part(info).reader.url,
                         episode=info.key,
                         got=part.reader.url,
@@ -359,25 +361,28 @@ class MergedSource:
         return [*found.values()]
 
     def copy_lists(self, storage: Storage) -> CopiedFiles | None:
-        """As of `DatasetSource`. Nothing can be appended: several originals have no one content."""
+        """As `DatasetSource.copy_lists`, for all datasets.
+
+        Nothing can be appended later: several originals have no common content id.
+        """
         known = [part.copy_lists(storage) for part in self.parts]
         lists = dict.fromkeys(name for copied in known if copied for name in copied.lists)
         return CopiedFiles(tuple(lists)) if lists else None
 
     def account(self) -> Account:
-        """Of the first dataset; `inventories` are all."""
+        """Account of the first dataset; `inventories` has the others."""
         return self.parts[0].account()
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        """As of `DatasetSource`."""
+        """As `DatasetSource.frames`."""
         return self._part(info).frames(info)
 
     def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
-        """As of `DatasetSource`."""
+        """As `DatasetSource.blocks`."""
         return self._part(info).blocks(info)
 
     def chunks(self, info: EpisodeInfo) -> Iterator[CopiedChunk]:
-        """As of `DatasetSource`."""
+        """As `DatasetSource.chunks`."""
         return self._part(info).chunks(info)
 
     def _part(self, info: EpisodeInfo) -> DatasetSource:
@@ -402,7 +407,7 @@ def _is_dataset(location: StorageLike, storage_options: Mapping[str, Any] | None
 
 
 def _located(key: str, items: Iterator[_T]) -> Iterator[_T]:
-    """The same; what of the episode cannot be read is the original's fault."""
+    """The same items; errors about the episode are raised as `SourceError`."""
     try:
         yield from items
     except (FormatError, CodecError, NotFoundError) as error:

@@ -1,7 +1,7 @@
-"""What a writer begins with: what is there, what it recovers of it, and which ordinals are its own.
+"""A writer's destination: existing dataset, recovered episodes, free ordinals, commit.
 
-Any number of writers may write to one destination at the same time. Each has files that no other
-writer touches, and commits with one conditional write; see docs/storage_details.md.
+Any number of writers may write to one destination at the same time. Each has files of its own, and
+commits with one conditional write; see docs/storage_details.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seqrecord.format.inventory import Inventory, read_inventories
 from seqrecord.format.manifest import MANIFEST, CopiedFiles, Manifest, check_record_path
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.home import home
-from seqrecord.reading.index_building import conformed
+from seqrecord.reading.index_building import matching_footers
 from seqrecord.reading.metadata import (
     DamagedFile,
     load_index,
@@ -45,13 +45,7 @@ from seqrecord.text import counted, repr_of
 from seqrecord.writing.commits import Version, appended, edits_of, put_version, rebuilt
 from seqrecord.writing.committing import read_base
 from seqrecord.writing.edit_files import put_splits
-from seqrecord.writing.own_files import (
-    SmallFiles,
-    new_writer_id,
-    own_sizes,
-    tidy,
-    writer_of,
-)
+from seqrecord.writing.own_files import SmallFiles, new_writer_id, own_sizes, tidy, writer_of
 from seqrecord.writing.recovery import recover
 from seqrecord.writing.stored_statistics import statistics_of
 
@@ -61,18 +55,20 @@ _logger = logging.getLogger("seqrecord")
 
 
 class Destination:
-    """A destination as one writer finds it, of a new id `writer`. Closes `storage` on an error.
+    """A destination at the start of one writer, which gets the new id `writer`.
 
-    `create` wants nothing there. `append` wants a dataset; what others have left there is ignored.
-    `resume` takes anything, and recovers what is whole of what others have left; see `recover`. Of
-    a dataset that is there, all files must be there as its manifest says; they are checked before
-    anything is written. Raises `DestinationError` that says what to use instead, or which file is
-    missing or another.
+    `create` needs an empty destination. `append` needs a dataset, and ignores files of other
+    writers. `resume` accepts anything, and recovers complete episodes of other writers; see
+    `recover`. All files of an existing dataset are checked before anything is written. Raises
+    `DestinationError`, which names the missing or replaced file or a mode that fits, and closes
+    `storage` on any error.
 
-    `committed` are the keys of the dataset as it was, `recovered` those of other episodes that are
-    whole on the storage and will be committed too, with their ordinals. Ordinals from
-    `first_ordinal` on were not in the dataset, and from `next_ordinal` on nowhere. `damaged` are
-    files of other writers that a resume has skipped, or of which it has lost a part.
+    Attributes:
+        committed: keys of the dataset's episodes.
+        recovered: ordinals of other complete episodes on the storage, by key; `commit` adds them.
+        first_ordinal: first ordinal that the dataset does not use.
+        next_ordinal: first ordinal that no episode on the storage uses.
+        damaged: files of other writers that a resume skipped in whole or in part.
     """
 
     def __init__(self, storage: Storage, mode: WriteMode) -> None:
@@ -81,17 +77,17 @@ class Destination:
         self.writer = new_writer_id()
         self._missing = missing_folders(storage, RECORDS)
         try:
-            self._look(mode)
+            self._open(mode)
         except BaseException:
             storage.close()
             raise
 
-    def _look(self, mode: WriteMode, *, is_second: bool = False) -> None:
+    def _open(self, mode: WriteMode, *, is_second: bool = False) -> None:
         storage = self.storage
         self._base = base = read_base(storage)
         manifest, files = base.manifest, base.files
         ignored = {*files, *(manifest.removed if manifest else ())}
-        # Unfinished ones first: those finished in between are among the finished ones then.
+        # Unfinished files first: a file that is finished in between is then in `sizes`.
         unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
         sizes = record_sizes(storage)
         unfinished = [cut for cut in unfinished if cut.path not in ignored | sizes.keys()]
@@ -99,8 +95,8 @@ class Destination:
         _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
         if mode == "append" and loose:
             _logger.warning(
-                "%s: %s that no manifest names, of another writer that is at work or was "
-                "interrupted; this append ignores them, resume (--resume) adds their episodes",
+                "%s: ignored %s of another writer, which is running or was interrupted; resume "
+                "(--resume) adds their episodes",
                 *(storage.url, counted(len(loose), "record file")),
             )
         is_resumed = mode == "resume" and (loose or unfinished)
@@ -113,14 +109,14 @@ class Destination:
         except (DestinationError, NotFoundError):
             if is_second or read_base(storage).tag == base.tag:
                 raise
-            # Others have committed, and removed old tables, or record files that they gave up.
-            self._look(mode, is_second=True)
+            # Another writer committed, and removed old tables or its unused record files.
+            self._open(mode, is_second=True)
             return
         self.damaged = _report_damaged(storage, damaged, files)
         self.schema = manifest.schema if manifest else None
         self.committed = frozenset(self._index.positions) if self._index else frozenset()
         self.recovered: dict[str, int] = {}
-        self._footers: dict[str, Footer] = {}  # of the dataset's files, and of those recovered
+        self._footers: dict[str, Footer] = {}  # of the dataset's and of recovered files
         if is_resumed:
             self._recover(footers, unfinished)
         self.first_ordinal = manifest.next_ordinal if manifest else 0
@@ -128,12 +124,14 @@ class Destination:
         self.next_ordinal = max((self.first_ordinal, *after))
 
     def _recover(self, footers: Mapping[str, Footer], unfinished: Sequence[Unfinished]) -> None:
-        """Find the episodes that are whole in files with these footers, and in unfinished ones."""
+        """Find complete episodes in files with these footers, and in unfinished files."""
         storage, base = self.storage, self._base
         edits = read_edits(storage, edits_of(storage, base))
         schema = self.schema if base.manifest else edits.schema
         edited = edits.schema is not None
-        self.schema, fitting = conformed(list(footers.items()), schema, base.files, edited=edited)
+        self.schema, fitting = matching_footers(
+            list(footers.items()), schema, base.files, edited=edited
+        )
         self._footers = dict(fitting)
         whole = recover(
             storage,
@@ -144,14 +142,14 @@ class Destination:
             self.schema,
             self.damaged,
         )
-        # As in `build_index`: of several uids of one key the smallest is the one that is taken.
+        # As in `build_index`: of several uids of one key the smallest is taken.
         kept = [uid for uid in sorted(whole, reverse=True) if uid not in edits.deleted]
         found = {edits.keys.get(uid, whole[uid].key): whole[uid].ordinal for uid in kept}
         self.recovered = {key: n for key, n in found.items() if key not in self.committed}
 
     @property
     def copied(self) -> CopiedFiles | None:
-        """The files from which values of the dataset as it was were copied."""
+        """Lists of the files from which values of the dataset were copied."""
         return self._base.manifest.copied if self._base.manifest else None
 
     @cached_property
@@ -168,22 +166,25 @@ class Destination:
         check: Callable[[Index], None] = lambda _: None,
         copied: CopiedFiles | None = None,
     ) -> Manifest:
-        """Make all that has been written under this writer's id, and recovered, the dataset.
+        """Commit the dataset with all episodes that were recovered, or written under this id.
 
-        `keys` are those of the episodes that must be in it, `statistics` those of what has been
-        written under this id, `splits` names of splits by keys of episodes that come into one; of
-        those that are in the dataset already nothing changes. `inventories` are added to the
-        dataset's. `check` may refuse the new index. `copied` takes the place of the
-        dataset's. Raises `ConflictError` if another
-        writer has committed since this one began, and `DestinationError` if an episode of `keys` is
-        missing or a record file of the dataset as it was. Then nothing is committed, and nothing
-        removed.
+        Args:
+            keys: episodes that must be in the new dataset.
+            statistics: of the frames written under this id.
+            splits: split names by key, for new episodes; episodes of the dataset keep their splits.
+            inventories: added to the dataset's inventories.
+            check: called with the new index; may raise to refuse it.
+            copied: replaces the dataset's lists of copied files.
+
+        Raises `ConflictError` if another writer committed since this one began, and
+        `DestinationError` if an episode of `keys` or a record file of the dataset is missing. Then
+        nothing is committed or removed.
         """
         _logger.info("%s: committing %s", self.storage.url, counted(len(keys), "episode"))
         sizes = record_sizes(self.storage)
         if gone := sorted({*self._base.files, *self._footers}.difference(sizes)):
             raise DestinationError(
-                "a record file of the dataset is gone since the writer began; nothing is committed",
+                "a record file of the dataset disappeared while writing; nothing is committed",
                 file=f"{self.storage.url}/{gone[0]}",
             )
         own = own_sizes(sizes, self.writer)
@@ -195,15 +196,15 @@ class Destination:
             version = rebuilt(self.storage, self._base, {**self._footers, **footers}, sizes)
         if missing := [key for key in keys if key not in version.index.positions]:
             raise DestinationError(
-                "the record files lack an episode that had ended (was a file removed?); nothing is "
+                "record files lack an episode that had ended (was a file removed?); nothing is "
                 "committed",
                 episode=missing[0],
                 expected=f"{len(keys)} episodes that had ended",
                 got=f"{len(keys) - len(missing)} of them",
             )
         check(version.index)
-        # Record files that hold nothing but pieces of episodes that were given up: nobody may
-        # recover them from this commit on, and nobody who has done so before can commit.
+        # Record files with incomplete episodes only: from this commit on no resume may recover
+        # them, and a writer that recovered them before cannot commit.
         unused = sorted(own.keys() - {file.path for file in version.record_files})
         version = replace(version, removed=tuple(unused), copied=copied or version.copied)
         together = statistics_of(self.storage, self._base.manifest, version, statistics)
@@ -216,7 +217,7 @@ class Destination:
         return manifest
 
     def _inventories(self) -> tuple[Inventory, ...]:
-        """The dataset's inventories; none if they are damaged, with a warning."""
+        """The dataset's inventories; none, with a warning, if they are damaged."""
         manifest = self._base.manifest
         if manifest is None or manifest.inventory is None:
             return ()
@@ -227,7 +228,7 @@ class Destination:
             return ()
 
     def _split(self, own: SmallFiles, version: Version, splits: Mapping[str, str]) -> Version:
-        """With the episodes that are new in their splits."""
+        """The version with new episodes in their splits."""
         places = version.index.positions
         new = [key for key in splits if key in places and key not in self.committed]
         names = tuple(dict.fromkeys((*version.splits, *(splits[key] for key in new))))
@@ -236,12 +237,13 @@ class Destination:
         return put_splits(own, version, numbers, names) if new else version
 
     def give_up(self, error: BaseException | None, cause: BaseException | None = None) -> None:
-        """After a failure: remove what this writer has written if no episode has ended.
+        """Clean up after a failure: remove this writer's files if no episode has ended or was
+        flushed.
 
-        So a corrected second write finds what the first one found. Where an episode has ended, or
-        was flushed, all stays for a resume, which `error` then names, except for the index in the
-        user's home, which is made again. `cause` is the failure, if it is not `error`. Nothing is
-        asked of a storage that did not answer.
+        A corrected second attempt then finds an unchanged destination. If an episode has ended or
+        was flushed, its files stay, and `error` gets a note on `--resume`; not so for an index in
+        the user's home, which is made again. `cause` is the failure, if it is not `error`. After a
+        `TransientError` the storage is not contacted.
         """
         if isinstance(error, TransientError) or isinstance(cause, TransientError):
             is_kept = True
@@ -250,14 +252,14 @@ class Destination:
                 is_kept = not self._remove_useless()
             except SeqRecordError as second:
                 is_kept = True
-                _logger.info("%s: own files are not removed: %s", self.storage.url, second)
+                _logger.info("%s: own files stay: %s", self.storage.url, second)
         path = self.storage.local_path(MANIFEST)
         is_in_home = path is not None and home() in Path(path).parents
         if (is_kept or self.recovered) and not is_in_home:
             _name_resume(error)
 
     def _remove_useless(self) -> bool:
-        """Remove all own files if none holds an episode that has ended, or was flushed."""
+        """Remove all own files if none has an episode that ended or was flushed."""
         storage = self.storage
         unfinished = [u for u in storage.unfinished(RECORDS) if writer_of(u.path) == self.writer]
         sizes = own_sizes(record_sizes(storage), self.writer)
@@ -272,13 +274,13 @@ class Destination:
         return True
 
     def release(self) -> None:
-        """Close the storage. What is not committed stays there."""
+        """Close the storage. Uncommitted files stay there."""
         self.storage.close()
 
 
 def _name_resume(error: BaseException | None) -> None:
-    """Add to an error that is being raised how to go on."""
-    text = "the episodes that had ended are kept: go on with resume (--resume)"
+    """Add the remedy `--resume` to an error that is being raised."""
+    text = "ended episodes are kept: continue with resume (--resume)"
     if isinstance(error, SeqRecordError):
         if "resume" not in error.message:
             error.message += f"; {text}"
@@ -287,42 +289,42 @@ def _name_resume(error: BaseException | None) -> None:
 
 
 def check_mode(mode: str) -> None:
-    """`DestinationError` for what is no `WriteMode`."""
+    """Raise `DestinationError` unless `mode` is a `WriteMode`."""
     if mode not in get_args(WriteMode):
         raise DestinationError(
-            "no such mode", expected="create, append or resume", got=repr_of(mode, 50)
+            "unknown mode", expected="create, append or resume", got=repr_of(mode, 50)
         )
 
 
 def _report_damaged(
     storage: Storage, damaged: Mapping[str, FormatError], committed: Collection[str]
 ) -> list[DamagedFile]:
-    """The record files that a resume leaves out, which the log names; they stay as they are.
+    """Log the damaged record files that a resume leaves out; they stay on the storage.
 
-    `DestinationError` for one of the dataset: what is committed is never left out silently.
+    Raises `DestinationError` if one is in `committed`: a dataset's own file is never skipped.
     """
     for path, error in damaged.items():
         if path in committed:
             raise DestinationError(
-                f"a record file of the dataset is damaged: {error.message}; {_HELP}",
+                f"record file of the dataset is damaged: {error.message}; {_HELP}",
                 **error.context(),
             ) from error
-    return [DamagedFile.told(storage, path, error) for path, error in damaged.items()]
+    return [DamagedFile.logged(storage, path, error) for path, error in damaged.items()]
 
 
 def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int]) -> Index:
-    """The index of the dataset, whose record files are looked at but not read.
+    """Index of the dataset, after a check of its record files without reading them.
 
-    `DestinationError` for a record file or a file of the index that is missing, of another length,
-    or, of the record files, of another id than the manifest says.
+    Raises `DestinationError` for a missing file, a file of another length, and a record file whose
+    id differs from the manifest.
     """
     ids = {file.path: file.file_id for file in manifest.record_files}
     for file in manifest.record_files:
         if (size := sizes.get(file.path)) != file.size:
             raise DestinationError(
-                f"a file of the dataset is missing; {_HELP}"
+                f"record file is missing; {_HELP}"
                 if size is None
-                else f"a file of the dataset is not as long as its manifest says; {_HELP}",
+                else f"length of a record file differs from the manifest; {_HELP}",
                 file=f"{storage.url}/{file.path}",
                 expected=file.size,
                 got=size,
@@ -331,7 +333,7 @@ def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int
     def check(path: str) -> None:
         if (found := read_file_id(storage, path)) != ids[path]:
             raise FormatError(
-                "another record file than the one that the manifest names",
+                "record file was replaced (id differs from the manifest)",
                 file=f"{storage.url}/{path}",
                 expected=ids[path],
                 got=found,
@@ -342,30 +344,31 @@ def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int
         return load_index(storage, manifest)
     except (FormatError, NotFoundError) as error:
         raise DestinationError(
-            f"a file of the dataset is missing or damaged: {error.message}; {_HELP}",
+            f"file of the dataset is missing or damaged: {error.message}; {_HELP}",
             **error.context(),
         ) from error
 
 
 _HELP = (
-    "nothing was changed: bring the file back, or make a dataset of the record files that are "
-    "there with `seqrecord reindex`"
+    "nothing was changed: restore the file, or rebuild the dataset from the remaining record "
+    "files with `seqrecord reindex`"
 )
 
 
 def _check_mode_fits(
     storage: Storage, mode: WriteMode, manifest: Manifest | None, left: int
 ) -> None:
-    """`left` counts the record files that no manifest names."""
+    """Raise `DestinationError` if `mode` does not fit; `left` counts record files without a
+    manifest."""
     if mode == "create" and manifest is not None:
         raise DestinationError(
-            "a dataset is there already; add to it with append (--append), or choose another place",
+            "dataset exists already; add to it with append (--append), or choose another place",
             file=storage.url,
         )
     if mode == "create" and left:
         raise DestinationError(
-            "another writer is running there, or left record files when it was interrupted; go on "
-            "with resume (--resume), or remove them",
+            "record files of another writer, which is running or was interrupted; continue with "
+            "resume (--resume), or remove them",
             file=storage.url,
         )
     if mode == "append" and manifest is None:

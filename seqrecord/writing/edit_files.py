@@ -1,6 +1,6 @@
-"""Files of edits: what becomes of episodes later, told beside record files, which never change.
+"""Files of edits: changes of episodes, beside record files, which never change.
 
-The manifest names these files, so that a lost index is rebuilt with them.
+The manifest names these files, so that a rebuilt index includes the edits.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ from seqrecord.writing.own_files import SmallFiles
 
 _NUMBERED = re.compile(rf"{EDITS}/([0-9]{{8}})-")
 
-_UIDS_AT_ONCE = 500_000  # in one file
-_TEXT_AT_ONCE = 1 << 22  # characters, of which JSON makes at most six bytes each
+_UIDS_AT_ONCE = 500_000  # per file
+_TEXT_AT_ONCE = 1 << 22  # characters per file; in JSON a character takes at most six bytes
 
 _T = TypeVar("_T")
 
 
 def check_split_name(name: object) -> None:
-    """`ClipError` for what is no name of a split."""
+    """Raise `ClipError` unless `name` is a valid name of a split."""
     if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
         raise ClipError(
-            "not the name of a split", expected=SPLIT_NAME.pattern, got=repr_of(name, 100)
+            "invalid name of a split", expected=SPLIT_NAME.pattern, got=repr_of(name, 100)
         )
 
 
 def put_splits(
     own: SmallFiles, version: Version, new: npt.NDArray[np.int64], names: tuple[str, ...]
 ) -> Version:
-    """The version in which episodes are in the splits `new`, int64 [episodes]: places in `names`,
-    or `NO_SPLIT`. Writes the edits that say so."""
+    """Put episodes into splits: write the edits, and return the version with them.
+
+    `new` has a place in `names` for each episode, or `NO_SPLIT`: int64 [episodes].
+    """
     edits = split_edits(version.index, new, names)
     files = put_edits(own, edits, len(version.edits))
     return replace(
@@ -54,7 +56,7 @@ def put_splits(
 
 
 def split_edits(index: Index, new: npt.NDArray[np.int64], names: Sequence[str]) -> list[Split]:
-    """What becomes of episodes whose splits are others than in the index; see `put_splits`."""
+    """Edits for the episodes whose split differs from the index; arguments as for `put_splits`."""
     changed = np.flatnonzero(new != index.split)
     return [
         Split(
@@ -66,10 +68,10 @@ def split_edits(index: Index, new: npt.NDArray[np.int64], names: Sequence[str]) 
 
 
 def put_edits(own: SmallFiles, edits: Sequence[Edit], number: int) -> list[IndexFile]:
-    """Write files of edits; their names ascend, and come after `number` others.
+    """Write files of edits. Their numbered names come after `number` other files.
 
-    They come after what is there, too, and be it of an edit that was interrupted: where the
-    manifest is lost, what was committed last counts.
+    Names also come after any existing file, even of an interrupted edit: if the manifest is lost,
+    the file with the last name wins.
     """
     number = max(number, next_number(own.storage))
     pieces = (piece for edit in edits for piece in _pieces(edit))
@@ -80,18 +82,18 @@ def put_edits(own: SmallFiles, edits: Sequence[Edit], number: int) -> list[Index
 
 
 def edit_path(number: int, writer: str) -> str:
-    """The path of a writer's file of edits."""
+    """Path of a writer's file of edits."""
     return f"{EDITS}/{number:08d}-{writer}.json"
 
 
 def next_number(storage: Storage) -> int:
-    """The number of a file of edits whose name comes after all that are there."""
+    """First free number for a file of edits."""
     known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
     return max((int(match[1]) + 1 for match in known if match), default=0)
 
 
 def _pieces(edit: Edit) -> Iterator[Edit]:
-    """The same as edits of which each goes into one file."""
+    """Cut a large edit into edits that each fit into one file."""
     if isinstance(edit, Delete | Split):
         for i in range(0, len(edit.uids), _UIDS_AT_ONCE):
             yield replace(edit, uids=edit.uids[i : i + _UIDS_AT_ONCE])
@@ -104,11 +106,12 @@ def _pieces(edit: Edit) -> Iterator[Edit]:
 
 
 def _parts(texts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
-    return gathered(texts.items(), lambda item: len(item[0]) + len(item[1]), _TEXT_AT_ONCE)
+    return batched(texts.items(), lambda item: len(item[0]) + len(item[1]), _TEXT_AT_ONCE)
 
 
-def gathered(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
-    """The items in lists that come to at most so much each, or of one item that is larger."""
+def batched(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """Cut the items into lists of at most `most` in total size; a larger item is alone in its
+    list."""
     some: list[_T] = []
     total = 0
     for item in items:

@@ -1,4 +1,4 @@
-"""Puts the lists of external files of an index, and compares them with those that are there."""
+"""Writes lists of external files, and compares them with existing lists."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from seqrecord.storage import Storage
 from seqrecord.storage.url import without_commit
 from seqrecord.writing.destination import Destination
 
-_FILES_OF_A_LIST = 10_000  # so that it does not become too large, however long their names are
+_FILES_OF_A_LIST = 10_000  # keeps a list small even if names are long
 
 
 def put_copied(target: Destination, source: Any) -> CopiedFiles:
-    """Put lists of the files from which a source's values are copied.
+    """Write lists of the files from which a source's values are copied.
 
-    Those of the dataset that is appended to stay, if they are of other originals. `SourceError`
-    for a file that has changed since, or since an interrupted run: the values that are there would
-    be stale.
+    Lists of the existing dataset stay if they name other originals. Raises `SourceError` for a file
+    that changed since they were written: the copied values would be stale.
     """
     files, content = copied_files(source), ""
     now = {(without_commit(f.root), f.path): f for f in files.values()}
@@ -41,10 +40,10 @@ def put_copied(target: Destination, source: Any) -> CopiedFiles:
     lists: Sequence[str] = ()
     if before is not None:
         if hasattr(source, "content") and before.content:
-            with suppress(ValueError):  # of another source
+            with suppress(ValueError):  # another source
                 is_same = source.content(before.content) == before.content
         lists = before.lists
-    elif target.recovered:  # of an interrupted run
+    elif target.recovered:  # by an interrupted run
         lists = [Path(file.path).stem for file in target.storage.files(EXTERNALS)]
     for list_id in lists:
         known = ExternalList.parse(
@@ -55,12 +54,12 @@ def put_copied(target: Destination, source: Any) -> CopiedFiles:
             continue
         for file in () if is_same else known.files:
             there = now.get((without_commit(file.root), file.path))
-            if there is None and before is None:  # referred to, and checked when it is read
+            if there is None and before is None:  # a reference, checked when read
                 continue
             if there is None or (there.size, there.identity) != (file.size, file.identity):
                 raise SourceError(
-                    "a file of the original has changed since its values were copied, so "
-                    "nothing can be appended; index it again, into another folder: "
+                    "a file of the original changed after its values were copied, so nothing can "
+                    "be appended; index it again, into another folder: "
                     "`seqrecord index SRC -o DST`",
                     file=f"{file.root}/{file.path}",
                     expected=f"{file.size} bytes, {file.identity}",
@@ -73,33 +72,36 @@ def put_copied(target: Destination, source: Any) -> CopiedFiles:
 
 
 def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, tuple[str, int]]:
-    """Put lists of the files that a source's GOPs refer to, by their names for them: the id of a
-    list and a number in it. They are trusted: this user has made them."""
+    """Write lists of the files to which a source refers.
+
+    Returns a list's id and the place in it for each name of a file. The lists are trusted, as this
+    user made them; see `seqrecord.open`. Raises `SourceError` for paths that cannot be stored.
+    """
     samples = samples_of(files)
     names = [*files]
     found: dict[str, tuple[str, int]] = {}
     for begin in range(0, len(names), _FILES_OF_A_LIST):
         some = names[begin : begin + _FILES_OF_A_LIST]
-        drawn = (
+        sampled = (
             Sample(number, *each)
             for number, name in enumerate(some)
             for each in samples.get(name, ())
         )
-        each = ExternalList(tuple(files[name] for name in some), tuple(drawn))
+        each = ExternalList(tuple(files[name] for name in some), tuple(sampled))
         for file in each.files:
             if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
                 raise SourceError(
-                    "an original whose path is not UTF-8 cannot be read in place; rename it, or "
-                    "pack it with `seqrecord write --src`",
+                    "original with a path that is not UTF-8 cannot be read in place; rename it, "
+                    "or pack it with `seqrecord write --src`",
                     file=f"{file.root}/{file.path}".rstrip("/"),
                 )
         try:
             ExternalList.parse(each.encode(), each.id)
-        except FormatError as error:  # nobody could read it
-            what = f"originals that cannot be referred to: {error.message}"
+        except FormatError as error:  # readers would refuse it
             facts = {**error.context(), "file": each.files[0].root}
-            raise SourceError(what, **facts) from error
-        with suppress(ConflictError):  # it is there already, as it is
+            message = f"originals cannot be referred to: {error.message}"
+            raise SourceError(message, **facts) from error
+        with suppress(ConflictError):  # the same list exists already
             storage.put(list_path(each.id), each.encode(), expected=None)
         trust(each.id)
         found |= {name: (each.id, number) for number, name in enumerate(some)}

@@ -1,4 +1,4 @@
-"""A queue of frames that is bounded in bytes, and goes on on a local disk."""
+"""A queue of frames, bounded in memory, that spills to a local disk."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from seqrecord.schema import EncodedImage, Frame
 
 WhenFull = Literal["spill", "raise", "drop"]
 
-_BATCH_BYTES = 32 << 20  # of frames that are spilled at once
+_BATCH_BYTES = 32 << 20  # of frames per spill
 _BATCH_FRAMES = 1024
-FILE_BYTES = 1 << 30  # from then on what is spilled goes into another file
-_RETRY_SECONDS = 1.0  # after the disk took nothing more
-_ENTRY_BYTES = 1024  # that a frame counts for beside its arrays
+FILE_BYTES = 1 << 30  # size at which the next spill file begins
+_RETRY_SECONDS = 1.0  # after a failed write
+_ENTRY_BYTES = 1024  # overhead per frame
 
 _ALIGNMENT = 64
-_MAX_FREE = 64  # buffers that wait to be used again
+_MAX_FREE = 64  # buffers
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -39,7 +39,8 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True)
 class QueueStats:
-    """Frames and bytes that wait, in memory and on the disk, and what became of others."""
+    """Waiting frames and bytes, in memory and on disk; spilled and dropped frames since the
+    start."""
 
     queued_frames: int
     queued_bytes: int  # in memory
@@ -48,8 +49,8 @@ class QueueStats:
     dropped_frames: int
 
 
-class Task:
-    """What is not a frame: a call that is done by whoever takes from the queue."""
+class QueueCall:
+    """A function call between frames, done by the thread that takes from the queue."""
 
     def __init__(self, do: Callable[[], object]) -> None:
         self.do = do
@@ -58,7 +59,7 @@ class Task:
 
 @dataclass(frozen=True)
 class _Field:
-    """Where a feature lies in its frame's memory, and what it is."""
+    """Name, byte range and type of a feature in its frame's memory."""
 
     name: str
     start: int
@@ -80,8 +81,8 @@ class _Field:
 
 
 @dataclass(eq=False)
-class _Entry:
-    """A frame that waits: in the first `nbytes` of `memory` or, if it was spilled, in a file."""
+class _QueuedFrame:
+    """A waiting frame: in the first `nbytes` of `memory`, or in a file after a spill."""
 
     put_at: float  # on the clock
     fields: list[_Field]
@@ -97,13 +98,14 @@ class _Entry:
 
 
 class FrameQueue:
-    """Frames for another thread, in order. Putting one copies it, and waits for nothing.
+    """Frames for another thread, in order. `put` copies a frame and does not wait.
 
-    At most `limit` bytes of frames are in memory. With `when_full="spill"` a thread writes the
-    newest frames to files in `folder` when half of that is used. They have no names there, so that
-    no kill leaves one, and each is gone when its frames are read. Where memory is full all the
-    same, since the disk takes less than comes, and with `raise`, putting raises `QueueFullError`;
-    with `drop` the frame is counted and forgotten.
+    At most `limit` bytes of frames are in memory. With `when_full="spill"`, a thread writes the
+    newest frames to files in `folder` while more than half of `limit` is used. The files have no
+    names, so a kill leaves none, and each is removed after its frames were read.
+
+    If memory is full, `raise` and `spill` raise `QueueFullError`, the latter only if the disk is
+    slower than the frames; `drop` counts and drops the frame.
     """
 
     def __init__(
@@ -115,26 +117,26 @@ class FrameQueue:
         file_bytes: int = FILE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.put_at = 0.0  # when the frame that was taken last was put, on the clock
+        self.put_at = 0.0  # time of `put` of the frame that was taken last
         self._clock = clock
         self._limit = limit
         self._when_full = when_full
         self._folder, self._file_bytes = folder, file_bytes
         self._pool = FrameBuffers(limit // 4)
         self._condition = threading.Condition()
-        self._entries: deque[_Entry | Task] = deque()
-        self._resident: deque[_Entry] = deque()  # frames in memory that may be spilled, by age
+        self._entries: deque[_QueuedFrame | QueueCall] = deque()
+        self._resident: deque[_QueuedFrame] = deque()  # in memory, not being spilled; oldest first
         self._bytes = 0
         self._frames = self._spilled_bytes = self._total_spilled = self._dropped = 0
         self._is_closed = False
         self._failure: BaseException | None = None
         self._spill_failure: OSError | None = None
-        self._taken: _Entry | None = None
-        self._discarded: list[_Entry] = []  # to close their files may take a while
+        self._taken: _QueuedFrame | None = None
+        self._discarded: list[_QueuedFrame] = []  # closing their files may take a while
         self._thread: threading.Thread | None = None
         if when_full == "spill":
             try:
-                _SpillFile(folder)  # where there can be none, that is known now
+                _SpillFile(folder)  # fail now if the folder takes no files
             except OSError as error:
                 raise DestinationError(
                     f"cannot spill there: {error.strerror}", file=str(folder or "")
@@ -150,9 +152,9 @@ class FrameQueue:
             )
 
     def put(self, frame: Frame) -> bool:
-        """Copy a frame into the queue; whether it is in it.
+        """Copy a frame into the queue; returns whether the queue has it now.
 
-        Raises `QueueFullError`, and what `fail` was told.
+        Raises `QueueFullError` if there is no room, and `DestinationError` after `fail`.
         """
         fields, arrays, nbytes = _layout(frame)
         cost = nbytes + _ENTRY_BYTES
@@ -164,7 +166,7 @@ class FrameQueue:
                     self._dropped += 1
                     return False
                 raise self._full(cost)
-            self._bytes += cost  # before the copy, which may take a while
+            self._bytes += cost  # reserved before the copy
         try:
             memory = self._pool.take(nbytes)
             for field, array in zip(fields, arrays, strict=True):
@@ -176,25 +178,25 @@ class FrameQueue:
         with self._condition:
             if self._failure is not None:
                 return False
-            entry = _Entry(now, fields, nbytes, memory)
+            entry = _QueuedFrame(now, fields, nbytes, memory)
             self._frames += 1
             self._entries.append(entry)
             self._resident.append(entry)
             self._condition.notify_all()
         return True
 
-    def tell(self, task: Task) -> None:
-        """Put a task behind the frames so far. Raises what `fail` was told."""
+    def put_call(self, task: QueueCall) -> None:
+        """Add a call after the frames so far. Raises `DestinationError` after `fail`."""
         with self._condition:
             self.check()
             self._entries.append(task)
             self._condition.notify_all()
 
-    def discard(self, task: Task) -> None:
-        """Forget the frames since the task before, and put this one in their place."""
+    def discard(self, task: QueueCall) -> None:
+        """Remove the frames since the last call, and add this call instead."""
         with self._condition:
             self.check()
-            while self._entries and isinstance(entry := self._entries[-1], _Entry):
+            while self._entries and isinstance(entry := self._entries[-1], _QueuedFrame):
                 self._entries.pop()
                 self._frames -= 1
                 entry.is_taken = True
@@ -205,29 +207,29 @@ class FrameQueue:
             self._entries.append(task)
             self._condition.notify_all()
 
-    def take(self, seconds: float | None) -> Frame | Task | None:
-        """The next frame or task; `None` if none has come for so long, or if the queue is over.
+    def take(self, seconds: float | None) -> Frame | QueueCall | None:
+        """The next frame or call; `None` after a timeout of `seconds`, or if the queue is over.
 
-        One thread takes. A frame's arrays may be used until its next call.
+        Only one thread may take. A frame's arrays are valid until its next call of `take`.
         """
-        self._give_back()
+        self._release_taken()
         with self._condition:
             self._condition.wait_for(lambda: self._entries or self.is_over, seconds)
             if not self._entries:
                 return None
             entry = self._entries.popleft()
-            if isinstance(entry, Task):
+            if isinstance(entry, QueueCall):
                 return entry
             entry.is_taken = True
             self._frames -= 1
-            if self._resident and self._resident[0] is entry:  # or it is on the disk, or on its way
+            if self._resident and self._resident[0] is entry:  # else spilled, or being spilled
                 self._resident.popleft()
             self._taken, self.put_at = entry, entry.put_at
         memory = entry.memory if entry.file is None else entry.file.read(entry)
         return {field.name: field.value(memory) for field in entry.fields}
 
     def fail(self, error: BaseException) -> None:
-        """Forget all frames; from now on putting one raises a `DestinationError` that says why."""
+        """Drop all frames. From now on `put` raises a `DestinationError` caused by `error`."""
         with self._condition:
             self._failure = error
             self._forget_all()
@@ -235,7 +237,7 @@ class FrameQueue:
             self._condition.notify_all()
 
     def close(self) -> None:
-        """End the thread that spills, and remove its files. Frames that wait are forgotten."""
+        """Drop all frames, end the spilling thread, and remove its files."""
         with self._condition:
             self._is_closed = True
             self._forget_all()
@@ -245,37 +247,37 @@ class FrameQueue:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes out of it."""
+        """Whether the queue has failed or is closed."""
         return self._is_closed or self._failure is not None
 
     def check(self) -> None:
-        """Raise what `fail` was told."""
+        """Raise `DestinationError` after `fail`."""
         if self._failure is not None:
             error = self._failure
             why = getattr(error, "message", None) or repr(error)
             raise DestinationError(
-                f"the recording failed, and nothing more is recorded ({why}); what was whole is "
-                "kept: go on with resume (--resume)",
+                f"recording failed and stopped ({why}); complete episodes are kept: continue with "
+                "resume (--resume)",
                 file=getattr(error, "file", None),
             ) from error
 
     def _full(self, cost: int) -> QueueFullError:
         more = "" if self._spill_failure is None else f"; spilling failed: {self._spill_failure}"
         return QueueFullError(
-            "frames come faster than they are written, and the queue is full" + more,
+            "queue is full: frames arrive faster than they are written" + more,
             expected=f"{cost} bytes free of {self._limit}",
             got=f"{max(0, self._limit - self._bytes)} free",
         )
 
     def _forget_all(self) -> None:
         for entry in self._entries:
-            if isinstance(entry, _Entry):
+            if isinstance(entry, _QueuedFrame):
                 entry.is_taken = True
         self._entries.clear()
         self._resident.clear()
 
-    def _give_back(self) -> None:
-        """The frame that was taken before is done with."""
+    def _release_taken(self) -> None:
+        """Free the memory of the frame that was taken last."""
         entry, self._taken = self._taken, None
         if entry is not None:
             with self._condition:
@@ -283,8 +285,8 @@ class FrameQueue:
                 self._condition.notify_all()
         self._discarded.clear()
 
-    def _free(self, entry: _Entry) -> None:
-        """Nobody needs a frame any more. The condition is held."""
+    def _free(self, entry: _QueuedFrame) -> None:
+        """Free a frame's memory or disk space. The condition must be locked."""
         if self._failure is not None:
             return
         if entry.file is None:
@@ -294,15 +296,15 @@ class FrameQueue:
             self._spilled_bytes -= entry.nbytes
 
     def _spill(self) -> None:
-        """The thread: keep memory below half of the limit.
+        """Body of the thread: keep memory below half of the limit.
 
-        A file is gone with the last of its frames.
+        Only frames refer to a spill file, so it is removed with the last of its frames.
         """
         last: Callable[[], _SpillFile | None] = lambda: None  # noqa: E731 - or a weak reference
-        end = 0  # of the file that was written last
+        end = 0  # of the last file
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._is_closed or self._newest_is_too_much)
+                self._condition.wait_for(lambda: self._is_closed or self._is_half_full)
                 if self._is_closed:
                     return
                 entries = self._newest()
@@ -314,17 +316,17 @@ class FrameQueue:
             except OSError as error:
                 self._keep_in_memory(error)
             else:
-                self._forget(entries, file, first)
+                self._mark_spilled(entries, file, first)
                 last = weakref.ref(file)
             del file, entries
 
     @property
-    def _newest_is_too_much(self) -> bool:
+    def _is_half_full(self) -> bool:
         return self._bytes > self._limit // 2 and bool(self._resident)
 
-    def _newest(self) -> list[_Entry]:
-        """Frames to spill at once, the newest first: they are needed last."""
-        entries: list[_Entry] = []
+    def _newest(self) -> list[_QueuedFrame]:
+        """Frames to spill together, the newest first because they are needed last."""
+        entries: list[_QueuedFrame] = []
         nbytes = 0
         while (
             self._resident
@@ -336,8 +338,8 @@ class FrameQueue:
             nbytes += entries[-1].cost
         return entries
 
-    def _forget(self, entries: list[_Entry], file: _SpillFile, offset: int) -> None:
-        """These frames are in a file now. Those that were taken meanwhile are not needed there."""
+    def _mark_spilled(self, entries: list[_QueuedFrame], file: _SpillFile, offset: int) -> None:
+        """Note that these frames are in a file now, except frames taken meanwhile."""
         free = []
         with self._condition:
             for entry in entries:
@@ -355,27 +357,27 @@ class FrameQueue:
             self._pool.give(memory)
 
     def _keep_in_memory(self, error: OSError) -> None:
-        """Frames could not be written: they stay in memory, and the disk has a rest."""
+        """Keep the frames in memory after a failed write, and pause before the next one."""
         with self._condition:
             if self._spill_failure is None:
-                _logger.warning("frames that wait to be recorded cannot be spilled: %s", error)
+                _logger.warning("queued frames cannot be spilled: %s", error)
             self._spill_failure = error
             self._condition.notify_all()
-            frames = (entry for entry in self._entries if isinstance(entry, _Entry))
+            frames = (entry for entry in self._entries if isinstance(entry, _QueuedFrame))
             self._resident = deque(entry for entry in frames if entry.file is None)
             self._condition.wait_for(lambda: self._is_closed, _RETRY_SECONDS)
 
 
 class _SpillFile:
-    """A file without a name, which is gone when nobody refers to this any more."""
+    """A file without a name, removed when nothing refers to this object."""
 
     def __init__(self, folder: str | PathLike[str] | None) -> None:
         file = tempfile.TemporaryFile(prefix="seqrecord-spill-", dir=folder)  # noqa: SIM115
         self._fd = file.fileno()
         weakref.finalize(self, file.close)
 
-    def write(self, entries: Iterable[_Entry], offset: int) -> int:
-        """Write frames, one after the other; where they end."""
+    def write(self, entries: Iterable[_QueuedFrame], offset: int) -> int:
+        """Write frames one after the other; returns the end offset."""
         for entry in entries:
             data = entry.memory[: entry.nbytes].data
             while data:
@@ -383,16 +385,16 @@ class _SpillFile:
                 data, offset = data[count:], offset + count
         return offset
 
-    def read(self, entry: _Entry) -> npt.NDArray[np.uint8]:
-        """A frame that was spilled here."""
+    def read(self, entry: _QueuedFrame) -> npt.NDArray[np.uint8]:
+        """Read a spilled frame."""
         memory = np.empty(entry.nbytes, np.uint8)
         if os.preadv(self._fd, [memory.data], entry.offset) < entry.nbytes:
-            raise StorageError("a spilled frame is cut short")
+            raise StorageError("spilled frame is truncated")
         return memory
 
 
 def _layout(frame: Frame) -> tuple[list[_Field], list[npt.NDArray[Any]], int]:
-    """How a frame will lie in memory, and the arrays that are copied there; bytes that it needs."""
+    """Fields of a frame in memory, the arrays to copy there, and the total number of bytes."""
     fields: list[_Field] = []
     arrays: list[npt.NDArray[Any]] = []
     start = 0
@@ -411,9 +413,9 @@ def _layout(frame: Frame) -> tuple[list[_Field], list[npt.NDArray[Any]], int]:
 
 
 class FrameBuffers:
-    """Memory for frames, used again: touching fresh memory takes several times as long as copying.
+    """Pool of memory for frames: fresh memory costs several times as long as the copy itself.
 
-    Safe to use from many threads. At most `limit` bytes wait to be used.
+    Thread-safe. At most `limit` bytes are free at a time.
     """
 
     def __init__(self, limit: int) -> None:
@@ -423,7 +425,7 @@ class FrameBuffers:
         self._free_bytes = 0
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Memory of at least so many bytes, and at most a quarter more."""
+        """Memory of at least `nbytes`, and at most a quarter more."""
         with self._lock:
             for number, buffer in enumerate(self._free):
                 if nbytes <= buffer.nbytes <= nbytes * 1.25:
@@ -432,7 +434,7 @@ class FrameBuffers:
         return np.empty(nbytes, np.uint8)
 
     def give(self, buffer: npt.NDArray[np.uint8]) -> None:
-        """Nothing uses this memory any more."""
+        """Return memory to the pool."""
         with self._lock:
             self._free.append(buffer)
             self._free_bytes += buffer.nbytes

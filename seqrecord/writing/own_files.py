@@ -1,8 +1,8 @@
-"""Files that are one writer's: their names, notes beside record files, small files of a commit.
+"""Files of one writer: names, notes beside record files, small files of a commit.
 
-Notes are no part of the format: they name record files that left a dataset. The age of a note is
-the time since that commit, for a reader that had opened the dataset may still read the files; only
-`clean` looks at it.
+Notes are not part of the format. They name record files that left a dataset, and their age is the
+time since that commit: a reader that opened the dataset before may still read the files. Only
+`clean` reads notes.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _logger = logging.getLogger("seqrecord")
 
 
 def new_writer_id() -> str:
-    """What a writer's files and episodes have in common and no other writer's: 64 random bits."""
+    """A random id, 64 bits in hex, that a writer's files and episodes share."""
     return secrets.token_hex(8)
 
 
 def writer_of(path: str) -> str | None:
-    """The id of the writer of a file of a dataset, if its name has one."""
+    """Id of the writer of a dataset's file, if the path has one."""
     match = _NAME.fullmatch(path)
     return match and match[match.lastindex or 0]
 
 
 def own_sizes(sizes: Mapping[str, int], writer: str) -> dict[str, int]:
-    """Of the record files of these paths and sizes those of a writer."""
+    """Paths and sizes of the record files of a writer."""
     return {path: size for path, size in sizes.items() if writer_of(path) == writer}
 
 
 class SmallFiles:
-    """The small files that one writer writes for a commit, whose id they have; a context manager.
+    """The small files that one writer writes for a commit, named by its id; a context manager.
 
-    If the block raises, they are removed, unless a manifest may name them: from `keep` on they
-    stay, until `forget` says that no manifest can name them but perhaps those that it is given.
-    After a `TransientError` only edits are removed: it would be waited for each file.
+    If the block raises, they are removed. After `keep` they stay, because a manifest may name them;
+    `forget` ends that. After a `TransientError` only edits are removed, since each removal would
+    wait for the storage.
     """
 
     def __init__(self, storage: Storage, writer: str | None = None) -> None:
@@ -62,20 +62,20 @@ class SmallFiles:
         self._is_kept = False
 
     def put(self, path: str, data: bytes | memoryview) -> IndexFile:
-        """Write a file under a name that nobody else uses, and which nothing names yet."""
+        """Write a file under a new name that no other writer uses."""
         self._paths.append(path)
         return put_file(self.storage, path, data)
 
     def put_index(self, name: str, data: bytes | memoryview) -> IndexFile:
-        """The same in the folder of the index, under a name that ends so."""
+        """Write a file into the index folder, with a name that ends in `name`."""
         return self.put(f"{INDEX}/{self.commit_id}-{name}", data)
 
     def keep(self) -> None:
-        """A manifest that names the files may be there from now on."""
+        """Keep the files from now on: a manifest may name them."""
         self._is_kept = True
 
     def forget(self, named: Iterable[str] = ()) -> None:
-        """No manifest names the files, and none ever will, but those that are `named`."""
+        """Stop keeping files: no manifest will ever name them, except the files in `named`."""
         spared = set(named)
         self._paths = [path for path in self._paths if path not in spared]
         self._is_kept = False
@@ -97,7 +97,7 @@ class SmallFiles:
 
 
 def put_file(storage: Storage, path: str, data: bytes | memoryview) -> IndexFile:
-    """Write a file under a name that nobody else uses, and which nothing names yet."""
+    """Write a file under a new name that no other writer uses."""
     upload = storage.create(path)
     try:
         upload.write(data)
@@ -109,24 +109,19 @@ def put_file(storage: Storage, path: str, data: bytes | memoryview) -> IndexFile
 
 
 def tidy(storage: Storage, paths: Iterable[str]) -> None:
-    """Remove files that nothing needs. One that cannot be removed is logged, and stays.
-
-    Nor are those after it removed where the storage does not answer.
-    """
+    """Remove unneeded files. A failed removal is logged; a `TransientError` ends the loop."""
     for path in paths:
         try:
             storage.remove(path)
         except StorageError as error:
-            _logger.warning(
-                "%s/%s is not needed but cannot be removed: %s", storage.url, path, error
-            )
+            _logger.warning("%s/%s: unneeded file cannot be removed: %s", storage.url, path, error)
             if isinstance(error, TransientError):
                 return
 
 
 @dataclass(frozen=True)
 class RetiredFiles:
-    """A note: its path, when it was written (seconds since 1970), and the files that it names."""
+    """A note of record files that left the dataset; `modified` is in seconds since 1970."""
 
     path: str
     modified: float
@@ -134,7 +129,7 @@ class RetiredFiles:
 
 
 def is_retired_note(path: str) -> bool:
-    """Whether it is the path of a note of files that left a dataset."""
+    """Whether a path is a note of record files that left a dataset."""
     return _LEFT.fullmatch(path) is not None
 
 
@@ -144,7 +139,8 @@ def put_retired_note(own: SmallFiles, files: Sequence[str]) -> None:
 
 
 def retired_files(storage: Storage) -> list[RetiredFiles]:
-    """All notes of files that left. What is no path of a file of a dataset is not in them."""
+    """All notes of files that left the dataset. Lines that are not paths of a dataset are
+    ignored."""
     found = []
     for file in storage.files(RECORDS):
         if is_retired_note(file.path):

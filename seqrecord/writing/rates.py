@@ -1,5 +1,8 @@
-"""Compares frames a second with timestamps: an episode has an `fps` only if each of its timestamps
-is within a quarter of a step of `i / fps`, counted from the first."""
+"""Compares frame rates with timestamps.
+
+An episode has an `fps` only if each timestamp is within a quarter of a frame period of `i / fps`,
+counted from the first frame.
+"""
 
 from __future__ import annotations
 
@@ -12,43 +15,46 @@ import numpy.typing as npt
 
 from seqrecord.feature_kinds import size_in
 from seqrecord.format.footer import EpisodePart
-from seqrecord.format.lags import clock_of, is_plausible
+from seqrecord.format.time_spans import clock_of, is_plausible
 from seqrecord.schema import Schema
 from seqrecord.text import counted
 
-_TOLERANCE = 0.25 * (1 + 1e-6)  # of a step
-_PENDING = 1 << 12  # timestamps that wait
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # that an unknown one may be
+_TOLERANCE = 0.25 * (1 + 1e-6)  # of a frame period
+_PENDING = 1 << 12  # timestamps compared together
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}  # candidates if the unit is unknown
 
 
 @dataclass(frozen=True)
-class Irregular:
-    """An episode whose timestamps contradict its frames a second, and the first frame of these."""
+class IrregularEpisode:
+    """An episode whose timestamps contradict its fps, and the first such frame."""
 
     episode: str
     fps: float
-    clock: str  # the timestamps: a feature and its unit
+    clock: str  # timestamp feature and its unit
     frame: int
-    seconds: float  # from the first frame
+    seconds: float  # since the first frame
 
     def __str__(self) -> str:
         return (
             f"episode {self.episode}, frame {self.frame}: {self.seconds:.6g} s after the first "
-            f"({self.clock}), expected {self.frame / self.fps:.6g} s at {self.fps:g} frames a "
+            f"({self.clock}), expected {self.frame / self.fps:.6g} s at {self.fps:g} frames per "
             "second"
         )
 
 
-def irregular_note(found: Sequence[Irregular]) -> str:
-    """A line about episodes that have no fps for that reason."""
+def irregular_note(found: Sequence[IrregularEpisode]) -> str:
+    """One line about episodes without fps because of their timestamps."""
     return (
-        f"fps left out of {counted(len(found), 'episode')}: timestamps contradict it, and Seconds "
+        f"fps ignored for {counted(len(found), 'episode')}: timestamps contradict it, and Seconds "
         f"uses them instead; {found[0]}"
     )
 
 
 class RateCheck:
-    """Checks one episode after the other, whose timestamps it sees in order: those of `feature`."""
+    """Compares fps and timestamps of one episode after the other.
+
+    `feature` is the timestamp feature of the schema, or `None`.
+    """
 
     def __init__(self, schema: Schema) -> None:
         self.feature = clock_of(schema)
@@ -62,36 +68,36 @@ class RateCheck:
         """Start an episode."""
         self._episode = None if episode.fps is None else episode
         self._first: tuple[Any, int] | None = None  # timestamp and number
-        self._found: dict[str, Irregular] = {}  # by unit
+        self._found: dict[str, IrregularEpisode] = {}  # by unit
         self._step = 0.0  # in the timestamps' unit
         self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
         self._num_pending = 0
 
     def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
-        """The timestamps of the next frames, a real dtype [n], and their numbers, int64 [n]."""
+        """Add timestamps, a real dtype [n], and their frame numbers, int64 [n], in order."""
         if self._episode is not None and len(self._found) < len(self._sizes):
             self._pending.append((times.copy(), numbers))
             self._num_pending += len(numbers)
             if self._num_pending >= _PENDING:
-                self._look()
+                self._compare()
 
     def add_seconds(self, times: npt.NDArray[np.float64]) -> None:
-        """The timestamps of all frames, where no feature has them."""
+        """Set the timestamps of all frames, float64 [frames] in seconds, if no feature has them."""
         if self._episode is not None and self.feature is None:
             self._sizes, self._is_known = {"": 1.0}, True
             self._pending = [(times, np.arange(len(times)))]
 
-    def contradiction(self) -> Irregular | None:
+    def contradiction(self) -> IrregularEpisode | None:
         """The first frame so far whose timestamp contradicts the fps."""
-        self._look()
+        self._compare()
         if self._is_known:
             return next(iter(self._found.values()), None)
-        # Of an unknown unit seconds are assumed if they are plausible, else the only one that is.
+        # Unknown unit: seconds if plausible, else the only plausible unit.
         units = [name for name, size in self._sizes.items() if is_plausible(self._step * size)]
         unit = units[0] if units[:1] == ["s"] or len(units) == 1 else ""
         return self._found.get(unit)
 
-    def _look(self) -> None:
+    def _compare(self) -> None:
         pending, self._pending, self._num_pending = self._pending, [], 0
         if self._episode is None or not pending:
             return
@@ -111,9 +117,11 @@ class RateCheck:
             if len(wrong) and unit not in self._found:
                 at = int(wrong[0])
                 place = int(numbers[at]), float(seconds[at])
-                self._found[unit] = Irregular(self._episode.key, fps, self._clock(unit), *place)
+                self._found[unit] = IrregularEpisode(
+                    self._episode.key, fps, self._clock(unit), *place
+                )
 
     def _clock(self, unit: str) -> str:
         if self.feature is None:
             return "timestamps of the original"
-        return f"{self.feature} in {unit}" + ("" if self._is_known else ", as its unit is unknown")
+        return f"{self.feature} in {unit}" + ("" if self._is_known else ", assumed unit")

@@ -1,4 +1,4 @@
-"""Writes frames into record files: they are encoded and become chunks of their groups."""
+"""Encodes frames and writes them, as chunks of their groups, into record files."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.format.footer import EpisodePart
-from seqrecord.format.lags import LagCollector, with_lags
 from seqrecord.format.pages import Blob, PageCodec, check_fits
 from seqrecord.format.references import ReferencedGops
-from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_refer
+from seqrecord.format.rows import MAX_EPISODE_FRAMES, may_be_references
+from seqrecord.format.time_spans import TimeSpanCollector, timestamp_features
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.sources.common.references import checksum_of
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
-from seqrecord.writing.chunking import Column, FrameGroup, StoredChunk
-from seqrecord.writing.rates import Irregular, RateCheck
-from seqrecord.writing.record_files import EpisodeLags, RecordFiles
+from seqrecord.writing.chunking import EncodedColumn, FrameGroup, StoredChunk
+from seqrecord.writing.rates import IrregularEpisode, RateCheck
+from seqrecord.writing.record_files import ChunkWriter, FeatureTimeSpans
 from seqrecord.writing.reference_group import ReferenceGroup
 from seqrecord.writing.values import plain_items
 from seqrecord.writing.video_group import VideoGroup
 
 _Group: TypeAlias = "FrameGroup | ReferenceGroup | VideoGroup"
 
-_Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], Column]"
-"""Encodes one feature of a block's frames. Raises `FrameError`, with the number of the block's
-frame, for what does not fit the feature."""
+_Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], EncodedColumn]"
+"""Encodes one feature of a block's frames. Raises `FrameError`, with the frame's number in the
+block, for values that do not fit the feature."""
 
 
 Times: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[np.int64]]"
 """Timestamps [n], and the numbers of their frames, int64 [n]."""
 
 
-class RecordFileWriter(RecordFiles):
+class RecordFileWriter(ChunkWriter):
     """Writes episodes, one at a time and block by block, into record files.
 
-    With `only` it writes chunks of these groups alone, of episodes whose others are in other files.
-    For `externals` see `VideoGroup`; with `checksums` what pages refer to is read.
+    With `only`, it writes chunks of these groups; the other groups of the same episodes are in
+    other files. `externals` are as for `VideoGroup`. With `checksums`, referenced data is read for
+    its CRC32C. `irregular` lists episodes that lost their fps, because timestamps contradict it.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class RecordFileWriter(RecordFiles):
         notes: bool = True,
     ) -> None:
         super().__init__(storage, schema, writer=writer, max_file_size=max_file_size, notes=notes)
-        self._names = frozenset(schema.active)
+        self._names = dict.fromkeys(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
@@ -72,12 +73,14 @@ class RecordFileWriter(RecordFiles):
         self._encoders |= dict.fromkeys(self._referred, _as_they_are)
         watched = self._statistics.names - self._referred
         self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
-        self._lags = {name: LagCollector() for name in with_lags(schema)}
+        self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
         self._rate = RateCheck(schema)
-        self.irregular: list[Irregular] = []  # episodes without fps, for their timestamps differ
+        self.irregular: list[
+            IrregularEpisode
+        ] = []  # episodes without fps, for their timestamps differ
         self._num_frames = 0  # of the episode
-        self._copied: dict[int, int] = {}  # frames by group whose chunks are copied
-        self._encoding = self._groups  # groups that get frames
+        self._copied: dict[int, int] = {}  # number of copied frames by group
+        self._encoding = self._groups  # the other groups
 
     def begin(
         self,
@@ -88,49 +91,44 @@ class RecordFileWriter(RecordFiles):
         metadata: str,
         fps: float | None = None,
     ) -> None:
-        """Start an episode; see `ChunkLength` for how `None` chooses its `chunk_frames`."""
+        """Start an episode; `ChunkLength` chooses the length of chunks if `chunk_frames` is
+        `None`."""
         uid = self._writer + secrets.token_hex(8)
         self.begin_part(EpisodePart(key, uid, ordinal, None, fps, metadata), chunk_frames)
 
     def begin_part(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
-        """Start chunks of an episode, of which other files may have some."""
+        """Start chunks of an episode that may also have chunks in other files."""
         super().begin_part(episode)
         self._num_frames = 0
         self._copied, self._encoding = {}, self._groups
         for group in self._groups:
             group.begin(chunk_frames)
-        for lags in self._lags.values():
-            lags.begin()
+        for time_spans in self._time_spans.values():
+            time_spans.begin()
         self._rate.begin(episode)
         self._statistics.begin(episode.key)
         for name in self._referred:
             self._statistics.exclude(name)
 
     def append(self, block: Block, *, fast: bool = False) -> None:
-        """Encode the episode's next frames, if need be `fast`. They may lack every feature.
+        """Encode the episode's next frames, with `fast` in less time into more bytes.
 
-        How frames are shared out to blocks makes no difference to the files. Raises `FrameError`,
-        which names episode and frame, for one that does not fit the schema.
+        Frames may lack every feature. The partition of frames into blocks has no effect on the
+        files. Raises `FrameError`, with episode and frame, for a frame that does not fit the
+        schema.
         """
         episode = self._begun()
         first = self._num_frames
         if first + block.num_frames > MAX_EPISODE_FRAMES:
-            raise FrameError("an episode of too many frames", episode=episode.key)
+            raise FrameError("episode has too many frames", episode=episode.key)
         columns = block.columns
-        if unknown := [name for name in columns if name not in self._names]:
-            raise FrameError(
-                "a feature that the dataset does not have; pass a schema that names it",
-                episode=episode.key,
-                frame=first,
-                expected=f"some of {', '.join(self.schema.active)}",
-                got=", ".join(unknown),
-            )
         for name in self._bools:
             if (items := columns.get(name)) is not None:
                 is_array = isinstance(items, np.ndarray)
                 proper = _proper_bools(items) if is_array else [*map(_proper_bools, items)]
                 columns = {**columns, name: proper}
         try:
+            check_names(self._names, columns)
             columns = {
                 name: column if type(column) is np.ndarray else plain_items(column, name)
                 for name, column in columns.items()
@@ -142,28 +140,28 @@ class RecordFileWriter(RecordFiles):
             raise error.located(episode=episode.key) from error.__cause__
         start = 0
         while start < block.num_frames:
-            # A chunk is written when its last frame has come, before there are later ones.
+            # Write each chunk right after its last frame.
             rows = range(start, block.num_frames)
-            room = min((g.room(encoded, rows) for g in self._encoding), default=len(rows))
+            room = min((g.rows_left(encoded, rows) for g in self._encoding), default=len(rows))
             self._add(columns, encoded, rows[:room])
             start += room
 
     def _add(
         self,
         columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]],
-        encoded: Mapping[str, Column],
+        encoded: Mapping[str, EncodedColumn],
         rows: range,
     ) -> None:
-        """Take these rows of a block, of which no group has a chunk that ends before the last."""
+        """Take these rows of a block; no group has a chunk that ends before the last row."""
         episode, number = self._begun(), self._num_frames
-        if self._flushed and self.is_full and self._uneven() is None:
-            self.flush()  # what is in the file must not go beyond what it says of the episode
-            self.hold()
+        if self._flushed and self.is_full and self._other_length() is None:
+            self.flush()  # the file may only have chunks of flushed frames
+            self.hold_back()
         with located((FrameError, CodecError), episode=episode.key, frame=number):
             for group in self._encoding:
                 group.add(encoded, rows)
         numbers = number + np.arange(len(rows))
-        for name in self._lags.keys() & columns.keys():
+        for name in self._time_spans.keys() & columns.keys():
             times = np.asarray(columns[name][rows.start : rows.stop]).reshape(len(rows))
             self._add_times(name, times, numbers)
         self._num_frames += len(rows)
@@ -176,39 +174,39 @@ class RecordFileWriter(RecordFiles):
             self._write_chunks(group)
 
     def append_chunk(self, chunk: StoredChunk, times: Mapping[str, Times]) -> None:
-        """Add the next chunk of a group as it is, and the timestamps in it by feature.
+        """Add the next chunk of a group without encoding, with its timestamps by feature.
 
-        All frames of the group come so, in order; `append` gets those of the other groups. The
-        features have no statistics.
+        All frames of the group must come this way, in order; `append` takes the other groups. The
+        features get no statistics.
         """
         self._begun()
         self._copied[chunk.group] = chunk.first_frame + chunk.num_frames
         self._encoding = [g for g in self._groups if g.number not in self._copied]
         for name in self.schema.group(chunk.group):
             self._statistics.exclude(name)
-        for name in self._lags.keys() & times.keys():
+        for name in self._time_spans.keys() & times.keys():
             self._add_times(name, *times[name])
         self.add(chunk)
 
     def _add_times(
         self, name: str, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
     ) -> None:
-        self._lags[name].add(times, numbers)
+        self._time_spans[name].add(times, numbers)
         if name == self._rate.feature:
             self._rate.add(times, numbers)
 
     def append_video(self, name: str, video: Gop | ReferencedGops) -> None:
-        """Keep the next frames of a video feature as they are encoded.
+        """Keep the next frames of a video feature in their encoding.
 
-        They are those of the frames that `append` gets without this feature, in the same order,
-        before or after that. Raises `FrameError` for a feature that is no video.
+        The frames belong, in order, to the frames that `append` gets without this feature, before
+        or afterwards. Raises `FrameError` if the feature is not video.
         """
         episode = self._begun()
         group = self._video.get(name)
         with located(FrameError, episode=episode.key):
             if group is None:
                 raise FrameError(
-                    "video for a feature that is none",
+                    "feature is not video",
                     feature=name,
                     expected=f"one of {', '.join(self._video) or 'none: the schema has no video'}",
                 )
@@ -217,25 +215,25 @@ class RecordFileWriter(RecordFiles):
         self._write_chunks(group)
 
     def check_times(self, times: npt.NDArray[np.float64]) -> None:
-        """Compare the episode's fps with the timestamps of its frames, in seconds; of an original
-        of which no feature has them."""
+        """Compare the fps with timestamps in seconds, float64 [frames], if no feature has them."""
         self._rate.add_seconds(times)
 
     def _is_regular(self) -> bool:
-        """Whether no timestamp of the episode so far contradicts its fps."""
+        """Whether the episode's timestamps so far agree with its fps."""
         if (found := self._rate.contradiction()) is None:
             return True
-        if found not in self.irregular[-1:]:  # it was flushed before
+        if found not in self.irregular[-1:]:  # noted at an earlier flush
             self.irregular.append(found)
         return False
 
-    def check_even(self) -> None:
-        """`FrameError` unless videos that were appended have as many frames as the rest."""
+    def check_lengths(self) -> None:
+        """Raise `FrameError` if an appended video has more or fewer frames than the other
+        features."""
         assert self._episode is not None
-        if (uneven := self._uneven()) is not None:
+        if (uneven := self._other_length()) is not None:
             feature, num_frames = uneven
             raise FrameError(
-                "a video of another number of frames than the episode",
+                "video and episode have different numbers of frames",
                 episode=self._episode.key,
                 feature=feature,
                 expected=self._num_frames,
@@ -243,45 +241,45 @@ class RecordFileWriter(RecordFiles):
             )
 
     def flush(self) -> None:
-        """Write the frames so far as chunks of whatever length: a kill or `drop` keeps them."""
+        """Write the frames so far, in shorter chunks if needed: a kill or `drop` keeps them."""
         episode = self._begun()
-        self.check_even()
+        self.check_lengths()
         if self._flushed == self._num_frames:
             return
         with located(CodecError, episode=episode.key):
             for group in self._groups:
                 self._write_chunks(group, rest=True)
-        self.flush_part(self._num_frames, self._lags_so_far(), is_regular=self._is_regular())
+        self.flush_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def end(self) -> None:
-        """Finish the episode: from here on a kill does not lose it."""
+        """End the episode: from here on a kill does not lose it."""
         episode = self._begun()
-        self.check_even()
+        self.check_lengths()
         if not self._num_frames:
-            raise FrameError("an episode without frames", episode=episode.key)
+            raise FrameError("episode has no frames", episode=episode.key)
         with located(CodecError, episode=episode.key):
             for group in self._groups:
-                group.settle()
+                group.fix_length()
                 self._write_chunks(group, rest=True)
-        self.end_part(self._num_frames, self._lags_so_far(), is_regular=self._is_regular())
+        self.end_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def drop(self) -> bool:
-        """Forget the episode that has begun, but for what was flushed; whether anything was.
+        """Drop the current episode, except its flushed frames; returns whether there are any.
 
-        What earlier files hold of an episode that is forgotten is never referenced.
+        Chunks in earlier files stay there, but nothing refers to them.
         """
         for group in self._groups:
             group.clear()
         return super().drop()
 
     def discard(self) -> None:
-        """Forget the episode that has begun, and what was flushed of it.
+        """Drop the current episode and its flushed frames.
 
-        From one moment on, which may be before this returns, no resume brings back any of it. Its
-        bytes in the open file are given back; those in finished files that hold nothing else are
-        when the writer commits.
+        From one moment on, possibly before this returns, no resume recovers any of it. Its bytes in
+        the open file are freed now; finished files with nothing else are removed when the writer
+        commits.
         """
         self.check()
         for group in self._groups:
@@ -291,7 +289,7 @@ class RecordFileWriter(RecordFiles):
         self._num_frames = 0
 
     def _begun(self) -> EpisodePart:
-        """The episode that has begun, of a writer that is not broken."""
+        """The current episode; raises if the writer is broken."""
         self.check()
         assert self._episode is not None, "no episode has begun"
         return self._episode
@@ -300,14 +298,14 @@ class RecordFileWriter(RecordFiles):
     def _fast_encoders(self) -> Mapping[str, _Encoder]:
         return {name: _encoder(spec, fast=True) for name, spec in self.schema.items()}
 
-    def _uneven(self) -> tuple[str, int] | None:
-        """A feature of kept video or copied chunks that has fewer frames than the rest, or more,
-        and how many."""
+    def _other_length(self) -> tuple[str, int] | None:
+        """A feature of kept video or copied chunks with another number of frames, and that
+        number."""
         kept = [(g.name, g.num_passthrough) for g in self._video.values()]
         found = [(name, count) for name, count in kept if count is not None]
         for number, count in self._copied.items():
             found.append((next(iter(self.schema.group(number))), count))
-        if found and len(found) == len(self._groups):  # there is nothing else to append
+        if found and len(found) == len(self._groups):  # no other frames will come
             self._num_frames = found[0][1]
         return next((each for each in found if each[1] != self._num_frames), None)
 
@@ -317,7 +315,7 @@ class RecordFileWriter(RecordFiles):
             self.add(chunk)
 
     def _watch(self, schema: Schema, chunk: StoredChunk) -> None:
-        """Statistics of raw features: their pages are the frames, many of them at once."""
+        """Add a chunk's raw pages to the statistics: a page is an array of many frames."""
         for (name, spec), page in zip(schema.items(), chunk.parts, strict=False):
             if spec.is_raw and len(page):
                 shape = tuple(size for size in spec.shape if size is not None)
@@ -327,10 +325,13 @@ class RecordFileWriter(RecordFiles):
                     numbers = numbers[present]
                 self._statistics.add_frames(name, frames, numbers)
 
-    def _lags_so_far(self) -> EpisodeLags:
-        """By the timestamps that all frames of the episode have."""
-        found = ((name, self._lags[name].lags(self._num_frames)) for name in sorted(self._lags))
-        return tuple((name, lags) for name, lags in found if lags is not None)
+    def _time_spans_so_far(self) -> FeatureTimeSpans:
+        """For each timestamp feature that no frame lacks."""
+        found = (
+            (name, self._time_spans[name].time_spans(self._num_frames))
+            for name in sorted(self._time_spans)
+        )
+        return tuple((name, time_spans) for name, time_spans in found if time_spans is not None)
 
 
 def _group(
@@ -339,14 +340,14 @@ def _group(
     own = schema.group(number)
     if any(spec.is_video for spec in own.values()):
         return VideoGroup(schema, number, externals, checksum_of if checksums else None)
-    # A source of video refers to that alone.
-    if externals and may_refer(own) and not any(spec.is_video for spec in schema.values()):
+    # A source with video has no other references.
+    if externals and may_be_references(own) and not any(spec.is_video for spec in schema.values()):
         return ReferenceGroup(schema, number, externals, checksums=checksums)
     return FrameGroup(schema, number)
 
 
 def _encoder(spec: FeatureSpec, *, fast: bool = False) -> _Encoder:
-    """Encodes items of a feature: arrays, `str`, or `bytes` and what is like them."""
+    """Encoder for values of a feature: arrays, `str`, or `bytes` and similar buffers."""
     if spec.is_video:
         return partial(_each, partial(_pixels, spec))
     codec = PageCodec(spec, fast=fast)
@@ -377,7 +378,7 @@ def _each(encode: Callable[[Any], Blob], items: Iterable[Any]) -> list[Blob]:
 
 
 def _once_each(encode: Callable[[Any], Blob], items: Sequence[Any]) -> list[Blob]:
-    """Encodes texts that are the same once: the task of a block's frames."""
+    """Encode equal texts once, such as the task of consecutive frames."""
     if not {str}.issuperset(map(type, items)):
         return _each(encode, items)
     texts = [*dict.fromkeys(items)]
@@ -390,13 +391,23 @@ def _once_each(encode: Callable[[Any], Blob], items: Sequence[Any]) -> list[Blob
 
 
 def _pixels(spec: FeatureSpec, item: Any) -> Blob:
-    """Frames of video are encoded later, many at once."""
+    """A frame of video as raw bytes: many frames are encoded together later."""
     array = _fitting(spec, item)
     return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
 
 
+def check_names(known: Collection[str], names: Iterable[str]) -> None:
+    """Raise `FrameError` for names of features that are not known."""
+    if unknown := [name for name in names if name not in known]:
+        raise FrameError(
+            "dataset lacks this feature; pass a schema with it",
+            expected=f"some of {', '.join(known)}",
+            got=", ".join(unknown),
+        )
+
+
 def check_value(spec: FeatureSpec, item: Any) -> None:
-    """`FrameError` for a value that a feature cannot hold; no array is encoded to find that out."""
+    """Raise `FrameError` for a value that does not fit the feature; arrays are not encoded."""
     if spec.value == "array" and (spec.is_video or not isinstance(item, EncodedImage)):
         _fitting(spec, item)
         return
@@ -408,20 +419,20 @@ def check_value(spec: FeatureSpec, item: Any) -> None:
 
 
 def _proper_bools(item: Any) -> Any:
-    """Bools of the bytes 0 and 1: in arrays of Pillow's images of one bit true is 255."""
+    """Bools as bytes 0 and 1; arrays of Pillow's 1-bit images have 255 for true."""
     array = np.asarray(item)
     return np.asarray(array, order="C").view(np.uint8) != 0 if array.dtype == np.bool_ else item
 
 
 def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
-    """An array of the feature's dtype, in either byte order, and shape."""
+    """An array of the feature's shape and dtype, in either byte order."""
     array = np.asarray(item)
     check_fits(spec, array.dtype, array.shape)
     return array
 
 
 def _raw_encoder(codec: PageCodec) -> _Encoder:
-    """The bytes of all frames are one array's."""
+    """Encoder of a raw feature: one buffer for all frames of a block."""
     spec = codec.spec
     shape = tuple(n or 0 for n in spec.shape)
 
@@ -432,7 +443,7 @@ def _raw_encoder(codec: PageCodec) -> _Encoder:
         if len(items) == 1:
             [item] = items
             if type(item) is np.ndarray and item.dtype == spec.dtype and item.shape == shape:
-                return memoryview(item.tobytes())  # most arrays are as they are stored
+                return memoryview(item.tobytes())  # the common case
         return memoryview(b"".join(blob.data for blob in _each(codec.encode_frame, items)))
 
     return encode
@@ -445,7 +456,7 @@ def _text(spec: FeatureSpec, item: object) -> bytes:
         return item.encode()
     except UnicodeEncodeError as error:
         raise FrameError(
-            "text that UTF-8 cannot hold", feature=spec.name, expected="Unicode", got=str(error)
+            "text cannot be encoded as UTF-8", feature=spec.name, expected="Unicode", got=str(error)
         ) from error
 
 
@@ -462,5 +473,5 @@ def _misfit(spec: FeatureSpec, expected: str, item: object) -> FrameError:
     if isinstance(item, np.ndarray):
         got = f"{item.dtype} {list(item.shape)}"
     return FrameError(
-        "a value does not fit its feature", feature=spec.name, expected=expected, got=got
+        "value does not fit its feature", feature=spec.name, expected=expected, got=got
     )

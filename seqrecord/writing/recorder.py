@@ -1,4 +1,4 @@
-"""SeqRecordRecorder: records episodes beside a loop that must not wait."""
+"""SeqRecordRecorder: records episodes beside a control loop that must not wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, get_args
 
-from seqrecord.errors import DestinationError, FrameError, SchemaError, located
+from seqrecord.errors import DestinationError, SchemaError, located
 from seqrecord.format.manifest import Manifest
 from seqrecord.format.text import check_key, encode_metadata
 from seqrecord.processes.exclusive import Exclusive, exclusive
@@ -24,17 +24,17 @@ from seqrecord.storage import Storage, StorageLike, parse_location
 from seqrecord.text import repr_of
 from seqrecord.units import parse_size
 from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.frame_queue import FrameQueue, Task, WhenFull
-from seqrecord.writing.frame_writer import FrameWriter
-from seqrecord.writing.record_file import check_value
+from seqrecord.writing.frame_queue import FrameQueue, QueueCall, WhenFull
+from seqrecord.writing.record_file import check_names, check_value
+from seqrecord.writing.recording_thread import RecordingThread
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
     Codecs,
-    Described,
+    FeatureInfo,
     check_fps,
     infer_schema,
 )
-from seqrecord.writing.values import plain
+from seqrecord.writing.values import plain_frame
 from seqrecord.writing.writer import SeqRecordWriter
 
 DEFAULT_QUEUE_BYTES = "1GiB"
@@ -45,12 +45,12 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True)
 class RecorderStats:
-    """What a recorder has done so far, in frames and bytes.
+    """Counters of a recorder, in frames and bytes.
 
-    A kill keeps `durable_frames` of the `written_frames`. `queued_frames` wait to be written, of
-    them `queued_bytes` in memory and `spilled_bytes` on the disk. `total_spilled_frames` have been
-    on the disk at some time. `dropped_frames` found the queue full and are lost. Frames of episodes
-    that were discarded are counted in `discarded_frames` alone.
+    A kill keeps the first `durable_frames` of the `written_frames`. `queued_frames` wait to be
+    written, `queued_bytes` in memory and `spilled_bytes` on disk. `total_spilled_frames` were on
+    disk at some time. `dropped_frames` found the queue full and are lost. Frames of discarded
+    episodes only count as `discarded_frames`.
     """
 
     recorded_frames: int  # that `append` took
@@ -67,34 +67,38 @@ class RecorderStats:
 class SeqRecordRecorder:
     """Writes a dataset beside a control loop: `append` copies a frame and returns.
 
-    A thread encodes and writes the frames, in order. Those that wait for it are in a queue of
-    `queue_size` bytes; where they come faster than they are written, `when_full` says what happens.
-    A context manager; the dataset exists when the `with` block has ended, as with
-    `SeqRecordWriter`, whose other arguments these are.
+    A thread encodes and writes the frames, in order; waiting frames are in a queue of `queue_size`
+    bytes. A context manager: the dataset exists after the `with` block, as with `SeqRecordWriter`.
 
-    A kill at any moment, `kill -9` too, keeps each episode that has ended, and of the open one what
-    came up to the last flush: `mode="resume"` brings them in. A frame is flushed within
-    `flush_seconds` of its `append`. To keep to that where encoding takes longer than frames take to
-    come, those that have waited are encoded quickly, without loss, into more bytes. Frames that
-    wait in the queue or were spilled are lost by a kill. Older ones wait only where the storage
-    takes less than comes, or where video cannot be encoded as fast.
+    After a kill at any moment, also `kill -9`, `mode="resume"` recovers each ended episode, and the
+    open episode up to its last flush. A frame is flushed within `flush_seconds` of its `append`. If
+    encoding is slower than the frames, frames that waited are encoded quickly: without loss, into
+    more bytes. A kill loses frames that are queued or spilled; frames queue up for longer only if
+    the storage or the encoding of video is slower than the frames.
 
     Args:
-        destination: a folder of a local disk; `seqrecord merge FOLDER -o URL` uploads it later.
-        schema: the features; by default those of the first frame.
-        fps: frames a second of the episodes that say nothing of it.
-        queue_size: bytes, or text such as "1GiB", of frames that wait in memory.
-        when_full: `spill` writes frames to a local disk when half of the queue is used, and reads
-            them when their turn comes; `raise` and `drop` keep to memory. Where there is no room,
-            `append` raises `QueueFullError`, and with `drop` counts the frame and goes on: the
-            episode then has a gap there.
-        spill_folder: where frames are spilled, into files without names, of which no kill leaves
-            any; by default the system's folder for temporary files.
-        flush_seconds: how often what was recorded is made safe from a kill; each flush ends a
-            chunk, so that fewer frames than usual are in one.
+        destination: a folder on a local disk; `seqrecord merge FOLDER -o URL` uploads it later.
+        schema: the features; by default the features of the first frame.
+        fps: frames per second of episodes without their own.
+        queue_size: limit of queued frames in memory: bytes, or text such as "1GiB".
+        when_full: `spill` writes frames to a local disk once half of the queue is used, and reads
+            them later; `raise` and `drop` only use memory. If there is no room, `append` raises
+            `QueueFullError`; with `drop` it counts the frame as dropped, and the episode has a gap.
+        spill_folder: folder for spilled frames, by default the system's temporary folder. The files
+            have no names, so a kill leaves none.
+        flush_seconds: time between flushes. Each flush ends a chunk, so chunks get shorter.
+        features, codecs, chunk_frames, max_file_size, statistics, mode, storage_options: as for
+            `SeqRecordWriter`.
 
-    Raises what `SeqRecordWriter` raises, and `DestinationError` for a URL, and for a size or an
-    interval that is none.
+    Raises the errors of `SeqRecordWriter`, and `DestinationError` for a URL and for an invalid size
+    or interval.
+
+    Example:
+        with seqrecord.SeqRecordRecorder("demos/", fps=30) as recorder:
+            with recorder.episode("demo/000", metadata={"task": "stack"}) as episode:
+                for number in range(90):
+                    episode.append({"state": np.full(7, number, np.float32)})
+        print(recorder.stats().written_frames)
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class SeqRecordRecorder:
         destination: StorageLike,
         *,
         schema: Schema | None = None,
-        features: Described | None = None,
+        features: FeatureInfo | None = None,
         codecs: Codecs | None = None,
         fps: float | None = None,
         queue_size: int | str = DEFAULT_QUEUE_BYTES,
@@ -133,7 +137,7 @@ class SeqRecordRecorder:
             undo.callback(writer.abort)
             self._queue = queue = FrameQueue(limit, when_full, spill_folder)
             undo.callback(queue.close)
-            self._work = FrameWriter(writer, queue, flush_seconds)
+            self._work = RecordingThread(writer, queue, flush_seconds)
             self._thread = threading.Thread(
                 target=self._work.run, name="seqrecord-recorder", daemon=True
             )
@@ -147,7 +151,7 @@ class SeqRecordRecorder:
         self._episode: RecordingEpisode | None = None  # the open one
         self._recorded = self._discarded = 0
         self._is_closed = False
-        # A recorder that is forgotten leaves no thread; what it wrote stays for a resume.
+        # A recorder without references leaves no thread; written frames stay for a resume.
         self._finalizer = weakref.finalize(self, _abandon, queue, os.getpid())
         self._finalizer.atexit = False
 
@@ -157,28 +161,28 @@ class SeqRecordRecorder:
     ) -> RecordingEpisode:
         """Start an episode; use it as a context manager and `append` its frames in order.
 
-        Arguments and errors are those of `SeqRecordWriter.episode`.
+        Arguments and errors as for `SeqRecordWriter.episode`.
         """
         self._check_open(key)
         if self._episode is not None:
             raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
-        said = dict(metadata or {})
-        encode_metadata(said)
+        entries = dict(metadata or {})
+        encode_metadata(entries)
         fps = check_fps(fps)
         if key in self._keys:
             raise DestinationError(
-                "the episode is there already; skip the keys in recorder.completed_episodes, or "
-                "choose another key",
+                "episode exists already; choose another key, or delete the episode with "
+                "`seqrecord edit delete`",
                 episode=key,
             )
-        self._queue.tell(Task(partial(self._work.begin, key, said, fps)))
+        self._queue.put_call(QueueCall(partial(self._work.begin, key, entries, fps)))
         self._keys.add(key)
         self._episode = RecordingEpisode(self, key)
         return self._episode
 
     def stats(self) -> RecorderStats:
-        """What has been done so far. May be called from any thread, at any time."""
+        """Current counters. May be called from any thread, at any time."""
         self._exclusive.check_process()
         return RecorderStats(
             recorded_frames=self._recorded,
@@ -190,16 +194,16 @@ class SeqRecordRecorder:
 
     @exclusive
     def close(self) -> Manifest:
-        """Write what waits, and commit the dataset. An episode that is open ends here.
+        """Write all queued frames and commit the dataset. An open episode ends here.
 
-        Raises what failed, and what `SeqRecordWriter.close` raises.
+        Raises the error of the recording thread, if any, and the errors of `SeqRecordWriter.close`.
         """
         self._check_open(None)
         if self._episode is not None:
             self._episode.close(wait=False)
-        task = Task(self._work.stop)
+        task = QueueCall(self._work.stop)
         try:
-            self._queue.tell(task)
+            self._queue.put_call(task)
             self._wait_for(task)
         finally:
             self._stop()
@@ -207,7 +211,7 @@ class SeqRecordRecorder:
 
     @exclusive
     def abort(self) -> None:
-        """Stop without a commit, and forget what waits; what was flushed stays for a resume."""
+        """Stop without a commit, and drop queued frames; flushed frames stay for a resume."""
         if not self._is_closed:
             self._queue.fail(DestinationError("the recorder was stopped"))
             self._stop()
@@ -223,9 +227,9 @@ class SeqRecordRecorder:
             self.close()
             return
         try:
-            self.close()  # a recording is worth keeping, whatever ended it
+            self.close()  # keep the recording after an error too
         except Exception:
-            _logger.exception("the recording could not be committed; go on with resume (--resume)")
+            _logger.exception("recording could not be committed; continue with resume (--resume)")
 
     def _stop(self) -> None:
         self._is_closed = True
@@ -237,7 +241,7 @@ class SeqRecordRecorder:
         if self._is_closed:
             raise DestinationError("the recorder is closed", episode=key)
 
-    def _wait_for(self, task: Task) -> None:
+    def _wait_for(self, task: QueueCall) -> None:
         while not task.done.wait(_POLL_SECONDS):
             self._queue.check()
 
@@ -245,33 +249,30 @@ class SeqRecordRecorder:
 class RecordingEpisode:
     """An episode that is being recorded.
 
-    Leaving its `with` block ends it, by an error too: what was recorded is kept.
+    Leaving its `with` block ends it, also after an error: recorded frames are kept.
     """
 
     def __init__(self, recorder: SeqRecordRecorder, key: str) -> None:
         self.key = key
-        self.num_frames = 0  # that were recorded
+        self.num_frames = 0
         self._recorder = recorder
         self._exclusive = recorder._exclusive
 
     @exclusive
     def append(self, frame: Frame) -> bool:
-        """Record a frame: it is copied, and waits to be written. Whether it was not dropped.
+        """Copy a frame into the queue; returns false if it was dropped.
 
-        Raises `FrameError` for a frame that does not fit the features; then it is not recorded, and
-        the episode goes on. Raises `QueueFullError` where there is no room, and `DestinationError`
-        once writing has failed.
+        Raises `FrameError` for a frame that does not fit the features; it is not recorded, and the
+        episode continues. Raises `QueueFullError` if there is no room, and `DestinationError` after
+        an error of the recording thread.
         """
         recorder = self._check_current()
         with located(SchemaError, episode=self.key, frame=self.num_frames):
-            if not frame:
-                raise FrameError(
-                    "a frame without any feature; append a frame that has one or more, or skip it"
-                )
-            Block.of(frame)  # which refuses None
-            frame = {name: plain(item, name) for name, item in frame.items()}
+            Block.of(frame := plain_frame(frame))  # refuses None
             schema = recorder._schema or infer_schema([frame], recorder._described)
-            _check_frame(schema, frame)
+            check_names(schema, frame)
+            for name, item in frame.items():  # or the writer would drop the whole episode later
+                check_value(schema[name], item)
         recorder._schema = schema
         if not recorder._queue.put(frame):
             return False
@@ -283,7 +284,7 @@ class RecordingEpisode:
     def close(self, *, wait: bool = True) -> None:
         """End the episode. With `wait`, it is safe from a kill when this returns.
 
-        An episode without frames is forgotten, and its key free again.
+        An episode without frames is dropped, and its key is free again.
         """
         recorder = self._recorder
         if recorder._episode is self:
@@ -291,26 +292,26 @@ class RecordingEpisode:
             recorder._episode = None
             if not self.num_frames:
                 recorder._keys.remove(self.key)
-            task = Task(recorder._work.end)
-            recorder._queue.tell(task)
+            task = QueueCall(recorder._work.end)
+            recorder._queue.put_call(task)
             if wait:
                 recorder._wait_for(task)
 
     @exclusive
     def discard(self, *, wait: bool = False) -> None:
-        """Throw the episode away: the take failed. Its key may be recorded again.
+        """Drop the episode, for example after a failed take. Its key may be recorded again.
 
-        Its frames that wait are dropped at once, and what was written of it is taken back: nothing
-        of it is committed. With `wait`, no kill brings it back once this returns; else from a
-        moment soon after. See `EpisodeWriter.discard`. Raises `DestinationError` for an episode
-        that has ended; `seqrecord edit delete` deletes it later.
+        Queued frames are dropped at once, written frames are removed, and nothing is committed.
+        With `wait`, a kill after the return recovers nothing of it; otherwise from a moment soon
+        after. See `EpisodeWriter.discard`. Raises `DestinationError` for an ended episode; delete
+        that with `seqrecord edit delete`.
         """
         recorder = self._check_current()
         recorder._episode = None
         recorder._keys.remove(self.key)
         recorder._recorded -= self.num_frames
         recorder._discarded += self.num_frames
-        task = Task(recorder._work.discard)
+        task = QueueCall(recorder._work.discard)
         recorder._queue.discard(task)
         if wait:
             recorder._wait_for(task)
@@ -332,13 +333,13 @@ class RecordingEpisode:
 
 def _abandon(queue: FrameQueue, pid: int) -> None:
     if pid != os.getpid():
-        return  # a fork has neither the thread nor, perhaps, the queue's lock
+        return  # a fork lacks the thread, and the queue's lock may be locked for ever
     queue.fail(DestinationError("the recorder was not closed"))
     queue.close()
 
 
 def _check_local(destination: StorageLike) -> None:
-    """`DestinationError` for a URL: what a recorder flushes must outlive a kill and an outage."""
+    """Raise `DestinationError` for a URL: flushed frames must survive a kill and an outage."""
     if isinstance(destination, Storage):
         shown, is_local = destination.url, "://" not in destination.url
     else:
@@ -355,29 +356,17 @@ def _check_local(destination: StorageLike) -> None:
 
 
 def _check_arguments(queue_size: int | str, when_full: str, flush_seconds: float) -> int:
-    """The bytes of the queue."""
+    """Check the arguments; returns the bytes of the queue."""
     try:
         limit = parse_size(queue_size)
     except ValueError as error:
         raise DestinationError(f"queue_size: {error}", got=repr_of(queue_size, 100)) from None
     if when_full not in get_args(WhenFull):
         raise DestinationError(
-            "no such when_full", expected="spill, raise or drop", got=repr_of(when_full, 50)
+            "unknown when_full", expected="spill, raise or drop", got=repr_of(when_full, 50)
         )
     if not 0 < flush_seconds < math.inf:
         raise DestinationError(
-            "not a time between flushes", expected="seconds, more than 0", got=flush_seconds
+            "invalid flush_seconds", expected="seconds, more than 0", got=flush_seconds
         )
     return limit
-
-
-def _check_frame(schema: Schema, frame: Frame) -> None:
-    """Raise `FrameError` for a frame of which the writer would drop the whole episode."""
-    for name, item in frame.items():
-        if name not in schema:
-            raise FrameError(
-                "a feature that the dataset does not have; pass a schema that names it",
-                expected=f"some of {', '.join(schema)}",
-                got=name,
-            )
-        check_value(schema[name], item)

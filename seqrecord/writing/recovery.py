@@ -1,4 +1,4 @@
-"""Finds episodes that other writers left on a storage; copies those of unfinished files."""
+"""Finds episodes of other writers on a storage; copies episodes out of unfinished files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Unfinished
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.writing.chunking import StoredChunk, page_ranges, stored_chunk
-from seqrecord.writing.record_files import RecordFiles
+from seqrecord.writing.record_files import ChunkWriter
 from seqrecord.writing.stored_schema import DEFAULT_MAX_FILE_SIZE
 
 _logger = logging.getLogger("seqrecord")
@@ -31,51 +31,56 @@ def recover(
     schema: Schema | None,
     damaged: list[DamagedFile],
 ) -> dict[str, EpisodePart]:
-    """All episodes that are whole in the files of other writers, by uid.
+    """All complete episodes in the files of other writers, by uid.
 
-    `footers` are those of all finished record files, by path, and `schema` is that of the dataset,
-    if there is one. Unfinished files of which a part is damaged are added to `damaged`. Episodes
-    that are whole, or longer, only with what an unfinished file holds of them are copied from there
-    into record files of `writer`, which are finished then; those of the keys `committed` are not.
-    Every page that is copied is checked: after a loss of power any page of an unfinished file may
-    be missing. An episode that is not whole is recovered up to the last flush up
-    to which it is; if there is none it is not, and named in the log. Nothing of another writer is
-    changed or removed: it may still be at work.
+    An episode that is complete, or longer, only with an unfinished file is copied into record files
+    of `writer`, which are finished then. Every copied page is checked, since after a loss of power
+    any page of an unfinished file may be missing. An incomplete episode is recovered up to the last
+    flush with all its chunks; the log names episodes without one. Files of other writers are not
+    changed: their writers may still be running.
 
-    Raises `StorageError` for what cannot be read, since that may pass.
+    Args:
+        footers: footers of all finished record files, by path.
+        unfinished: unfinished record files.
+        committed: keys of episodes not to copy.
+        writer: id of the writer of the copies.
+        schema: of the dataset, if there is one.
+        damaged: gets unfinished files that are damaged in part.
+
+    Raises `StorageError` for a failed read, since a later read may succeed.
     """
 
-    def complete(pieces: Sequence[_Piece]) -> dict[str, EpisodePart]:
-        known = [(piece.upload.path, piece.footer) for piece in pieces]
+    def complete(notes: Sequence[_EpisodeNote]) -> dict[str, EpisodePart]:
+        known = [(note.upload.path, note.footer) for note in notes]
         return complete_episodes([*footers.items(), *known], schema)
 
     whole = complete([])
-    by_uid: dict[str, list[_Piece]] = {}
+    by_uid: dict[str, list[_EpisodeNote]] = {}
     for upload in unfinished:
-        for piece in _pieces(storage, upload, damaged):
-            by_uid.setdefault(piece.part.uid, []).append(piece)
-    found = complete([piece for pieces in by_uid.values() for piece in pieces])
-    writers: dict[Schema, RecordFiles] = {}
-    for uid, pieces in by_uid.items():
+        for note in _notes(storage, upload, damaged):
+            by_uid.setdefault(note.part.uid, []).append(note)
+    found = complete([note for notes in by_uid.values() for note in notes])
+    writers: dict[Schema, ChunkWriter] = {}
+    for uid, notes in by_uid.items():
         best = found.get(uid)
         while best is not None and best != whole.get(uid) and best.key not in committed:
-            written = pieces[0].footer.schema
-            files = writers.get(written) or RecordFiles(
+            written = notes[0].footer.schema
+            files = writers.get(written) or ChunkWriter(
                 storage, written, writer=writer, max_file_size=DEFAULT_MAX_FILE_SIZE
             )
             writers[written] = files
             try:
-                files.copy(best, _chunks(pieces, _length(best)))
+                files.copy(best, _chunks(notes, _length(best)))
             except (FormatError, NotFoundError) as error:
                 files.drop()
                 _logger.warning(
-                    "%s/%s: episode %s had %d frames but is not whole, and they are not kept: %s",
-                    *(storage.url, pieces[-1].upload.path, best.key, _length(best), error),
+                    "%s/%s: episode %s lost %d flushed frames, which are incomplete: %s",
+                    *(storage.url, notes[-1].upload.path, best.key, _length(best), error),
                 )
                 if isinstance(error, FormatError):
-                    damaged.append(DamagedFile.of(pieces[-1].upload.path, error))
-                pieces = [piece for piece in pieces if _length(piece.part) < _length(best)]
-                best = complete(pieces).get(uid)
+                    damaged.append(DamagedFile.of(notes[-1].upload.path, error))
+                notes = [note for note in notes if _length(note.part) < _length(best)]
+                best = complete(notes).get(uid)
             else:
                 whole[uid] = best
     for files in writers.values():
@@ -84,11 +89,11 @@ def recover(
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """What a note says of an episode in an unfinished record file."""
+class _EpisodeNote:
+    """A note of an episode in an unfinished record file."""
 
     upload: Unfinished
-    footer: Footer  # of this part alone
+    footer: Footer  # of this part only
 
     @property
     def part(self) -> EpisodePart:
@@ -96,7 +101,7 @@ class _Piece:
         return part
 
     def chunk(self, group: int, number: int) -> StoredChunk:
-        """A chunk of it. Raises `ChecksumError` for a page that is not as it was written."""
+        """Read a chunk. Raises `ChecksumError` for a damaged page."""
         ranges = page_ranges(self.footer.chunks[group][number])
         first = ranges[0].start
         data = _read(self.upload, ByteRange(first, ranges[-1].stop))
@@ -104,27 +109,27 @@ class _Piece:
         return stored_chunk(self.footer, self.footer.schema, group, number, pages)
 
 
-def _chunks(pieces: Sequence[_Piece], num_frames: int) -> Iterator[StoredChunk]:
-    """The chunks of an episode's first frames, each once, in the order in which they lie.
+def _chunks(notes: Sequence[_EpisodeNote], num_frames: int) -> Iterator[StoredChunk]:
+    """The chunks of an episode's first `num_frames` frames, each once, in file order.
 
-    Of several files, that with earlier frames comes first, whatever their names.
+    If there are several files, the file with earlier frames comes first.
     """
     taken = set()
     firsts: dict[str, int] = {}
-    for piece in pieces:
-        first = min((int(r["first_frame"].min()) for r in piece.footer.chunks if len(r)), default=0)
-        firsts[piece.upload.path] = min(first, firsts.get(piece.upload.path, first))
-    for piece in sorted(pieces, key=lambda piece: firsts[piece.upload.path]):
+    for note in notes:
+        first = min((int(r["first_frame"].min()) for r in note.footer.chunks if len(r)), default=0)
+        firsts[note.upload.path] = min(first, firsts.get(note.upload.path, first))
+    for note in sorted(notes, key=lambda note: firsts[note.upload.path]):
         rows = [
             (int(row["offset"]), group, number, int(row["first_frame"]))
-            for group, chunks in enumerate(piece.footer.chunks)
+            for group, chunks in enumerate(note.footer.chunks)
             for number, row in enumerate(chunks)
         ]
         for _, group, number, first_frame in sorted(rows):
             place = (group, first_frame)
             if place not in taken and first_frame < num_frames:
                 taken.add(place)
-                yield piece.chunk(group, number)
+                yield note.chunk(group, number)
 
 
 def _length(part: EpisodePart) -> int:
@@ -132,28 +137,28 @@ def _length(part: EpisodePart) -> int:
     return part.num_frames
 
 
-def _pieces(storage: Storage, upload: Unfinished, damaged: list[DamagedFile]) -> list[_Piece]:
-    """What had ended, or been flushed, in the file, as far as its header and notes are whole."""
+def _notes(storage: Storage, upload: Unfinished, damaged: list[DamagedFile]) -> list[_EpisodeNote]:
+    """Notes of ended or flushed episodes in a file, as far as its header and notes are intact."""
     try:
         checkpoints = upload.checkpoints()
         if not checkpoints:
             return []
         file_id = parse_header(_read(upload, ByteRange(0, HEADER_BYTES)))
-    except NotFoundError:  # its writer has finished or given it up meanwhile
+    except NotFoundError:  # its writer has finished or removed it meanwhile
         return []
     except FormatError as error:
-        damaged.append(DamagedFile.told(storage, upload.path, error))
+        damaged.append(DamagedFile.logged(storage, upload.path, error))
         return []
-    pieces = []
-    for size, note in checkpoints:
+    notes = []
+    for size, data in checkpoints:
         try:
-            footer = parse_footer(note, aligned(size))
+            footer = parse_footer(data, aligned(size))
         except FormatError as error:
-            damaged.append(DamagedFile.told(storage, upload.path, error))
+            damaged.append(DamagedFile.logged(storage, upload.path, error))
             continue
         if footer.file_id == file_id and [p.num_frames is None for p in footer.episodes] == [False]:
-            pieces.append(_Piece(upload, footer))
-    return pieces
+            notes.append(_EpisodeNote(upload, footer))
+    return notes
 
 
 def _read(upload: Unfinished, part: ByteRange) -> memoryview:

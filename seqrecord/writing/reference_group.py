@@ -1,4 +1,4 @@
-"""The group of a feature whose frames stay in files that are not ours, each encoded alone."""
+"""The group of a feature whose frames stay in original files, each encoded alone."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from seqrecord.format.pages import Blob, PageCodec
 from seqrecord.format.references import MAX_NAMES, Reference, ReferencedFile
 from seqrecord.schema import Schema
 from seqrecord.sources.common.references import checksum_of_files, parts_of, place_of
-from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, StoredChunk
+from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, StoredChunk
 
 _Placed = tuple["ReferencedFile | Blob", str, str]
 
-_MOST_SPAN = 1 << 32  # bytes of a file from the first frame of a chunk to the last one
+_MOST_SPAN = 1 << 32  # bytes from a chunk's first frame to its last one
 
 
 class ReferenceGroup:
-    """A feature's frames that are in no chunk yet, of one episode after the other.
+    """Frames of a feature that wait for the next chunk, for one episode after the other.
 
-    Frames lie in files, or are files in folders, that `externals` numbers, see `VideoGroup`. A
-    chunk refers to one such file or folder, or holds frames that lie in none, such as fill values
-    of a chunk that is not there. With `checksums` what it refers to is read.
+    Frames are byte ranges of files, or whole files in folders; `externals` has their numbers, see
+    `VideoGroup`. A chunk refers to one such file or folder, or contains frames without a file, such
+    as fill values of a missing Zarr chunk. With `checksums`, referenced bytes are read for their
+    CRC32C.
     """
 
     def __init__(
@@ -46,26 +47,25 @@ class ReferenceGroup:
         self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
-        """The next episode; see `ChunkLength` for `None`."""
+        """Start the next episode; `ChunkLength` chooses a length for `None`."""
         self._chunk_length.begin(chunk_frames)
         self._length = self._chunk_length.frames or 1
         self._written = 0  # frames of the episode in chunks
         self.clear()
 
     def clear(self) -> None:
-        """Forget the frames that are in no chunk."""
+        """Drop the frames that are not in a chunk yet."""
         self._frames: list[_Placed | None] = []
 
-    def settle(self) -> None:
-        """The episode ends."""
+    def fix_length(self) -> None:
+        """Do nothing: `begin` fixes the length of chunks."""
 
-    def room(self, columns: Mapping[str, object], rows: range) -> int:  # noqa: ARG002
-        """How many of these rows of a block come up to the one that ends a chunk, or there are."""
+    def rows_left(self, columns: Mapping[str, object], rows: range) -> int:  # noqa: ARG002
+        """Number of these rows up to the row that ends a chunk, at most all."""
         return min(self._length - len(self._frames), len(rows))
 
     def add(self, columns: Mapping[str, Any], rows: range) -> None:
-        """These rows of a block are the episode's next frames: of the feature where they lie, or
-        nothing."""
+        """Add these rows of a block as the episode's next frames."""
         found = columns.get(self.name)
         if found is None:
             self._frames += [None] * len(rows)
@@ -77,13 +77,13 @@ class ReferenceGroup:
                 self._frames.append((self._codec.encode_frame(item), "", ""))
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """The chunks that are full; with `rest` also those of the frames that are left, if any."""
+        """Take the full chunks; with `rest`, also chunks of the remaining frames."""
         while len(self._frames) >= self._length or (rest and self._frames):
             yield from self._taken(self._frames[: self._length])
             del self._frames[: self._length]
 
     def _taken(self, frames: Sequence[_Placed | None]) -> Iterator[StoredChunk]:
-        """The chunks of these frames: one, unless they lie in several places, or too far apart."""
+        """Chunks of these frames: one, unless their files differ or their ranges are far apart."""
         begin = 0
         for at in range(1, len(frames) + 1):
             if at == len(frames) or self._is_cut(frames[begin:at], frames[at]):
@@ -92,7 +92,7 @@ class ReferenceGroup:
 
     @staticmethod
     def _is_cut(before: Sequence[_Placed | None], frame: _Placed | None) -> bool:
-        """Whether a frame is in another chunk than those before it."""
+        """Whether a frame starts a new chunk after the frames before it."""
         there = [each for each in before if each is not None]
         if frame is None or not there:
             return False
@@ -122,9 +122,7 @@ class ReferenceGroup:
     def _reference(self, frames: Sequence[tuple[ReferencedFile, str, str]]) -> Reference:
         files, places, names = zip(*frames, strict=True)
         if (number := self._externals.get(places[0])) is None:
-            raise SourceError(
-                "a frame in a file that the source does not tell of", file=files[0].file
-            )
+            raise SourceError("frame in a file that the source does not list", file=files[0].file)
         if files[0].stop is None:
             sizes, parts = parts_of(places[0], names)
             found = Reference.of_frames(number, [], sizes, parts)
@@ -132,13 +130,13 @@ class ReferenceGroup:
             starts = [file.start for file in files]
             sizes = [file.stop - file.start for file in files]
             if min(sizes) < 1:
-                raise SourceError("an empty file", file=files[0].file, offset=min(starts))
+                raise SourceError("empty file", file=files[0].file, offset=min(starts))
             found = Reference.of_frames(number, starts, sizes)
-        if found.length > MOST_EXTERNAL or len(found.extradata) > MAX_NAMES:
+        if found.length > MAX_REFERENCED_BYTES or len(found.extradata) > MAX_NAMES:
             raise FrameError(
-                "a chunk that refers to too many bytes; write smaller chunks",
+                "chunk refers to too many bytes; write smaller chunks",
                 feature=self.name,
-                expected=f"at most {MOST_EXTERNAL} bytes, and {MAX_NAMES} of names",
+                expected=f"at most {MAX_REFERENCED_BYTES} bytes, and {MAX_NAMES} of names",
                 got=f"{found.length} bytes, and {len(found.extradata)} of names",
             )
         if self._checksums:

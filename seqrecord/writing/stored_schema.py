@@ -1,4 +1,4 @@
-"""How frames are to be stored: features with codecs and groups, and sizes that can be asked for."""
+"""How features are stored: codecs, groups, kinds and units; checks of size arguments."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ DEFAULT_CODEC = "balanced"
 DEFAULT_MAX_FILE_SIZE = 1 << 30
 
 Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
-"""A codec's name for all features, or by feature name one or a chain of codec configurations."""
+"""A codec name for all features, or by feature a name or a chain of codec configurations."""
 
 
-Described: TypeAlias = "Mapping[str, Mapping[str, str | int | Sequence[int | None] | None]]"
-"""What is said of features beside their frames, by name: `kind`, `unit`, `group` and `shape`."""
+FeatureInfo: TypeAlias = "Mapping[str, Mapping[str, str | int | Sequence[int | None] | None]]"
+"""Properties of features by name: `kind`, `unit`, `group` and `shape`."""
 
-_SAID = ("kind", "unit", "group", "shape")
+_PROPERTIES = ("kind", "unit", "group", "shape")
 
 
 def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
-    """The schema with the codecs that a writer was asked for, see `SeqRecordWriter`.
+    """The schema with the codecs of a writer's argument, see `SeqRecordWriter`.
 
-    Features that keep encoded images or video stay as they are unless they are named. Text that
-    nothing is said of, or but a preset other than `small`, is not compressed: most of it is short.
+    Features that keep encoded images or video stay unchanged unless they are named. Text is stored
+    raw if its codec is `fast` or `balanced`, also by default: most texts are short.
     """
     named = {} if codecs is None or isinstance(codecs, str) else dict(codecs)
-    _check_names("a codec for a feature that is not there", named, schema)
+    _check_names("codec for an unknown feature", named, schema)
     default = codecs if isinstance(codecs, str) else DEFAULT_CODEC
 
     def chain(spec: FeatureSpec) -> tuple[CodecConfig, ...]:
@@ -64,61 +64,65 @@ def stored_schema(
     schema: Schema,
     codecs: Codecs | None,
     stored: Schema | None,
-    described: Described | None = None,
+    described: FeatureInfo | None = None,
 ) -> Schema:
-    """The schema to write under: that of the dataset, where there is one, else with its codecs.
+    """The schema to write: the existing dataset's `stored`, or else `schema` with codecs and
+    groups.
 
-    Groups are those of `described` where it names one, or of `schema` where that has several; else
-    all small features are one group and all others one, see `is_small`.
+    Groups come from `described` if it has any, or from `schema` if it has several; otherwise all
+    small features are one group, and all others another, see `is_small`.
 
-    The order of features, and a kind or unit of `schema` that the dataset does not say, do not
-    count. Raises `SchemaError` where the dataset has other features, or other codecs, kinds, units
-    or groups than asked for.
+    The order of features, and a kind or unit that the dataset lacks, may differ from `stored`.
+    Raises `SchemaError` if the existing dataset has other features, codecs, kinds, units or groups
+    than the arguments.
     """
-    asked = _fresh(schema, described or {})
-    is_grouped = asked.num_groups > 1 or any("group" in said for said in (described or {}).values())
+    described = described or {}
+    requested = _fresh(schema, described)
+    is_grouped = requested.num_groups > 1 or any("group" in x for x in described.values())
     if stored is None:
-        grouped = _grouped(apply_codecs(asked, codecs), by_size=not is_grouped)
+        grouped = _grouped(apply_codecs(requested, codecs), by_size=not is_grouped)
         grouped.check_groups()
         return grouped
-    there = stored.active
-    if set(map(str, asked.values())) != set(map(str, there.values())):
-        raise SchemaError("the dataset has other features", expected=there, got=asked)
-    asked = asked.select(list(there))
-    for spec, known in zip(asked.values(), there.values(), strict=True):
-        told = (described or {}).get(spec.name, {})
-        for what in ("kind", "unit"):
-            wanted, said = getattr(spec, what), getattr(known, what)
-            if what == "unit" and wanted and said and same_unit(wanted, said):
+    existing = stored.active
+    if set(map(str, requested.values())) != set(map(str, existing.values())):
+        raise SchemaError("dataset has other features", expected=existing, got=requested)
+    requested = requested.select(list(existing))
+    for spec, known in zip(requested.values(), existing.values(), strict=True):
+        explicit = described.get(spec.name, {})
+        for name in ("kind", "unit"):
+            new, old = getattr(spec, name), getattr(known, name)
+            if name == "unit" and new and old and same_unit(new, old):
                 continue
-            if wanted not in (None, said) and (said is not None or what in told):
-                keeping = f"{what}s={{{spec.name!r}: {said!r}}}"
+            if new not in (None, old) and (old is not None or name in explicit):
+                keeping = f"{name}s={{{spec.name!r}: {old!r}}}"
                 raise SchemaError(
-                    f"the dataset has another {what}; leave it out to keep that, or pass {keeping} "
-                    f"to convert (--{what} {spec.name}={said or ''}); `seqrecord edit describe` "
+                    f"dataset has another {name}; leave it out to keep that, or pass {keeping} to "
+                    f"convert (--{name} {spec.name}={old or ''}); `seqrecord edit describe` "
                     "changes the dataset",
                     feature=spec.name,
-                    expected=said,
-                    got=wanted,
+                    expected=old,
+                    got=new,
                 )
-    groups = [spec.group for spec in _grouped(there, by_size=False).values()]
-    given = [spec.group for spec in _grouped(asked, by_size=False).values()]
-    if is_grouped and groups != given:
+    groups = [spec.group for spec in _grouped(existing, by_size=False).values()]
+    new_groups = [spec.group for spec in _grouped(requested, by_size=False).values()]
+    if is_grouped and groups != new_groups:
         raise SchemaError(
-            "the dataset has other groups of features; leave them out to keep its own",
+            "dataset has other groups of features; leave them out to keep its own",
             expected=groups,
-            got=given,
+            got=new_groups,
         )
     if codecs is not None:
-        chains = [spec.codec for spec in apply_codecs(asked, codecs).values()]
-        if chains != [spec.codec for spec in there.values()]:
-            raise SchemaError("the dataset has other codecs; leave them out to keep its own")
+        chains = [spec.codec for spec in apply_codecs(requested, codecs).values()]
+        if chains != [spec.codec for spec in existing.values()]:
+            raise SchemaError("dataset has other codecs; leave them out to keep its own")
     return stored
 
 
 def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
-    """Whether a feature is passed on as it is encoded to one that is `stored` so: images and video
-    are, of one codec, however well each is encoded."""
+    """Whether frames stay encoded on the way to a feature that is `stored` so.
+
+    Images and video of the same codec do, whatever their quality.
+    """
 
     def decoding(codec: Sequence[CodecConfig]) -> list[dict[str, Any]]:
         return [{k: v for k, v in each.items() if k not in ("quality", "gop")} for each in codec]
@@ -127,28 +131,30 @@ def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
 
 
 def has_same_pages(spec: FeatureSpec, stored: FeatureSpec) -> bool:
-    """Whether pages of a feature are also pages of one that is `stored` so."""
+    """Whether pages of a feature are valid pages of the feature `stored`."""
     values = (spec.dtype, spec.shape, spec.value) == (stored.dtype, stored.shape, stored.value)
     return values and (spec.codec == stored.codec or is_passthrough(spec, stored))
 
 
 def check_passthrough(schema: Schema, stored: Schema) -> None:
-    """`SchemaError` where a source of this schema keeps video that would be stored under another
-    codec: its packets are not re-encoded."""
+    """Raise `SchemaError` if a source's video would be stored under another codec.
+
+    Packets of a source's video are not encoded again.
+    """
     for spec in schema.values():
         found = stored[spec.name]
         if spec.is_video and not is_passthrough(spec, found):
             raise SchemaError(
-                "the source keeps video as it is, which is of another codec",
+                "cannot change the codec of a source's video; leave the codec out, and then "
+                "convert the new dataset to encode the video again",
                 feature=spec.name,
-                expected=f"no codec for it, or one that is {spec.codec[0]}; to encode it anew, "
-                "convert the dataset that is made without one",
+                expected=spec.codec[0],
                 got=found.codec[0] if found.codec else "raw",
             )
 
 
 def check_codecs(codecs: Codecs | None) -> None:
-    """`SchemaError` for what no schema can have; whether it has the features is asked later."""
+    """Raise `SchemaError` for codecs that are invalid for any schema."""
     if codecs is None:
         return
     if isinstance(codecs, str):
@@ -156,32 +162,32 @@ def check_codecs(codecs: Codecs | None) -> None:
         return
     if not _is_by_name(codecs):
         raise SchemaError(
-            "codecs are not what they should be",
-            expected="a codec's name, or a dict of codecs by feature",
+            "invalid codecs",
+            expected="a codec name, or a dict of codecs by feature",
             got=repr_of(codecs, 100),
         )
     for name, codec in codecs.items():
         check_codec(codec, feature=name)
 
 
-def check_described(described: Described | None) -> None:
-    """`SchemaError` for what is never said of features; whether they are there is asked later."""
+def check_descriptions(described: FeatureInfo | None) -> None:
+    """Raise `SchemaError` for properties that are invalid for any feature."""
     if described is None:
         return
     if not _is_by_name(described):
         raise SchemaError(
-            "features are not what they should be",
-            expected='what is said of features by name, as {"depth": {"unit": "m"}}',
+            "invalid features",
+            expected='properties by feature name, such as {"depth": {"unit": "m"}}',
             got=repr_of(described, 100),
         )
-    said: Any  # a user may give anything
-    for name, said in described.items():
-        if not (isinstance(said, Mapping) and set(said) <= set(_SAID)):
+    properties: Any  # unchecked
+    for name, properties in described.items():
+        if not (isinstance(properties, Mapping) and set(properties) <= set(_PROPERTIES)):
             raise SchemaError(
-                "not what can be said of a feature",
+                "invalid properties of a feature",
                 feature=name,
-                expected=f"a dict of {', '.join(_SAID)}",
-                got=repr_of(said),
+                expected=f"a dict of {', '.join(_PROPERTIES)}",
+                got=repr_of(properties),
             )
 
 
@@ -189,38 +195,38 @@ def _is_by_name(named: object) -> bool:
     return isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
 
 
-def _fresh(schema: Schema, described: Described) -> Schema:
-    """The features with what is said of them, as if they were in no dataset yet."""
+def _fresh(schema: Schema, described: FeatureInfo) -> Schema:
+    """The features with these properties, as for a new dataset."""
     if any(spec.is_dropped for spec in schema.values()):
-        raise SchemaError("not a feature name: it stands for one that was dropped", got=schema)
-    _check_names("a feature is described that is not there", described, schema)
+        raise SchemaError("invalid feature name: reserved for dropped features", got=schema)
+    _check_names("properties of an unknown feature", described, schema)
     changes: Mapping[str, Any] = described
     specs = [replace(s, added=None, **changes.get(s.name, {})) for s in schema.values()]
     return Schema(specs)
 
 
 def check_fps(fps: float | None) -> float | None:
-    """The frames a second, as they are stored. `SchemaError` for what is none."""
+    """The frame rate as a float. Raises `SchemaError` unless it is a finite number above 0."""
     if fps is None:
         return None
     if isinstance(fps, bool) or not isinstance(fps, (int, float, np.integer, np.floating)):
         raise SchemaError("fps is not a number", expected="a number above 0", got=repr_of(fps, 50))
     try:
         number = float(fps)
-    except OverflowError:  # of an integer
+    except OverflowError:  # a large integer
         number = math.inf
     if not (math.isfinite(number) and number > 0):
-        raise SchemaError("not a number of frames a second", expected="above 0", got=number)
+        raise SchemaError("invalid number of frames per second", expected="above 0", got=number)
     return number
 
 
 def check_sizes(chunk_frames: int | None, max_file_size: int | str) -> int:
-    """The bytes of a record file; `SchemaError` or `DestinationError` for sizes that none has."""
+    """Bytes of a record file. Raises `SchemaError` or `DestinationError` for invalid sizes."""
     if chunk_frames is not None and not (
         is_integer(chunk_frames) and 1 <= chunk_frames <= MAX_CHUNK_FRAMES
     ):
         raise SchemaError(
-            "not a number of frames a chunk",
+            "invalid number of frames per chunk",
             expected=f"1 to {MAX_CHUNK_FRAMES}",
             got=repr_of(chunk_frames, 50),
         )
@@ -230,13 +236,14 @@ def check_sizes(chunk_frames: int | None, max_file_size: int | str) -> int:
         raise DestinationError(f"max_file_size: {error}", got=repr_of(max_file_size, 100)) from None
     if size < 1:
         raise DestinationError(
-            "not a size of record files", expected="1 or more", got=max_file_size
+            "invalid size of record files", expected="1 or more", got=max_file_size
         )
     return size
 
 
-def infer_schema(frames: Sequence[Frame], described: Described | None = None) -> Schema:
-    """Features in the order in which they appear, each as its first value is, or as described."""
+def infer_schema(frames: Sequence[Frame], described: FeatureInfo | None = None) -> Schema:
+    """Features in order of appearance, each by its first value, with the properties in
+    `described`."""
     specs: dict[str, FeatureSpec] = {}
     for frame in frames:
         for name, item in frame.items():
@@ -261,9 +268,9 @@ def _inferred(name: str, item: Any) -> FeatureSpec:
 
 
 def _grouped(schema: Schema, *, by_size: bool) -> Schema:
-    """The features with the numbers of their groups, in the order of their first features.
+    """The features with group numbers, in the order of each group's first feature.
 
-    Video has a group of its own.
+    `by_size`: small features are a group, each video is a group, the others are a group.
     """
     keys: list[object] = [is_small(s) if by_size else s.group for s in schema.values()]
     if by_size:
@@ -280,5 +287,5 @@ def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> N
 
 
 def _is_encoded(spec: FeatureSpec) -> bool:
-    """Whether frames are files of images, or video, as their codec has encoded them."""
+    """Whether frames keep the encoding of their source: image files or video."""
     return spec.is_video or any(config.get("format") in FILES for config in spec.codec)

@@ -1,4 +1,4 @@
-"""Statistics of a dataset: kept when it is written, computed for one that has none."""
+"""Statistics of a dataset: stored by writers, or computed afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _logger = logging.getLogger("seqrecord")
 
 
 def merged(parts: Sequence[Statistics | None]) -> Statistics | None:
-    """The statistics of all parts together; `None` where one has none."""
+    """The merged statistics of all parts; `None` if a part has none."""
     known = [part for part in parts if part is not None]
     if not known or len(known) < len(parts):
         return None
@@ -34,7 +34,7 @@ def merged(parts: Sequence[Statistics | None]) -> Statistics | None:
 
 
 def stored_statistics(storage: Storage, manifest: Manifest | None) -> Statistics | None:
-    """Those that a dataset has, if it has any; see `read_statistics`."""
+    """Statistics that a dataset stores, or `None`; see `read_statistics`."""
     if manifest is None or manifest.statistics is None:
         return None
     return read_statistics(storage, manifest.statistics, manifest.schema)
@@ -43,9 +43,9 @@ def stored_statistics(storage: Storage, manifest: Manifest | None) -> Statistics
 def statistics_of(
     storage: Storage, manifest: Manifest | None, version: Version, new: Statistics | None
 ) -> Statistics | None:
-    """Those of a dataset that was `manifest` and becomes `version`, of which `new` was written.
+    """Statistics of the dataset `version`: the statistics of `manifest`, merged with `new`.
 
-    `None` where they would leave out frames, or nothing was written.
+    `None` if some frames would lack them, or if `new` has no frames.
     """
     if new is None or not new.num_frames:
         return None
@@ -53,13 +53,13 @@ def statistics_of(
         old = stored_statistics(storage, manifest)
     except (NotFoundError, FormatError) as error:
         old = None
-        _logger.warning("%s: the statistics are not kept: %s", storage.url, error)
+        _logger.warning("%s: statistics dropped: %s", storage.url, error)
     together = new if old is None else old.merged(new)
     num_frames = int(version.index.num_frames.sum())
     if together.num_frames == num_frames:
         return together
     _logger.info(
-        "%s: no statistics, for %d of %d frames have none; `seqrecord stats` computes them",
+        "%s: statistics not stored: %d of %d frames lack them; run `seqrecord stats`",
         *(storage.url, num_frames - together.num_frames, num_frames),
     )
     return None
@@ -75,17 +75,26 @@ def add_statistics(
     progress: Callable[[StatisticsProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Statistics:
-    """Compute a dataset's statistics, and put them into it in place of those that are there.
+    """Compute a dataset's statistics and store them in place of the old ones.
 
-    With `only_lacking` those that are there stay, and only features that have none are read: video
-    and images that a conversion has kept as they are. Nothing is changed where there is no such
-    feature. With `given`, those of `seqrecord.sources.LeRobotSource(…).statistics` say, nothing is
-    read: they take the place of those of the same features. Other arguments are those of
-    `Dataset.compute_statistics`. Raises what that and `seqrecord.open` raise, `DestinationError`
-    for some that are given of another number of frames, `FormatError` for those of other features,
-    and `ConflictError` where a writer commits meanwhile; then nothing was changed.
+    Args:
+        location: local path or URL of the dataset.
+        only_lacking: keep existing statistics, and read only features without any, such as video
+            and images that a conversion did not decode. Without such a feature, nothing changes.
+        given: statistics to store without reading frames, for example from
+            `LeRobotSource(…).statistics`; they replace the statistics of the same features.
+        max_frames, num_threads, progress: as for `Dataset.compute_statistics`.
+        storage_options: for the filesystem that serves a URL.
+
+    Raises the errors of `Dataset.compute_statistics` and `seqrecord.open`, `DestinationError` if
+    `given` has another number of frames, `FormatError` if it has other features, and
+    `ConflictError` if a writer commits meanwhile; then nothing was changed.
+
+    Example:
+        statistics = seqrecord.add_statistics("records/", max_frames=100)
+        print(statistics["action"].mean)
     """
-    # Here, since a writer does without all that reads frames.
+    # Imported here: a writer does not need the modules that read frames.
     from seqrecord.reading.dataset import Dataset
 
     with closing(open_storage(location, storage_options)) as storage:
@@ -97,10 +106,10 @@ def add_statistics(
         if given is not None:
             if given.num_frames != reader.num_frames:
                 raise DestinationError(
-                    "statistics of other frames",
+                    "given statistics have another number of frames than the dataset",
                     file=storage.url,
-                    expected=f"of {reader.num_frames} frames",
-                    got=f"of {given.num_frames}",
+                    expected=reader.num_frames,
+                    got=given.num_frames,
                 )
             given.check(reader.features)
             found = given
@@ -116,7 +125,7 @@ def add_statistics(
         statistics = Statistics(reader.num_frames, {**known, **found})
         data = encode_statistics(statistics)
         if data is None:
-            raise DestinationError("the statistics are too large to be stored", file=storage.url)
+            raise DestinationError("statistics are too large to store", file=storage.url)
         with SmallFiles(storage) as own:
             file = own.put_index("statistics.json", data)
             commit(own, base, replace(manifest, statistics=file))

@@ -1,16 +1,16 @@
-"""Values of frames as NumPy arrays; a value that loses something on the way is refused."""
+"""Conversion of frame values to NumPy arrays, without loss."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from seqrecord.codecs.exif import check_single, orientation_of
 from seqrecord.errors import FrameError
-from seqrecord.schema import EncodedImage
+from seqrecord.schema import EncodedImage, Frame
 from seqrecord.text import repr_of
 
 _AS_THEY_ARE = (np.ndarray, str, bytes, EncodedImage)
@@ -18,39 +18,55 @@ _BUFFERS = (str, bytes, bytearray, memoryview, EncodedImage)
 
 
 def plain(item: Any, feature: str) -> Any:
-    """A value as the writer takes it: an array, text, bytes, or what only a source gives.
+    """Convert a value for the writer: to an array, text, bytes, or a source's own value.
 
-    Raises `FrameError` for a value that is no array without a loss: masked arrays, tensors with a
-    gradient, of another device or layout, or of a dtype that NumPy lacks.
+    Raises `FrameError` for a value whose conversion would lose data: a masked array, or a tensor
+    with a gradient, on another device, or of a layout or dtype that NumPy lacks.
     """
     if type(item) in _AS_THEY_ARE or isinstance(item, _BUFFERS):
         return item
     if item is None or not _is_array_like(item):
-        return item  # a source's own, or nothing that can be stored
+        return item  # a source's own value, or refused later
     if _is_masked(item):
         raise _refused(
-            "a masked array would lose its mask", feature, item,
-            "an array: value.filled(0), and np.ma.getmaskarray(value) as a feature of its own",
+            "masked array would lose its mask", feature, item,
+            "an array: value.filled(0), and np.ma.getmaskarray(value) as a separate feature",
         )  # fmt: skip
     if remedy := _remedy_of_tensor(item) or _remedy_of_picture(item):
-        raise _refused("a value that is no array of numbers as it is", feature, item, remedy)
+        raise _refused("value needs a conversion to a NumPy array", feature, item, remedy)
     try:
         array = np.asarray(item)
-    except Exception as error:  # whatever its `__array__` raises
-        remedy = "an array: convert the value by its own library, or np.asarray(value)"
-        refused = _refused("a value that NumPy cannot convert", feature, item, remedy)
+    except Exception as error:  # from its `__array__`
+        remedy = "an array: convert the value with its own library"
+        refused = _refused("value cannot be converted to a NumPy array", feature, item, remedy)
         refused.got = f"{refused.got}: {type(error).__name__}: {str(error)[:200]}"
         raise refused from error
     return array
 
 
+def plain_frame(frame: Frame) -> Frame:
+    """Convert the values of a frame, see `plain`.
+
+    Raises `FrameError` for a frame that is not a dict, or has no features.
+    """
+    if not isinstance(frame, Mapping):
+        raise FrameError(
+            "frame is not a dict",
+            expected='arrays by feature, such as {"image": image}',
+            got=type(frame).__name__,
+        )
+    if not frame:
+        raise FrameError("frame without features; append a frame with at least one, or skip it")
+    return {name: plain(item, name) for name, item in frame.items()}
+
+
 def plain_items(items: Iterable[Any], feature: str) -> list[Any]:
-    """The same of values of several frames, which mostly are plain."""
+    """Convert the values of several frames, see `plain`; most need no conversion."""
     return [i if type(i) in _AS_THEY_ARE else plain(i, feature) for i in items]
 
 
 def _is_array_like(item: Any) -> bool:
-    """Not what only sources give: references, or blocks of video."""
+    """False for values that only sources yield: references, or blocks of video."""
     return isinstance(item, (np.ndarray, np.generic, list, tuple, int, float, complex)) or any(
         hasattr(item, name) for name in ("__array__", "__array_interface__", "__dlpack__")
     )
@@ -67,7 +83,8 @@ def _is_masked(item: Any) -> bool:
 
 
 def _remedy_of_tensor(item: Any) -> str:
-    """What makes an array of a tensor of torch that NumPy does not take; empty for any other."""
+    """Expression that converts a Torch tensor which NumPy does not accept; empty for other
+    values."""
     torch = sys.modules.get("torch")  # writing does not import it
     if torch is None or not isinstance(item, torch.Tensor):
         return ""
@@ -84,12 +101,12 @@ def _remedy_of_tensor(item: Any) -> str:
     }
     found = "".join(step for step, is_needed in steps.items() if is_needed)
     if item.device.type == "meta":
-        return "a tensor with values, not one of the device meta"
+        return "a tensor with values, not on the meta device"
     return f"value{found}" if found else ""
 
 
 def _remedy_of_picture(item: Any) -> str:
-    """What makes an array of a picture of Pillow that viewers turn, or that has several frames."""
+    """Expression that converts a Pillow image with an orientation or several frames; else empty."""
     pillow = sys.modules.get("PIL.Image")
     if pillow is None or not isinstance(item, pillow.Image):
         return ""

@@ -1,7 +1,7 @@
-"""The group of a video feature: arrays become groups of pictures, and these become chunks.
+"""The group of a video feature: arrays become groups of pictures (GOPs), and these chunks.
 
-A chunk begins at a keyframe and holds whole groups of pictures: as many as have 32 frames together,
-or take 48 MiB decoded, and at least one. A frame that lacks the feature is in no group of pictures.
+A chunk starts at a keyframe and has whole GOPs: as many as fit 32 frames or 48 MiB decoded, at
+least one. A frame without the feature is in no GOP.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ from seqrecord.format.references import Reference, ReferencedGops
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.format.video_pages import VideoPageCodec
 from seqrecord.schema import Schema
-from seqrecord.writing.chunking import MOST_EXTERNAL, ChunkLength, Column, StoredChunk
+from seqrecord.writing.chunking import MAX_REFERENCED_BYTES, ChunkLength, EncodedColumn, StoredChunk
 
 
 class VideoGroup:
-    """A video feature's frames that are in no chunk yet, of one episode after the other.
+    """Frames of a video feature that wait for the next chunk, for one episode after the other.
 
-    An episode has its video either frame by frame, as arrays, or as GOPs that are kept as they
-    are, or stay where they are, in files that `externals` numbers: by their names, the
-    ids of lists and places in these. `checksum` gives the CRC32C of a range of such a file, where
-    pages are to have it.
+    An episode's video comes frame by frame as arrays, or as GOPs: encoded, or as references into
+    original files. `externals` maps the name of such a file to the id of a list and the place in
+    it. `checksum` returns the CRC32C of a byte range of such a file, for pages with checksums.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class VideoGroup:
         self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
-        """The next episode; see `ChunkLength` for `None`."""
+        """Start the next episode; `ChunkLength` chooses a length for `None`."""
         self._length.begin(chunk_frames)
         self._most = min(self._length.frames or 1, MAX_GOP_FRAMES)
         self._written = 0  # frames of the episode in chunks
@@ -58,7 +57,7 @@ class VideoGroup:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the frames that are in no chunk."""
+        """Drop the frames that are not in a chunk yet."""
         self._ready: deque[StoredChunk] = deque()
         self._present: list[bool] = []  # of the frames of the next chunk
         self._gops: list[Gop] = []  # of the next chunk
@@ -70,29 +69,28 @@ class VideoGroup:
 
     @property
     def num_passthrough(self) -> int | None:
-        """Frames of the GOPs that were kept, of the episode so far; `None` where there is none."""
+        """Frames in the episode's kept GOPs so far; `None` without any."""
         return self._written + len(self._present) if self._has_gops else None
 
-    def room(self, columns: Mapping[str, Column], rows: range) -> int:
-        """How many of these rows of a block come up to the one that may end a chunk, or there
-        are."""
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
+        """Number of these rows up to the row that may end a chunk, at most all."""
         return len(rows) if self._has_gops and self.name not in columns else 1
 
-    def add(self, columns: Mapping[str, Column], rows: range) -> None:
-        """The episode's next frames, no more than there is `room` for: of the feature their pixels,
-        or nothing."""
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
+        """Add the episode's next frames, at most `rows_left`, with or without the feature's
+        pixels."""
         column = columns.get(self.name)
         if column is None:
-            if not self._has_gops:  # which may come later
+            if not self._has_gops:  # GOPs may come later
                 self._present.append(False)
                 self._end_chunk_if(self._has_arrays and len(self._present) >= self._most)
             return
         if self._has_gops:
-            raise FrameError("a frame of a feature whose video was appended", feature=self.name)
+            raise FrameError("feature has both frames and appended video", feature=self.name)
         if not self._has_arrays:
             self._has_arrays = True
             self._cut_absent()
-        assert not isinstance(column, memoryview), "which only raw features have"
+        assert not isinstance(column, memoryview), "only raw features have memoryviews"
         blob = column[rows.start]
         self._present.append(True)
         self._arrays.append(np.frombuffer(blob.data, self.codec.config.dtype).reshape(blob.shape))
@@ -104,10 +102,10 @@ class VideoGroup:
             self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
     def keep(self, video: Gop | ReferencedGops) -> None:
-        """The episode's next frames, kept as they are: a page is a chunk."""
+        """Add encoded frames: a GOP, or references to GOPs, of which each page becomes a chunk."""
         if self._has_arrays or (self._written and not self._has_gops):
             raise FrameError(
-                "video is appended to an episode that has frames of the feature, or was flushed "
+                "cannot append video: the episode has frames of the feature, or was flushed "
                 "without it",
                 feature=self.name,
             )
@@ -115,7 +113,7 @@ class VideoGroup:
             self._has_gops, self._present = True, []
         count = int(np.sum(video.num_frames))
         if self._written + self._held + count > MAX_EPISODE_FRAMES:
-            raise FrameError("a video of too many frames", feature=self.name)
+            raise FrameError("video has too many frames", feature=self.name)
         if isinstance(video, Gop):
             self._keep_gop(video)
             return
@@ -129,7 +127,7 @@ class VideoGroup:
         self._end_chunk_if(self._held >= self._most)
 
     def _refer(self, gops: ReferencedGops) -> None:
-        pages = gops.pages(self._most, MOST_EXTERNAL)
+        pages = gops.pages(self._most, MAX_REFERENCED_BYTES)
         references = Reference.of(gops, pages, *self._externals[gops.file])
         for page, reference in zip(pages, references, strict=True):
             if self._checksum is not None:
@@ -139,22 +137,22 @@ class VideoGroup:
             self._add_chunk(present, reference.encode(), reference.length)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """The chunks that are full; with `rest` also one of the frames that are left, if any."""
+        """Take the full chunks; with `rest`, also a chunk of the remaining frames, if any."""
         if rest:
             self._cut_absent()
             self._end_chunk_if(bool(self._present))
         while self._ready:
             yield self._ready.popleft()
 
-    def settle(self) -> None:
-        """The episode ends."""
+    def fix_length(self) -> None:
+        """Do nothing: `begin` fixes the length of chunks."""
 
     @property
     def _held(self) -> int:
         return len(self._present)
 
     def _cut_absent(self) -> None:
-        """Chunks of frames that lack the feature, where only such were held back."""
+        """Cut chunks from waiting frames that all lack the feature."""
         while len(self._present) >= MAX_GOP_FRAMES and not any(self._present):
             rest = self._present[MAX_GOP_FRAMES:]
             del self._present[MAX_GOP_FRAMES:]

@@ -32,15 +32,15 @@ from seqrecord.writing.record_file import RecordFileWriter
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
     Codecs,
-    Described,
+    FeatureInfo,
     check_codecs,
-    check_described,
+    check_descriptions,
     check_fps,
     check_sizes,
     infer_schema,
     stored_schema,
 )
-from seqrecord.writing.values import plain
+from seqrecord.writing.values import plain_frame
 
 _logger = logging.getLogger("seqrecord")
 
@@ -48,60 +48,62 @@ _logger = logging.getLogger("seqrecord")
 class SeqRecordWriter:
     """Writes a dataset, episode by episode. A context manager.
 
-    The dataset exists when the `with` block has ended without an error: record files are finished
-    one by one, and the manifest is written last. After an error or a kill, the episodes that had
-    ended are kept, and a writer with `mode="resume"` continues after them. After a failure to write
-    (a full disk, for example), the failing call raises the error; from then on this writer raises
-    `DestinationError` and commits nothing.
+    The dataset exists once the `with` block ends without an error: record files are finished one by
+    one, and the manifest is written last. After an error or a kill, ended episodes are kept, and a
+    writer with `mode="resume"` continues after them. If the storage fails (a full disk, for
+    example), the call raises the error; later calls raise `DestinationError`, and nothing is
+    committed.
 
-    A writer belongs to one process, and to one of its threads at a time: a call in a forked
-    process, and one that overlaps a call of another thread, raise `DestinationError` and change
-    nothing.
+    A writer belongs to one process, and to one thread at a time: a call in a forked process, or
+    during a call of another thread, raises `DestinationError` and changes nothing.
 
-    Several writers may write to one destination at the same time, and none touches the files of
-    another. The first to commit succeeds; the others raise `ConflictError` when they end, and their
-    episodes stay on the storage for `mode="resume"`.
+    Several writers may write to one destination at the same time, each into files of its own. The
+    first to commit succeeds; the others raise `ConflictError` at the end, and their episodes stay
+    on the storage for `mode="resume"`.
 
     Args:
         destination: local path or URL of the dataset.
-        schema: the features. By default they are those of the first chunk of frames, each as its
-            first value is; a `str` is text, and `bytes` are bytes.
-        features: what is said of features beside their frames, by name:
-            `{"depth": {"kind": "depth", "unit": "m"}, "points": {"shape": (None, 3)}}`, of which
-            `None` is a dimension that varies from frame to frame. A kind is a lower-case word, as
-            `image`, `depth`, `flow`, `mask`, `segmentation`, `pose`, `action`, `state`, `imu` or
-            `text`, and a unit what the numbers are of, as `m`, `px`, `rad`. Features of a `group`,
-            a number, share chunks; where nobody names one, all features that take less than 4096
-            bytes a frame, and text, are one group, and all others one.
-        codecs: a codec's name for all features, or by feature name one or a chain of codec
-            configurations; features that are not named are `balanced`. Names are the lossless
-            presets `raw`, `fast`, `balanced` and `small`, and for images `png`, `jpeg` and
-            `jpeg:quality=90`, of which JPEG loses data; and for RGB videos `av1`, `h264`, `hevc`,
-            `vp9` and `av1:quality=30,gop=16`, which lose data, and `ffv1`, which does not.
-            Overrides the codecs in `schema`. A
-            dataset that is added to keeps its own.
-        fps: frames a second of the episodes without one of their own. An episode keeps its fps only
-            if each of its timestamps is within a quarter of a step of `i / fps`, counted from the
-            first; otherwise `close` logs a warning. They are the feature of kind `timestamp`, of
-            several the one called `timestamp` or `log_time`.
-        chunk_frames: frames a chunk, 1 to 65536; by default as many as fit 48 MiB decoded, 32 at
-            most; in a group of small features as many as fit 1 MiB, 1024 at most. Where the shape
-            of a feature varies, an episode's first frames decide for the episode.
+        schema: the features. By default they are inferred from the first chunk of frames, each from
+            its first value; `str` becomes text, and `bytes` bytes.
+        features: properties of features by name: `{"depth": {"kind": "depth", "unit": "m"},
+            "points": {"shape": (None, 3)}}`. `None` is a dimension that varies from frame to frame.
+            A kind is a lower-case word such as `image`, `depth`, `flow`, `mask`, `segmentation`,
+            `pose`, `action`, `state`, `imu` or `text`; a unit is for example `m`, `px` or `rad`.
+            Features with the same `group`, a number, share chunks; by default text and features
+            below 4096 bytes per frame are one group, and all others another.
+        codecs: a codec name for all features, or by feature a name or a chain of codec
+            configurations; other features are `balanced`. Lossless presets: `raw`, `fast`,
+            `balanced` and `small`. Images: `png`, and with loss `jpeg` and `jpeg:quality=90`. RGB
+            video: `ffv1`, and with loss `av1`, `h264`, `hevc`, `vp9` and `av1:quality=30,gop=16`.
+            Overrides the codecs in `schema`. An existing dataset keeps its codecs.
+        fps: frames per second of episodes without their own. An episode keeps its fps only if each
+            timestamp is within a quarter of a frame period of `i / fps`, counted from the first
+            frame; otherwise `close` logs a warning. Timestamps are the feature of kind `timestamp`;
+            if there are several, the feature `timestamp` or `log_time`.
+        chunk_frames: frames per chunk, 1 to 65536. By default as many as fit 48 MiB decoded, at
+            most 32; for groups of small features as many as fit 1 MiB, at most 1024. If a feature's
+            shape varies, the first frames of each episode decide.
         max_file_size: bytes, or text such as "1GiB", at which a record file is full.
-        statistics: keep statistics of the features, which `Dataset.statistics` has then.
-            Where there are episodes that they leave out, there are none: of a dataset that was
-            without, or that resume found; `seqrecord stats` computes them.
-        mode: `create` a dataset where nothing is, `append` episodes to one, or `resume` an
-            interrupted write of either kind: that also brings in all episodes that ended elsewhere
-            on the storage and are in no dataset, also those of a writer that is still at work. A
-            damaged record file is skipped: see `damaged_files`.
+        statistics: collect statistics for `Dataset.statistics`. They are not stored if some
+            episodes lack them: episodes of an older dataset without statistics, or recovered ones.
+            Then run `seqrecord stats`.
+        mode: `create` a dataset in an empty place, `append` episodes to one, or `resume` an
+            interrupted write of either kind. A resume also adds all ended episodes of other writers
+            on the storage, even of running ones. It skips damaged record files, see
+            `damaged_files`.
         storage_options: for the filesystem that serves `destination`.
 
-    Raises `SchemaError` for codecs, features, fps or sizes that no dataset can have, and for those
-    that the features of `schema` cannot; of features that are known later, with the first frames.
-    Raises `DestinationError` for another mode, for a destination that `mode` does not fit, and for
-    a dataset of which a file is missing or is not the one that the manifest names; then nothing
-    was changed.
+    Raises `SchemaError` for invalid codecs, features, fps or sizes, and for codecs that do not fit
+    `schema`; without a schema, with the first frames. Raises `DestinationError` for an unknown
+    mode, for a destination that does not fit `mode`, and for a dataset with a missing or replaced
+    file; then nothing was changed.
+
+    Example:
+        with seqrecord.SeqRecordWriter("new-records/", codecs={"image": "png"}, fps=10) as writer:
+            with writer.episode("kitchen/0001", metadata={"task": "stack"}) as episode:
+                for number in range(20):
+                    image = np.full((48, 64, 3), number, np.uint8)
+                    episode.append({"image": image, "action": np.zeros(7, np.float32)})
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class SeqRecordWriter:
         destination: StorageLike,
         *,
         schema: Schema | None = None,
-        features: Described | None = None,
+        features: FeatureInfo | None = None,
         codecs: Codecs | None = None,
         fps: float | None = None,
         chunk_frames: int | None = None,
@@ -122,14 +124,14 @@ class SeqRecordWriter:
         self._fps = check_fps(fps)
         nbytes = check_sizes(chunk_frames, max_file_size)
         check_codecs(codecs)
-        check_described(features)
+        check_descriptions(features)
         self._closed = False
         self._described, self._codecs = features, codecs
         self._chunk_frames, self._max_file_size = chunk_frames, nbytes
         self._keeps_statistics = statistics
         self._collector: StatisticsCollector | None = None
-        self._episode: EpisodeWriter | None = None  # that was begun last
-        self._schema: Schema | None = None  # as it and `_files` are until the features are known
+        self._episode: EpisodeWriter | None = None  # the last one
+        self._schema: Schema | None = None  # `None`, as `_files`, until the features are known
         self._files: RecordFileWriter | None = None
         self._destination = Destination(open_storage(destination, storage_options), mode)
         self._exclusive = Exclusive("writer", self.url)
@@ -151,22 +153,23 @@ class SeqRecordWriter:
 
     @property
     def schema(self) -> Schema | None:
-        """The features with their codecs, `None` until they are known."""
+        """The features with their codecs; `None` until they are known."""
         return None if self._schema is None else self._schema.active
 
     @property
     def damaged_files(self) -> tuple[DamagedFile, ...]:
-        """What `mode="resume"` found damaged. It stays; the other episodes were recovered."""
+        """Files that `mode="resume"` found damaged. They stay; the other episodes were
+        recovered."""
         return tuple(self._destination.damaged)
 
     @property
     def completed_episodes(self) -> frozenset[str]:
-        """Keys of the episodes that are there: found at the start, or written since.
+        """Keys of complete episodes: found at the start, or written since.
 
-        After a failure to write, those whose record files are finished; of the others
-        `mode="resume"` finds those that are whole.
+        After a failed write, only episodes in finished record files; `mode="resume"` finds the
+        other complete ones.
         """
-        return frozenset(self._keys if self._files is None else self._keys - self._files.doubtful)
+        return frozenset(self._keys if self._files is None else self._keys - self._files.at_risk)
 
     @exclusive
     def episode(
@@ -174,9 +177,9 @@ class SeqRecordWriter:
     ) -> EpisodeWriter:
         """Start an episode; use it as a context manager and `append` its frames in order.
 
-        `key` is a clean relative path (`abandonedfactory/Easy/P000`); `metadata` is JSON; `fps` is
-        how many frames it has a second, by default the writer's.
-        Raises `DestinationError` if the key is there already.
+        `key` is a clean relative path (`abandonedfactory/Easy/P000`), `metadata` is JSON, and `fps`
+        is the frame rate, by default the writer's. Raises `DestinationError` if the key exists
+        already.
         """
         if self._closed:
             raise DestinationError("the writer is closed", episode=key)
@@ -187,8 +190,8 @@ class SeqRecordWriter:
         check_key(key)
         if key in self._keys:
             raise DestinationError(
-                "the episode is there already; skip the keys in writer.completed_episodes, or "
-                "choose another key",
+                "episode exists already; skip the keys in writer.completed_episodes, or choose "
+                "another key",
                 file=self.url,
                 episode=key,
             )
@@ -202,19 +205,19 @@ class SeqRecordWriter:
     def close(self) -> Manifest:
         """Finish the last record file and commit the dataset.
 
-        The index of hundreds of thousands of episodes takes tens of seconds; at level INFO the
-        logger `seqrecord` says when that begins.
+        The index of hundreds of thousands of episodes takes tens of seconds; the logger `seqrecord`
+        reports its start at level INFO.
 
         Raises `ConflictError`, and commits nothing, if another writer has committed since this one
-        began; and `DestinationError` if an episode has not ended, none was written, or a failure to
-        write came before.
+        began. Raises `DestinationError` if an episode is open, no episode was written, or an
+        earlier write failed.
         """
         if self._closed:
             raise DestinationError("the writer is closed", file=self.url)
         if (episode := self._episode) is not None and episode.is_open:
             self.abort()
             raise DestinationError(
-                "the writer was closed in the middle of an episode; nothing is committed",
+                "writer was closed in the middle of an episode; nothing is committed",
                 file=self.url,
                 episode=episode.key,
             )
@@ -235,9 +238,9 @@ class SeqRecordWriter:
 
     @exclusive
     def abort(self) -> None:
-        """Stop without committing. Episodes that have ended are kept for `mode="resume"`.
+        """Stop without a commit. Ended episodes are kept for `mode="resume"`.
 
-        If none has, all that this writer has written is removed.
+        If no episode has ended, all files of this writer are removed.
         """
         self._abort(None)
 
@@ -248,7 +251,7 @@ class SeqRecordWriter:
             if self._episode is not None:
                 self._episode.abort()
             if self._files is not None:
-                self._files.leave()
+                self._files.close_after_error()
         finally:
             self._give_up(error)
             self._release()
@@ -262,7 +265,7 @@ class SeqRecordWriter:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not self._exclusive.is_own:
-            return  # a fork that ends; the writer is its parent's
+            return  # the writer belongs to the parent of this fork
         if error is not None:
             try:
                 with self._exclusive:
@@ -277,7 +280,7 @@ class SeqRecordWriter:
         self._destination.release()
 
     def _use(self, schema: Schema) -> None:
-        """Store these features, as they were asked for or are in the dataset."""
+        """Set the features, with codecs and groups, and start to write."""
         self._schema = stored_schema(
             schema, self._codecs, self._destination.schema, self._described
         )
@@ -295,7 +298,7 @@ class SeqRecordWriter:
 class EpisodeWriter:
     """One episode being written.
 
-    Leaving its `with` block by an error forgets the episode, but for what was flushed.
+    If its `with` block raises, the episode is dropped, except its flushed frames.
     """
 
     def __init__(self, writer: SeqRecordWriter, key: str, metadata: str, fps: float | None) -> None:
@@ -306,7 +309,7 @@ class EpisodeWriter:
         self._writer = writer
         self._metadata = metadata
         self._fps = fps
-        # Copies of a dataset's first frames, from which its schema is inferred.
+        # Copies of a dataset's first frames, for the schema.
         self._pending: list[Frame] = []
         self._pending_bytes = 0
         self._files: RecordFileWriter | None = None
@@ -314,40 +317,23 @@ class EpisodeWriter:
 
     @property
     def storing_seconds(self) -> float:
-        """How long the writer has waited for its storage so far."""
+        """Time that the writer has waited for its storage so far, in seconds."""
         return 0.0 if self._files is None else self._files.storing_seconds
 
     @exclusive
     def append(self, frame: Frame, *, fast: bool = False) -> None:
-        """Add one frame: feature name to array, `str` or `bytes`, or `EncodedImage` for an image
-        that stays encoded.
+        """Add one frame: by feature an array, `str`, `bytes`, or `EncodedImage` to keep an image
+        encoded.
 
-        A feature that the frame lacks is left out. Arrays are stored as they are: raises
-        `FrameError` for a wrong dtype or shape, or for a feature that the dataset does not have.
-        Any error ends the episode as `abort` does: a dataset holds no recording with a gap in it.
-        While the features are not known yet, frames are only collected, and their errors come
-        later. With `fast` the frame is encoded in less time into more bytes, as far as its codecs
-        can, and is the same when it is read.
+        The frame may lack features. With `fast`, encoding takes less time and more bytes; readers
+        get the same values. Raises `FrameError` for a wrong dtype or shape, and for a feature that
+        the dataset lacks. Any error ends the episode as `abort` does, so that no recording has a
+        gap. Until the features are known, frames are only collected, and errors come later.
         """
         self._check_open()
         with self._forget_on_error():
-            if not isinstance(frame, Mapping):
-                raise FrameError(
-                    "a frame is no dict",
-                    episode=self.key,
-                    frame=self.num_frames,
-                    expected='its arrays by feature, such as {"image": image}',
-                    got=type(frame).__name__,
-                )
-            if not frame:
-                raise FrameError(
-                    "a frame without any feature; append a frame that has one or more, or skip it",
-                    episode=self.key,
-                    frame=self.num_frames,
-                )
-            with located(FrameError, episode=self.key, frame=self.num_frames):
-                frame = {name: plain(item, name) for name, item in frame.items()}
-            block = Block.of(frame)
+            with located(SchemaError, episode=self.key, frame=self.num_frames):
+                block = Block.of(frame := plain_frame(frame))
             if self._files is not None or self._writer._schema is not None:
                 self._begun().append(block, fast=fast)
             else:
@@ -360,19 +346,18 @@ class EpisodeWriter:
 
     @exclusive
     def append_video(self, name: str, gops: Iterable[Gop]) -> None:
-        """Keep video as it is encoded: the next frames of a feature, which `append` does not get.
+        """Append encoded video: the next frames of a feature, which `append` then does not get.
 
-        The feature's codec says what the packets are: pass a `schema` with it to the writer. All
-        frames of the episode come so, at once or piece by piece, before or after the others are
-        appended; when the episode is flushed or ends, there must be as many of them as of the
-        others. The packets are not looked at; `seqrecord verify --deep` decodes them. Raises
-        `FrameError` for a feature that is no video.
+        The writer's `schema` must have the feature with the codec of the packets. All frames of the
+        episode come this way, at once or piece by piece, before or after the other features; a
+        flush and the end need equal numbers of frames. Packets are not decoded here; `seqrecord
+        verify --deep` decodes them. Raises `FrameError` if the feature is not video.
         """
         self._check_open()
         with self._forget_on_error():
             if self._files is None and self._writer._schema is None:
                 raise FrameError(
-                    "video is kept under a schema: give one to the writer",
+                    "encoded video needs a schema: pass one to the writer",
                     episode=self.key,
                     feature=name,
                 )
@@ -381,9 +366,8 @@ class EpisodeWriter:
                 files.append_video(name, gop)
 
     @exclusive
-    def settle(self) -> None:
-        """Take the features to be those of the frames so far: from here on frames are encoded as
-        they come."""
+    def fix_schema(self) -> None:
+        """Infer the features from the frames so far: from here on, frames are encoded at once."""
         self._check_open()
         if self.num_frames:
             with self._forget_on_error():
@@ -393,28 +377,28 @@ class EpisodeWriter:
     def flush(self) -> None:
         """Write all frames so far: from here on neither an error nor a kill loses them.
 
-        An episode that is not closed ends at its last flush. Each flush ends the chunks that are
-        open, so flush every few seconds rather than after each frame.
+        An episode that is not closed ends at its last flush. Each flush ends the open chunks, so
+        flush every few seconds rather than after each frame.
         """
-        self.settle()
+        self.fix_schema()
         if self._files is not None:
             with self._forget_on_error():
                 self._files.flush()
 
     @exclusive
     def close(self) -> None:
-        """Finish the episode: from here on neither an error nor a kill loses it."""
+        """End the episode: from here on neither an error nor a kill loses it."""
         self._check_open()
         with self._forget_on_error():
             if self._files is None and not self.num_frames:
-                raise FrameError("an episode without frames", episode=self.key)
+                raise FrameError("episode has no frames", episode=self.key)
             self._begun().end()
         self.is_open = False
         self._writer._keys.add(self.key)
 
     @exclusive
     def abort(self) -> None:
-        """Forget the episode, or what of it came after its last flush."""
+        """Drop the episode, or its frames after the last flush."""
         if self.is_open:
             self.is_open = False
             if self._files is not None and self._files.drop():
@@ -422,13 +406,13 @@ class EpisodeWriter:
 
     @exclusive
     def discard(self) -> None:
-        """Forget the episode and all that was flushed of it, as if it had never begun.
+        """Drop the episode with all flushed frames, as if it had never begun.
 
-        A kill meanwhile leaves either nothing of it, or what was flushed; once this has returned,
-        nothing. (A storage that keeps flushes some seconds later forgets them as late.) Its key is
-        free again, and so are its bytes in the open record file. A finished record file that holds
-        nothing else is removed after the writer's commit, for a resume of another writer may have
-        added it to the dataset by now. Does nothing once the episode has ended.
+        After a kill during the call, the episode is dropped or ends at its last flush. After the
+        return it is dropped; a storage that keeps flushes some seconds later also drops it some
+        seconds later. The key is free again, and so are its bytes in the open record file. A
+        finished record file with nothing else is removed after the writer's commit, since a resume
+        of another writer may have added it to the dataset. Does nothing for an ended episode.
         """
         if self.is_open:
             with self._forget_on_error():
@@ -450,7 +434,7 @@ class EpisodeWriter:
 
     def _check_open(self) -> None:
         if not self.is_open:
-            why = "was given up after an error" if self._failed else "has ended"
+            why = "was dropped after an error" if self._failed else "has ended"
             raise DestinationError(f"the episode {why}", episode=self.key)
 
     @contextmanager
@@ -463,8 +447,7 @@ class EpisodeWriter:
             raise
 
     def _begun(self) -> RecordFileWriter:
-        """The record files, in which the episode has begun; from its frames so far the features
-        are inferred, if need be."""
+        """The record files, in which the episode has begun; infers the features if needed."""
         if self._files is not None:
             return self._files
         writer, pending, self._pending = self._writer, self._pending, []

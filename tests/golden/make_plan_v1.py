@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.clips.tables import ClipSpec, enumerate_clips
-from seqrecord.sampling import EpochPlan, Part, PlanSettings
+from seqrecord.sampling import EpochPlan, PlanSettings, Shard
 from tests.clip_cases import episode_table
 
 __all__ = ["CASES", "GOLDEN", "plan_rounds"]
@@ -104,7 +104,7 @@ def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
         episodes,
         PlanSettings(**settings),
         epoch=case["epoch"],
-        part=Part(*case["split"]),
+        shard=Shard(*case["split"]),
     )
     kept = {
         "loads": ("cursor", "run", "chunk", "first", "count"),

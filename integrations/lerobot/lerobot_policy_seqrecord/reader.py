@@ -37,7 +37,7 @@ from seqrecord.format.manifest import MANIFEST
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.lerobot.dataset import has_all_files, index_tolerance
 from seqrecord.lerobot.marking import STORAGE_FORMAT
-from seqrecord.reading.home import folder_of_home
+from seqrecord.reading.home import private_folder
 from seqrecord.sources.video.streams import TOLERANCE
 from seqrecord.storage import Storage, entries_of, open_storage, parse_location
 
@@ -122,7 +122,7 @@ def localize_root(
         raise FileNotFoundError(str(error)) from error
     facts = [(path, hashlib.sha256(data).hexdigest()) for path, data in found.items()]
     name = hashlib.sha256(repr((url, facts)).encode()).hexdigest()[:32]
-    with folder_of_home("lerobot") as folder, TemporaryDirectory(dir=folder) as new:
+    with private_folder("lerobot") as folder, TemporaryDirectory(dir=folder) as new:
         for path, data in found.items():
             copy = Path(new) / name / path
             copy.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from seqrecord.errors import LocationError, SourceError, located
 from seqrecord.format.references import (
     SAMPLED_FILES,
     ExternalFile,
-    PartOfFolder,
+    FolderFile,
     ReferencedFile,
     sampled_ranges,
 )
@@ -157,7 +157,7 @@ def place_of(file: ReferencedFile) -> tuple[str, str]:
     return _real_folder(str(path.parent)), path.name
 
 
-def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[PartOfFolder]]:
+def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderFile]]:
     """Return sizes of files in a folder from `place_of`, and their entries in pages.
 
     Raises `NotFoundError` for missing files and `SourceError` for empty ones.
@@ -172,7 +172,7 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[PartOfF
         if not size:
             raise SourceError("empty file", file=f"{storage.url}/{path}")
     sizes = [known[above + name][0] for name in names]
-    return sizes, [PartOfFolder(name, known[above + name][1]) for name in names]
+    return sizes, [FolderFile(name, known[above + name][1]) for name in names]
 
 
 def referring_schema(schema: Schema) -> Schema:

@@ -1,4 +1,4 @@
-"""Lags of timestamps, and the frames that they allow, against all pairs of frames."""
+"""TimeSpans of timestamps, and the frames that they allow, against all pairs of frames."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import FormatError, SeqRecordWriter
 from seqrecord.edit import merge_datasets
-from seqrecord.format.lags import EpisodeLags, LagCollector, Lags, num_lags
+from seqrecord.format.time_spans import (
+    EpisodeTimeSpans,
+    TimeSpanCollector,
+    TimeSpans,
+    num_time_spans,
+)
 from seqrecord.writing.commits import reindex
 
 gaps = st.lists(st.integers(1, 1000), max_size=60)
 
 
-def collected(episodes: list[list[int]], pieces: list[int]) -> list[Lags]:
+def collected(episodes: list[list[int]], pieces: list[int]) -> list[TimeSpans]:
     """Of episodes that come in pieces of these lengths, one after the other."""
-    collector, found = LagCollector(), []
+    collector, found = TimeSpanCollector(), []
     for times in episodes:
         collector.begin()
         array, at = np.array(times, np.int64), 0
@@ -32,28 +37,28 @@ def collected(episodes: list[list[int]], pieces: list[int]) -> list[Lags]:
             count = pieces[i % len(pieces)]
             collector.add(array[at : at + count], np.arange(at, min(at + count, len(array))))
             at += count
-        lags = collector.lags(len(times))
-        assert lags is not None
-        found.append(lags)
+        time_spans = collector.time_spans(len(times))
+        assert time_spans is not None
+        found.append(time_spans)
     return found
 
 
-def table(lags: list[Lags | None], longest: int) -> EpisodeLags:
-    return EpisodeLags.of([[one] for one in lags], 1, longest)
+def table(time_spans: list[TimeSpans | None], longest: int) -> EpisodeTimeSpans:
+    return EpisodeTimeSpans.of([[one] for one in time_spans], 1, longest)
 
 
 @given(st.lists(gaps, min_size=1, max_size=3), st.lists(st.integers(1, 9), min_size=1, max_size=3))
 def test_frames_within_a_time(episodes: list[list[int]], pieces: list[int]) -> None:
     stamps = [np.cumsum([5, *steps]).tolist() for steps in episodes]
-    lags = collected(stamps, pieces)
-    for times, one in zip(stamps, lags, strict=True):
-        assert Lags.from_text(one.to_text(), len(times)) == one
-        assert len(one.least) == len(one.most) == num_lags(len(times))
-        for i in range(num_lags(len(times))):
+    time_spans = collected(stamps, pieces)
+    for times, one in zip(stamps, time_spans, strict=True):
+        assert TimeSpans.from_text(one.to_text(), len(times)) == one
+        assert len(one.least) == len(one.most) == num_time_spans(len(times))
+        for i in range(num_time_spans(len(times))):
             grown = [times[j + (1 << i)] - times[j] for j in range(len(times) - (1 << i))]
             assert (one.least[i], one.most[i]) == (min(grown), max(grown))
     rows = np.arange(len(stamps))
-    every = table([*lags], max(map(len, stamps)))
+    every = table([*time_spans], max(map(len, stamps)))
     every.check(np.array([len(times) for times in stamps]))
     for time in (0, 1, 7, 500, 2500, 100_000):
         least, most = every.frames_within(rows, 0, time)
@@ -88,23 +93,23 @@ def test_episodes_have_bounds_of_their_own() -> None:
 
 @pytest.mark.parametrize("times", [[1, 2, 2], [3, 2], [1.0, math.nan, 3.0], [1.0, math.inf]])
 def test_times_that_do_not_ascend(times: list[float]) -> None:
-    collector = LagCollector()
+    collector = TimeSpanCollector()
     collector.add(np.array(times), np.arange(len(times)))
-    lags = collector.lags(len(times))
-    assert table([lags], len(times)).unknown(np.zeros(1, np.int64), 0).tolist() == [0]
+    time_spans = collector.time_spans(len(times))
+    assert table([time_spans], len(times)).unknown(np.zeros(1, np.int64), 0).tolist() == [0]
 
 
 def test_a_frame_without_a_time() -> None:
     for numbers, num_frames in (([0, 2], 3), ([0, 1], 3), ([1, 2], 3)):
-        collector = LagCollector()
+        collector = TimeSpanCollector()
         collector.add(np.array([1, 5]), np.array(numbers))
-        assert collector.lags(num_frames) is None
+        assert collector.time_spans(num_frames) is None
 
 
 def _bounds(path: Path) -> list[list[int]]:
-    lags = seqrecord.open(path).contents.index.lags
-    assert lags is not None
-    found: npt.NDArray[np.int64] = np.stack(lags.frames_within(np.arange(3), 0, 0.55))
+    time_spans = seqrecord.open(path).contents.index.time_spans
+    assert time_spans is not None
+    found: npt.NDArray[np.int64] = np.stack(time_spans.frames_within(np.arange(3), 0, 0.55))
     rows: list[list[int]] = found.tolist()
     return rows
 
@@ -145,9 +150,9 @@ def test_the_index_keeps_them(tmp_path: Path) -> None:
         base64.b64encode(np.array([math.nan, 2.0, 1.0, 2.0]).tobytes()).decode(),
     ],
 )  # fmt: skip
-def test_lags_that_make_no_sense(text: object) -> None:
-    with pytest.raises(FormatError, match="lags of timestamps"):
-        Lags.from_text(text, 4)
+def test_invalid_time_spans(text: object) -> None:
+    with pytest.raises(FormatError, match="time spans of timestamps"):
+        TimeSpans.from_text(text, 4)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +165,10 @@ def test_lags_that_make_no_sense(text: object) -> None:
 def test_a_table_that_makes_no_sense(
     place: tuple[int, int, int], least: float, most: float
 ) -> None:
-    good = table([Lags((1.0, 2.0), (1.0, 2.0)), Lags((), ())], 4)
+    good = table([TimeSpans((1.0, 2.0), (1.0, 2.0)), TimeSpans((), ())], 4)
     good.check(np.array([4, 1]))
     bad = replace(good, least=good.least.copy(), most=good.most.copy())
     bad.least[place], bad.most[place] = least, most
-    with pytest.raises(FormatError, match="lags of timestamps") as caught:
+    with pytest.raises(FormatError, match="time spans of timestamps") as caught:
         bad.check(np.array([4, 1]))
     assert caught.value.got == f"row {place[0]}"

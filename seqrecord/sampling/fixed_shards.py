@@ -1,13 +1,13 @@
-"""Shards: the clips of each part, the same in every epoch, and their full shuffle.
+"""Fixed shards: the same clips in every epoch, and their full shuffle.
 
-While the frames of a part stay in memory, it gives the same clips in every epoch: those that its
-plan of epoch 0 has. Epoch 0 streams. Each later epoch is a random permutation of the part's clips::
+While the frames of a shard stay in memory, it yields the clips of its plan of epoch 0 in every
+epoch. Epoch 0 streams. Each later epoch is a random permutation of these clips::
 
-    clips of all parts      |-----A-----|--B--|------C------|---D---|
-    part 0, epoch 0         A B C D A B C D         streamed by cursors
-    part 0, epoch 1         D A A C B D C B         a permutation, any clip may come first
+    clips of all shards     |-----A-----|--B--|------C------|---D---|
+    shard 0, epoch 0        A B C D A B C D         streamed by cursors
+    shard 0, epoch 1        D A A C B D C B         a permutation, any clip may come first
 
-A process without these frames, for it resumes there, loads each chunk when a clip first needs it.
+A process that resumes without these frames loads each chunk when a clip first needs it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from seqrecord.clips.grids import ChunkGrid, frame_keys, numbered, split_keys
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.epoch import EpochLayout, EpochPlan, key_of_session
+from seqrecord.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
 from seqrecord.sampling.plan import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.sampling.random_order import key_of, permutation
-from seqrecord.sampling.runs import Part, Runs, Window
+from seqrecord.sampling.runs import Runs, Shard, Window
 
-_SHUFFLE = 5  # what a number drawn for an epoch is for
+_SHUFFLE = 5  # purpose of random numbers
 _ROUND = 256  # clips
 
 
@@ -39,13 +39,13 @@ class Intervals(NamedTuple):
 
     @property
     def num_frames(self) -> int:
-        """In all of them."""
+        """The number of frames in all intervals."""
         return int((self.stop - self.begin).sum())
 
 
-def shuffled(settings: PlanSettings, epoch: int, part: Part, num_clips: int) -> IntArray:
-    """The order in which a part gives its clips in a later epoch; int64[num_clips]."""
-    key = key_of(key_of_session(settings, epoch, 0), _SHUFFLE, part.index, part.count)
+def shuffled(settings: PlanSettings, epoch: int, shard: Shard, num_clips: int) -> IntArray:
+    """The order of a shard's clips in a later epoch; int64[num_clips]."""
+    key = key_of(key_of_segment(settings, epoch, 0), _SHUFFLE, shard.index, shard.count)
     return permutation(key, num_clips)
 
 
@@ -54,69 +54,73 @@ def shard_frames(
     episodes: EpisodeTable,
     windows: Sequence[Window],
     settings: PlanSettings,
-    num_parts: int,
-    parts: IntArray | None = None,
+    num_shards: int,
+    shards: IntArray | None = None,
 ) -> tuple[list[Intervals], int]:
-    """The frames of each group that clips of some `parts` use in epoch 0, by default of all parts,
-    and the most that any of them needs of a group.
+    """The frames of each group used in epoch 0 by the first of `shards`, and the greatest number of
+    frames of a group in any of them.
 
-    The intervals are those of the first of these parts.
+    `shards` are shard numbers, int64; by default all.
     """
-    layout = EpochLayout.of(table, episodes, windows, settings, num_parts)
-    parts = np.arange(num_parts) if parts is None else parts
-    runs, shares = layout.share_out(table, parts)
+    layout = EpochLayout.of(table, episodes, windows, settings, num_shards)
+    shards = np.arange(num_shards) if shards is None else shards
+    runs, shares = layout.share_out(table, shards)
     mine, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
-    part = share // max(1, shares.start.shape[1])
+    shard = share // max(1, shares.start.shape[1])
     found, most = [], 0
     for grid, window in zip(episodes.groups, windows, strict=True):
-        used = _united(part, mine.episode, *used_frames(mine, episodes, window), grid.whole)
-        counts = np.bincount(used[0], used[3] - used[2], len(parts))
+        used = _united(shard, mine.episode, *used_frames(mine, episodes, window), grid.whole)
+        counts = np.bincount(used[0], used[3] - used[2], len(shards))
         most = max(most, int(counts.max(initial=0)))
         found.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
     return found, most
 
 
 def used_frames(runs: Runs, episodes: EpisodeTable, window: Window) -> tuple[IntArray, IntArray]:
-    """The frames `[begin, stop)`, from the first to the last that the clips of each row use."""
+    """The frames `[begin, stop)` of each row, from the first to the last used one; int64[rows]
+    each.
+    """
     last = episodes.num_frames[runs.episode] - 1
     stop = np.clip(runs.last_start + (window.offset + window.span), 1, last + 1)
     return window.begin(runs.first_start, last), stop
 
 
 def _united(
-    part: IntArray,
+    shard: IntArray,
     episode: IntArray,
     begin: IntArray,
     stop: IntArray,
     chunks: ChunkGrid | None,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """The same frames of each part, without overlaps; of each of `chunks` in one interval, for one
-    decoder goes from its first frame to the last that is used."""
-    order = np.lexsort((begin, episode, part))
-    part, episode, begin, stop = (column[order] for column in (part, episode, begin, stop))
-    owner = np.cumsum((np.diff(part, prepend=-1) != 0) | (np.diff(episode, prepend=-1) != 0)) - 1
+    """Merge overlapping frames of each shard; frames in one of `chunks` become one interval.
+
+    A decoder decodes a chunk from the first to the last used frame.
+    """
+    order = np.lexsort((begin, episode, shard))
+    shard, episode, begin, stop = (column[order] for column in (shard, episode, begin, stop))
+    owner = np.cumsum((np.diff(shard, prepend=-1) != 0) | (np.diff(episode, prepend=-1) != 0)) - 1
     reached = np.maximum.accumulate(frame_keys(owner, stop))
-    if not len(part):
-        return part, episode, begin, stop
+    if not len(shard):
+        return shard, episode, begin, stop
     apart = frame_keys(owner, begin)[1:] > reached[:-1]
     if chunks is not None:
         last = split_keys(reached[:-1])[1] - 1
         is_same = chunks.place(episode[:-1], last) == chunks.place(episode[1:], begin[1:])
         apart &= (owner[1:] != owner[:-1]) | ~is_same
     first = np.flatnonzero(np.append(True, apart))
-    stops = split_keys(reached[np.append(first[1:], len(part)) - 1])[1]
-    return part[first], episode[first], begin[first], stops
+    stops = split_keys(reached[np.append(first[1:], len(shard)) - 1])[1]
+    return shard[first], episode[first], begin[first], stops
 
 
 class ShuffledPlan(EpochPlan):
-    """The plan of one part of a later epoch: a full shuffle of the clips that it has in epoch 0.
+    """The plan of one shard of a later epoch: a full shuffle of its clips of epoch 0.
 
-    Its rounds are parts of the shuffle. They load whatever chunks their clips need, so they are for
-    a store that has a row for each frame. Nothing is freed.
+    Rounds are slices of the shuffle. They load every chunk that their clips need, into a store with
+    a row for each frame. Nothing is freed.
     """
 
-    def _lay_out(self, table: ClipTable, session: int) -> None:
-        assert not session, "the rest of an epoch is planned as a first one"
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        assert not segment, "the rest of an epoch is planned as a first one"
         _, runs, shares = self._share_out(table, 0, 0)
         some = shares.stop > shares.start
         self._mine, _ = runs.slices(shares.start[some], shares.stop[some])
@@ -126,7 +130,7 @@ class ShuffledPlan(EpochPlan):
 
     @property
     def counts(self) -> dict[str, int]:
-        """See `Plan`: each clip is a place from which batches are mixed."""
+        """See `Plan`: batches are mixed from all clips."""
         return {**super().counts, "num_interleaved": self.num_clips}
 
     def locate_clip(self, clip: int) -> tuple[int, int]:
@@ -135,7 +139,7 @@ class ShuffledPlan(EpochPlan):
         return index, clip - min(index * _ROUND, self.num_clips)
 
     def resident(self, round_index: int) -> tuple[Loads, ...]:  # noqa: ARG002
-        """See `Plan`: nothing, for each round loads what it lacks."""
+        """See `Plan`: nothing, because each round loads its missing frames."""
         return tuple(Loads(*[np.zeros(0, np.int64)] * 6) for _ in self._windows)
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -158,7 +162,7 @@ class ShuffledPlan(EpochPlan):
         return (self.merged(index, index + 1) for index in range(start, stop))
 
     def _needed(self, group: int, episode: IntArray, start: IntArray) -> GroupRound:
-        """Loads of the chunks of a group that clips need, each once, in the order of their use.
+        """Loads of a group's chunks for clips, each chunk once, in the order of use.
 
         An episode counts as one run.
         """
@@ -188,4 +192,4 @@ class ShuffledPlan(EpochPlan):
 
     @cached_property
     def _order(self) -> IntArray:
-        return shuffled(self.settings, self.epoch, self.part, self._mine.num_clips)
+        return shuffled(self.settings, self.epoch, self.shard, self._mine.num_clips)
