@@ -556,7 +556,7 @@ _PAGES = [
 ]
 
 _FILES = [
-    Case("text that is not UTF-8", _not_utf8, "not UTF-8", error=CodecError),
+    Case("text is not UTF-8", _not_utf8, "not UTF-8", error=CodecError),
     Case("edits are a list", _edits(b"[]"), "file of edits"),
     Case("edits are no JSON", _edits(b"{"), "JSON"),
     Case("edits of version 2", _edits(_edit("").replace(b"1", b"2")), "bad version"),

@@ -41,7 +41,7 @@ def test_tum(tmp_path: Path) -> None:
         f"format    tum: 2 sequences: {TumSource.expected}",
         "left out  calibration.txt: 2 files, no reader",
         "left out  evaluation.json: 1 file, no reader",
-        "left out  rgb/*.png: 1 file, not a frame of a feature",
+        "left out  rgb/*.png: 1 file, an image that belongs to no feature",
         "note      4 rgb without depth",
         "note      2 depth without rgb",
         "note      2 frames without pose",
@@ -77,7 +77,7 @@ def test_euroc(tmp_path: Path) -> None:
     assert "left out  body.yaml: 2 files, no reader" in found
     assert "note      2 cam1 without frame" in found
     assert "note      imu0/data.csv is empty (1 of 2 sequences)" in found
-    unknown = "note      camera cam1 unknown: its sensor.yaml describes no pinhole"
+    unknown = "note      camera cam1 unknown: no pinhole camera in its sensor.yaml"
     assert f"{unknown} (1 of 2 sequences)" in found
     assert sum(line.startswith("left out") for line in found) == 2
     chosen = lines(tmp_path, features=["image_cam0", "pose"])
@@ -141,19 +141,19 @@ def test_lerobot(tmp_path: Path, version: str) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("{}")
     found = lines(root)
-    positions = "left out  features frame_index, episode_index, index: 3 features, positions"
-    positions += ", which episodes have anyway"
-    rates = "note      observation.images.front: its frame rate is declared as 30, that of the "
-    rates += "dataset is 10"
+    positions = "left out  features frame_index, episode_index, index: 3 features, follows from "
+    positions += "the frame's position"
+    rates = "note      observation.images.front: declared frame rate 30 differs from the dataset's "
+    rates += "10"
     assert {line for line in found if line[:7] not in ("feature", "format ")} == {
         "left out  frames.npz: 1 file, no reader",
-        "left out  x/*.png: 1 file, not a frame of a feature",
+        "left out  x/*.png: 1 file, an image that belongs to no feature",
         "left out  videos/old.mp4: 1 file, no reader",
         "left out  column torque of data/: 16 rows, not declared in meta/info.json",
         f"left out  success in {text}: 3 episodes, no reader",
-        f"left out  {stats}: 1 file, computed anew",
+        f"left out  {stats}: 1 file, recomputed",
         positions,
-        "note      split val: '10%' is no range of episodes, and ignored",
+        "note      split val ignored: '10%' is not a range of episodes",
         rates,
     }
     chosen = inventory_of(open_source(root, without_video=True)).left_out

@@ -376,11 +376,11 @@ def test_wrong_use(kept_tree: Path, small: Path, arguments: list[str], message: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["write", "--src", "{dataset}/none"], "no such folder of originals"),
+        (["write", "--src", "{dataset}/none"], "no such file or folder"),
         (["write", "--src", "{tree}", "--codec", "best"], "no such codec"),
         (["write", "--src", "{tree}", "--codec", "image_left=jpeg:q=9"], "jpeg takes quality"),
         (["write", "--src", "{tree}", "--codec", "none=raw"], "an unknown feature"),
-        (["write", "--src", "{tree}", "--features", "none"], "no such feature in this tree"),
+        (["write", "--src", "{tree}", "--features", "none"], "no such feature"),
         (["write", "--src", "{tree}", "--dst", "{dataset}"], "dataset exists already"),
         (["info", "{tree}"], "no dataset, but originals"),
         (["info", "az:///path"], "an az:// URL without container"),

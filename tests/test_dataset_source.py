@@ -465,7 +465,9 @@ def test_how_a_dataset_is_found(tmp_path: Path) -> None:
     other = shutil.copytree(tmp_path / "a", tmp_path / "other")
     for text in ('{"name": "an app"}', "no JSON"):
         (other / "manifest.json").write_text(text)
-        with pytest.raises(SourceError, match=r"nothing here.*seqrecord \(manifest.json"):
+        with pytest.raises(
+            SourceError, match=r"no supported dataset found.*seqrecord \(manifest.json"
+        ):
             open_source(other)
     with pytest.raises(FormatError):
         open_source(other, format="seqrecord")

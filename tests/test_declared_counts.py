@@ -102,11 +102,11 @@ def metadata(text: str) -> Callable[[Path], object]:
     return lambda folder: (folder / YAML).write_text(text)
 
 
-NONE, OTHER = "not the metadata of a rosbag2 recording", "another number of messages"
+NONE, OTHER = "invalid metadata of a rosbag2 recording", "number of messages differs"
 CONVERT = r"`ros2 bag convert.*got: .*zstd"
 BAGS: dict[str, tuple[Callable[[Path], object], str, str]] = {  # and the file that is named
     "missing": (lambda folder: list_more(folder, "b.mcap"), r"missing.*expected: b\.mcap", YAML),
-    "all missing": (remove_all, "is missing", YAML),
+    "all missing": (remove_all, "missing file", YAML),
     "compressed": (compress, r"Zstandard: unpack it .`zstd -d", ".zstd"),
     "compressed files": (lambda folder: say_compressed(folder, "FILE"), CONVERT, ""),
     "compressed messages": (lambda folder: say_compressed(folder, "MESSAGE"), CONVERT, ""),
@@ -196,7 +196,7 @@ def without_messages(path: Path, drop: int) -> None:
 def test_statistics_of_mcap_are_compared(tmp_path: Path) -> None:
     path = write_mcap(tmp_path / "run.mcap", recording(), enable_crcs=False)
     without_messages(path, 3)
-    with pytest.raises(SourceError, match="statistics declare") as caught:
+    with pytest.raises(SourceError, match="file's statistics") as caught:
         packed(path, tmp_path / "x")
     count = len(recording())
     assert caught.value.expected == f"{count + 3} messages of all topics"
@@ -210,7 +210,10 @@ def test_topics_that_are_not_read_are_in_the_inventory(tmp_path: Path) -> None:
     found = inventory_of(
         open_source(tmp_path, clock=CAMERA, features=["camera.image_raw", "log_time"])
     )
-    assert LeftOut("topic /imu/late", 4, "not in the first recording", "messages") in found.left_out
+    assert (
+        LeftOut("topic /imu/late", 4, "missing in the first recording", "messages")
+        in found.left_out
+    )
     chosen = [each for each in found.left_out if each.pattern == "topic /imu/data"]
     assert [each.reason for each in chosen] == ["not selected by features= or map="]
     assert not chosen[0].is_data

@@ -176,7 +176,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
         ["unnamed_file"],
         {"file": VIDEO.replace("file-000", "file-001"), "severity": "warning"},
     ),
-    "a damaged video": (
+    "damaged video": (
         lambda root: (root / VIDEO).write_bytes((root / VIDEO).read_bytes()[:999]),
         ["unreadable"],
         {"file": VIDEO, "feature": CAMERA},
@@ -283,17 +283,17 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
     "statistics that are none": (
         stats(lambda found: found.update(action={"mean": "much"})),
         ["statistics"],
-        {"feature": "action", "message": "statistics that cannot be"},
+        {"feature": "action", "message": "invalid statistics"},
     ),
     "statistics of several lengths": (
         stats(lambda found: found["action"].update(mean=[0.0])),
         ["statistics"],
-        {"feature": "action", "message": "statistics that cannot be"},
+        {"feature": "action", "message": "invalid statistics"},
     ),
     "statistics that are not finite": (
         stats(lambda found: found["action"]["min"].__setitem__(0, float("nan"))),
         ["statistics"],
-        {"feature": "action", "got": "numbers of nothing, or that are not finite"},
+        {"feature": "action", "got": "empty or non-finite numbers"},
     ),
     "statistics of pictures up to 255": (
         stats(lambda found: found[CAMERA].update(max=[255] * 3)),
@@ -310,10 +310,10 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], list[str], dict[str, Any]]] = {
         ["row_range"],
         {"episode": E1, "expected": "5 to 8", "got": "4 to 8"},
     ),
-    "a truncated video": (
+    "truncated video": (
         lambda root: cut_short(root / VIDEO),
         ["unreadable"],
-        {"message": "a truncated video", "file": VIDEO},
+        {"message": "truncated video", "file": VIDEO},
     ),
     "no statistics": (
         lambda root: (root / "meta/stats.json").unlink(),
@@ -408,9 +408,9 @@ def test_what_is_no_data_set(tmp_path: Path) -> None:
 
 def test_a_folder_above_data_sets_and_a_part_of_one(tmp_path: Path) -> None:
     root = made(tmp_path)
-    with pytest.raises(SourceError, match=r"above 1 dataset \(lerobot\)"):
+    with pytest.raises(SourceError, match=r"contains 1 dataset \(lerobot\)"):
         examine(root.parent)
-    with pytest.raises(SourceError, match="a part of a LeRobot dataset"):
+    with pytest.raises(SourceError, match="part of a LeRobot dataset"):
         examine(root / "data")
 
 

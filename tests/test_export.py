@@ -410,23 +410,27 @@ def _feature(name: str, **facts: Any) -> Callable[[Path], None]:
 BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a frame lost": (
         lambda folder: (folder / "note" / "000003.npy").unlink(),
-        "files of frames that are missing",
+        "exported files are missing",
         "note",
     ),
     "a frame of another number": (
         lambda folder: (folder / "note" / "000003.npy").rename(folder / "note" / "000099.npy"),
-        "files of frames that are missing",
+        "exported files are missing",
         "note",
     ),
     "a feature lost": (
         lambda folder: shutil.rmtree(folder / "mask"),
-        "a folder that cannot be listed",
+        "cannot list the folder",
         "mask",
     ),
-    "an array lost": (lambda folder: (folder / "step.npy").unlink(), "a file that cannot", "step"),
+    "an array lost": (
+        lambda folder: (folder / "step.npy").unlink(),
+        "cannot read the file",
+        "step",
+    ),
     "an array too short": (
         lambda folder: np.save(folder / "step.npy", np.arange(3)),
-        "a frame list that disagrees",
+        "the features have different frames",
         "step",
     ),
     "an array of another dtype": (
@@ -441,7 +445,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
 }
 BROKEN |= {
-    what: (damage, "not the description", "json")
+    what: (damage, "invalid description", "json")
     for what, damage in {
         "no JSON": lambda folder: (folder / "seqrecord.json").write_bytes(b"{"),
         "no UTF-8": lambda folder: (folder / "seqrecord.json").write_bytes(b"\xff"),

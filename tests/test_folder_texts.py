@@ -69,7 +69,7 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
             np.testing.assert_array_equal(frame["frame_pose"], pose, strict=True)
     seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=2)
     (tmp_path / "chess" / "seq-02" / "frame-000001.pose.txt").unlink()
-    with pytest.raises(SourceError, match="disagrees") as caught:
+    with pytest.raises(SourceError, match="different frames") as caught:
         frames(FolderSource(tmp_path), 1)
     assert caught.value.feature == "frame_pose"
 
@@ -293,7 +293,9 @@ def test_a_copy_among_features_in_one_folder(tmp_path: Path) -> None:
 def test_recordings_that_share_numbers_and_differ_in_length(tmp_path: Path) -> None:
     """Equal numbers make them features: cam0_0007.png and cam1_0007.png."""
     images(tmp_path / "run", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
-    with pytest.raises(SourceError, match=r"a_0.png and b_0.png are of two recordings") as caught:
+    with pytest.raises(
+        SourceError, match=r"a_0.png and b_0.png belong to two recordings"
+    ) as caught:
         frames(FolderSource(tmp_path))
     assert caught.value.feature == "b"
 
@@ -384,7 +386,7 @@ def test_the_inventory(tmp_path: Path) -> None:
         ("*/imu.csv", 2, "1,200 rows for 4 frames"),
         ("*/robot.npz: limits", 2, "7 rows for 4 frames"),
         ("*/robot.npz: rate", 2, "no time axis"),
-        ("*/calib.yaml", 2, "camera file: not fx, fy, cx, cy or a matrix of them"),
+        ("*/calib.yaml", 2, "camera file: not fx, fy, cx, cy or a camera matrix"),
         ("sound/*.wav", 8, "no reader"),
         ("words/*.txt", 8, "no reader"),
         ("a/notes.txt", 1, "no reader"),
@@ -418,7 +420,9 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
 def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
     images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
     images(tmp_path / "run", ["preview.png"])
-    assert unpacked(FolderSource(tmp_path)) == {"run/preview.png": (1, "not a frame of a feature")}
+    assert unpacked(FolderSource(tmp_path)) == {
+        "run/preview.png": (1, "an image that belongs to no feature")
+    }
 
 
 def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
@@ -467,7 +471,10 @@ def seven_scenes(root: Path, third: str) -> FolderSource:
     ("third", "says"),
     [
         ("", "not a table of numbers; .*frame-000002.pose.txt.*got: no rows"),
-        ("1 2 3\n", r"another number of columns; .*000002.pose.txt.*expected: 4 columns.*got: 3"),
+        (
+            "1 2 3\n",
+            r"columns differs between files; .*000002.pose.txt.*expected: 4 columns.*got: 3",
+        ),
         ("-1.#IND nan 0 0\n" + "0 0 0 1\n" * 3, "frame-000002.pose.txt.*got: '-1.#IND nan 0 0'"),
         ("lost\n", "frame-000002.pose.txt.*got: 'lost'"),
         (
@@ -568,12 +575,12 @@ def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
     for name, text in tables.items():
         (tmp_path / "run" / name).write_text(text)
     found = {pattern: reason for pattern, (_, reason) in unpacked(FolderSource(tmp_path)).items()}
-    commas = "numbers with decimal commas, write points"
+    commas = "decimal commas; replace them by points"
     assert found == {
         "*/semicolons.csv": f"{commas}: '1,5;2,5'",
         "*/blanks.txt": f"{commas}: '1,5 2,5'",
         "*/dates.csv": "not a table of numbers: '2020-01-02,1'",
         "run/notes.txt": "no reader",
     }
-    with pytest.raises(SourceError, match=r"without a row for each frame.*decimal commas"):
+    with pytest.raises(SourceError, match=r"does not have one row per frame.*decimal commas"):
         FolderSource(tmp_path, features=["rgb", "semicolons"]).schema()

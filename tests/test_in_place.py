@@ -216,7 +216,7 @@ def test_a_bad_episode_says_how_to_read_the_others(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     _table(root / _EPISODES, lambda t: t["length"].__setitem__(1, 77))
     _info(root, lambda value: value.update(total_frames=89))
-    with pytest.raises(SourceError, match="another number of rows") as info:
+    with pytest.raises(SourceError, match="number of rows differs") as info:
         seqrecord.open(root)
     assert "in_place=True, skip_bad_episodes=True" in info.value.message
     assert "resume" not in info.value.message, "there is nothing to go on with"
@@ -237,7 +237,7 @@ def test_a_loop_of_links_is_named(link: str, target: str, tmp_path: Path) -> Non
     (root / link).symlink_to(target)
     if link == "one":
         (root / target).symlink_to(link)
-    with pytest.raises(SourceError, match="a link that leads back") as info:
+    with pytest.raises(SourceError, match="symbolic link leads to a folder above") as info:
         seqrecord.open(root)
     assert info.value.file in {str(root / link), str(root / target)}
 
@@ -251,7 +251,7 @@ def test_an_episode_without_frames(tmp_path: Path, *, reference: bool) -> None:
     with pytest.raises(SourceError) as info:
         seqrecord.convert(open_source(root), tmp_path / "x", workers=1, in_place=reference)
     assert info.value.episode == "episode_000002"
-    assert "an episode without frames" in info.value.message
+    assert "episode without frames" in info.value.message
 
 
 _READ = ("a:b/2024-01-01T10:00:00", "%20/*", "file:a/ ", "ü~/-i")

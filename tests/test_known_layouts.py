@@ -109,7 +109,7 @@ def test_sequences_are_found_in_order_and_not_inside_of_others(tmp_path: Path) -
     assert [info.key for info in open_source(tmp_path / "s/02").episodes()] == ["02"]
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "up").symlink_to(tmp_path)
-    with pytest.raises(SourceError, match="leads back to a folder above"):
+    with pytest.raises(SourceError, match="leads to a folder above"):
         open_source(tmp_path).schema()
 
 
@@ -127,7 +127,7 @@ ENCODED: dict[str, tuple[str, str, Any, str]] = {
     "disparity of Sintel": ("disparities", "0.png", np.zeros((4, 5, 3), U1), "Sintel"),
     "flow": ("flow_occ", "0.png", np.zeros((4, 5, 3), U2), "(value - 32768) / 64"),
     "colours of flow": ("flow", "0.png", np.zeros((4, 5, 3), U1), "display"),
-    "colours of labels": ("semantic", "0.png", np.zeros((4, 5, 3), U1), "stand for labels"),
+    "colours of labels": ("semantic", "0.png", np.zeros((4, 5, 3), U1), "encode labels"),
     "normals": ("normals", "0.png", np.zeros((4, 5, 3), U1), "/ 255 - 1"),
 }
 
@@ -206,7 +206,7 @@ def test_the_inventory_of_tartanair(tmp_path: Path) -> None:
     }
     chosen = {each.pattern for each in found.left_out if not each.is_data}
     assert {"feature imu_gyro", "feature image_rcam_front", "feature pose_lcam_front"} <= chosen
-    assert "10 frames a second" in found.notes[0]
+    assert "10 frames per second" in found.notes[0]
     easy = inventory_of(open_source(tmp_path, difficulty="Easy"))
     assert ("trajectories", 1) in {(each.pattern, each.count) for each in easy.left_out}
 

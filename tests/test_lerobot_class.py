@@ -281,7 +281,7 @@ def test_another_dataset_than_meta_says(golden: Path, tmp_path: Path) -> None:
     copy = unpack(tmp_path, golden.name)
     info = json.loads((copy / "meta/info.json").read_text())
     (copy / "meta/info.json").write_text(json.dumps({**info, "total_frames": 17}))
-    with pytest.raises(SourceError, match="total_frames is not what meta/episodes") as error:
+    with pytest.raises(SourceError, match="total_frames disagrees with meta/episodes") as error:
         dataset(copy)
     assert (error.value.expected, error.value.got) == ("total_frames 17", 16)
     (copy / "meta/info.json").write_text(json.dumps(info))
@@ -304,6 +304,7 @@ def test_what_another_order_costs_is_said_once(
 ) -> None:
     ours = dataset(root, delta_timestamps=WINDOWS, cache_limit=0)
     ours[0]
+    caplog.clear()  # the first test of a process makes the index
     with caplog.at_level(logging.WARNING, "seqrecord"):
         ours.__getitems__([1, 2])
         ours.__getitems__([3])

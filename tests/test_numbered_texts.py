@@ -120,7 +120,7 @@ def test_subtasks(tmp_path: Path) -> None:
             rows.column_names.index("subtask_index"), "subtask_index", pa.array([7] * 15)
         ),
     )
-    with pytest.raises(SourceError, match=r"a subtask without a name; .*got: subtask_index 7"):
+    with pytest.raises(SourceError, match=r"unknown subtask number; .*got: subtask_index 7"):
         list(open_source(root).frames(source.episodes()[0]))
 
 

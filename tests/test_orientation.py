@@ -345,7 +345,7 @@ def test_images_inside_of_files(
         np.testing.assert_array_equal(values(open_source(root), "rgb"), [shown(data)])
     assert any("exif=ignore" in record.getMessage() for record in caplog.records)
     kept = open_source(root, keep_encoded=True)
-    with pytest.raises(SourceError, match=r"cannot be kept encoded.*exif=ignore"):
+    with pytest.raises(SourceError, match=r"cannot stay encoded.*exif=ignore"):
         values(kept, "rgb")
     [value] = values(open_source(root, keep_encoded=True, exif="ignore"), "rgb")
     assert value.data == data

@@ -72,7 +72,7 @@ def test_an_episode_of_every_kind(tmp_path: Path) -> None:
             np.save(tmp_path / "run" / f"{name}.npy", array)
         else:
             _save(tmp_path / "run" / name, array, ending="npy" if name == "points" else "png")
-    metadata = {"task": "pick", "nested": {"list": [1, 2.5, None, True, "ü"]}}
+    metadata = {"task": "pick", "nested": {"different frames": [1, 2.5, None, True, "ü"]}}
     (tmp_path / "run" / "metadata.json").write_text(json.dumps(metadata))
     write_junk(tmp_path)
     source = FolderSource(tmp_path)
@@ -207,7 +207,7 @@ def test_features_in_one_folder_by_the_words_of_names(tmp_path: Path) -> None:
     assert [list(frame) for frame in _read(source, 2)] == [["frame_number", "rgb"]] * 2
     assert [info.key for info in FolderSource(tmp_path / "a").episodes()] == ["a"]
     (tmp_path / "b" / "0001_rgb.png").unlink()
-    with pytest.raises(SourceError, match="disagrees") as caught:
+    with pytest.raises(SourceError, match="different frames") as caught:
         list(source.frames(source.episodes()[1]))
     assert caught.value.feature == "rgb"
 
@@ -244,7 +244,7 @@ def test_sparse_features(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "depth", np.arange(2.0), ["006", "009"], "npy")
     np.save(tmp_path / "run" / "arm.npy", np.zeros((5, 2)))
     source: Source = FolderSource(tmp_path)
-    with pytest.raises(SourceError, match="disagrees") as caught:
+    with pytest.raises(SourceError, match="different frames") as caught:
         list(source.frames(source.episodes()[0]))
     assert "sparse=" in str(caught.value.expected)
     frames: list[dict[str, Array]] = []
@@ -343,20 +343,20 @@ def test_kept_images(tmp_path: Path) -> None:
 
 BROKEN = {
     "one frame fewer": fault(
-        *(remove("rgb/2.png"), "rgb", "list"),
+        *(remove("rgb/2.png"), "rgb", "different frames"),
         feature="rgb",
         expected="3 frames, as in photo/",
         got="2 frames",
     ),
     "another name": fault(
         lambda folder: (folder / "rgb/2.png").rename(folder / "rgb/3.png"),
-        *("rgb", "list"),
+        *("rgb", "different frames"),
         feature="rgb",
         expected="2, as in photo/",
         got="3",
     ),
     "array of another length": fault(
-        save("actions.npy", np.zeros((4, 6))), "actions.npy", "list", got="4 frames"
+        save("actions.npy", np.zeros((4, 6))), "actions.npy", "different frames", got="4 frames"
     ),
     "array without time": fault(save("actions.npy", 1.0), "actions.npy", "without a time axis"),
     "array of another shape": fault(
@@ -370,7 +370,9 @@ BROKEN = {
     "a feature twice": fault(
         save("rgb.npy", np.zeros((3, 4, 5, 3), "u1")), ".", "twice", got="rgb/ and rgb.npy"
     ),
-    "a frame twice": fault(write("rgb/2.jpg", b""), "rgb/2.*", "two files of one frame"),
+    "a frame twice": fault(
+        write("rgb/2.jpg", b""), "rgb/2.*", "two files have the same frame number"
+    ),
     "image of another size": fault(
         *(write("rgb/1.png", encoded(_images(0, 4, 4, 3))), "rgb/1.png", "differs"),
         got="uint8 [4, 4, 3]",
@@ -382,26 +384,28 @@ BROKEN = {
         got="uint16 [4, 5]",
     ),
     "truncated JPEG": fault(
-        cut("photo/1.jpg", 700), "photo/1.jpg", "cannot be decoded", feature="photo", frame=1
+        cut("photo/1.jpg", 700), "photo/1.jpg", "cannot decode", feature="photo", frame=1
     ),
     "PNG named JPEG": fault(
-        write("photo/1.jpg", encoded(_images(0, 16, 16, 3))), "photo/1.jpg", "its name", got="png"
+        write("photo/1.jpg", encoded(_images(0, 16, 16, 3))), "photo/1.jpg", "file name", got="png"
     ),
-    "metadata that is no JSON": fault(write("metadata.json", b"{"), "metadata.json", "not JSON"),
+    "metadata that is no JSON": fault(
+        write("metadata.json", b"{"), "metadata.json", "invalid JSON"
+    ),
     "metadata that is no UTF-8": fault(
-        write("metadata.json", b'{"a": "\xff"}'), "metadata.json", "not JSON"
+        write("metadata.json", b'{"a": "\xff"}'), "metadata.json", "invalid JSON"
     ),
     "metadata with NaN": fault(
         write("metadata.json", b'{"a": NaN}'),
         "metadata.json",
-        "not JSON",
-        got="NaN is no JSON number",
+        "invalid JSON",
+        got="NaN is not a JSON number",
     ),
     "metadata that is a list": fault(
         write("metadata.json", b"[]"), "metadata.json", "JSON object", got="[]"
     ),
     "metadata nested too deeply": fault(
-        write("metadata.json", b"[" * 200_000), "metadata.json", "not JSON"
+        write("metadata.json", b"[" * 200_000), "metadata.json", "invalid JSON"
     ),
 }
 
@@ -476,7 +480,7 @@ def test_no_episode(tmp_path: Path) -> None:
 def test_a_link_that_leads_back_up(tmp_path: Path) -> None:
     _save(tmp_path / "run" / "rgb", _images(0, 1, 4, 5))
     (tmp_path / "run" / "again").symlink_to(tmp_path)
-    with pytest.raises(SourceError, match="leads back to a folder above"):
+    with pytest.raises(SourceError, match="leads to a folder above"):
         FolderSource(tmp_path).episodes()
 
 
@@ -505,6 +509,6 @@ def test_an_array_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -> No
     command = [sys.executable, "-c", _CUT, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 0, ran.stderr  # -7 is SIGBUS
-    assert ran.stdout.startswith("an npy file was cut while it was read; file: ")
+    assert ran.stdout.startswith("the npy file was truncated while it was read; file: ")
     assert "actions.npy; " in ran.stdout
     assert "frame: 3; " in ran.stdout

@@ -71,7 +71,7 @@ def test_a_file_of_a_web_server(tmp_path: Path) -> None:
         for path in paths:
             url = f"{server.endpoint}/{path.relative_to(tmp_path).as_posix()}"
             assert everything(open_source(url)) == everything(open_source(path))
-        with pytest.raises(SourceError, match="nothing at this URL"):
+        with pytest.raises(SourceError, match="nothing at the URL"):
             open_source(f"{server.endpoint}/gone.hdf5")
 
 
@@ -135,10 +135,10 @@ def test_bags_are_copied_one_at_a_time(
 def test_nothing_there_and_what_does_not_take_urls(memory_url: str) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe_file(f"{memory_url}/other/notes.txt", b"nothing")
-    with pytest.raises(SourceError, match="nothing at this URL") as caught:
+    with pytest.raises(SourceError, match="nothing at the URL") as caught:
         open_source(f"{memory_url}/gone")
     assert caught.value.file == f"{memory_url}/gone"
-    with pytest.raises(SourceError, match="nothing here that can be packed") as caught:
+    with pytest.raises(SourceError, match="no supported dataset found") as caught:
         open_source(f"{memory_url}/other")
     assert caught.value.file == f"{memory_url}/other"
     memory.pipe_file(f"{memory_url}/bag/run.db3", b"SQLite format 3\0")
@@ -196,14 +196,14 @@ def test_memory_of_a_file_is_bounded_and_reads_are_large(memory_url: str) -> Non
         assert io.BufferedReader(file).read() == data
         # One block first, for who looks at a file's beginning alone; then four at a time.
         assert len(storage.ranges["file"]) == 12
-        assert file.held_bytes <= MAX_BLOCKS * BLOCK_BYTES
+        assert file.cached_bytes <= MAX_BLOCKS * BLOCK_BYTES
     storage.reset()
     rng = np.random.default_rng(1)
     with files.open(files.root / "file") as file:
         for place in rng.integers(0, len(data), 40):
             file.seek(int(place))
             assert file.read(1000) == data[place : place + 1000]
-            assert file.held_bytes <= MAX_BLOCKS * BLOCK_BYTES
+            assert file.cached_bytes <= MAX_BLOCKS * BLOCK_BYTES
         assert file.seek(-5, io.SEEK_END) == 11 * BLOCK_BYTES
         assert file.read(100) == data[-5:]
         assert file.read(1) == b""

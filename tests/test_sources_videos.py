@@ -68,7 +68,7 @@ def test_frames_are_turned_as_players_turn_them(
     images = decoded(with_matrix(path, *matrix))[1]
     source = open_source(tmp_path / "videos")
     seqrecord.convert(source, tmp_path / "records", workers=1)
-    assert "phone.mp4: 4 frames were re-encoded: players turn" in caplog.text
+    assert "phone.mp4: re-encoded 4 frames: the file rotates" in caplog.text
     wanted = np.stack([show(image) for image in images])
     with seqrecord.open(tmp_path / "records") as dataset:
         found = dataset.episodes["phone"][:]["image"]
@@ -92,7 +92,7 @@ def test_turned_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: st
     with_matrix(path, 1, 1, -1, 1)
     with pytest.raises(SourceError) as caught:
         open_source(path).schema()
-    assert (caught.value.file, caught.value.expected) == (str(path), "a turn by quarters")
+    assert (caught.value.file, caught.value.expected) == (str(path), "a multiple of 90 degrees")
 
 
 @pytest.mark.parametrize("appends", [False, True])
@@ -140,10 +140,12 @@ def test_files_that_are_cameras(tmp_path: Path) -> None:
     want = decoded(tmp_path / "two/right.mp4")[1]
     np.testing.assert_array_equal(images_of(source, 1, "right"), want)
     (tmp_path / "two/right.mp4").unlink()
-    with pytest.raises(SourceError, match=r"lacks a camera; .*episode: two; feature: right"):
+    with pytest.raises(
+        SourceError, match=r"lacks a camera's video; .*episode: two; feature: right"
+    ):
         images_of(open_source(tmp_path, by_folder=True), 1, "right")
     write_video(tmp_path / "two/left.mkv", pictures(2))
-    with pytest.raises(SourceError, match=r"two videos of one name; .*left\.mp4"):
+    with pytest.raises(SourceError, match=r"videos of the same name; .*left\.mp4"):
         open_source(tmp_path, by_folder=True).episodes()
 
 
@@ -156,5 +158,5 @@ def test_broken_files(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"differs from the first one; .*episode: b; .*got: vp9"):
         images_of(source, 1)
     for read in (images_of, lambda source, number: list(source.frames(source.episodes()[number]))):
-        with pytest.raises(SourceError, match=r"not a video .*episode: c"):
+        with pytest.raises(SourceError, match=r"unsupported video.*episode: c"):
             read(source, 2)

@@ -151,7 +151,7 @@ def test_the_dot_of_a_time_belongs_to_the_name(tmp_path: Path, prefix: str, endi
 def test_times_that_go_back(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {f"{t}.png": image() for t in ("5.2000", "5.1000")})
     source = open_source(tmp_path)
-    with pytest.raises(SourceError, match=r"go back; .*frame: 1; expected: 5.2 or later"):
+    with pytest.raises(SourceError, match=r"not ascending; .*frame: 1; expected: 5.2 or later"):
         list(source.frames(source.episodes()[0]))
     assert len(read(open_source(tmp_path, allow_gaps=True))) == 2
 
@@ -173,7 +173,7 @@ def test_data_behind_the_end_is_refused(tmp_path: Path) -> None:
     one.write_bytes(one.read_bytes() + other.read_bytes())
     source = open_source(tmp_path)
     bad, _ = source.episodes()
-    with pytest.raises(SourceError, match=r"data behind the end .*tar --ignore-zeros") as caught:
+    with pytest.raises(SourceError, match=r"data after the end .*tar --ignore-zeros") as caught:
         list(source.frames(bad))
     assert caught.value.file == str(one)
 

@@ -225,7 +225,7 @@ def test_a_stream_is_chosen(
     assert f"{320 - width}x96" in left.pattern
     assert left.is_data == (stream is None)
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    said = [text for text in said if "streams of video" in text]
+    said = [text for text in said if "video streams" in text]
     assert len(said) == (stream is None)
     assert all("stream=1 ('wide'" in text for text in said)
 
@@ -242,7 +242,7 @@ def test_a_stream_that_is_not_there(tmp_path: Path, stream: int | str) -> None:
     path = write_streams(tmp_path / "a.mkv", [SMALL, WIDE], ["same", "same"])
     command = ("write", "--src", path, "--dst", tmp_path / "o", "--source-option")
     said = fail(*command, f"stream={stream}")
-    assert "no such stream of video" in said
+    assert "no such video stream" in said
     assert "stream=0 ('same', h264 128x96); stream=1 ('same', h264 192x96)" in said
     run(*command, "stream=1", "--quiet")
 
@@ -278,14 +278,14 @@ def claim_fragment(data: bytearray) -> None:
 
 CLAIMS = {
     "stsz": (claim_samples, "larger than its box"),
-    "equal sizes": (claim_small_samples, "more packets than it can hold"),
+    "equal sizes": (claim_small_samples, "more packets than fit into the file"),
     "stts": (claim_in(b"stts"), "larger than its box"),
     "stsc": (claim_in(b"stsc"), "larger than its box"),
     "stco": (claim_in(b"stco"), "larger than its box"),
     "stss": (claim_in(b"stss"), "larger than its box"),
     "ctts": (claim_in(b"ctts"), "larger than its box"),
-    "trun": (claim_in(b"trun"), "more packets than it can hold"),
-    "trun without a table": (claim_fragment, "more packets than it can hold"),
+    "trun": (claim_in(b"trun"), "more packets than fit into the file"),
+    "trun without a table": (claim_fragment, "more packets than fit into the file"),
 }
 
 

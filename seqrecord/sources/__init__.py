@@ -1,4 +1,4 @@
-"""Where episodes come from: original datasets behind one protocol."""
+"""Sources: read episodes from datasets in other formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocols of sources: where episodes come from, and how a kind of source is found."""
+"""Protocols of sources, and the description by which `open_source` finds a format."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from seqrecord.storage import Storage
 
 @dataclass(frozen=True)
 class EpisodeInfo:
-    """What is known of an episode before its frames are read.
+    """An episode's key, length and metadata, available before its frames are read.
 
     Args:
-        key: its name in the dataset, unique there: a clean relative path, as
-            `abandonedfactory/Easy/P000`.
-        num_frames: how many frames `Source.frames` yields.
-        metadata: JSON: text, numbers, booleans, `None`, lists and dicts of them. The dataset keeps
-            it, and `episodes=` of the loaders can choose by it.
-        fps: frames a second, `None` if nobody knows.
-        split: the name of the split that it is in, if it is in one.
+        key: unique name in the dataset, a clean relative path: `abandonedfactory/Easy/P000`.
+        num_frames: number of frames that `Source.frames` yields.
+        metadata: JSON values: text, numbers, booleans, `None`, lists and dicts. Stored with the
+            episode; the loaders' `episodes=` can select by it.
+        fps: frames per second, `None` if unknown.
+        split: name of the episode's split, if it has one.
+
+    Example:
+        from seqrecord.sources import EpisodeInfo
+
+        info = EpisodeInfo("kitchen/take_03", 120, {"operator": "A"}, fps=30.0)
+        print(info.key, info.num_frames)
     """
 
     key: str
@@ -36,119 +41,135 @@ class EpisodeInfo:
 
 @runtime_checkable
 class Source(Protocol):
-    """Where `convert` gets episodes from. Any object with these three methods is a source.
+    """Episodes for `convert`. Any object with these three methods is a source.
 
-    A source of video has a fourth, `videos(info)`: of one episode a dict from the names of features
-    to iterables of `Gop`, packets that are kept as they are. Together the GOPs of a feature show
-    `info.num_frames` frames, and `frames` leaves these features out; where there are no others, it
-    yields an empty dict for each frame. The schema has such a feature's codec, see
-    `seqrecord.sources.describe_video`.
+    Sources must be picklable: each worker process gets a copy. `TartanAirSource` and `FolderSource`
+    are examples; docs/reference/writing.md shows a custom source. Optional methods:
 
-    A source that knows when frames were recorded may have `timestamps(info)`, float64 [frames] in
-    seconds. It is asked if no feature of the schema is a timestamp, and the episode has an `fps`:
-    timestamps that contradict it take it away.
+    - `videos(info)` returns a dict: feature name to an iterable of `Gop`. Packets are stored
+      unchanged. The GOPs of a feature contain `info.num_frames` frames in total. `frames` omits
+      these features; it yields an empty dict per frame if there are no others. `describe_video`
+      gives the codec for the schema.
+    - `timestamps(info)` returns float64 [frames] in seconds. `convert` calls it if the schema has
+      no timestamp feature and the episode has an `fps`. If the two disagree, the `fps` is dropped.
+    - `account()` returns an `Account`: data in the original that the source does not pack.
 
-    A source with the method `account()`, which returns an `Account`, reports possible data that it
-    does not pack.
+    Example:
+        import numpy as np
+        import seqrecord as sr
+        from seqrecord.sources import EpisodeInfo
 
-    It must be picklable, since each worker process gets a copy. `TartanAirSource` and
-    `FolderSource` are sources, and docs/reference/writing.md has an example of one's own.
+        class Ramp:
+            def schema(self):
+                return sr.Schema([sr.FeatureSpec("x", np.dtype("<f4"), (2,))])
+
+            def episodes(self):
+                return [EpisodeInfo("ramp", 10)]
+
+            def frames(self, info):
+                for i in range(info.num_frames):
+                    yield {"x": np.full(2, i, np.float32)}
+
+        sr.convert(Ramp(), "ramp_records")
     """
 
     def schema(self) -> Schema:
-        """The features of all episodes: name, dtype, frame shape (`None` for what varies), kind
-        and unit.
+        """Return the features of all episodes: name, dtype, frame shape, kind and unit.
 
-        Codecs and groups are the writer's choice, so leave them out, but for images that stay
-        encoded. Look at as few files as possible. Raises `SourceError` where there is nothing to
-        read.
+        Variable dimensions are `None`. Leave codecs and groups to the writer, except for images
+        that stay encoded. Open as few files as possible. Raise `SourceError` if the original is
+        empty.
         """
         ...
 
     def episodes(self) -> Sequence[EpisodeInfo]:
-        """All episodes, in their final order, which must be the same in every call.
+        """Return all episodes in their final order, identical in every call.
 
-        A conversion that resumes or appends skips those whose keys are there. Raises `SourceError`
-        only for what concerns the source as a whole.
+        Resumed and appending conversions skip keys that are already packed. Raise `SourceError`
+        only for problems of the source as a whole.
         """
         ...
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        """One episode's frames in order: feature name to array, or to an `EncodedImage`.
+        """Yield an episode's frames in order, as dicts: feature name to array or `EncodedImage`.
 
-        Of a text feature it is a `str`, of a bytes feature `bytes`. An array has the dtype and
-        shape that the schema says. A feature that a frame lacks is left out. Frames are taken one
-        by one: yield them, and hold no more than one in memory where that is possible; an array may
-        be filled again for the next frame. Raises `SourceError` that names the file and the episode
-        for an original that is missing or broken, which `skip_bad_episodes` leaves out.
+        Text features are `str`, bytes features `bytes`. Arrays have the dtype and shape of the
+        schema. Omit features that a frame lacks. Frames are consumed one by one: yield each as soon
+        as it is read, and keep at most one in memory if possible. An array may be reused for the
+        next frame. Raise `SourceError` with file and episode for a missing or broken original;
+        `skip_bad_episodes` skips such episodes.
         """
         ...
 
 
 class StoredSource(Source, Protocol):
-    """A source of one or more datasets: a new dataset stores its features as they do, by default.
+    """A source of seqrecord datasets, whose codecs and groups a new dataset keeps by default.
 
-    `convert` imports none, since a writer does without all that reads datasets.
+    `convert` depends on this protocol only: writers do not import the reading code.
     """
 
     @property
     def stored(self) -> Schema:
-        """The features of `schema()` with their codecs and groups."""
+        """The features of `schema()` with codecs and groups."""
         ...
 
     @property
     def statistics(self) -> Statistics:
-        """Those of all its episodes; empty where it has none."""
+        """Statistics over all episodes of the source; empty if it has none."""
         ...
 
     @property
     def inventories(self) -> Sequence[Inventory] | None:
-        """Inventories to keep instead of an account of the source, if any."""
+        """Inventories to store in place of the source's own account, if any."""
         ...
 
     @property
     def copied_features(self) -> frozenset[str]:
-        """The features whose chunks are copied."""
+        """Features whose chunks are copied without decoding."""
         ...
 
     def fitted(self, schema: Schema, chunk_frames: int | None) -> StoredSource:
-        """The source for a dataset of this schema: it copies what is stored in the same codecs."""
+        """Return the source for a target dataset: features with equal codecs are copied."""
         ...
 
     def copy_lists(self, storage: Storage) -> CopiedFiles | None:
-        """Copy the lists of external files to which copied chunks refer; the copied files."""
+        """Copy the lists of external files that copied chunks refer to; return the copies."""
         ...
 
 
 class FoundSource(Source, Protocol):
-    """A source that `open_source` can find by itself."""
+    """A source that `open_source` can recognize."""
 
     def exists(self) -> bool:
-        """Whether its path holds such data, from names of files and their first bytes.
+        """Return whether the path contains this format, judged by file names and first bytes.
 
-        It is asked of every path that a user names, so it must be quick, and so certain that no
-        data of another kind is taken for its own. Raises `SourceError` for a folder that cannot be
-        listed.
+        `open_source` calls it for every path, so it must be fast and must not accept data of
+        another format. Raises `SourceError` for a folder that cannot be listed.
         """
         ...
 
 
 @dataclass(frozen=True)
 class SourceFormat:
-    """A kind of original data, by which `open_source` and `--format` know it.
+    """A source format for `open_source` and `--format`.
 
-    A package adds one by an entry point of the group `seqrecord.sources`: its name is the
-    format's, and it refers to a `SourceFormat`.
+    Other packages add formats by entry points in the group `seqrecord.sources`. The entry point has
+    the format's name and refers to a `SourceFormat`.
 
     Args:
-        name: what `--format` calls it: lower case letters, digits, `-` and `_`.
-        layout: what it looks like, in a few words and names of files; errors show it.
-        make: called with the path and `features=`, `keep_encoded=` and the `options` that were
-            given, it makes the source. It does not look at the data yet.
-        options: names of the arguments that only some formats take.
-        takes_files: whether the path can be a single file.
-        is_fallback: whether it is tried only where no other format fits.
-        takes_urls: whether it reads files only through the functions that open URLs, too.
+        name: value of `--format`: lower case letters, digits, `-` and `_`.
+        layout: short description with file names, shown in errors.
+        make: creates the source from the path, `features=`, `keep_encoded=` and the given
+            `options`. It does not read the data yet.
+        options: names of format-specific arguments.
+        takes_files: whether the path may be a single file.
+        is_fallback: whether the format is tried only if no other one matches.
+        takes_urls: whether the source reads files only by functions that also open URLs.
+
+    Example:
+        from seqrecord.sources import FolderSource, SourceFormat
+
+        FORMAT = SourceFormat("robot_logs", "LOG/camera/000000.png", FolderSource)
     """
 
     name: str
@@ -161,6 +182,6 @@ class SourceFormat:
 
 
 def blocks_of(source: Source, info: EpisodeInfo) -> Iterator[Block]:
-    """One episode's frames, many at a time where the source has a method `blocks` for it."""
+    """Yield an episode's frames in blocks if the source has a method `blocks`, else one by one."""
     blocks: Callable[[EpisodeInfo], Iterator[Block]] | None = getattr(source, "blocks", None)
     return map(Block.of, source.frames(info)) if blocks is None else blocks(info)

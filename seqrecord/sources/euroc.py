@@ -1,4 +1,4 @@
-"""EuRoC MAV sequences in ASL's layout, and others in the same one (TUM-VI).
+"""Source for EuRoC MAV sequences in ASL layout, also used by TUM-VI.
 
 ::
 
@@ -10,7 +10,7 @@
       state_groundtruth_estimate0/data.csv   timestamp, p [m], q (w first), v, biases
       mocap0/data.csv                        timestamp, p [m], q (w first)
 
-Source: https://projects.asl.ethz.ch/datasets/doku.php?id=kmavvisualinertialdatasets.
+Format: https://projects.asl.ethz.ch/datasets/doku.php?id=kmavvisualinertialdatasets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from seqrecord.sources.common.sequences import (
 )
 from seqrecord.sources.common.text_tables import check_matches, timed_files, timed_values
 
-_WITHIN = 10_000_000  # nanoseconds between a frame and its pose: what the tool evo allows
+_WITHIN = 10_000_000  # nanoseconds between a frame and its pose, evo's default
 _TRUTHS = ("state_groundtruth_estimate0", "mocap0")
 _CAMERA = re.compile(r"cam\d+", re.ASCII)
 _YAML = re.compile(r"^\s*(\w+)\s*:\s*(\[[^\]]*\]|[^#\n]*)", re.MULTILINE)
@@ -49,22 +49,33 @@ _YAML_TEXTS = ("comment", "sensor_type", "_model")
 
 @dataclass(frozen=True)
 class EurocSource(SequenceSource):
-    """EuRoC sequences as a source.
+    """EuRoC sequences.
 
-    Frames are those of `cam0`. The cameras are triggered together, so an image of another camera
-    belongs to the frame with exactly its timestamp; a frame without one lacks it, and images of no
-    frame are dropped. A frame's pose is the nearest one, at most 10 ms away; a frame without one
-    lacks it. The metadata counts all of these, and imu samples before the first frame.
+    Frames are those of `cam0`. Cameras are triggered together, so images of other cameras match by
+    equal timestamps. A frame without a matching image lacks it; images without a frame are dropped.
+    A frame gets the nearest pose at most 10 ms away, or none. The metadata counts unmatched images
+    and poses, and IMU samples before the first frame.
 
-    It also has what the files `sensor.yaml` say: of each camera in `cameras`, of the imu in `imu`
-    and of the ground truth in `ground_truth`, with `T_BS`, 4x4, from the sensor to the body. Those
-    of pinhole cameras are in `camera`, too, by feature: batches with crops have
-    `image_cam0_intrinsics`. Images are as they were recorded, so distortion is not removed.
+    The metadata also contains the content of `sensor.yaml`: `cameras` by camera, `imu` and
+    `ground_truth`, with `T_BS`, 4x4, from sensor to body. Pinhole cameras are in `camera` by
+    feature, so batches with crops have `image_cam0_intrinsics`. Images are not undistorted.
 
-    Features: `image_cam0`, `image_cam1` uint8 [H, W]; `timestamp` int64, nanoseconds; `imu` float64
-    [?, 6], rad/s then m/s^2, and `imu_timestamp` int64 [?], the samples from a frame up to the
-    next; `pose` float64 [7], `tx ty tz qx qy qz qw` of the body in metres; `velocity` float64 [3],
-    m/s, and `imu_bias` float64 [6], where the ground truth has them.
+    Features:
+
+    - `image_cam0`, `image_cam1` uint8 [H, W]
+    - `timestamp` int64, nanoseconds
+    - `imu` float64 [?, 6], rad/s and m/s^2, and `imu_timestamp` int64 [?]: the samples from a frame
+      to the next
+    - `pose` float64 [7], `tx ty tz qx qy qz qw` of the body in metres
+    - `velocity` float64 [3], m/s, and `imu_bias` float64 [6], if the ground truth has them
+
+    Args:
+        root: a folder of sequences at any depth, or one sequence.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
     expected = "SEQUENCE/mav0/cam0/data.csv"
@@ -75,7 +86,7 @@ class EurocSource(SequenceSource):
 
     def key(self, folder: Path) -> str:
         sequence = folder.parent if folder.name == "mav0" else folder
-        is_below = sequence.is_relative_to(self.path)  # or else the root is its mav0
+        is_below = sequence.is_relative_to(self.path)  # else the root is its mav0
         return super().key(sequence) if is_below else sequence.name
 
     def unread_tables(self, folder: Path) -> dict[str, Path]:
@@ -94,7 +105,7 @@ class EurocSource(SequenceSource):
         mav = _mav(folder)
         cameras = sorted(name for name, _ in list_folder(mav) if _CAMERA.fullmatch(name))
         if "cam0" not in cameras:
-            raise SourceError("a sequence without cam0", file=str(mav), expected=self.expected)
+            raise SourceError("sequence without cam0", file=str(mav), expected=self.expected)
         below = "" if mav == folder else "mav0/"
         places: dict[str, str] = {}
         files: list[Path] = []
@@ -125,20 +136,20 @@ class EurocSource(SequenceSource):
                 metadata[f"frames_without_{name}"] = len(times) - there
                 metadata[f"{name}_without_frame"] = len(by_time) - there
             camera = None
-            if said := sensor(name):
-                metadata["cameras"][name] = said
-                if camera := _pinhole(said):
+            if description := sensor(name):
+                metadata["cameras"][name] = description
+                if camera := _pinhole(description):
                     metadata.setdefault("camera", {})[feature] = camera
             if camera is None:
-                notes.append(f"camera {name} unknown: its sensor.yaml describes no pinhole")
+                notes.append(f"camera {name} unknown: no pinhole camera in its sensor.yaml")
         places["timestamp"] = f"{below}cam0/data.csv"
         columns["timestamp"] = Values(times, "timestamp", "ns")
         if is_file(table := mav / "imu0" / "data.csv"):
             places |= dict.fromkeys(("imu", "imu_timestamp"), f"{below}imu0/*")
             if self.wants("imu", "imu_timestamp"):
                 stamps, samples = timed_values(table, (6,), int)
-                if said := sensor("imu0"):
-                    metadata["imu"] = said
+                if description := sensor("imu0"):
+                    metadata["imu"] = description
                 if len(stamps):
                     bounds = sample_bounds(times, stamps)
                     before, after = int(bounds[0]), len(stamps) - int(bounds[-1])
@@ -158,8 +169,8 @@ class EurocSource(SequenceSource):
                 )
                 if self.wants(*features):
                     truth, without = _truth(table, times)
-                    if said := sensor(name):
-                        metadata["ground_truth"] = said
+                    if description := sensor(name):
+                        metadata["ground_truth"] = description
                     if truth:
                         columns |= truth
                         metadata["frames_without_pose"] = without
@@ -179,7 +190,10 @@ def _mav(folder: Path) -> Path:
 
 
 def _truth(path: Path, times: npt.NDArray[np.int64]) -> tuple[dict[str, Column], int]:
-    """The columns, and the number of frames without a pose; no columns for an empty table."""
+    """Return columns of the ground truth, and the number of frames without a pose.
+
+    No columns for an empty table.
+    """
     stamps, values = timed_values(path, (16, 7), int)
     if not len(stamps):
         return {}, len(times)
@@ -198,8 +212,7 @@ def _truth(path: Path, times: npt.NDArray[np.int64]) -> tuple[dict[str, Column],
 
 
 def _sensor(path: Path) -> dict[str, Any]:
-    """The numbers, lists of numbers and models' names in a sensor's YAML, and its place on the
-    body; nothing where there is none."""
+    """Parse a sensor's YAML: numbers, lists of numbers, model names and `T_BS`; {} if missing."""
     if not is_file(path):
         return {}
     text = read_bytes(path, 1 << 20).decode("utf-8", "replace")
@@ -217,8 +230,7 @@ def _sensor(path: Path) -> dict[str, Any]:
 
 
 def _pinhole(sensor: dict[str, Any]) -> dict[str, Any] | None:
-    """What batches make intrinsics of; `None` for a camera of another kind, or of which the file
-    does not say enough."""
+    """Return a pinhole camera's intrinsics; `None` for other or incomplete descriptions."""
     values, size = sensor.get("intrinsics", ()), sensor.get("resolution", ())
     if sensor.get("camera_model") != "pinhole" or (len(values), len(size)) != (4, 2):
         return None
@@ -234,7 +246,7 @@ def _numbers(text: str, name: str, path: Path, count: int | None = None) -> list
     numbers = [_number(word, name, path) for word in text.split(",")]
     if count is not None and len(numbers) != count:
         raise SourceError(
-            f"a bad {name}", file=str(path), expected=f"{count} numbers", got=len(numbers)
+            f"invalid {name}", file=str(path), expected=f"{count} numbers", got=len(numbers)
         )
     return numbers
 
@@ -245,5 +257,5 @@ def _number(word: str, name: str, path: Path) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise SourceError(f"a bad {name}", file=str(path), expected="numbers", got=word[:120])
+        raise SourceError(f"invalid {name}", file=str(path), expected="numbers", got=word[:120])
     return number

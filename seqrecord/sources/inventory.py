@@ -1,4 +1,4 @@
-"""Inventories: each source accounts for its whole original, packed or left out.
+"""Inventories: a source's report on its original, packed and not packed.
 
 ::
 
@@ -42,15 +42,15 @@ __all__ = [
 ]
 
 NO_READER = "no reader"
-"""The reason against a file of an unknown type."""
+"""Reason for files of an unknown type."""
 
 NOT_SELECTED = "not selected by features="
-"""The reason against data that the caller excludes."""
+"""Reason for data excluded by the caller."""
 
-NO_FRAME = "not a frame of a feature"
-"""The reason against an image."""
+NO_FRAME = "an image that belongs to no feature"
+"""Reason for images outside of all features."""
 
-_TYPED = 50  # patterns of which the first file is looked at
+_TYPED = 50  # patterns whose first file is opened to detect its type
 _TO_LAST_NUMBER = re.compile(r".*[0-9]", re.DOTALL)
 _DOCUMENTS = frozenset(
     "readme license licence copying citation changelog authors thumbs desktop".split()  # noqa: SIM905
@@ -63,10 +63,16 @@ class Account:
     """A source's report on its original, returned by its optional method `account()`.
 
     Args:
-        reason: the evidence for the format: "2 folders with image_left/ and pose_left.txt".
-        places: the path or pattern of each feature in the original.
-        left_out: possible data that is not packed, grouped by pattern.
-        notes: assumptions, and irregularities that the format allows.
+        reason: evidence for the format: "2 folders with image_left/ and pose_left.txt".
+        places: path or pattern of each feature in the original.
+        left_out: data that is not packed, grouped by pattern.
+        notes: assumptions and irregularities.
+
+    Example:
+        from seqrecord.sources import Account, LeftOut
+
+        left_out = (LeftOut("lidar/*.pcd", 120, "no reader"),)
+        account = Account("3 folders with rgb/", {"rgb": "*/rgb/*.png"}, left_out)
     """
 
     reason: str
@@ -76,12 +82,19 @@ class Account:
 
 
 def inventory_of(source: Source) -> Inventory:
-    """The inventory of any source; one without `account()` reports its features only.
+    """Return the inventory of any source. Without `account()` it lists the features only.
 
-    Raises what the source's methods raise.
+    Errors of the source's methods propagate.
+
+    Example:
+        import seqrecord as sr
+        from seqrecord.sources import inventory_of
+
+        inventory = inventory_of(sr.open_source("records/"))
+        print(inventory.format, [feature.name for feature in inventory.features])
     """
     account = getattr(source, "account", None)
-    found: Account = Account("an object with the methods of a source") if not account else account()
+    found: Account = Account("custom source without account()") if not account else account()
     return Inventory(
         format_of(source),
         found.reason,
@@ -102,12 +115,12 @@ def inventory_of(source: Source) -> Inventory:
 
 
 def not_selected(name: str, count: int = 1, unit: str = "features", *, also: str = "") -> LeftOut:
-    """A feature, or field, that the caller excludes; by `features=`, or `also` another argument."""
+    """Report a feature or field excluded by `features=`, or by the argument `also`."""
     return LeftOut(name, count, NOT_SELECTED + also, unit, is_data=False)
 
 
 def left_out_by_pattern(counts: Counter[tuple[str, str, bool]], unit: str) -> list[LeftOut]:
-    """Data counted by pattern, reason and `is_data`, the commonest first."""
+    """Convert counts by pattern, reason and `is_data` to inventory lines, most frequent first."""
     return [
         LeftOut(pattern, count, reason, unit, is_data)
         for (pattern, reason, is_data), count in counts.most_common()
@@ -115,10 +128,10 @@ def left_out_by_pattern(counts: Counter[tuple[str, str, bool]], unit: str) -> li
 
 
 def check_is_written(feature: str, file: str, missing: int, total: int, unit: str) -> None:
-    """Raise `SourceError` for a selected feature of which all rows or chunks are missing."""
+    """Raise `SourceError` for a selected feature without any stored row or chunk."""
     if total and missing == total:
         raise SourceError(
-            "a selected feature without any value; select others (--features)",
+            "the feature has no values; exclude it (--features)",
             file=file,
             feature=feature,
             expected=f"written {unit}s",
@@ -133,10 +146,11 @@ def unread_files(
     *,
     goes_down: Callable[[dict[str, bool]], bool] = lambda _: True,
 ) -> list[LeftOut]:
-    """The files below `root`, grouped by pattern, but documents, hidden files and taken ones.
+    """List files below `root` that are not packed, grouped by pattern.
 
-    `is_taken` gets each file's path. A root that is a file has none. `goes_down` decides by the
-    entries of a folder whether the folders in it are visited.
+    Documents, hidden files and files for which `is_taken(path)` is true are omitted. Empty if
+    `root` is a file. `goes_down` gets a folder's entries (name to whether it is a folder) and
+    decides whether to visit its subfolders.
     """
     if is_file(root):
         return []
@@ -150,11 +164,11 @@ def unread_files(
 
 
 def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]:
-    """Files below `root` grouped by pattern, largest group first.
+    """Group files below `root` by pattern, largest group first.
 
-    If no reader takes them, the reason is the type of the first file, if that is known, and the
-    remedy. `seq-01/frame-000000.pose.txt` is of the pattern `*.pose.txt`, `P000/lidar/1.pcd` of
-    `lidar/*.pcd`.
+    `seq-01/frame-000000.pose.txt` has the pattern `*.pose.txt`, `P000/lidar/1.pcd` has
+    `lidar/*.pcd`. If `reason` is `NO_READER`, the type of a group's first file and its remedy
+    replace it where the type is recognized.
     """
     counts: Counter[str] = Counter()
     first: dict[str, Path] = {}
@@ -174,7 +188,7 @@ def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]
 
 
 def _pattern(path: Path, root: Path) -> str:
-    """Everything up to the last digit is `*`; a parent folder without digits is kept."""
+    """Replace a name up to its last digit by `*`; keep a parent folder without digits."""
     stem, dot, ending = path.name.partition(".") if path.name[:1] != "." else (path.name, "", "")
     # A number after the first dot belongs to the name: 1305031102.175304.png.
     while ending.partition(".")[0].isdigit():
@@ -188,13 +202,13 @@ def _pattern(path: Path, root: Path) -> str:
 
 
 def is_document(name: str) -> bool:
-    """Whether a file's name is that of a text for people, such as `README.md`."""
+    """Return whether a file name is that of documentation, such as `README.md`."""
     stem, _, ending = name.lower().partition(".")
     return stem in _DOCUMENTS or f".{ending}" in _DOCUMENT_ENDINGS
 
 
 def format_of(source: Source) -> str:
-    """The name of the format that a source reads; its class's name for other packages' ones."""
+    """Return the format name of a source, or its class name for other packages' sources."""
     if isinstance(source, RemoteSource):
         source = source.source
     if (name := getattr(source, "format_name", None)) is not None:

@@ -1,12 +1,12 @@
-"""KITTI odometry sequences, https://www.cvlibs.net/datasets/kitti/eval_odometry.php.
+"""Source for KITTI odometry, https://www.cvlibs.net/datasets/kitti/eval_odometry.php.
 
 ::
 
     ROOT/sequences/00/image_0/000000.png     left grey; 1 right grey, 2 and 3 colour
     ROOT/sequences/00/velodyne/000000.bin    float32 [N, 4]: x y z in metres, reflectance
-    ROOT/sequences/00/times.txt              seconds, a line a frame
+    ROOT/sequences/00/times.txt              seconds, one line per frame
     ROOT/sequences/00/calib.txt              P0 to P3 and Tr, 12 numbers each: 3x4 matrices
-    ROOT/poses/00.txt                        12 numbers a line: the left camera's 3x4 pose
+    ROOT/poses/00.txt                        12 numbers per line: the left camera's 3x4 pose
 """
 
 from __future__ import annotations
@@ -41,16 +41,28 @@ _MATRIX = re.compile(r"(P[0-3]|Tr):?", re.ASCII)
 
 @dataclass(frozen=True)
 class KittiSource(SequenceSource):
-    """KITTI odometry sequences as a source.
+    """KITTI odometry sequences.
 
-    A frame is a line of `times.txt`; each folder of images or scans must have a file for each, and
-    `poses/00.txt` a line. Sequences without poses (11 to 21) lack the feature.
+    Each line of `times.txt` is a frame. Each folder of images or scans must have a file per frame,
+    and `poses/00.txt` a line per frame. Sequences without poses (11 to 21) lack the feature.
+    `calib.txt` is stored in the metadata, as is the pinhole camera that all four cameras share
+    (`camera`).
 
-    Features: `image_0`, `image_1` uint8 [H, W]; `image_2`, `image_3` uint8 [H, W, 3]; `velodyne`
-    float32 [?, 4], metres and reflectance; `timestamp` float64, seconds; `pose` float64 [3, 4],
-    from the left camera to that of the first frame, metres. Heights and widths differ between
-    sequences. `calib.txt` goes to the metadata, with the pinhole camera that all four share as
-    `camera`.
+    Features:
+
+    - `image_0`, `image_1` uint8 [H, W]; `image_2`, `image_3` uint8 [H, W, 3]. H and W differ
+      between sequences.
+    - `velodyne` float32 [?, 4], metres and reflectance
+    - `timestamp` float64, seconds
+    - `pose` float64 [3, 4], from the left camera to that of the first frame, metres
+
+    Args:
+        root: a folder of sequences at any depth, or one sequence.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
     expected = "sequences/00/times.txt with image_0/, image_2/ or velodyne/; poses/00.txt"
@@ -68,7 +80,7 @@ class KittiSource(SequenceSource):
         path = folder / "times.txt"
         times, _ = timed_values(path, (0,))
         if not len(times):
-            raise SourceError("a sequence without frames", file=str(path))
+            raise SourceError("sequence without frames", file=str(path))
         files = [path]
         places = {}
         notes = []
@@ -109,7 +121,7 @@ FORMAT = SourceFormat("kitti", KittiSource.expected, KittiSource, ("exif",), tak
 
 @dataclass(frozen=True)
 class _Scans(Column):
-    """A file of points for each frame."""
+    """One file of points per frame."""
 
     paths: Sequence[Path]
 
@@ -121,16 +133,16 @@ class _Scans(Column):
         data = read_bytes(path)
         if len(data) % 16:
             raise SourceError(
-                "a truncated scan",
+                "truncated scan",
                 file=str(path),
-                expected="a multiple of 16 bytes, four float32 a point",
+                expected="a multiple of 16 bytes, four float32 per point",
                 got=f"{len(data)} bytes",
             )
         return np.frombuffer(data, spec.dtype).reshape(-1, 4)
 
 
 def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
-    """The files of the frames, which are numbered from 0."""
+    """Return the frames' files, numbered from 0."""
     found = {
         int(Path(name).stem): name
         for name, is_folder in list_folder(folder)
@@ -139,7 +151,7 @@ def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
     missing = next((number for number in range(count) if number not in found), None)
     if missing is not None or len(found) != count:
         raise SourceError(
-            "a folder that disagrees with times.txt",
+            "the number of files differs from times.txt",
             file=str(folder),
             frame=missing,
             expected=f"{count} files, from 0 to {count - 1}",
@@ -152,7 +164,7 @@ def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
     values = table(path, rows_of(path), 12)
     if len(values) != count:
         raise SourceError(
-            "poses that disagree with times.txt",
+            "the number of poses differs from times.txt",
             file=str(path),
             expected=f"{count} lines",
             got=f"{len(values)} lines",

@@ -1,4 +1,4 @@
-"""The kinds of original data that are known, and which of them lies at a path."""
+"""Registry of source formats, and detection of the format at a path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from seqrecord.storage import StorageLike
 from seqrecord.text import repr_of
 
 DATASET = "seqrecord"
-"""The format of datasets of this package, which are looked for first, and on any storage."""
+"""Format name of seqrecord datasets, which are detected first, on any storage."""
 
 
 BUILT_IN: Mapping[str, str] = {
@@ -38,18 +38,17 @@ BUILT_IN: Mapping[str, str] = {
     "webdataset": "webdataset.source",
     "folders": "folders.source",  # the last one: errors list formats in this order
 }
-"""The formats of this package by name: the modules below `seqrecord.sources` that read them,
-imported at first use."""
+"""Built-in formats: name to module below `seqrecord.sources`, imported at first use."""
 
 ENTRY_POINTS = "seqrecord.sources"
-"""The group of entry points by which other packages add formats."""
+"""Entry point group for formats of other packages."""
 
-_LOOKED_AT = 100  # files whose type is looked at where nothing fits
-_SHOWN = 6  # names of what lies in a folder that nothing fits
+_TYPED_FILES = 100  # files whose type is detected if no format matches
+_SHOWN = 6  # folder entries in the error if no format matches
 
 
 class OptionError(SourceError):
-    """An option that the format of what lies there does not take."""
+    """The detected format does not support an option."""
 
 
 def open_original(
@@ -61,7 +60,7 @@ def open_original(
     storage_options: Mapping[str, Any] | None = None,
     options: Mapping[str, Any],
 ) -> Source:
-    """See `open_source`, for originals only."""
+    """Open a foreign dataset; see `open_source`."""
 
     def found(original: Path) -> Source:
         opening = _Opening(original, features, keep_encoded, dict(options))
@@ -73,13 +72,19 @@ def open_original(
 
 
 def format_names() -> list[str]:
-    """The names of all formats, those of this package first."""
+    """Return the names of all formats, built-in ones first.
+
+    Example:
+        from seqrecord.sources import format_names
+
+        print(format_names())
+    """
     return [DATASET, *BUILT_IN, *sorted(point.name for point in _points())]
 
 
 @dataclass
 class _Opening:
-    """One call of `open_source`; `tried` is what came of each format, in words."""
+    """One call of `open_source`. `tried` describes the formats tried so far, for errors."""
 
     path: Path
     features: Sequence[str] | None
@@ -93,7 +98,7 @@ class _Opening:
         source = self._try(wanted)
         if source is None:
             raise SourceError(
-                f"nothing here of the format {name}",
+                f"no data in the format {name}",
                 file=str(self.path),
                 expected=wanted.layout,
                 got="; ".join([_contents(self.path), *_types(self.path)]),
@@ -110,7 +115,7 @@ class _Opening:
             if len(found) > 1:
                 names = ", ".join(each.name for each, _ in found)
                 raise SourceError(
-                    "more than one format fits: choose one by --format NAME, or format=",
+                    "several formats match; choose one (--format NAME or format=)",
                     file=str(self.path),
                     expected="; ".join(f"{each.name} ({each.layout})" for each, _ in found),
                     got=f"{names} of {', '.join(each.name for each in formats)}",
@@ -119,18 +124,18 @@ class _Opening:
                 self._check_options(each)
                 return source
         check_nested(self.path, only_lerobot=False)
-        problem, tried = "nothing here that can be packed", "; ".join(self.tried)
+        problem, tried = "no supported dataset found", "; ".join(self.tried)
         if types := _types(self.path):
             problem, tried = f"{problem}: {'; '.join(types)}", ", ".join(format_names())
         raise SourceError(
             problem,
             file=str(self.path),
-            expected=f"one of these formats: {tried}",
+            expected=f"a supported format: {tried}",
             got=_contents(self.path),
         )
 
     def _try(self, wanted: SourceFormat) -> FoundSource | None:
-        """The source, if there is one of this format."""
+        """Return the source if the path contains this format."""
         self.tried.append(f"{wanted.name} ({wanted.layout})")
         if is_file(self.path) and not wanted.takes_files:
             return None
@@ -142,7 +147,7 @@ class _Opening:
         return source if source.exists() else None
 
     def _added(self) -> list[SourceFormat]:
-        """The formats of other packages; one that cannot be loaded has been tried, no more."""
+        """Return the formats of other packages. One that fails to load is recorded in `tried`."""
         found = []
         for point in _points():
             try:
@@ -155,7 +160,7 @@ class _Opening:
         for name in self.options:
             if name not in chosen.options:
                 raise OptionError(
-                    f"{name} cannot be chosen for the format {chosen.name}: leave it out",
+                    f"the format {chosen.name} has no option {name}; remove it",
                     file=str(self.path),
                     expected=", ".join(chosen.options) or "no options",
                     got=name,
@@ -172,11 +177,11 @@ def _format(name: str) -> SourceFormat:
         )
     for point in points:
         return _loaded(point)
-    raise SourceError("no such format", expected=f"one of {', '.join(format_names())}", got=name)
+    raise SourceError("unknown format", expected=f"one of {', '.join(format_names())}", got=name)
 
 
 def _points() -> list[EntryPoint]:
-    """Those of other packages: a name of this package's own formats cannot be taken."""
+    """Return other packages' entry points. Names of built-in formats are ignored."""
     own = (DATASET, *BUILT_IN)
     return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in own]
 
@@ -189,7 +194,7 @@ def _built_in(name: str) -> SourceFormat:
 
 def _loaded(point: EntryPoint) -> SourceFormat:
     refused = SourceError(
-        f"the format {point.name} of another package cannot be loaded", file=point.value
+        f"cannot load the format {point.name} of another package", file=point.value
     )
     try:
         loaded = point.load()
@@ -203,7 +208,7 @@ def _loaded(point: EntryPoint) -> SourceFormat:
 
 
 def _contents(path: Path) -> str:
-    """What lies at a path that no format fits, in words."""
+    """Describe a path's entries, for errors."""
     if is_file(path):
         return "a file"
     entries = sorted(list_folder(path))
@@ -213,9 +218,9 @@ def _contents(path: Path) -> str:
 
 
 def _types(path: Path) -> list[str]:
-    """Files that must be unpacked, fetched or converted first: the first of each type, in words."""
+    """Describe files to unpack, download or convert first: one per type."""
     types: dict[str, str] = {}
-    for file in [path] if is_file(path) else first_files(path, _LOOKED_AT):
+    for file in [path] if is_file(path) else first_files(path, _TYPED_FILES):
         if (kind := file_type(file)) is not None:
             types.setdefault(kind.replace(file.name, "FILE"), f"{file.name} is {kind}")
     return [*types.values()][:_SHOWN]

@@ -1,4 +1,4 @@
-"""TUM RGB-D sequences, https://cvg.cit.tum.de/data/datasets/rgbd-dataset/file_formats.
+"""Source for TUM RGB-D, https://cvg.cit.tum.de/data/datasets/rgbd-dataset/file_formats.
 
 ::
 
@@ -29,7 +29,7 @@ from seqrecord.sources.common.sequences import (
 )
 from seqrecord.sources.common.text_tables import check_matches, timed_files, timed_values
 
-_WITHIN = 0.02  # seconds: what associate.py allows
+_WITHIN = 0.02  # seconds, the default of associate.py
 _NEAR = "within 20 ms"
 _HEAD_BYTES = 1 << 12
 
@@ -39,29 +39,40 @@ _CALIBRATION = {  # fx, fy, cx, cy; distortion
     "2": ((520.9, 521.0, 325.1, 249.7), (0.2312, -0.7849, -0.0033, -0.0001, 0.9172)),
     "3": ((535.4, 539.2, 320.1, 247.6), (0.0, 0.0, 0.0, 0.0, 0.0)),
 }
-"""Of the colour cameras, https://cvg.cit.tum.de/data/datasets/rgbd-dataset/file_formats."""
+"""Colour cameras, https://cvg.cit.tum.de/data/datasets/rgbd-dataset/file_formats."""
 
 
 @dataclass(frozen=True)
 class TumSource(SequenceSource):
-    """TUM RGB-D sequences as a source.
+    """TUM RGB-D sequences.
 
-    Frames are the pairs of a colour and a depth image that TUM's `associate.py` finds: less than
-    20 ms apart, the closest pairs first. Images without a partner are dropped; the metadata counts
-    them. Each colour image's pose is found in the same way; a frame without one lacks it. Frames
-    are all colour images if there is no `depth.txt`, or if `features` selects neither `depth` nor
-    `depth_timestamp`. Tables of features that are not selected are not read. A table of which no
-    row matches a frame is an error; an empty one is noted in the inventory.
+    Frames are pairs of a colour and a depth image, matched as TUM's `associate.py` does: less than
+    20 ms apart, closest pairs first. Unmatched images are dropped; the metadata counts them. Poses
+    are matched to colour images in the same way; a frame without one lacks it. If there is no
+    `depth.txt`, or `features` selects neither `depth` nor `depth_timestamp`, frames are all colour
+    images. Tables of features that are not selected are not read. A table without any matching row
+    is an error; an empty one is noted in the inventory.
 
-    The metadata has `camera`, the colour camera that TUM has calibrated, and its
-    `distortion_coefficients`, of sequences of `freiburg1`, `freiburg2` or `freiburg3`: the header
-    of `rgb.txt` names the camera, or else the path does. The inventory notes the origin. Images are
-    as they were recorded, so distortion is not removed.
+    For sequences of `freiburg1`, `freiburg2` or `freiburg3` the metadata has `camera`, TUM's
+    calibrated colour camera, and its `distortion_coefficients`. The header of `rgb.txt` or else the
+    path names the camera; the inventory notes the origin. Images are not undistorted.
 
-    Features: `image` uint8 [H, W, 3]; `depth` uint16 [H, W], 5000 a metre, 0 where unknown; `pose`
-    float64 [7], `tx ty tz qx qy qz qw` of the colour camera in metres; `timestamp` and
-    `depth_timestamp` float64, seconds; `accelerometer` float64 [?, 4], time in seconds and m/s^2,
-    the samples from a frame up to the next.
+    Features:
+
+    - `image` uint8 [H, W, 3]
+    - `depth` uint16 [H, W], 5000 per metre, 0 where unknown
+    - `pose` float64 [7], `tx ty tz qx qy qz qw` of the colour camera in metres
+    - `timestamp` and `depth_timestamp` float64, seconds
+    - `accelerometer` float64 [?, 4], time in seconds and m/s^2: the samples from a frame to the
+      next
+
+    Args:
+        root: a folder of sequences at any depth, or one sequence.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
     expected = "SEQUENCE/rgb.txt with rgb/, depth.txt with depth/, groundtruth.txt"
@@ -135,7 +146,7 @@ class TumSource(SequenceSource):
 
 
 def _calibration(folder: Path) -> tuple[dict[str, Any], str]:
-    """The camera that the header of `rgb.txt` names, or else the path, and a note of its origin."""
+    """Return the camera named by the header of `rgb.txt` or the path, and a note on the origin."""
     with opened(folder / "rgb.txt") as file:
         head = file.read(_HEAD_BYTES).decode("utf-8", "replace")
     header = "".join(line for line in head.splitlines() if line.startswith("#"))

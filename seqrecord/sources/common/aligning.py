@@ -1,4 +1,4 @@
-"""Which rows of one list of times belong to those of another, and which messages make frames."""
+"""Alignment of timestamped messages and rows to frames."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 ALIGNMENTS = ("nearest", "last")
 NONE = -1
-"""In place of a message where none is within the tolerance."""
+"""Index in place of a message if none is within the tolerance."""
 
 
 def align(
     clock: npt.NDArray[np.int64], times: npt.NDArray[np.int64], how: str, tolerance: int
 ) -> npt.NDArray[np.int64]:
-    """For each time of `clock` [N] the position of its message in `times` [M], or `NONE`.
+    """For each time of `clock` [N] return the index of its message in `times` [M], or `NONE`.
 
-    Both are in ascending order and in one unit, and so is `tolerance`, which is inclusive.
+    Both are ascending and in the same unit as `tolerance`, which is inclusive.
 
     ::
 
         times       a    b         c
         clock     |    |    |    |    |
-        last      -    a    b    b    c      the last one that is not later
-        nearest   a    b    b    c    c      the earlier one of two that are as near
+        last      -    a    b    b    c      the last message that is not later
+        nearest   a    b    b    c    c      the nearest, and the earlier of two at equal distance
 
-    Of several messages of one time it is any one, but the same in every call.
+    Among messages of equal time the choice is arbitrary but deterministic.
     """
     if not len(times):
         return np.full(len(clock), NONE, np.int64)
@@ -53,11 +53,11 @@ def align(
 def associate(
     first: npt.NDArray[np.float64], second: npt.NDArray[np.float64], within: float
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Pairs of rows of two rising lists, as TUM's `associate.py` finds them.
+    """Match rows of two ascending lists of times as TUM's `associate.py` does.
 
-    Of all pairs less than `within` seconds apart, the closest one is taken, then the closest one
-    of what is left, and so on; where two are as close, the one that is earlier in `first`, then in
-    `second`. Of equal times only the last row counts. Pairs come in the order of `first`.
+    Greedy: the closest pair less than `within` seconds apart is taken first, then the closest of
+    the rest. Ties prefer the earlier row in `first`, then in `second`. Of equal times only the last
+    row counts. Returns both rows of each pair, int64 [P], in the order of `first`.
     """
     one, other = _last_of_equal(first), _last_of_equal(second)
     low = np.searchsorted(second[other], first[one] - within, "left")
@@ -79,20 +79,20 @@ def associate(
 
 
 def sample_bounds(times: npt.NDArray[Any], samples: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Where the samples of each frame begin and end: int64 [T + 1].
+    """Return the range of samples of each frame, int64 [T + 1].
 
-    Frame t has those from its own time up to the next frame's. The last frame has those of as long
-    a time as the frame before it.
+    Frame t has the samples from its own time up to the next frame's time. The last frame is as long
+    as the one before.
     """
     interval = times[-1] - times[-2] if len(times) > 1 else 0
     return np.searchsorted(samples, np.append(times, times[-1] + interval), "left").astype(np.int64)
 
 
 class AlignedMessages:
-    """Which messages of a recording make its frames.
+    """The messages of a recording that make its frames.
 
-    `clock` [N] are the frames' times in ns, of each message of the clock's topic; `picks` are by
-    topic the numbers of the messages [N] that the frames hold, `NONE` where none is near enough.
+    Attributes: `clock` [N] are the frames' times in ns, one per message of the clock's topic.
+    `picks` maps topics to message numbers [N], `NONE` if no message is near enough.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AlignedMessages:
         self.clock = times.get(clock, np.empty(0, np.int64))
         if not len(self.clock):
             raise SourceError(
-                "a recording without messages of the clock",
+                "the recording has no messages of the clock topic; choose another (clock=)",
                 file=str(recording.paths[0]),
                 expected=clock,
                 got=", ".join(sorted(times))[:300],
@@ -110,13 +110,16 @@ class AlignedMessages:
         self.num_messages = {topic: len(each) for topic, each in times.items()}
         none = np.empty(0, np.int64)
         self.picks = {t: align(self.clock, times.get(t, none), how, tolerance) for t in topics}
-        if clock in self.picks:  # also where two of its messages are of one time
+        if clock in self.picks:  # exact, also for messages of equal time
             self.picks[clock] = np.arange(len(self.clock))
 
     @property
     def fps(self) -> float | None:
-        """Frames a second, where the clock is steady: no step is a tenth off the mean, and no time
-        a quarter of a step off that of the mean."""
+        """Frames per second of a steady clock, else `None`.
+
+        Steady: each step is within 10 % of the mean, and each time within a quarter step of a
+        regular clock.
+        """
         since = self.clock - self.clock[0]
         steps = np.diff(since)
         if not len(steps) or steps.min() <= 0:
@@ -127,7 +130,7 @@ class AlignedMessages:
         return 1e9 / mean if is_steady else None
 
     def counts(self, topic: str) -> dict[str, int]:
-        """What became of a topic: its messages, those in frames, the others, frames without it."""
+        """Count a topic's messages, used and dropped ones, and frames without a message."""
         picks, messages = self.picks[topic], self.num_messages.get(topic, 0)
         used = len(np.unique(picks[picks != NONE]))
         return {
@@ -140,26 +143,26 @@ class AlignedMessages:
     def frames(
         self, recording: Recording, read: Callable[[str, bytes, Path], Any]
     ) -> Iterator[dict[str, Any]]:
-        """What `read` makes of the messages of each frame, by topic; each is read once.
+        """Yield frames as dicts from topic to the result of `read`, called once per message.
 
-        At most the messages within the tolerance of a frame are held.
+        Memory: at most the messages within the tolerance of a frame.
         """
         stream = recording.messages(list(self.picks))
         counts = dict.fromkeys(self.picks, -1)
         wanted = {t: iter(np.unique(picks[picks != NONE])) for t, picks in self.picks.items()}
         following = {topic: next(numbers, None) for topic, numbers in wanted.items()}
-        held: dict[str, dict[int, Any]] = {topic: {} for topic in self.picks}
+        read_ahead: dict[str, dict[int, Any]] = {topic: {} for topic in self.picks}
         for row in range(len(self.clock)):
             frame: dict[str, Any] = {}
             for topic, picks in self.picks.items():
                 pick = int(picks[row])
                 if pick == NONE:
                     continue
-                while pick not in held[topic]:
+                while pick not in read_ahead[topic]:
                     message = next(stream, None)
                     if message is None:
                         raise SourceError(
-                            "fewer messages than the file's index says",
+                            "fewer messages than the file's index lists",
                             file=str(recording.paths[-1]),
                             got=f"no more of {topic}",
                         )
@@ -167,10 +170,10 @@ class AlignedMessages:
                     counts[name] += 1
                     if counts[name] == following[name]:
                         following[name] = next(wanted[name], None)
-                        held[name][counts[name]] = read(name, data, path)
-                for old in [number for number in held[topic] if number < pick]:
-                    del held[topic][old]
-                frame[topic] = held[topic][pick]
+                        read_ahead[name][counts[name]] = read(name, data, path)
+                for old in [number for number in read_ahead[topic] if number < pick]:
+                    del read_ahead[topic][old]
+                frame[topic] = read_ahead[topic][pick]
             yield frame
 
 

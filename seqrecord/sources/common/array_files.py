@@ -1,11 +1,14 @@
-"""Checked reading of `.npy`, `.npz`, `.flo`, `.dpt`, PFM and OpenEXR files: arrays as stored.
+"""Checked reading of `.npy`, `.npz`, `.flo`, `.dpt`, PFM and OpenEXR files.
 
-Nothing is unpickled, and a header is not trusted: it is compared with the file's size before
-anything is allocated. npy is numpy's own format, and npz a ZIP file of them,
-https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html; `.flo` is Middlebury's flow,
-https://vision.middlebury.edu/flow/code/flow-code/README.txt; `.dpt` is Sintel's depth, the same
-with one channel; PFM is https://netpbm.sourceforge.net/doc/pfm.html. OpenEXR files are read by the
-library OpenEXR, an optional extra.
+Nothing is unpickled. A header is compared with the file's size before anything is allocated.
+Formats:
+
+- npy is NumPy's format, npz a ZIP file of npy files:
+  https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+- `.flo` is Middlebury's flow: https://vision.middlebury.edu/flow/code/flow-code/README.txt
+- `.dpt` is Sintel's depth, the same with one channel.
+- PFM: https://netpbm.sourceforge.net/doc/pfm.html
+- OpenEXR is read by the library OpenEXR, an optional extra.
 """
 
 from __future__ import annotations
@@ -37,10 +40,11 @@ from seqrecord.sources.common.files import (
     read_values,
     unreadable,
 )
+from seqrecord.sources.common.limits import check_image_size
 
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
-_PFM_HEADER = 128  # bytes that a PFM's header may take
+_PFM_HEADER = 128  # maximum bytes of a PFM header
 NPZ = ".npz"
 """File name ending of ZIP files of npy files, in lower case."""
 
@@ -50,9 +54,9 @@ _EXR_COLOURS = (("R", "G", "B"), ("R", "G", "B", "A"))
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """What a file declares of its array, and the byte `offset` at which its values start.
+    """dtype and shape that a file declares, and the byte `offset` of its values.
 
-    An image is [H, W] or [H, W, C]. A PFM's rows lie from the bottom up (`is_flipped`).
+    Images are [H, W] or [H, W, C]. PFM stores rows from bottom to top (`is_flipped`).
     """
 
     dtype: np.dtype[Any]
@@ -67,10 +71,10 @@ class ArrayHeader:
 
 
 def array_header(path: Path, member: str | None = None) -> ArrayHeader:
-    """The header, which agrees with the file's size; raises `SourceError` otherwise.
+    """Read the header; raises `SourceError` if it disagrees with the file's size.
 
-    An OpenEXR file is decoded, for its library reports kinds of pixels of decoded files only. Of an
-    npz file it is the header of the array `member`, by default of its only one.
+    OpenEXR files are decoded, since the library reports pixel types of decoded files only. `member`
+    names the array of an npz file, by default its only one.
     """
     with opened(path) as stream:
         if path.suffix.lower() == NPZ:
@@ -88,17 +92,20 @@ def read_array(
     shape: tuple[int, ...] | None = None,
     member: str | None = None,
 ) -> npt.NDArray[Any]:
-    """The whole array, little-endian and in C order, of at most `MAX_FRAME_BYTES`.
+    """Read the whole array, little-endian, in C order, of at most `MAX_FRAME_BYTES`.
 
-    `dtype` and `shape` are demanded where given, before any value is read. Rows of images come from
-    the top down. `.flo`: float32 [H, W, 2], pixels to the right and down; unknown flow is above
-    1e9, as stored. `.dpt`: float32 [H, W]. PFM: float32 [H, W] or [H, W, 3], as stored: the
-    header's scale is not applied. OpenEXR: float16, float32 or uint32, [H, W] of one channel,
-    [H, W, 3] or [H, W, 4] of R, G, B and A. Of an npz file it is the array `member`, by default its
-    only one.
+    Rows of images are in top-down order. By format:
 
-    Raises `SourceError` for a file that cannot be read, is cut, or holds anything else.
-    `MissingPackageError` names what reads OpenEXR files where it is not installed.
+    - `.flo`: float32 [H, W, 2], pixels to the right and down; unknown flow is above 1e9, as stored.
+    - `.dpt`: float32 [H, W].
+    - PFM: float32 [H, W] or [H, W, 3], without the header's scale.
+    - OpenEXR: float16, float32 or uint32; [H, W] for one channel, [H, W, 3] or [H, W, 4] for R, G,
+      B and A.
+    - npz: the array `member`, by default the only one.
+
+    If given, `dtype` and `shape` are checked before any value is read. Raises `SourceError` for
+    unreadable, truncated or other files, and `MissingPackageError` for OpenEXR files if the library
+    is not installed.
     """
     with opened(path) as stream:
         if path.suffix.lower() == _EXR:
@@ -110,25 +117,25 @@ def read_array(
 
 
 def npz_names(path: Path) -> list[str]:
-    """The names of the arrays in an npz file; raises `SourceError` for one without any."""
+    """Return the names of the arrays in an npz file. Raises `SourceError` if there are none."""
     with opened(path) as stream, _zip(stream) as file:
         return [name.removesuffix(".npy") for name in file.namelist() if name.endswith(".npy")]
 
 
 def decode_array(data: bytes, path: Path) -> npt.NDArray[Any]:
-    """As `read_array`, of a file's bytes that were read from `path`; not OpenEXR."""
+    """Like `read_array`, for bytes read from `path`; not for OpenEXR."""
     with located(SourceError, file=str(path)):
         return _read(io.BytesIO(data), path)
 
 
 class NpyFile:
-    """An npy file of an array [T, …], of which `file[t]` reads item t, as stored.
+    """An npy file with an array [T, …]; `file[t]` reads item t as stored.
 
-    An array in an npz file, its `member`, is read whole.
+    An array of an npz file (`member`) is read whole, as is one in Fortran order, whose items are
+    scattered over the file; both are limited to `MAX_FRAME_BYTES`.
 
-    Nothing is mapped: a mapped file that is cut meanwhile ends the process with SIGBUS, and this
-    one is a `SourceError`. Of an array in Fortran order, whose items are scattered over the file,
-    all is read, so it may have at most `MAX_FRAME_BYTES`.
+    Files are not memory-mapped: truncation of a mapped file kills the process by SIGBUS, while here
+    it raises `SourceError`.
     """
 
     def __init__(self, path: Path, member: str | None = None) -> None:
@@ -168,7 +175,7 @@ class NpyFile:
             raise unreadable(self._path, error) from error
         if values.size != count:
             raise SourceError(
-                "an npy file was cut while it was read",
+                "the npy file was truncated while it was read",
                 file=str(self._path),
                 frame=index,
                 expected=f"{count * self.dtype.itemsize} bytes at {begin}",
@@ -189,16 +196,16 @@ def _read(
     check_array(header.dtype, header.shape, want, shape or header.shape, path)
     if header.nbytes > MAX_FRAME_BYTES:
         raise SourceError(
-            "an array that is too large",
+            "array too large",
             expected=f"at most {MAX_FRAME_BYTES} bytes",
             got=f"{header.nbytes} bytes",
         )
     if size is None:
         stream.seek(header.offset)
     values = read_values(stream, header.dtype, math.prod(header.shape))
-    if values.nbytes != header.nbytes:  # cut since the header was checked
+    if values.nbytes != header.nbytes:  # truncated since the header was checked
         raise SourceError(
-            f"a truncated {_noun(path)}",
+            f"truncated {_noun(path)}",
             expected=f"{header.nbytes} bytes of values",
             got=f"{values.nbytes} bytes",
         )
@@ -208,16 +215,16 @@ def _read(
 
 
 def _header(stream: BinaryIO, path: Path, size: int | None = None) -> ArrayHeader:
-    """The header of a file of `size` bytes, by default of all that is in `stream`."""
+    """Read and check the header of a file of `size` bytes, by default the length of `stream`."""
     parse = _RASTERS.get(path.suffix.lower())
     header = (parse or _npy_header)(stream)
     if parse:
-        _check_size(header.shape, header.dtype.itemsize)
+        check_image_size(header.shape, header.dtype.itemsize)
     declared = header.offset + header.nbytes
     size = stream.seek(0, os.SEEK_END) if size is None else size
     if declared != size or min(header.shape, default=0) < 0:
         raise SourceError(
-            f"an {_noun(path)} whose size is not what its header declares",
+            f"the size of the {_noun(path)} differs from its header",
             expected=f"{declared} bytes for {header.dtype} {list(header.shape)}"[:200],
             got=f"{size} bytes",
         )
@@ -226,42 +233,32 @@ def _header(stream: BinaryIO, path: Path, size: int | None = None) -> ArrayHeade
 
 @contextmanager
 def _zip(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
-    """The ZIP file; its many errors become `SourceError`."""
+    """Open a ZIP file; its various errors become `SourceError`."""
     try:
         with zipfile.ZipFile(stream) as file:
             if not any(name.endswith(".npy") for name in file.namelist()):
-                raise SourceError("an npz file without arrays", got=f"{len(file.namelist())} files")
+                raise SourceError("npz file without arrays", got=f"{len(file.namelist())} files")
             yield file
     except SourceError:
         raise
-    except Exception as error:  # zipfile, zlib and struct raise about any kind
-        raise SourceError("an npz file that cannot be read", got=first_line(error)) from error
+    except Exception as error:  # zipfile, zlib and struct raise many types
+        raise SourceError("cannot read the npz file", got=first_line(error)) from error
 
 
 @contextmanager
 def _opened_member(stream: BinaryIO, member: str | None) -> Iterator[tuple[BinaryIO, int]]:
-    """An array's npy file in an npz file, and its declared size, of which no more is read."""
+    """Open an array's npy file in an npz file, with its declared size, the most that is read."""
     with _zip(stream) as file:
         names = [name for name in file.namelist() if name.endswith(".npy")]
         name = names[0] if member is None and len(names) == 1 else f"{member}.npy"
         if name not in names:
             raise SourceError(
-                "other arrays in an npz file than in the first one",
+                "the npz file has other arrays than the first one",
                 expected=member or "one array",
                 got=", ".join(each.removesuffix(".npy") for each in names)[:200],
             )
         with file.open(name) as array:
             yield cast("BinaryIO", array), file.getinfo(name).file_size
-
-
-def _check_size(shape: tuple[int, ...], itemsize: int) -> None:
-    """Raises `SourceError` for a shape that no image has."""
-    if min(shape) < 1 or itemsize * math.prod(shape) > MAX_FRAME_BYTES:
-        raise SourceError(
-            "an image of an impossible size",
-            expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
-            got=list(shape),
-        )
 
 
 def _noun(path: Path) -> str:
@@ -273,13 +270,13 @@ def _npy_header(stream: BinaryIO) -> ArrayHeader:
         dtype, shape, fortran_order = npy_header(stream)
     except ValueError as error:
         raise SourceError(
-            "not an npy file that can be read",
+            "invalid or unsupported npy file",
             expected="an npy header of version 1.0 or 2.0",
             got=first_line(error),
         ) from error
     if dtype.hasobject:
         raise SourceError(
-            "an npy file of pickled objects, which are never loaded",
+            "npy file of pickled objects, which are never loaded; save it as numbers",
             expected="numbers",
             got=str(dtype)[:200],
         )
@@ -306,34 +303,32 @@ def _pfm_header(stream: BinaryIO) -> ArrayHeader:
 
 
 def _read_exr(path: Path) -> npt.NDArray[Any]:
-    said = "OpenEXR images are read by OpenEXR, the extra `exr`: pip install OpenEXR"
-    exr = import_extra("OpenEXR", said)
+    hint = "OpenEXR images need OpenEXR, the extra `exr`: pip install OpenEXR"
+    exr = import_extra("OpenEXR", hint)
     try:
         with on_disk(path) as file:
             parts = exr.File(str(file), header_only=True).parts
             if len(parts) != 1 or parts[0].type() not in (exr.scanlineimage, exr.tiledimage):
                 raise SourceError(
-                    "not an OpenEXR file of one flat image",
-                    expected="neither deep nor of several parts",
+                    "unsupported OpenEXR file",
+                    expected="one flat image: neither deep nor multi-part",
                 )
             (left, top), (right, bottom) = np.array(parts[0].header["dataWindow"]).tolist()
             size = (bottom - top + 1, right - left + 1)
-            _check_size((*size, len(parts[0].header["channels"])), itemsize=4)
+            check_image_size((*size, len(parts[0].header["channels"])), itemsize=4)
             found = exr.File(str(file), separate_channels=True).channels()
     except (SourceError, StorageError):
         raise
-    except Exception as error:  # the library raises about any kind
-        raise SourceError(
-            "an OpenEXR file that cannot be decoded", got=first_line(error)
-        ) from error
+    except Exception as error:  # the library raises many types
+        raise SourceError("cannot decode the OpenEXR file", got=first_line(error)) from error
     names = next((c for c in _EXR_COLOURS if found.keys() == set(c)), tuple(found))
     planes = [np.asarray(found[name].pixels) for name in names]
     kinds = [f"{name} ({plane.dtype})" for name, plane in zip(names, planes, strict=True)]
     alike = {(plane.dtype.kind in "fu", plane.dtype, plane.shape) for plane in planes}
     if alike != {(True, planes[0].dtype, size)} or (len(names) > 1 and names not in _EXR_COLOURS):
         raise SourceError(
-            "OpenEXR channels that are not one image",
-            expected="one channel, or R, G, B and perhaps A, of one kind and not subsampled",
+            "the OpenEXR channels are not one image",
+            expected="one channel, or R, G, B and optionally A, of one dtype and not subsampled",
             got=", ".join(kinds)[:200],
         )
     return np.stack(planes, axis=-1) if len(planes) > 1 else planes[0]

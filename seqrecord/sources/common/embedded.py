@@ -1,4 +1,4 @@
-"""What lies inside another file: images in bags, tables and records, arrays in HDF5 and Zarr."""
+"""Values inside container files: images in bags, tables and records, rows in HDF5 and Zarr."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from seqrecord.sources.common.images import (
 from seqrecord.sources.common.orientation import Orientation, shape_of
 from seqrecord.sources.common.specs import check_like_first, feature_spec
 
-_BLOCK_BYTES = 8 << 20  # read at once, unless a chunk of the file is larger
-_CHUNK_BYTES = 64 << 20  # a chunk that is larger is read piece by piece
+_BLOCK_BYTES = 8 << 20  # read at once, unless a chunk is larger
+_CHUNK_BYTES = 64 << 20  # larger chunks are read in pieces
 
 
 def embedded_spec(
@@ -35,11 +35,10 @@ def embedded_spec(
     endings: Collection[str] = (),
     exif: str | None = None,
 ) -> FeatureSpec:
-    """The feature of images like this one: its dtype and shape, [H, W] or [H, W, C].
+    """Return the feature spec of images like this one: dtype and [H, W] or [H, W, C].
 
-    With `keep_encoded` RGB images of 8 bits get the codec that keeps them and those of other files
-    with these `endings`. Raises `SourceError` that names `path` for what is neither a PNG nor a
-    JPEG.
+    With `keep_encoded`, 8-bit RGB images get the codec that keeps them, and images of the other
+    `endings`, encoded. Raises `SourceError` with `path` unless `data` is a PNG or JPEG.
     """
     header = encoded_header(data, path)
     codec = passthrough_codec(header, endings, exif=exif) if keep_encoded else ()
@@ -51,15 +50,15 @@ def embedded_spec(
 def embedded_value(
     data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation
 ) -> npt.NDArray[Any] | EncodedImage:
-    """An image as a frame of `spec`, decoded to be checked even where it stays encoded."""
+    """Return an image as a value of `spec`. Images that stay encoded are decoded to check them."""
     array = decode_image(data, path, turn=lambda header: orientation.of(header, spec, path))
-    check_like_first("an image", array.dtype.newbyteorder("<"), array.shape, spec, path)
+    check_like_first("the image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:
         return array
     kept = spec.codec[0]["format"]
     if (found := image_format(data, path)) != kept != "any":
         raise SourceError(
-            "an image of another format than the one kept",
+            "the image format differs from the feature's",
             file=str(path),
             feature=spec.name,
             expected=kept,
@@ -69,15 +68,14 @@ def embedded_value(
 
 
 def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
-    """Rows `start` up to `stop` of an array of h5py or zarr, each chunk decompressed once.
+    """Yield rows `start` to `stop` (exclusive) of an h5py or zarr array, each chunk read once.
 
-    It has `shape`, `dtype`, `name` and `chunks`, which is `None` where its values lie as one run.
-    Raises `SourceError` for what cannot be read or decompressed.
+    `array.chunks` is `None` if the values are contiguous. Raises `SourceError` for unreadable data.
     """
     row_bytes = max(1, array.dtype.itemsize * math.prod(array.shape[1:]))
-    if row_bytes > MAX_FRAME_BYTES:  # whatever a file claims is not allocated
+    if row_bytes > MAX_FRAME_BYTES:  # checked before allocation
         raise SourceError(
-            f"rows of {array.name} that are too large",
+            f"rows of {array.name} are too large",
             file=str(path),
             expected=f"at most {MAX_FRAME_BYTES} bytes",
             got=f"{row_bytes} bytes",
@@ -91,9 +89,9 @@ def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
         last = min(first - first % block + block, stop)
         try:
             rows = array[first:last]
-        except Exception as error:  # the libraries, and each codec, raise about any kind
+        except Exception as error:  # the libraries and their codecs raise many types
             raise SourceError(
-                f"{array.name}[{first}:{last}] cannot be read",
+                f"cannot read {array.name}[{first}:{last}]",
                 file=str(path),
                 got=first_line(error),
             ) from error

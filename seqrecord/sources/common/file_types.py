@@ -1,4 +1,4 @@
-"""Files that no reader takes as they are: their type, from their first bytes, and the remedy."""
+"""Detect files that must be unpacked, downloaded or converted first, by their first bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _HEAD = 512
 _TYPES: tuple[tuple[bytes, str], ...] = (
     (
         b"version https://git-lfs.github.com/spec/",
-        "a Git LFS pointer, not the file itself: run `git lfs pull`",
+        "a Git LFS pointer instead of the data: run `git lfs pull`",
     ),
-    (b"\x1f\x8b", "compressed by gzip: unpack it (`tar -xzf FILE`, or `gunzip FILE`)"),
-    (b"\x28\xb5\x2f\xfd", "compressed by Zstandard: unpack it (`zstd -d FILE`)"),
-    (b"BZh", "compressed by bzip2: unpack it (`bunzip2 FILE`)"),
-    (b"\xfd7zXZ\0", "compressed by xz: unpack it (`xz -d FILE`)"),
-    (b"\x04\x22\x4d\x18", "compressed by LZ4: unpack it (`lz4 -d FILE`)"),
+    (b"\x1f\x8b", "compressed with gzip: unpack it (`tar -xzf FILE`, or `gunzip FILE`)"),
+    (b"\x28\xb5\x2f\xfd", "compressed with Zstandard: unpack it (`zstd -d FILE`)"),
+    (b"BZh", "compressed with bzip2: unpack it (`bunzip2 FILE`)"),
+    (b"\xfd7zXZ\0", "compressed with xz: unpack it (`xz -d FILE`)"),
+    (b"\x04\x22\x4d\x18", "compressed with LZ4: unpack it (`lz4 -d FILE`)"),
     (b"#ROSBAG V", "a ROS 1 bag: convert it to ROS 2 (`rosbags-convert --src FILE --dst FOLDER`)"),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive: unpack it (`7z x FILE`)"),
     (b"Rar!", "a RAR archive: unpack it (`unrar x FILE`)"),
@@ -40,9 +40,9 @@ _NAMES = {
 
 
 def file_type(path: Path) -> str | None:
-    """The type of a file that must be unpacked, fetched or converted first, with the remedy.
+    """Return the type and remedy of a file that must be unpacked, downloaded or converted first.
 
-    `None` for any other file, and for one that cannot be read. Looks at the first bytes.
+    Reads the first bytes. `None` for other and for unreadable files.
     """
     try:
         if not is_file(path):
@@ -62,7 +62,7 @@ def file_type(path: Path) -> str | None:
 
 
 def type_of(head: bytes, name: str) -> str | None:
-    """As `file_type`, by the first bytes alone; `name` is that of the file."""
+    """Like `file_type`, from the first bytes; `name` is the file's name in the remedy."""
     for magic, text in _TYPES:
         if head.startswith(magic):
             return text.replace("FILE", name)
@@ -70,14 +70,14 @@ def type_of(head: bytes, name: str) -> str | None:
 
 
 def known_type(path: Path) -> str | None:
-    """As `file_type`, but nothing for empty files."""
+    """Like `file_type`, but `None` for empty files."""
     kind = file_type(path)
     return None if kind == "empty" else kind
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Adds the file's type to a `SourceError` of the block whose file no reader takes as it is."""
+    """Add the file's type to a `SourceError` of the block, if the file must be unpacked first."""
     try:
         yield
     except SourceError as error:

@@ -1,4 +1,4 @@
-"""What every source asks of files, of a disk or of a URL: what is there, and checked reading."""
+"""File access for all sources, on a disk or a URL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -23,12 +23,14 @@ from seqrecord.storage.open_files import with_descriptor
 from seqrecord.text import repr_of
 
 JUNK = ("__MACOSX",)
-"""Names that file managers leave behind, beside hidden ones."""
+"""Folder names that file managers create; ignored like hidden names."""
 
 
 def find_original(path: str | os.PathLike[str]) -> Path:
-    """`path` made absolute; raises `SourceError` unless a file or folder is there, and
-    `LocationError` for a URL as text: `open_source` takes one.
+    """Return `path` as an absolute path.
+
+    Raises `SourceError` if neither a file nor a folder exists, and `LocationError` for a URL as
+    text; pass URLs to `open_source`.
     """
     if isinstance(path, Path) and remote_files(path) is not None:
         return path
@@ -36,7 +38,7 @@ def find_original(path: str | os.PathLike[str]) -> Path:
     absolute = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
     if not absolute.is_dir() and not absolute.is_file():
         raise SourceError(
-            "no such folder of originals",
+            "no such file or folder",
             file=os.fspath(path),
             expected="a local or mounted folder, or a file",
         )
@@ -44,11 +46,11 @@ def find_original(path: str | os.PathLike[str]) -> Path:
 
 
 def find_root(root: str | os.PathLike[str]) -> Path:
-    """As `find_original`, but it must be a folder."""
+    """Like `find_original`, but `path` must be a folder."""
     path = find_original(root)
     if not is_directory(path):
         raise SourceError(
-            "no such folder of originals",
+            "no such file or folder",
             file=os.fspath(root),
             expected="a local or mounted folder",
         )
@@ -56,15 +58,15 @@ def find_root(root: str | os.PathLike[str]) -> Path:
 
 
 def is_junk(name: str) -> bool:
-    """Whether a file or folder of this name is never looked at."""
+    """Return whether a file or folder name is ignored."""
     return name.startswith(".") or name in JUNK
 
 
 def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Name and whether it is a folder, for all entries but the junk that real copies hold.
+    """Yield name and whether it is a folder, for each entry except hidden ones and `JUNK`.
 
-    Hidden names are junk: `.DS_Store`, and `._000000_left.png`, which lies beside the real file
-    and has its ending but is no image.
+    Hidden entries include `.DS_Store` and `._000000_left.png`, metadata of macOS with an image's
+    ending.
     """
     if (files := remote_files(folder)) is not None:
         found = files.listing(folder).values()
@@ -78,22 +80,22 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
                     yield name, entry.is_dir()
     except OSError as error:
         raise link_loop(folder / name) or SourceError(
-            "a folder that cannot be listed", file=str(folder), got=_reason(error)
+            "cannot list the folder", file=str(folder), got=_reason(error)
         ) from error
 
 
 class LinkLoopError(SourceError):
-    """A link that leads back to where it lies, so that a walk would never end."""
+    """A symbolic link leads to a folder above it or to itself."""
 
 
 def link_loop(path: Path) -> LinkLoopError | None:
-    """The error of the first such link on the way to a path of this machine, if there is one."""
+    """Return the error for the first such link among a local path's parents, if there is one."""
     seen: set[str] = set()
     for each in (*reversed(path.parents), path):
         real = os.path.realpath(each)
         if each.is_symlink() and (real in seen or Path(real).is_symlink()):
             return LinkLoopError(
-                "a link that leads back to a folder above it, or to itself; remove it",
+                "the symbolic link leads to a folder above it or to itself; remove it",
                 file=str(each),
                 got=str(each.readlink()),
             )
@@ -102,12 +104,12 @@ def link_loop(path: Path) -> LinkLoopError | None:
 
 
 def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
-    """The whole file; raises `SourceError` where it cannot be read or exceeds `limit` bytes."""
+    """Read a whole file. Raises `SourceError` if it is unreadable or larger than `limit` bytes."""
     try:
         size = size_of(path)
         if size > limit:
             raise SourceError(
-                "a file that is too large",
+                "file too large",
                 file=str(path),
                 expected=f"at most {limit} bytes",
                 got=f"{size} bytes",
@@ -119,7 +121,7 @@ def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there."""
+    """Return whether a file exists at the path."""
     if (files := remote_files(path)) is None:
         return path.is_file()
     entry = files.entry(path)
@@ -127,7 +129,7 @@ def is_file(path: Path) -> bool:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether a folder is there."""
+    """Return whether a folder exists at the path."""
     if (files := remote_files(path)) is None:
         return path.is_dir()
     entry = files.entry(path)
@@ -135,7 +137,7 @@ def is_directory(path: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """A file's bytes; raises `OSError` where there is none."""
+    """Return a file's size in bytes. Raises `OSError` if it does not exist."""
     if (files := remote_files(path)) is None:
         return path.stat().st_size
     with files.open(path) as file:
@@ -143,10 +145,10 @@ def size_of(path: Path) -> int:
 
 
 def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
-    """The open file, of which a read gives all that was asked for, but at the end.
+    """Open a file for reading. Reads are complete, except at the end of the file.
 
-    Not `buffered`, it is read anew each time: what was cut meanwhile is noticed. Raises `OSError`
-    where there is no file. Of a URL, at most 32 MiB are in memory at a time.
+    With `buffered=False` each read goes to the file, so truncation meanwhile is detected. Raises
+    `OSError` if it does not exist. For URLs at most 32 MiB stay in memory.
     """
     if (files := remote_files(path)) is None:
         local = regular(path)
@@ -156,24 +158,26 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
 
 
 def openable(path: Path) -> Path | BinaryIO:
-    """What a library opens: the path of a disk's file, or the open file of a URL, to be closed.
+    """Return the argument for a library's open function: a local path, or an open file of a URL.
 
-    Raises `OSError` where there is no file.
+    Close an open file after use. Raises `OSError` if it does not exist.
     """
     return regular(path) if remote_files(path) is None else open_file(path)
 
 
 def regular(path: Path) -> Path:
-    """The path of a file on a disk. Raises `OSError` where there is none, and for a pipe or a
-    device, of which opening or reading may never end."""
+    """Return the local path. Raises `OSError` for missing files, pipes and devices.
+
+    Opening or reading a pipe may block forever.
+    """
     if not path.is_file() and not stat.S_ISDIR(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "a pipe or a device")
+        raise OSError(errno.EINVAL, "not a regular file but a pipe or device")
     return path
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The open file; a `SourceError` of the block, or that it cannot be read, names it."""
+    """Open a file; a `SourceError` of the block, or of a failed read, gets the file's name."""
     try:
         with located(SourceError, file=str(path)), open_file(path) as file:
             yield file
@@ -183,9 +187,9 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[Path]:
-    """The file on this machine's disk, for libraries that read no other; of a URL's file a copy.
+    """Provide the file on a local disk, for libraries that read local files only.
 
-    The copy is there until the block ends.
+    A file of a URL is copied; the copy exists until the block ends.
     """
     files = remote_files(path)
     copy = None if files is None else files.local_copy(path)
@@ -193,7 +197,7 @@ def on_disk(path: Path) -> Iterator[Path]:
 
 
 def read_values(file: BinaryIO, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-    """The next values of a file; fewer where it ends before."""
+    """Read the next `count` values, or fewer at the end of the file."""
     values = np.empty(count, dtype)
     view = values.view(np.uint8).data if values.nbytes else memoryview(b"")
     done = 0
@@ -206,34 +210,35 @@ def read_values(file: BinaryIO, dtype: np.dtype[Any], count: int) -> npt.NDArray
 
 
 def unreadable(path: Path, error: OSError) -> SourceError:
-    return SourceError("a file that cannot be read", file=str(path), got=_reason(error))
+    return SourceError("cannot read the file", file=str(path), got=_reason(error))
 
 
 def check_array(
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
     want: npt.DTypeLike,
-    size: tuple[int, ...],
+    size: Sequence[int | None],
     path: Path,
 ) -> None:
-    """Raises `SourceError` unless an array of `dtype` and `shape` is of `want` and `size`."""
+    """Raise `SourceError` unless an array has dtype `want` and shape `size`; `None` is any."""
     if dtype != np.dtype(want):
         raise SourceError(
             "wrong dtype", file=str(path), expected=np.dtype(want).name, got=str(dtype)
         )
-    if shape != size:
-        raise SourceError("wrong shape", file=str(path), expected=list(size), got=list(shape))
+    if len(shape) != len(size) or any(n not in (None, m) for n, m in zip(size, shape, strict=True)):
+        wanted = ["any" if n is None else n for n in size]
+        raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))
 
 
 def json_object(data: bytes, where: str = "", **options: Any) -> dict[str, Any]:
-    """The object in JSON text, which lies in line `where`; `options` are those of `json.loads`.
+    """Parse a JSON object; `options` are passed to `json.loads`.
 
-    Raises `SourceError` for anything else.
+    Raises `SourceError` otherwise; `where` is appended to the message: " in line 3".
     """
     try:
         value = json.loads(data, **options)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"not JSON{where}", got=str(error)[:200]) from error
+        raise SourceError(f"invalid JSON{where}", got=str(error)[:200]) from error
     if not isinstance(value, dict):
         raise SourceError("not a JSON object", got=repr_of(value, 100))
     return value
@@ -244,5 +249,5 @@ def _reason(error: OSError) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return the first line of an error's text, at most 200 characters."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,4 +1,4 @@
-"""Names of frames' files: of which feature and of which frame a file is.
+"""Names of frame files: which feature and frame number a name encodes.
 
 ::
 
@@ -7,9 +7,9 @@
     cam0_0007.png, cam1_0007.png        frame 7 of cam0 and of cam1
     -5.png, frame_-5.png, frame-5.png   frames -5, -5 and 5
 
-A number stands between separators (`_`, `-`, `.`, blanks); in a name without one it is the last
-digits (`frame0007`). A minus is its sign unless letters or digits precede. What is left of a name
-are its words.
+A number stands between separators (`_`, `-`, `.`, blanks); in a name without separators the number
+is the last digits (`frame0007`). A minus sign belongs to the number unless letters or digits
+precede it. The rest of the name is its words.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from seqrecord.sources.common.originals import natural_order
 from seqrecord.sources.common.specs import text_spec
 
 FRAME_NUMBER = "frame_number"
-"""The feature, and its kind, of the numbers in files' names."""
+"""Name and kind of the feature with the numbers in file names."""
 
 FRAME_NAME = "frame_name"
-"""The feature, and its kind, of files' names without ending, where numbers do not tell them."""
+"""Name and kind of the feature with file names without ending, if numbers are not enough."""
 
 _NUMBER = re.compile(r"(?<![^_.\- ])((?:(?<![^_. ])-)?\d+)(?![^_.\- ])", re.ASCII)
 _LAST = re.compile(r"(\d+)(?=\D*$)", re.ASCII)
@@ -44,9 +44,9 @@ _DECIMAL = re.compile(r"(?<![^_\- ])(-?\d+\.\d+)(?![^_\- ])", re.ASCII)
 _WORD = re.compile(r"(?!(?:.*_)?(?:copy|kopie|copie|copia)(?:_|$))[a-z0-9_]*", re.IGNORECASE)
 """Words that may name a feature: neither `(1)` nor `copy`."""
 _FIRST_TIME = 10**9
-"""Numbers from here on are times: seconds since 1970, or parts of these."""
+"""Numbers from here on are times: seconds since 1970, or smaller units."""
 _TIME_GAP = 5
-"""Steps between times that exceed the median so many times are gaps."""
+"""A step between times is a gap if it exceeds the median by this factor."""
 _MOST = (1 << 63) - 1
 
 
@@ -54,10 +54,12 @@ _MOST = (1 << 63) - 1
 class FrameFiles:
     """The files of a feature in the order of their numbers.
 
-    `names` are the files by number; by name without ending where these have no numbers, or several
-    that differ. `pattern` makes of a number the name without ending, by `str.format`; it is `None`
-    where the number is not enough. `twice` are two files of one frame, if there are such, and
-    `unlike` two files of which the names differ by more than numbers.
+    Args:
+        names: file names by number, or by name without ending if there is no unique number.
+        pattern: `str.format` pattern from number to name without ending; `None` if the number is
+            not enough.
+        twice: two files of the same frame, if any.
+        unlike: two files whose names differ by more than numbers, if any.
     """
 
     names: Mapping[int | str, str]
@@ -75,20 +77,20 @@ class FrameFiles:
         return len(self.names)
 
     def check(self, folder: Path, feature: str | None = None) -> None:
-        """Raises `SourceError` for two files of one frame, and for files of two recordings."""
+        """Raise `SourceError` for two files of one frame, and for files of two recordings."""
         if self.twice:
             file, other = self.twice
             raise SourceError(
-                "two files of one frame",
+                "two files have the same frame number",
                 file=str(folder / file),
                 feature=feature,
-                got=f"{other} too",
+                got=f"{file} and {other}",
             )
         if self.unlike:
             file, other = self.unlike
             raise SourceError(
-                "names of files that differ by more than a number: two recordings, or a copy; move "
-                "one of them to a folder of its own",
+                "file names differ by more than a number (two recordings, or a copy); move "
+                "one recording to a folder of its own",
                 file=str(folder / file),
                 feature=feature,
                 expected=f"names like {other}",
@@ -97,7 +99,7 @@ class FrameFiles:
 
 
 class _Name(NamedTuple):
-    """A file's name taken apart, with the texts around its numbers."""
+    """A file name split into numbers and the texts around them."""
 
     stem: str
     file: str
@@ -106,11 +108,11 @@ class _Name(NamedTuple):
 
 
 def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
-    """The files of each feature among those of a folder, by the words of their names.
+    """Group a folder's files into features by the words of their names.
 
-    They are several features where one number is in names of different words: then names without
-    a number are left out. Otherwise they are one, with the words that all names have, or none; and
-    if names differ by more than numbers, two of them are its `unlike`.
+    Files are several features if one number occurs with different words; names without a number are
+    then ignored. Otherwise all files are one feature, named by words that all names share, or "".
+    If names differ by more than numbers, its `unlike` gives two of them.
     """
     by_texts: dict[tuple[str, ...], list[_Name]] = {}
     for name in map(_parsed, files):
@@ -141,17 +143,17 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
 
 
 def frame_files(files: Iterable[str]) -> FrameFiles:
-    """As `files_by_feature` of files that are one feature."""
+    """Like `files_by_feature`, for files of a single feature."""
     return _in_order([*map(_parsed, files)])
 
 
 def escaped(text: str) -> str:
-    """The text as a part of one for `str.format`."""
+    """Escape a text for use in a `str.format` pattern."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def number_of(pattern: str, name: str) -> int:
-    """The number of which a pattern makes this name."""
+    """Return the number from which a pattern makes this name."""
     before, *after = (text for text, *_ in Formatter().parse(pattern))
     return int(name.removeprefix(before).removesuffix("".join(after)))
 
@@ -159,10 +161,10 @@ def number_of(pattern: str, name: str) -> int:
 def check_numbers(
     numbers: Sequence[int | str], folder: Path, *, num_frames: int | None = None
 ) -> None:
-    """Raises `SourceError` for a gap in the numbers of frames, which ascend by one and the same
-    step. Names and times may be at any distance.
+    """Raise `SourceError` for a gap in frame numbers: they must ascend by a constant step.
 
-    Of two frames the step is 1. The numbers may be some of the episode's `num_frames`.
+    Names and times are not checked. For two frames the step is 1. `numbers` may be a part of the
+    episode's `num_frames`.
     """
     steps = [
         later - one
@@ -173,8 +175,8 @@ def check_numbers(
     for one, found in zip(numbers, steps, strict=False):
         if (found != step or found < 1) and isinstance(one, int) and one < _FIRST_TIME:
             raise SourceError(
-                "a gap in the numbers of the frames; with allow_gaps=true (--source-option) frames "
-                "around a gap become neighbours",
+                "gap in the frame numbers; to join the frames around gaps, set allow_gaps=true "
+                "(--source-option)",
                 file=str(folder),
                 expected=f"frame {one + max(step, 1)} after {one}",
                 got=f"frame {one + found}",
@@ -182,7 +184,7 @@ def check_numbers(
 
 
 def time_gaps(frames: Iterable[int | str]) -> str | None:
-    """Gaps between frames whose names are times, in words; `None` if there are none.
+    """Describe gaps between frames whose names are times; `None` without gaps.
 
     A gap is a step of more than five times the median. Times are numbers from 1e9 on.
     """
@@ -200,7 +202,7 @@ def time_gaps(frames: Iterable[int | str]) -> str | None:
 
 
 def _time(frame: int | str) -> float | None:
-    """The time that a frame's name is; integers stay exact."""
+    """Return the time in a frame's name; integers stay exact."""
     if isinstance(frame, str):
         found = _DECIMAL.search(frame)
         time: float = float(found[1]) if found else 0
@@ -210,7 +212,7 @@ def _time(frame: int | str) -> float | None:
 
 
 def name_specs(root: Path, *, are_named: bool) -> list[FeatureSpec]:
-    """The features of files' names; of text only where the frames `are_named`."""
+    """Return the specs of file name features; the text feature only if the frames `are_named`."""
     specs = [FeatureSpec(FRAME_NUMBER, np.dtype("<i8"), (), kind=FRAME_NUMBER)]
     if are_named:
         specs.append(replace(text_spec(FRAME_NAME, root), kind=FRAME_NAME))
@@ -230,7 +232,7 @@ def _words(texts: Iterable[str]) -> str:
 
 
 def _in_order(names: Sequence[_Name]) -> FrameFiles:
-    """By the first number that differs from file to file, where they are alike but for numbers."""
+    """Sort files by the first number that varies, if names are equal except for numbers."""
     if not names:
         return FrameFiles({})
     usual, other = _unlike(names)
@@ -246,9 +248,9 @@ def _in_order(names: Sequence[_Name]) -> FrameFiles:
 
 
 def _unlike(names: Sequence[_Name]) -> tuple[_Name, _Name | None]:
-    """A name of the kind that most have, and one of another kind, if there is one.
+    """Return a name of the most frequent kind, and a name of another kind, if any.
 
-    Names without any number are of one kind.
+    Names without numbers are one kind.
     """
     kinds: dict[tuple[str, ...], list[_Name]] = {}
     for name in names:
@@ -272,7 +274,7 @@ def _once(
 
 
 def _place(frame: int | str) -> Any:
-    """Names in natural order, but times by value: 1305031102.5 is after 1305031102.25."""
+    """Sort key: natural order, but times by value. 1305031102.5 is after 1305031102.25."""
     if isinstance(frame, int):
         return frame
     found = _DECIMAL.search(frame)
@@ -282,13 +284,13 @@ def _place(frame: int | str) -> Any:
 
 
 def _is_time(stem: str) -> bool:
-    """Whether a name has a time with decimals, of which each number alone is not enough."""
+    """Return whether a name contains a time with decimals: its single numbers are not enough."""
     found = _DECIMAL.search(stem)
     return found is not None and Decimal(found[1]) >= _FIRST_TIME
 
 
 def _pattern(name: _Name, place: int) -> str:
-    """The name without ending, for `str.format` of the number at this place."""
+    """Return the `str.format` pattern of the name without ending, for the number at this place."""
     parts = (_NUMBER if _NUMBER.search(name.stem) else _LAST).split(name.stem)
     texts = [escaped(part) for part in parts]
     number = parts[2 * place + 1]

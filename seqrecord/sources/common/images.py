@@ -1,20 +1,18 @@
-"""Images: checked reading of image files, and raw pixels in messages.
+"""Checked reading of image files, and decoding of raw pixels in messages.
 
-Files are read whole, of the right kind, and at their full depth. Pillow decodes them. It would turn
-16-bit colour PNGs and TIFFs into 8 bits and say nothing, so imagecodecs, an optional extra, decodes
-those. Only files with the ending of their format are anything but PNG and JPEG.
-Encodings of uncompressed images have the names of ROS, `sensor_msgs/image_encodings.hpp`, which
-Foxglove's schemas share.
+Pillow decodes files of most formats. It would silently convert 16-bit colour PNGs and TIFFs to 8
+bits, so imagecodecs, an optional extra, decodes these. The first bytes identify PNG and JPEG; other
+formats also need their file name ending. Raw encodings have ROS's names,
+`sensor_msgs/image_encodings.hpp`, which Foxglove's schemas share.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import re
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -37,6 +35,7 @@ from seqrecord.processes.forks import PerProcess
 from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.sources.common.file_types import type_of
 from seqrecord.sources.common.files import first_line, opened
+from seqrecord.sources.common.limits import check_image_size
 from seqrecord.sources.common.netpbm import (
     NETPBM,
     NETPBM_HEADER_BYTES,
@@ -64,7 +63,7 @@ IMAGE_ENDINGS = frozenset((*IMAGE_FORMATS, *DECODED_FORMATS))
 """File name endings of all image files, in lower case."""
 
 SMALL_ARRAY = 4096
-"""Bytes of an array that is referred to, at least: a smaller one is better copied."""
+"""Minimum bytes of a referenced array: smaller ones are copied."""
 
 _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     NETPBM: NETPBM_MAGIC,
@@ -105,7 +104,7 @@ _KINDS = {"U": "u", "S": "i", "F": "f"}
 
 
 def image_header(path: Path) -> ImageHeader:
-    """The header alone: the pixels are neither read nor checked."""
+    """Read an image's header; the pixels are neither read nor checked."""
     with opened(path) as stream:
         return _header(stream, path)[0]
 
@@ -113,11 +112,11 @@ def image_header(path: Path) -> ImageHeader:
 def referable_codec(
     data: bytes, endings: Collection[str], path: Path, exif: str | None
 ) -> tuple[CodecConfig, ...]:
-    """The codec of files that stay where they are: like this one, with these endings; empty where
-    none decodes them, and for arrays so small that they are better copied.
+    """Return the codec for referenced files like `data`, whose names have these endings.
 
-    What each file is, is checked when it is read. Raises `SourceError` for an image that EXIF
-    turns, unless `exif` is `ignore`.
+    Empty if no codec decodes them, and for arrays below `SMALL_ARRAY` bytes. Each file is checked
+    when it is read. Raises `SourceError` for an image with an EXIF orientation unless `exif` is
+    `ignore`.
     """
     try:
         header = probe(data)
@@ -137,7 +136,7 @@ def referable_codec(
 
 
 def kept_config(format_: str, exif: str | None) -> CodecConfig:
-    """The codec of images that stay encoded."""
+    """Return the codec of images that stay encoded."""
     is_image = format_ != "npy" and exif == "ignore"
     return {"id": IMAGE, "format": format_, **({"exif": "ignore"} if is_image else {})}
 
@@ -145,9 +144,9 @@ def kept_config(format_: str, exif: str | None) -> CodecConfig:
 def passthrough_codec(
     header: ImageHeader, endings: Collection[str] = (), *, exif: str | None = None
 ) -> tuple[CodecConfig, ...]:
-    """The codec that keeps images like this one encoded; empty if they cannot be kept.
+    """Return the codec that keeps images like this one encoded; empty if not possible.
 
-    `endings` are those of all files, where they are known: some may be images of the other format.
+    `endings` are the endings of all files, if available: some may be of the other format.
     """
     is_kept = header.format in IMAGE_FORMATS.values() and DECODED_FORMATS.keys().isdisjoint(endings)
     if header.mode != "RGB" or header.dtype != np.uint8 or not is_kept:
@@ -159,7 +158,7 @@ def passthrough_codec(
 def passthrough_of_both(
     one: tuple[CodecConfig, ...], other: tuple[CodecConfig, ...]
 ) -> tuple[CodecConfig, ...]:
-    """The codec of two features that become one: the first's, or that of images of both formats."""
+    """Merge a feature's codecs of two episodes; `any` for both PNG and JPEG images."""
     if one != other and [config["id"] for config in (*one, *other)] == [IMAGE, IMAGE]:
         formats = {config["format"] for config in (*one, *other)}
         return ({**one[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
@@ -167,9 +166,9 @@ def passthrough_of_both(
 
 
 def image_format(data: bytes, path: Path) -> str:
-    """`png`, `jpeg` or the format that the ending names, of an image's first bytes.
+    """Return an image's format from its first bytes: `png`, `jpeg` or that of the file name ending.
 
-    Raises `SourceError` that names `path` for anything else.
+    Raises `SourceError` with `path` otherwise.
     """
     ending = path.suffix.lower()
     named = IMAGE_FORMATS.get(ending) or DECODED_FORMATS.get(ending)
@@ -184,7 +183,7 @@ def image_format(data: bytes, path: Path) -> str:
         raise SourceError(message, file=str(path), got=repr(bytes(data[:8]))) from error
     if named not in (None, found):
         raise SourceError(
-            "an image of another format than its name says",
+            "the image format differs from the file name's ending",
             file=str(path),
             expected=named,
             got=found,
@@ -193,7 +192,7 @@ def image_format(data: bytes, path: Path) -> str:
 
 
 def encoded_header(data: bytes, path: Path) -> ImageHeader:
-    """As `image_header`, of bytes that were read from `path`."""
+    """Like `image_header`, for bytes read from `path`."""
     with located(SourceError, file=str(path)):
         return _header(io.BytesIO(data), path)[0]
 
@@ -206,15 +205,20 @@ def decode_image(
     *,
     turn: Callable[[ImageHeader], int] | None = None,
 ) -> npt.NDArray[Any]:
-    """The pixels of an image that was read from `path`, [H, W] or [H, W, C]: uint8, uint16, of
-    bilevel images bool, and of TIFF also int8, int16, int32, uint32 or float32.
+    """Decode an image read from `path`: [H, W] or [H, W, C].
 
-    A palette image gives its indices. `turn` is the EXIF orientation by which pixels are turned, 1
-    for none; see `Orientation.of`. Without it, an image that EXIF turns is refused.
+    dtype is uint8 or uint16, bool for bilevel images, and for TIFF also int8, int16, int32, uint32
+    or float32. Palette images give their indices.
 
-    `mode` (`L`, `RGB`, `RGBA`, as Pillow names them) and `size`
-    (H, W) are demanded where given. Raises `SourceError` for what is cut or damaged anywhere, or is
-    of another mode or size.
+    Args:
+        data: the whole file.
+        path: named in errors.
+        mode: required mode as Pillow names it: `L`, `RGB`, `RGBA`.
+        size: required (H, W).
+        turn: returns the EXIF orientation to apply, see `Orientation.of`. Without it, an image with
+            an orientation other than 1 raises.
+
+    Raises `SourceError` for truncated or damaged data, and for another mode or size.
     """
     with located(SourceError, file=str(path)):
         header, image = _header(io.BytesIO(data), path)
@@ -222,10 +226,10 @@ def decode_image(
         if turn is not None:
             orientation = turn(header)
         elif header.orientation != 1:
-            raise SourceError("an image that EXIF turns", expected=1, got=header.orientation)
+            raise SourceError("image with an EXIF orientation", expected=1, got=header.orientation)
         shape = turned_shape(header.shape, orientation)
         if mode is not None and header.mode != mode:
-            raise SourceError("an image of the wrong kind", expected=mode, got=header.mode)
+            raise SourceError("wrong image mode", expected=mode, got=header.mode)
         if size is not None and shape[:2] != size:
             raise SourceError("wrong shape", expected=[*size, *shape[2:]], got=list(shape))
         if header.format == "png":
@@ -239,33 +243,35 @@ def decode_image(
                 with _no_truncated_images():
                     image.load()
                 array = np.asarray(image)
-                if header.format == "tiff":  # which Pillow has turned
+                if header.format == "tiff":  # undo Pillow's turn
                     array = turned(array, OPPOSITE.get(header.orientation, header.orientation))
-                if header.dtype == np.bool_:  # of which Pillow's bytes are 0 and 255
+                if header.dtype == np.bool_:  # Pillow's bytes are 0 and 255
                     array = array.view(np.uint8) != 0
         except SourceError:
             raise
-        except Exception as error:  # Pillow and imagecodecs raise about any kind
+        except Exception as error:  # Pillow and imagecodecs raise many types
             raise _undecodable(error) from error
         pixels = array.reshape(header.shape)
         return np.ascontiguousarray(turned(pixels, orientation), header.dtype)
 
 
 def load_imagecodecs(path: Path | None = None) -> Any:
-    """The module imagecodecs; raises `SourceError` that says how to install it."""
+    """Import imagecodecs. Raises `SourceError` with the install command if it is missing."""
     try:
         import imagecodecs
     except ImportError as error:
         raise SourceError(
-            "16-bit colour images (TartanAir V2's flow) need imagecodecs: pip install imagecodecs",
+            "16-bit colour images (TartanAir V2's flow) need imagecodecs; pip install imagecodecs",
             file=None if path is None else str(path),
         ) from error
     return imagecodecs
 
 
 def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | None]:
-    """The checked header, and Pillow's image, whose pixels are still in `stream`; `None` for an
-    image that Pillow does not decode."""
+    """Return the checked header and Pillow's unloaded image, which reads from `stream`.
+
+    The image is `None` for Netpbm, which Pillow does not decode.
+    """
     from PIL import Image  # here, since not all sources have images
 
     head = stream.read(64)
@@ -273,7 +279,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     format_ = image_format(head, path)
     if format_ == NETPBM:
         header = netpbm_header(stream.read(NETPBM_HEADER_BYTES))[0]
-        _check_pixels(header.shape)
+        check_image_size(header.shape[:2], itemsize=8)
         return header, None
     try:
         image = Image.open(stream, formats=(format_.upper(),))
@@ -283,7 +289,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     dtype: np.dtype[Any] = np.dtype(np.uint8)
     if format_ == "png":  # signature, length and name of IHDR, width, height, bit depth, colour
         if len(head) < 26 or head[25] not in _PNG_COLOURS:
-            raise SourceError("a PNG without a header")
+            raise SourceError("PNG without a valid header")
         mode = _PNG_COLOURS[head[25]]
         if head[24] == 16:
             dtype = np.dtype(np.uint16)
@@ -295,7 +301,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
         dtype = np.dtype(np.bool_)
     if mode not in _CHANNELS:
         raise SourceError(
-            "an image of a kind that cannot be stored",
+            "unsupported image mode",
             expected="bilevel, grayscale, palette, RGB or RGBA",
             got=mode,
         )
@@ -303,18 +309,18 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     if format_ == "tiff":  # Pillow gives the size of the turned image
         tags: Any = getattr(image, "tag_v2", {})
         shape = (tags[_TIFF_ROWS], tags[_TIFF_COLUMNS], *_CHANNELS[mode])
-    _check_pixels(shape)
+    check_image_size(shape[:2], itemsize=8)
     try:
         check_single(image)
     except ValueError as error:
         raise SourceError(str(error)) from error
-    except Exception as error:  # of pages that are broken
+    except Exception as error:  # broken pages
         raise _undecodable(error) from error
     return ImageHeader(format_, mode, dtype, shape, orientation_of(image, stream)), image
 
 
 def _tiff_dtype(image: Any) -> np.dtype[Any]:
-    """The dtype of the stored samples: Pillow's modes hide signs and 16-bit colour."""
+    """Return the dtype of the stored samples: Pillow's modes hide signs and 16-bit colour."""
     bits, kinds = ({*image.tag_v2.get(tag, (1,))} for tag in (_TIFF_BITS, _TIFF_SAMPLES))
     if image.mode == "1":
         return np.dtype(np.bool_)
@@ -323,24 +329,15 @@ def _tiff_dtype(image: Any) -> np.dtype[Any]:
     kind, size = _TIFF_KINDS.get(min(kinds)), min(bits)
     if len(bits) > 1 or len(kinds) > 1 or kind is None or size not in (8, 16, 32):
         raise SourceError(
-            "a TIFF of samples that cannot be stored",
-            expected="8, 16 or 32 bits, all alike",
+            "unsupported TIFF samples",
+            expected="8, 16 or 32 bits, equal in all channels",
             got=f"{sorted(bits)} bits",
         )
     return np.dtype(f"{kind}{size // 8}")
 
 
-def _check_pixels(shape: Sequence[int]) -> None:
-    if min(shape) < 1 or math.prod(shape[:2]) * 8 > MAX_FRAME_BYTES:
-        raise SourceError(
-            "an image of an impossible size",
-            expected=f"1 to {MAX_FRAME_BYTES // 8} pixels",
-            got=list(shape),
-        )
-
-
 def _check_png(data: bytes) -> None:
-    """Every chunk is there and matches its CRC-32: Pillow doesn't look at that of the pixels."""
+    """Check that every chunk exists and matches its CRC-32; Pillow skips that of the pixels."""
     position = _PNG_SIGNATURE_BYTES
     view = memoryview(data)
     while True:
@@ -348,13 +345,13 @@ def _check_png(data: bytes) -> None:
         end = position + 12 + length
         if end > len(data):
             raise SourceError(
-                "a truncated PNG",
+                "truncated PNG",
                 offset=position,
                 expected=f"a chunk up to byte {end}",
                 got=f"{len(data)} bytes",
             )
         if zlib.crc32(view[position + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
-            raise SourceError("a damaged PNG: a chunk does not match its checksum", offset=position)
+            raise SourceError("damaged PNG: checksum mismatch of a chunk", offset=position)
         if bytes(view[position + 4 : position + 8]) == b"IEND":
             return
         position = end
@@ -367,10 +364,9 @@ _lifted = False
 
 @contextmanager
 def _no_truncated_images() -> Iterator[None]:
-    """Decode strictly even where a program has told Pillow to let truncated images pass.
+    """Decode strictly, even if the program allows truncated images in Pillow.
 
-    The switch is the whole process's: the first thread that decodes turns it off, and the last
-    one turns it on again.
+    The setting is process-wide: the first decoding thread disables it, the last one restores it.
     """
     from PIL import ImageFile
 
@@ -391,23 +387,23 @@ def _no_truncated_images() -> Iterator[None]:
 
 
 def _undecodable(error: Exception) -> SourceError:
-    return SourceError("an image that cannot be decoded", got=first_line(error))
+    return SourceError("cannot decode the image", got=first_line(error))
 
 
 def pixels(
     data: memoryview, *, height: int, width: int, encoding: str, step: int, big_endian: bool
 ) -> npt.NDArray[Any]:
-    """[H, W] for one channel, else [H, W, C], in the order RGB or RGBA, little-endian.
+    """Decode raw pixels, little-endian: [H, W] for one channel, else [H, W, C], RGB or RGBA.
 
-    Bayer images stay mosaics. `step` is the size of a row in bytes, padding included. Raises
-    `ValueError` for an encoding that is not known, and for sizes that do not fit `data`.
+    Bayer images stay mosaics. `step` is the bytes of a row, padding included. Raises `ValueError`
+    for an unknown encoding and for sizes that do not match `data`.
     """
     dtype, channels = _layout(encoding)
     pixel = dtype.itemsize * channels
     if height < 1 or width < 1 or step < width * pixel or height * step > MAX_FRAME_BYTES:
-        raise ValueError(f"an image of {height} rows of {step} bytes and {width} {encoding} pixels")
+        raise ValueError(f"invalid image size: {width}x{height} {encoding}, {step} bytes per row")
     if len(data) < height * step:
-        raise ValueError(f"an image of {len(data)} bytes, expected {height} rows of {step}")
+        raise ValueError(f"truncated image: {len(data)} bytes, expected {height} rows of {step}")
     rows = np.frombuffer(data, np.uint8, height * step).reshape(height, step)
     values: npt.NDArray[Any] = np.ascontiguousarray(rows[:, : width * pixel]).view(
         dtype.newbyteorder(">" if big_endian else "<")
@@ -425,7 +421,7 @@ def pixels(
 
 
 def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
-    """dtype and number of channels."""
+    """Return dtype and number of channels of a raw encoding."""
     if encoding in _NAMED:
         name, channels = _NAMED[encoding]
         return np.dtype(f"<{name}"), channels
@@ -435,5 +431,5 @@ def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
     plain = f"<{_KINDS[match[2]]}{int(match[1]) // 8}" if match else ""
     if match is None or plain in ("<f1", "<u8", "<i8"):
         known = ", ".join([*_NAMED, "bayer_rggb8, …", "8UC3, 16UC1, 32FC1, …"])
-        raise ValueError(f"an image encoding that is not known: {encoding[:50]!r}; known: {known}")
+        raise ValueError(f"unknown image encoding {encoding[:50]!r}; expected {known}")
     return np.dtype(plain), int(match[3])

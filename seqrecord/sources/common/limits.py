@@ -1,38 +1,52 @@
-"""Limits of all sources, in one place: what few stored bytes may stand for."""
+"""Limits of decoded size that protect against small files that declare huge data."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from seqrecord.errors import SourceError
+from seqrecord.schema import MAX_FRAME_BYTES
 
 MAX_FRAMES = 1 << 28
-"""Of an episode: a month at 100 frames a second."""
+"""Maximum frames of an episode: a month at 100 frames per second."""
 
 MAX_DECODED_RATIO = 10_000
-"""Decoded bytes for a stored one. Codecs reach 1,000 where a feature never changes."""
+"""Maximum decoded bytes per stored byte. Codecs reach 1,000 for constant features."""
 
 MAX_CHUNK_BYTES = 1 << 31
-"""Of a chunk of Zarr, decoded: the limit of its usual compressor."""
+"""Maximum decoded size of a Zarr chunk, the limit of its default compressor."""
 
 MAX_TEXT_CHUNK_BYTES = 256 << 20
-"""Of a chunk of texts, whose decoded size nothing declares."""
+"""Maximum decoded size of a chunk of texts, which declares none itself."""
 
-_FREE_BYTES = 1 << 30  # decoded from any number of stored ones: small data may be all fill values
+_FREE_BYTES = 1 << 30  # always allowed: small data may consist of fill values only
 
 
 def check_frames(count: int) -> None:
-    """Raises `SourceError` for an episode of more frames than `MAX_FRAMES`."""
+    """Raise `SourceError` for an episode of more than `MAX_FRAMES` frames."""
     if count > MAX_FRAMES:
         raise SourceError(
-            "an episode of too many frames", expected=f"at most {MAX_FRAMES}", got=count
+            "too many frames in an episode", expected=f"at most {MAX_FRAMES}", got=count
         )
 
 
 def check_decoded(decoded: int, stored: int) -> None:
-    """Raises `SourceError` where `stored` bytes declare more than they can be meant for."""
+    """Raise `SourceError` if `decoded` bytes exceed the plausible size of `stored` bytes."""
     most = max(_FREE_BYTES, MAX_DECODED_RATIO * stored)
     if decoded > most:
         raise SourceError(
-            "an original that declares far more than it stores",
+            "the data declares far more bytes than it stores",
             expected=f"at most {most} bytes of {stored} stored",
             got=f"{decoded} bytes",
+        )
+
+
+def check_image_size(shape: Sequence[int], itemsize: int) -> None:
+    """Raise `SourceError` for an empty image and for more than `MAX_FRAME_BYTES` bytes."""
+    if min(shape) < 1 or itemsize * math.prod(shape) > MAX_FRAME_BYTES:
+        raise SourceError(
+            "invalid image size",
+            expected=f"1 to {MAX_FRAME_BYTES} bytes of pixels",
+            got=list(shape),
         )

@@ -1,4 +1,4 @@
-"""Datasets below a folder, or around it: a fallback format would take a part of them for itself."""
+"""Detect datasets below or around a folder, before a fallback format reads a part of them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _LEROBOT_INFO = "meta/info.json"
 _MAX_INFO_BYTES = 16 << 20
 _LEROBOT_PARTS = ("data", "images", "meta", "videos")
 _ZARR_ENDS = "meta/episode_ends"
-_MOST_ABOVE = 5  # folders from an image of LeRobot to its dataset
+_MOST_ABOVE = 5  # folder levels from a LeRobot image to its dataset
 _MOST_BELOW, _MOST_FOLDERS, _MOST_OF_FOLDER = 3, 300, 1000
 _SHOWN = 5
 
 
 class NestedError(SourceError):
-    """A folder above datasets, or inside of one."""
+    """The folder contains datasets, or is a part of one."""
 
 
 def check_nested(path: Path, *, only_lerobot: bool) -> None:
-    """Raise `NestedError` for a folder above LeRobot datasets, or a part of one.
+    """Raise `NestedError` for a folder that contains LeRobot datasets, or is a part of one.
 
-    Without `only_lerobot`, other datasets count too.
+    Without `only_lerobot`, other formats count too.
     """
     for above in islice(path.parents, _MOST_ABOVE):
         part = path.relative_to(above).parts[0]
         if part in _LEROBOT_PARTS and _is_lerobot(above):
             raise NestedError(
-                f"a part of a LeRobot dataset: name the dataset, as `seqrecord write --src {above}`"
-                "; --format NAME reads the part alone",
+                f"part of a LeRobot dataset; use the dataset, `seqrecord write --src {above}`"
+                "; --format NAME reads only this part",
                 file=str(path),
                 expected=str(above),
                 got=f"its {part}/",
@@ -47,9 +47,9 @@ def check_nested(path: Path, *, only_lerobot: bool) -> None:
         formats = ", ".join(dict.fromkeys(name for name, _ in found))
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise NestedError(
-            f"a folder above {counted(len(found), 'dataset')} ({formats}): name one, as "
-            f"`seqrecord write --src {found[0][1]}`, and join them by `seqrecord merge`; --format "
-            "NAME reads the files as they are",
+            f"the folder contains {counted(len(found), 'dataset')} ({formats}); choose one, "
+            f"`seqrecord write --src {found[0][1]}`, and join several by `seqrecord merge`; "
+            "--format NAME reads the files as they are",
             file=str(path),
             expected="one dataset",
             got=", ".join(names[:_SHOWN]) + more,
@@ -57,7 +57,7 @@ def check_nested(path: Path, *, only_lerobot: bool) -> None:
 
 
 def _below(root: Path, *, only_lerobot: bool) -> Iterator[tuple[str, Path]]:
-    """Format and folder of the datasets in the first folders below `root`, level by level."""
+    """Yield format and folder of the datasets below `root`, breadth first, up to the limits."""
     waiting = deque([(root, 0)])
     for _ in range(_MOST_FOLDERS):
         if not waiting:

@@ -1,7 +1,7 @@
-"""Netpbm images (`.pbm`, `.pgm`, `.ppm`, `.pnm`): samples as stored, in text or binary.
+"""Netpbm images (`.pbm`, `.pgm`, `.ppm`, `.pnm`), text or binary, samples as stored.
 
-https://netpbm.sourceforge.net/doc/pgm.html. Pillow scales samples to 255 or 65535, and 16-bit
-colour to 8 bits, so it does not read these files.
+https://netpbm.sourceforge.net/doc/pgm.html. Pillow is not used: it scales samples to 255 or 65535,
+and 16-bit colour to 8 bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seqrecord.codecs.images import ImageHeader
 from seqrecord.errors import SourceError
 
 NETPBM = "netpbm"
-"""Name of the format in `ImageHeader.format`."""
+"""Format name in `ImageHeader.format`."""
 
 NETPBM_MAGIC = tuple(f"P{kind}".encode() for kind in range(1, 7))
 
@@ -31,7 +31,7 @@ _COMMENT = re.compile(rb"#[^\n]*")
 
 
 def netpbm_header(data: bytes) -> tuple[ImageHeader, int, int]:
-    """Header, maximum sample value, and offset of the samples, from a file's first bytes."""
+    """Return header, maximum sample value and offset of the samples, from a file's first bytes."""
     kind, size = data[:2], _SIZE.match(data)
     most = None if size is None or kind in (b"P1", b"P4") else _MOST.match(data, size.end())
     found = most or size
@@ -51,7 +51,7 @@ def netpbm_header(data: bytes) -> tuple[ImageHeader, int, int]:
 
 
 def decode_netpbm(data: bytes) -> npt.NDArray[Any]:
-    """Samples [H, W] or [H, W, 3]: uint8, uint16, or bool of bitmaps, where 1 is black."""
+    """Decode to [H, W] or [H, W, 3]: uint8, uint16, or bool for bitmaps, where 1 is black."""
     header, most, offset = netpbm_header(data)
     kind, count = data[:2], math.prod(header.shape)
     if kind in (b"P1", b"P2", b"P3"):
@@ -64,7 +64,7 @@ def decode_netpbm(data: bytes) -> npt.NDArray[Any]:
         samples = _exactly(data, offset, count, header.dtype.newbyteorder(">"))
     if samples.max() > most:
         raise SourceError(
-            "a sample above the maximum value of its image",
+            "a sample exceeds the image's maximum value",
             expected=f"at most {most}",
             got=int(samples.max()),
         )
@@ -75,7 +75,7 @@ def _exactly(data: bytes, offset: int, count: int, dtype: np.dtype[Any]) -> npt.
     wanted = count * dtype.itemsize
     if len(data) - offset != wanted:
         raise SourceError(
-            "an image whose size is not what its header declares",
+            "the image's size differs from its header",
             expected=f"{wanted} bytes of samples",
             got=f"{len(data) - offset} bytes",
         )
@@ -90,7 +90,7 @@ def _samples_of_text(text: bytes, count: int, *, is_bits: bool) -> npt.NDArray[A
         values = np.empty(0, np.int64)
     if len(values) != count or values.min() < 0:
         raise SourceError(
-            "samples of an image that cannot be read",
+            "invalid image samples",
             expected=f"{count} numbers",
             got=f"{len(words)} words",
         )

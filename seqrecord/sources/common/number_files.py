@@ -1,7 +1,7 @@
-"""Text files of numbers: tables with a row a frame, and matrices of one frame.
+"""Text files of numbers: tables with a row per frame, and matrices of one frame.
 
-Separators (comma, semicolon, blanks) are determined per file, and every row has the same number of
-columns. Lines of comments begin with `#`, `%` or `//`; one line of column names may come first.
+The separator (comma, semicolon or blanks) is detected per file, and all rows have the same number
+of columns. Comment lines begin with `#`, `%` or `//`. One line of column names may come first.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ _INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 
 @dataclass(frozen=True)
 class NumberTable:
-    """A file's rows as float64 [T, columns], and the columns' names where it has some.
+    """A file's rows as float64 [T, columns], and column names if the file has them.
 
-    `exact` are the integers of columns that float64 cannot represent, such as times in nanoseconds.
+    `exact` maps columns to int64 [T] for integers that float64 cannot represent, such as times in
+    nanoseconds.
     """
 
     path: Path
@@ -48,10 +49,10 @@ class NumberTable:
     exact: Mapping[int, npt.NDArray[np.int64]]
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Values by the name of a part: float64 [T] or [T, columns], whose part is "".
+        """Return the table's parts by name.
 
-        Exact columns are a part of their own each: int64 [T]. If the file has one column, its part
-        is "".
+        Part "" has all other columns: float64 [T, columns], or [T] if the file has one column. Each
+        exact column is a part of its own, int64 [T]; its name is "" if the file has one column.
         """
         width = self.values.shape[1]
         parts: dict[str, npt.NDArray[Any]] = {}
@@ -64,7 +65,7 @@ class NumberTable:
         return parts
 
     def matrix(self) -> npt.NDArray[np.float64]:
-        """All numbers: float64 [R, C], [C] of one row, and a scalar of one number."""
+        """Return all numbers as float64: [R, C], [C] for one row, a scalar for one number."""
         if self.exact:
             raise SourceError("integers that float64 cannot represent", file=str(self.path))
         values = self.values
@@ -73,12 +74,12 @@ class NumberTable:
 
 
 def read_numbers(path: Path) -> NumberTable:
-    """The file's rows; raises `SourceError` for text that is no table of numbers."""
+    """Read the file's rows. Raises `SourceError` if it is not a table of numbers."""
     try:
         lines = _lines(read_bytes(path, MAX_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise _no_numbers(path, f"byte {error.start} is no UTF-8") from error
-    problems: list[tuple[int, str]] = []  # and how many words are numbers
+        raise _no_numbers(path, f"byte {error.start} is not UTF-8") from error
+    problems: list[tuple[int, str]] = []  # ranked by the count of numeric words
     for separator in _SEPARATORS:
         first = [_split(line, separator) for line in lines[:2]]
         has_names = len(first) > 1 and _are_names(first[0]) and len({*map(len, first)}) == 1
@@ -101,7 +102,7 @@ def read_numbers(path: Path) -> NumberTable:
 def _exact_columns(
     rows: Sequence[str], separator: str | None, values: npt.NDArray[np.float64], path: Path
 ) -> dict[int, npt.NDArray[np.int64]]:
-    """The integers of columns with some that float64 cannot represent."""
+    """Return the integers of columns that float64 cannot represent."""
     exact: dict[int, npt.NDArray[np.int64]] = {}
     for place in np.flatnonzero((np.abs(values) >= _LARGEST).any(axis=0)).tolist():
         words = [_split(line, separator)[place] for line in rows]
@@ -109,20 +110,20 @@ def _exact_columns(
             try:
                 exact[place] = np.array([int(word) for word in words], np.int64)
             except OverflowError as error:
-                raise SourceError("a number that is too large", file=str(path)) from error
+                raise SourceError("number too large for int64", file=str(path)) from error
     return exact
 
 
 def table_lines(path: Path, limit: int = MAX_BYTES) -> list[str]:
-    """Lines of a file of at most `limit` bytes without comments and empty ones.
+    """Return a file's lines without comments and empty lines, column names included.
 
-    A line of column names is among them.
+    The file may have at most `limit` bytes.
     """
     return _lines(read_bytes(path, limit).decode("utf-8-sig", "replace"))
 
 
 def count_rows(path: Path) -> int:
-    """The number of `table_lines`; raises `SourceError` unless the last one has numbers only."""
+    """Return the number of `table_lines`. Raises `SourceError` unless the last one is numeric."""
     lines = table_lines(path)
     if not lines or not any(_are_numbers(_split(lines[-1], each)) for each in _SEPARATORS):
         raise _no_numbers(path, repr(lines[-1][:80]) if lines else "no rows")
@@ -130,11 +131,11 @@ def count_rows(path: Path) -> int:
 
 
 def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
-    """The shape of the numbers in text files of one frame each, from some of them.
+    """Return the shape of text files of one frame each, from a sample of the files.
 
-    [R, C], [C] of one row, or [] of one number; [None, C] if the number of rows varies, which may
-    be 0; but matrices of poses have one shape. Raises `SourceError` for files that are no numbers,
-    or of different numbers of columns.
+    [R, C], [C] for one row, [] for one number, and [None, C] for a varying number of rows,
+    including 0. Pose matrices (3x4, 4x4) have a fixed shape; empty files are frames without a pose.
+    Raises `SourceError` for files that are not numeric or differ in columns.
     """
     found = {files[place]: _frame_shape(files[place]) for place in _sampled(files)}
     shapes = {*found.values()}
@@ -149,7 +150,7 @@ def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
     if odd := [path for path, width in columns.items() if width != most]:
         like = next(path for path, width in columns.items() if width == most)
         raise SourceError(
-            "a file with another number of columns",
+            "number of columns differs between files",
             file=str(odd[0]),
             expected=f"{most} columns, as in {like.name}",
             got=columns[odd[0]],
@@ -158,7 +159,7 @@ def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
 
 
 def is_numeric(files: Sequence[Path]) -> bool:
-    """Whether files of one frame each are numbers, to judge by most of some of them."""
+    """Return whether most of a sample of the files are numeric."""
     found = [_shape_or_none(files[place]) for place in _sampled(files)]
     filled = [shape for shape in found if shape != _BLANK]
     return 2 * sum(shape is not None for shape in filled) > len(filled)
@@ -180,7 +181,7 @@ def _frame_shape(path: Path) -> tuple[int, ...]:
 
 
 def is_blank(path: Path) -> bool:
-    """Whether the file has no characters but blanks; raises `SourceError`."""
+    """Return whether the file contains only blanks. Raises `SourceError` if it is unreadable."""
     return not read_bytes(path, MAX_BYTES).strip()
 
 
@@ -204,7 +205,7 @@ def _are_numbers(words: Sequence[str]) -> bool:
 
 
 def _are_names(words: Sequence[str]) -> bool:
-    """Whether these are names of columns: none is a number, or all but the first are 0, 1, …"""
+    """Return whether these are column names: none is a number, or all but the first are 0, 1, …"""
     numbers = [word for word in words if _are_numbers([word])]
     return not numbers or (
         numbers == [str(n) for n in range(len(words) - 1)] and numbers == list(words[1:])
@@ -215,6 +216,6 @@ def _no_numbers(path: Path, got: str) -> SourceError:
     return SourceError(
         "not a table of numbers",
         file=str(path),
-        expected="rows of numbers, all of one length, separated by comma, semicolon or blanks",
+        expected="rows of equally many numbers, separated by comma, semicolon or blanks",
         got=got,
     )

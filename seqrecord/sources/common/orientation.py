@@ -1,8 +1,8 @@
-"""EXIF orientation: whether the images of an episode are turned as viewers turn them.
+"""EXIF orientation of an episode's images.
 
-Pixels of a lone stream of images may be turned. Depth, masks, flow and cameras belong to the pixels
-as they are stored, so beside these the user decides, by `exif=apply` or `exif=ignore`. Images that
-stay encoded cannot be turned.
+The pixels of a single image stream can be turned. Depth, masks, flow and cameras refer to the
+pixels as stored. If an episode has any of these, the user decides by `exif=apply` or `exif=ignore`.
+Encoded images cannot be turned.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from seqrecord.text import repr_of
 _logger = logging.getLogger("seqrecord")
 
 EXIF = "exif"
-"""The name of the option."""
+"""Name of the option."""
 
 _CHOICES = (None, "apply", "ignore")
-_VECTORS = ("flow", "normals")  # whose numbers would turn too
+_VECTORS = ("flow", "normals")  # their values depend on the orientation
 _IMAGE_KINDS = (None, "image")
 _VECTOR_KINDS = ("action", "state", "timestamp", "reward", "audio", "text")
 # Words in the names of files, topics and features: `depth_left`, `/camera/camera_info`, `K.txt`.
@@ -38,23 +38,23 @@ _CAMERAS = frozenset(
     "pose poses pos quat odometry trajectory groundtruth extrinsic extrinsics intrinsic "  # noqa: SIM905
     "intrinsics k calib calibration camerainfo cameras transforms tf imu".split()
 )
-_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of CameraInfo two
+_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # two words in CameraInfo
 
 
 def check_exif(exif: object) -> None:
-    """Raises `SourceError` for a value that the option does not have."""
+    """Raise `SourceError` for an invalid value of the option."""
     if exif not in _CHOICES:
-        raise SourceError("no such exif", expected="apply or ignore", got=repr_of(exif, 50))
+        raise SourceError("invalid option exif", expected="apply or ignore", got=repr_of(exif, 50))
 
 
 class Orientation:
     """How the images of one episode are turned.
 
     Args:
-        exif: `apply`, `ignore`, or `None`: then only images that are alone are turned, with a
+        exif: `apply`, `ignore` or `None`. With `None`, images are turned only if `is_alone`, with a
             warning.
-        is_alone: whether no file beside them belongs to their pixels; called for the
-            first image that EXIF turns.
+        is_alone: returns whether no other file refers to the images' pixels. Called for the first
+            image with another EXIF orientation than 1.
     """
 
     def __init__(self, exif: str | None, is_alone: Callable[[], bool]) -> None:
@@ -63,9 +63,9 @@ class Orientation:
         self._warned: set[str] = set()
 
     def of(self, header: ImageHeader, spec: FeatureSpec, path: Path) -> int:
-        """The orientation by which an image of the feature is turned; 1 leaves it as it is.
+        """Return the orientation to apply to an image of the feature; 1 leaves it unchanged.
 
-        Raises `SourceError` where the user has to decide.
+        Raises `SourceError` if the user has to choose.
         """
         found = header.orientation
         if found == 1 or self._exif == "ignore":
@@ -77,15 +77,15 @@ class Orientation:
         }
         if spec.codec:
             raise SourceError(
-                "an image that EXIF turns cannot be kept encoded or read in place: convert it "
-                "without --keep-encoded (keep_encoded=False), or choose the stored pixels by "
+                "an image with an EXIF orientation cannot stay encoded or in place; convert "
+                "without --keep-encoded (keep_encoded=False), or use the stored pixels by "
                 "--source-option exif=ignore",
                 expected="EXIF orientation 1",
                 **facts,
             )
         if spec.kind in _VECTORS:
             raise SourceError(
-                "images of vectors cannot be turned: choose exif=ignore", expected="1", **facts
+                "flow and normals cannot be turned by EXIF; set exif=ignore", expected="1", **facts
             )
         if self._exif == "apply":
             return found
@@ -93,8 +93,8 @@ class Orientation:
             self._is_alone = self._ask()
         if not self._is_alone:
             raise SourceError(
-                "an image that EXIF turns, beside features or cameras that belong to its pixels: "
-                "choose --source-option exif=apply (pixels as viewers show them) or exif=ignore "
+                "an image has an EXIF orientation, but other features or cameras refer to it; "
+                "set --source-option exif=apply (pixels as viewers show them) or exif=ignore "
                 "(pixels as stored)",
                 expected="EXIF orientation 1, or exif=",
                 **facts,
@@ -102,7 +102,7 @@ class Orientation:
         if spec.name not in self._warned:
             self._warned.add(spec.name)
             _logger.warning(
-                "%s: feature %s: images are turned by EXIF orientation %d; exif=apply says so, "
+                "%s: feature %s: images are turned by EXIF orientation %d; exif=apply confirms it, "
                 "exif=ignore keeps the stored pixels",
                 *(path, spec.name, found),
             )
@@ -110,18 +110,20 @@ class Orientation:
 
 
 UPRIGHT = Orientation("ignore", lambda: True)
-"""Of originals that have no EXIF."""
+"""For originals without EXIF."""
 
 
 def shape_of(header: ImageHeader, exif: str | None, *, is_kept: bool) -> tuple[int, ...]:
-    """The shape of the frames that images like this one become."""
+    """Return the shape of frames from images like this one."""
     is_turned = exif != "ignore" and not is_kept
     return turned_shape(header.shape, header.orientation) if is_turned else header.shape
 
 
 def is_alone(schema: Schema, beside: Iterable[str] = ()) -> bool:
-    """Whether a schema has one feature of images, and neither it nor another entry `beside` it, by
-    names, has anything that belongs to its pixels."""
+    """Return whether the schema has a single image feature and no data that refers to its pixels.
+
+    `beside` are names of further files or topics.
+    """
     images = [spec for spec in schema.values() if _is_image(spec)]
     others = [spec for spec in schema.values() if not _is_image(spec)]
     return (

@@ -1,4 +1,4 @@
-"""Originals: what sources of folders and files have in common, and finding files in a tree."""
+"""Base classes of sources, and search for files in a folder tree."""
 
 from __future__ import annotations
 
@@ -31,19 +31,23 @@ from seqrecord.sources.common.specs import chosen_schema
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-MAX_DEPTH = 32  # a link that leads back up would never end
+MAX_DEPTH = 32
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
-_MOST_ENTRIES = 10_000  # entries that are looked at to see which format fits
-_MOST_OF_FOLDER = 1000  # of them in one folder
+_MOST_ENTRIES = 10_000  # entries read to detect a format
+_MOST_OF_FOLDER = 1000  # of one folder
 
 
 @dataclass(frozen=True)
 class Originals:
-    """Originals at `root`, a folder or, where `takes_files`, a file.
+    """Base class of sources over a folder, or a file if `takes_files`.
 
-    `features` are the names to read, in that order, by default all. With `keep_encoded` images stay
-    encoded, where the format has any. `exif` (`apply` or `ignore`) is how images are read that EXIF
-    turns, see `Orientation`. Pickles hold nothing of what is named in `unpickled`.
+    Args:
+        root: path of the original.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep images encoded if the format has images.
+        exif: `apply` or `ignore`, see `Orientation`.
+
+    Pickles omit the attributes named in `unpickled`.
     """
 
     root: str | os.PathLike[str]
@@ -63,7 +67,7 @@ class Originals:
 
     @property
     def path(self) -> Path:
-        """`root`, as a path."""
+        """`root` as a `Path`."""
         assert isinstance(self.root, Path)
         return self.root
 
@@ -73,9 +77,9 @@ class Originals:
 
 @dataclass(frozen=True)
 class NumberedFrames(Originals):
-    """Originals of which a frame is files of one number or name, and some of them may be missing.
+    """Base class of sources with numbered or named files per frame; features may lack frames.
 
-    With `in_place` images stay where they are. See `FolderSource`.
+    With `in_place`, images are referenced instead of copied. See `FolderSource`.
     """
 
     sparse: Sequence[str] = ()
@@ -88,12 +92,12 @@ class NumberedFrames(Originals):
         object.__setattr__(self, "sparse", tuple(sparse))
 
     def referring(self) -> Self:
-        """The same source, whose images stay where they are."""
+        """Return a copy of the source that references images instead of copying them."""
         return replace(self, keep_encoded=True, in_place=True)
 
 
 class FirstError:
-    """The first error of several originals, of which the broken ones must not hide the others.
+    """Collect the first error over several originals, so that broken ones do not hide the others.
 
     ::
 
@@ -109,8 +113,7 @@ class FirstError:
 
     @contextmanager
     def skipped(self, then: Callable[[], None] = lambda: None, **facts: Any) -> Iterator[None]:
-        """Ends the block at a `SourceError`, which gets the facts that it does not know yet, and
-        calls `then`."""
+        """Suppress a `SourceError` of the block: add missing facts, record it and call `then`."""
         try:
             with located(SourceError, **facts):
                 yield
@@ -121,10 +124,10 @@ class FirstError:
 
 @dataclass
 class Scan:
-    """What is found in originals: features, the names of all that there are, and episodes.
+    """Result of a scan: feature specs, names of all features, and episodes.
 
-    For the inventory: the number of values by feature, the places of features, numbers of files by
-    pattern that have no reader, notes, and `details` of the source's own.
+    For the inventory: value counts per feature, places of features, counts of unread files by
+    pattern, notes, and format-specific `details`.
     """
 
     specs: list[FeatureSpec] = field(default_factory=list)
@@ -138,20 +141,20 @@ class Scan:
     errors: FirstError = field(default_factory=FirstError)
 
     def unless_broken(self, info: EpisodeInfo) -> AbstractContextManager[None]:
-        """An error of the block makes the episode `info`, whose frames say what is wrong."""
+        """Record an error of the block, and add `info` as an episode whose reading raises again."""
         return self.errors.skipped(lambda: self.episodes.append(info), episode=info.key)
 
 
 @dataclass(frozen=True)
 class ScannedSource(Originals, ABC):
-    """A source that opens each original once to know features and episodes.
+    """Base class of sources that open each original once to determine features and episodes.
 
-    It is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    The source is a snapshot: schema and episodes are determined once. Pickles contain the schema.
     """
 
     @abstractmethod
     def scan(self, found: Scan) -> None:
-        """Fill in what there is. Of the features, only those to read count."""
+        """Fill `found`. Specs of features that are not selected may be omitted."""
 
     def schema(self) -> Schema:
         return self._scanned[0]
@@ -168,7 +171,7 @@ class ScannedSource(Originals, ABC):
 
     @cached_property
     def scan_result(self) -> Scan:
-        """Raises the first error if no original can be read."""
+        """Scan once. Raises the first error if no original is readable."""
         found = Scan()
         self.scan(found)
         if not found.specs and found.errors.first:
@@ -182,10 +185,10 @@ class ScannedSource(Originals, ABC):
 
 
 def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
-    """Whether a file that `fits` is `root`, or is among the first entries of the tree below it.
+    """Return whether `root`, or a file among the first entries of its tree, satisfies `fits`.
 
-    Of a folder the first thousand entries are looked at, and of the tree ten thousand, depth first:
-    whether a format fits must not take a walk over millions of files.
+    Reads at most 1,000 entries per folder and about 10,000 in total, depth first: detection must
+    not walk millions of files.
     """
     if is_file(root):
         return fits(root)
@@ -198,12 +201,12 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
 
 
 def has_folder(root: Path, fits: Callable[[set[str]], bool]) -> bool:
-    """As `has_file`, of a folder whose names of files and folders fit."""
+    """Like `has_file`, for a folder whose entry names satisfy `fits`."""
     return is_directory(root) and any(fits(set(names)) for _, names in _first_entries(root))
 
 
 def first_files(root: Path, most: int) -> list[Path]:
-    """At most so many files among the first entries of the tree below a folder."""
+    """Return at most `most` files among the first entries of a folder tree, sorted."""
     files = (
         folder / name
         for folder, names in _first_entries(root)
@@ -214,16 +217,16 @@ def first_files(root: Path, most: int) -> list[Path]:
 
 
 def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
-    """All folders from `root` down whose names of files and folders fit, in the order of paths.
+    """Return all folders from `root` down whose entry names satisfy `fits`, in path order.
 
-    Nothing is looked for inside of those.
+    Matching folders are not searched further.
     """
     found = walk(root, lambda names: not fits(set(names)))
     return _in_order(folder for folder, names in found if fits(set(names)))
 
 
 def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
-    """All files that fit below `root`, or itself, in the order of their paths and numbers."""
+    """Return `root` or all files below it that satisfy `fits`, in natural path order."""
     if is_file(root):
         return [root] if fits(root) else []
     found = walk(root) if is_directory(root) else ()
@@ -236,30 +239,28 @@ def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
 
 
 def by_key(found: Iterable[tuple[str, Path]]) -> dict[str, Path]:
-    """Places of episodes by key; raises `SourceError` for two of one key."""
+    """Map episode keys to paths. Raises `SourceError` for duplicate keys."""
     places: dict[str, Path] = {}
     for key, path in found:
         if (other := places.setdefault(key, path)) is not path:
-            raise SourceError(
-                "two episodes of one key", file=str(other), episode=key, got=str(path)
-            )
+            raise SourceError("duplicate episode key", file=str(other), episode=key, got=str(path))
     return places
 
 
 def key_of(path: Path, root: Path, *, ending: bool = False) -> str:
-    """An episode's key: its path below `root`, without the file's ending unless it is asked for."""
+    """Return an episode's key: its path below `root`, with the file ending only if `ending`."""
     named = path if ending or not path.suffix else path.with_suffix("")
     return named.relative_to(root if root != path else root.parent).as_posix()
 
 
 def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
-    """Sorts `frame_2` before `frame_10`, and is a total order."""
+    """Sort key with `frame_2` before `frame_10`; a total order."""
     parts = _DIGITS.split(name)
     return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)], name
 
 
 def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
-    """Folders, each with names of what it holds and whether that is a folder, the first of all."""
+    """Yield the first folders of a tree, each with entry names and whether they are folders."""
     looked = 0
     waiting = [(root, 0)]
     while waiting and looked < _MOST_ENTRIES:
@@ -274,9 +275,9 @@ def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
 def walk(
     root: Path, goes_down: Callable[[dict[str, bool]], bool] = lambda _: True
 ) -> Iterator[tuple[Path, dict[str, bool]]]:
-    """All folders from `root` down, each with its entries: name to whether it is a folder.
+    """Yield all folders from `root` down, each with its entries: name to whether it is a folder.
 
-    `goes_down` decides by the entries whether the folders in a folder are visited.
+    `goes_down` gets the entries and decides whether to visit the subfolders.
     """
     waiting = [(root, 0)]
     while waiting:
@@ -293,7 +294,7 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 def check_depth(folder: Path, depth: int) -> None:
-    """Raises `SourceError` for a folder too far below the first one."""
+    """Raise `SourceError` for a folder nested more than `MAX_DEPTH` levels deep."""
     if depth > MAX_DEPTH:
         raise link_loop(folder) or SourceError(
             "folders nested too deeply", file=str(folder), expected=f"at most {MAX_DEPTH} levels"

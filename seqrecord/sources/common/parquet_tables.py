@@ -1,4 +1,4 @@
-"""Parquet files, in batches of rows that are bounded whatever run lengths stand for."""
+"""Parquet files, read in batches of bounded size even if run lengths expand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from seqrecord.errors import SourceError
 from seqrecord.sources.common.files import openable, unreadable
 
 _ROWS_NOT_LISTED = 1 << 20
-_BATCH_BYTES = 256 << 20  # of texts and images that are decoded at a time
+_BATCH_BYTES = 256 << 20  # of texts and images decoded at a time
 
 
 class ParquetTable:
-    """An open parquet file; raises `SourceError` for what is none."""
+    """An open Parquet file. Raises `SourceError` for other files."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq  # here, since it takes longer to import than this package
@@ -25,10 +25,10 @@ class ParquetTable:
         self._path = path
         try:
             self._file = pq.ParquetFile(openable(path))
-        except OSError as error:  # also a footer that is damaged
+        except OSError as error:  # includes a damaged footer
             raise unreadable(path, error) from error
         except (pa.ArrowException, ValueError) as error:
-            raise _parquet_error("not a parquet file", path, error) from error
+            raise _parquet_error("not a Parquet file", path, error) from error
 
     @property
     def names(self) -> list[str]:
@@ -48,23 +48,22 @@ class ParquetTable:
         first: int = 0,
         numbers: Mapping[str, int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows, so many at a time; fewer where a few bytes of texts or images may stand for
-        many.
+        """Yield batches of rows, smaller ones if a few stored bytes may expand to many.
 
         Args:
-            columns: those that are read, by default all.
-            features: the columns of these names are features, and named so in errors.
-            rows: of a batch, at most.
-            first: the number of the first row; row groups before it are not read.
-            numbers: how many numbers a row has at most, by column.
+            columns: columns to read, by default all.
+            features: columns that are features; errors name them so.
+            rows: maximum rows of a batch.
+            first: number of the first row. Row groups before it are not read.
+            numbers: maximum numbers per row, by column.
 
-        Raises `SourceError` for a file that lacks a column or is damaged.
+        Raises `SourceError` for a damaged file or a missing column.
         """
         names = self.names
         for name in columns or ():
             if name not in names:
                 raise SourceError(
-                    "a parquet file that lacks a column",
+                    "the Parquet file lacks a column",
                     file=str(self._path),
                     feature=name if name in features else None,
                     expected=name,
@@ -84,18 +83,18 @@ class ParquetTable:
                     yield batch.slice(skipped)
                 skipped = max(skipped - batch.num_rows, 0)
         except (pa.ArrowException, OSError) as error:
-            raise _parquet_error("a damaged parquet file", self._path, error) from error
+            raise _parquet_error("damaged Parquet file", self._path, error) from error
 
     def check_rows(
         self, listed: int, place: str = "meta/episodes", spare: int = _ROWS_NOT_LISTED
     ) -> None:
-        """Raises `SourceError` for far more rows than `place` lists or declares, unread.
+        """Raise `SourceError` if the file declares far more rows than `place` lists.
 
-        `spare` ones may be those of episodes that are not listed yet.
+        Up to `spare` rows may belong to episodes that are not listed yet.
         """
         if self.num_rows > listed + spare:
             raise SourceError(
-                f"a table of far more rows than {place} lists; correct {place}, or the table",
+                f"the table has far more rows than {place} lists; correct {place} or the table",
                 file=str(self._path),
                 expected=f"{listed} rows",
                 got=self.num_rows,
@@ -104,8 +103,10 @@ class ParquetTable:
     def _fitting(
         self, rows: int, group: Any, columns: Sequence[str] | None, numbers: Mapping[str, int]
     ) -> int:
-        """So many rows, or fewer: of texts and images they take `_BATCH_BYTES` at most, if each is
-        as large as all that its column stores."""
+        """Reduce `rows` so that a batch of texts and images takes at most `_BATCH_BYTES`.
+
+        Assumes that each value is as large as its whole column.
+        """
         for column in map(group.column, range(group.num_columns)):
             name = column.path_in_schema.partition(".")[0]
             if columns is not None and name not in columns:
@@ -114,7 +115,7 @@ class ParquetTable:
                 rows = min(rows, _BATCH_BYTES // max(1, column.total_uncompressed_size))
             elif name in numbers and column.num_values > group.num_rows * max(1, numbers[name]):
                 raise SourceError(
-                    "a column of more numbers than info.json declares",
+                    "the column has more numbers than info.json declares",
                     file=str(self._path),
                     feature=name,
                     expected=f"at most {group.num_rows * max(1, numbers[name])}",
@@ -124,13 +125,12 @@ class ParquetTable:
 
 
 def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:
-    """The values as Python has them; raises `SourceError` for text that is not UTF-8, which pyarrow
-    does not check."""
+    """Convert to Python values. Raises `SourceError` for invalid UTF-8."""
     try:
         found: list[Any] = values.to_pylist()
         return found
     except UnicodeDecodeError as error:
-        raise SourceError("text that is not UTF-8", got=repr(error.object[:80])) from error
+        raise SourceError("text is not UTF-8", got=repr(error.object[:80])) from error
 
 
 def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:

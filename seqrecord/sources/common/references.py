@@ -1,4 +1,4 @@
-"""Files of originals to which pages of a dataset may refer: where they lie, what they are now."""
+"""External files for references: their location, size and identity."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ from seqrecord.storage.base import check_path
 _FRAME_ENDINGS = (".png", ".jpg", ".jpeg", ".npy")
 
 MOST_COPIED = 64 << 10
-"""Bytes of a frame of one feature that an index copies."""
+"""Maximum bytes of a frame's feature that an index copies instead of referencing."""
 
 
 def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]:
-    """What a page needs to refer to these files of an original at `root`, by the text of a path.
+    """Return references' external files of an original at `root`, by path text.
 
-    A link is followed: then the file is one below the folder that it leads to. So are the files of
-    the Hub's local snapshots. Raises `NotFoundError` for a file that is not there.
+    Symbolic links are resolved: the file then belongs to the link target's folder, as in local
+    snapshots of the Hugging Face Hub. Raises `NotFoundError` for missing files.
     """
     wanted = list(dict.fromkeys(paths))
     remote = remote_files(root)
     if remote is not None:
         named = {str(path): remote.name_of(path) for path in wanted}
-        told, url = _told(remote.storage, named.values(), remote), fixed_url_of(remote.storage)
-        return {path: ExternalFile(url, name, *told[name]) for path, name in named.items()}
+        known = _identities(remote.storage, named.values(), remote)
+        url = fixed_url_of(remote.storage)
+        return {path: ExternalFile(url, name, *known[name]) for path, name in named.items()}
     real_root = os.path.realpath(root if root.is_dir() else root.parent)
     root_of = lru_cache(maxsize=None)(partial(_root_of, real_root))
     by_root: dict[str, dict[str, str]] = {}
@@ -61,15 +62,15 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
         by_root.setdefault(folder, {})[str(path)] = above + real.name
     found: dict[str, ExternalFile] = {}
     for folder, names in by_root.items():
-        told = _told(LocalStorage(folder), names.values())
-        found |= {path: ExternalFile(folder, name, *told[name]) for path, name in names.items()}
+        known = _identities(LocalStorage(folder), names.values())
+        found |= {path: ExternalFile(folder, name, *known[name]) for path, name in names.items()}
     return found
 
 
 def copied_files(source: Any) -> dict[str, ExternalFile]:
-    """The files from which an index of a source copies values, as `external_files` gives them.
+    """Return the files from which an index copies values, like `external_files`.
 
-    A source without a method `copied_files` copies from the files that it refers to.
+    Without a method `copied_files`, a source copies from the files that it references.
     """
     copied = getattr(source, "copied_files", None)
     files: dict[str, ExternalFile] = source.external_files() if copied is None else copied()
@@ -77,9 +78,11 @@ def copied_files(source: Any) -> dict[str, ExternalFile]:
 
 
 def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, int, int]]]:
-    """Samples of `SAMPLED_FILES` files of each root, or of all, evenly spaced: the name of a file
-    in a folder, size and CRC32C, by the names that a source has for files and folders. Files of the
-    Hub need none."""
+    """Return samples of files for change detection: name in the folder, size and CRC32C.
+
+    At most `SAMPLED_FILES` files per root, evenly spaced, by the source's names of files and
+    folders. Files of a Hub commit need none.
+    """
     by_root: dict[str, list[str]] = {}
     for name, file in files.items():
         by_root.setdefault(file.root, []).append(name)
@@ -100,7 +103,7 @@ def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, i
 
 
 def _spaced(names: Sequence[str], count: int) -> Sequence[str]:
-    """At most so many names, evenly spaced."""
+    """Return at most `count` names, evenly spaced."""
     count = min(count, len(names))
     return [names[len(names) * i // count] for i in range(count)]
 
@@ -115,10 +118,9 @@ def _sample(path: Path, inside: str) -> tuple[str, int, int]:
 
 
 def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalFile]:
-    """What a page needs to refer to whole files in these folders of an original at `root`, by the
-    names that `place_of` gives folders.
+    """Return references' external folders of an original at `root`, by the names of `place_of`.
 
-    Links among the files are followed: the folders that they lead to are there too.
+    Folders that symbolic links among the files lead to are included.
     """
     remote = remote_files(root)
     if remote is not None:
@@ -143,7 +145,7 @@ def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalF
 
 
 def place_of(file: ReferencedFile) -> tuple[str, str]:
-    """The external file or folder that a frame lies in, and its name in a folder."""
+    """Return the external file or folder of a frame, and the file's name in a folder."""
     if file.stop is not None:
         return file.file, ""
     path = Path(file.file)
@@ -156,26 +158,28 @@ def place_of(file: ReferencedFile) -> tuple[str, str]:
 
 
 def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderFile]]:
-    """The sizes of files in a folder that `place_of` gave, and what pages say of them.
+    """Return sizes of files in a folder from `place_of`, and their entries in pages.
 
-    Raises `NotFoundError` for a file that is not there, and `SourceError` for an empty one.
+    Raises `NotFoundError` for missing files and `SourceError` for empty ones.
     """
     remote = remote_files(Path(folder))
     above = "" if remote is None else f"{remote.name_of(Path(folder))}/".lstrip("/")
     wanted = [above + name for name in names]
     storage = LocalStorage(folder) if remote is None else remote.storage
-    # A folder of a disk is not listed for each chunk of it.
-    told = _looked_at(storage, wanted) if remote is None else _told(storage, wanted, remote)
-    for path, (size, _) in told.items():
+    # Local folders are not listed again for each chunk.
+    known = _stat(storage, wanted) if remote is None else _identities(storage, wanted, remote)
+    for path, (size, _) in known.items():
         if not size:
-            raise SourceError("an empty file", file=f"{storage.url}/{path}")
-    sizes = [told[above + name][0] for name in names]
-    return sizes, [FolderFile(name, told[above + name][1]) for name in names]
+            raise SourceError("empty file", file=f"{storage.url}/{path}")
+    sizes = [known[above + name][0] for name in names]
+    return sizes, [FolderFile(name, known[above + name][1]) for name in names]
 
 
 def referring_schema(schema: Schema) -> Schema:
-    """The schema of a source whose kept images stay where they are: each in a group of its own, so
-    that its chunks can refer to files, and all other features in one."""
+    """Return the schema for referenced images: each in its own group, all other features in one.
+
+    Only chunks of a single feature can refer to files.
+    """
     numbers: dict[str, int] = {}
     for spec in schema.values():
         numbers.setdefault(spec.name if spec.may_be_referred_to else "", len(numbers))
@@ -187,8 +191,10 @@ def referring_schema(schema: Schema) -> Schema:
 
 
 def _root_of(real_root: str, folder: Path) -> tuple[str, str]:
-    """The root of files in a folder, and what is in front of their names: of a folder that is not
-    below `real_root` it is that folder."""
+    """Return the root for files in a folder, and the prefix of their names below it.
+
+    A folder outside of `real_root` is its own root.
+    """
     real = os.path.realpath(folder)
     if not _is_inside(real, real_root):
         return real, ""
@@ -206,8 +212,10 @@ def _is_inside(real: str, root: str) -> bool:
 
 
 def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
-    """Text that changes when one of these files does, or is not among them any more. On the Hub it
-    changes with the commit alone, and nothing is listed."""
+    """Return a hash that changes if a file changes, appears or disappears.
+
+    For the Hub it depends on the commit only; nothing is listed.
+    """
     remote = remote_files(root)
     if remote is not None and reads_commit(remote.storage):
         return hashlib.sha256(fixed_url_of(remote.storage).encode()).hexdigest()
@@ -217,21 +225,21 @@ def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
 
 
 def checksum_of(file: str, start: int, stop: int) -> int:
-    """The CRC32C of the bytes `[start, stop)` of a file; 1 in place of 0, which stands for none.
+    """Return the CRC32C of bytes `[start, stop)` of a file; 1 in place of 0, which means none.
 
-    Raises `SourceError` for a file that is shorter.
+    Raises `SourceError` for shorter files.
     """
     with opened(Path(file)) as stream:
         stream.seek(start)
         data = stream.read(stop - start)
         if len(data) != stop - start:
             expected = f"{stop - start} bytes"
-            raise SourceError("a file that is cut short", offset=start, expected=expected)
+            raise SourceError("truncated file", offset=start, expected=expected)
     return crc32c(data) or 1
 
 
 def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
-    """As `checksum_of`, of frames one behind the other."""
+    """Like `checksum_of`, for concatenated frames."""
     value = 0
     for file in files:
         with opened(Path(file.file)) as stream:
@@ -242,20 +250,20 @@ def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
     return value or 1
 
 
-def _told(
+def _identities(
     storage: Storage, names: Iterable[str], remote: RemoteFiles | None = None
 ) -> dict[str, tuple[int, str | None]]:
-    """Sizes and identities of files, see `identity_of`: by a listing of each folder, those that
-    `remote` has already, and else of each file alone.
+    """Return size and identity of files, see `identity_of`.
 
-    A listing that is older than a file makes readers refuse that file; a later one would not.
+    Uses one listing per folder, cached ones of `remote` first, and one request per file otherwise.
+    A listing older than a file is safe: readers then refuse the file.
     """
     wanted = dict.fromkeys(names)
     with located(LocationError, file=storage.url):
         for name in wanted:
             check_path(name)
-    told: dict[str, tuple[int, str | None]] = {}
-    with suppress(LocationError):  # nothing can be listed
+    known: dict[str, tuple[int, str | None]] = {}
+    with suppress(LocationError):  # listing is not supported
         for folder in dict.fromkeys(name.rpartition("/")[0] for name in wanted):
             above = f"{folder}/" if folder else ""
             if remote is None:
@@ -264,9 +272,9 @@ def _told(
                 found = [*remote.listing(remote.root / folder).values()]
             for entry in found:
                 if entry.identity is not None and (name := above + entry.name) in wanted:
-                    told[name] = entry.size, entry.identity
-    return told | _looked_at(storage, [name for name in wanted if name not in told])
+                    known[name] = entry.size, entry.identity
+    return known | _stat(storage, [name for name in wanted if name not in known])
 
 
-def _looked_at(storage: Storage, names: Iterable[str]) -> dict[str, tuple[int, str | None]]:
+def _stat(storage: Storage, names: Iterable[str]) -> dict[str, tuple[int, str | None]]:
     return map_files(storage, lambda name: identity_of(storage, name), names)

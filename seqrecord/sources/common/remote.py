@@ -1,11 +1,12 @@
-"""Sources of data that lies on a URL: listings, files that are read in blocks, and errors.
+"""Remote originals: listings, block-wise reading of files, and errors.
 
-Nothing is put on a disk, but for what a library reads there alone: see `RemoteFiles.local_copy`.
+Nothing is written to a disk, except for libraries that read local files only: see
+`RemoteFiles.local_copy`.
 
-Sources name originals by paths. That of `az://container/set/…` is `az:HASH/container/set/…`, which
-no disk has, with a hash of account and endpoint. A process knows to whom such a path belongs while
-there is a `RemoteFiles` of it, and `sources.common.files` asks that one. So all sources read URLs
-alike.
+Sources name originals by paths. `az://container/set/…` becomes the path `az:HASH/container/set/…`,
+which exists on no disk, with a hash of account and endpoint. `sources.common.files` passes such
+paths to the `RemoteFiles` object of this process that has the path's root. So all sources read URLs
+like local files.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from seqrecord.storage import ByteRange, Entry, Storage, StorageLike, entries_of
 
 BLOCK_BYTES = 4 << 20
 MAX_BLOCKS = 8
-"""Blocks of a file that are kept while it is open: 32 MiB. As many are of the last files that were
-closed, where files are never replaced."""
+"""Blocks cached per open file: 32 MiB. As many are cached for closed files, if the storage never
+replaces files."""
 
-_READ_AT_ONCE = 4  # blocks, where a file is read front to back
-_MAX_LISTINGS = 64  # folders whose names are kept
+_READ_AT_ONCE = 4  # blocks per request if a file is read sequentially
+_MAX_LISTINGS = 64  # cached folder listings
 
 _known: dict[Path, list[weakref.ref[RemoteFiles]]] = {}
 _lock = PerProcess(threading.Lock)
 
 
 class RemoteFiles:
-    """The files below a URL. Pickles hold the storage, with its credential.
+    """The files below a URL. Pickles contain the storage with its credentials.
 
     `root` is the path by which sources name the URL itself.
     """
@@ -53,7 +54,7 @@ class RemoteFiles:
         scheme, _, rest = storage.url.partition("://")
         place = hashlib.sha256(storage.place.encode()).hexdigest()[:12]
         self.root = Path(f"{scheme}:{place}", rest.strip("/"))
-        self.failure: StorageError | None = None  # of a request: not of what lies there
+        self.failure: StorageError | None = None  # the last failed request
         self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
         self._copy: LocalCopy | None = None
         self._blocks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()  # of closed files
@@ -68,23 +69,23 @@ class RemoteFiles:
         return RemoteFiles, (self.storage,)
 
     def entry(self, path: Path) -> Entry | None:
-        """What lies at a path; `None` if nothing does."""
+        """Return the file or folder at a path, or `None`."""
         name = self.name_of(path)
         if not name:
             return Entry("", is_folder=True) if self.listing(path) else None
         try:
             return self.listing(path.parent).get(path.name)
-        except LocationError:  # nothing can be listed; a file may be there
+        except LocationError:  # listing is not supported; the file may exist
             try:
-                return Entry(path.name, False, self.asked(lambda: self.storage.size(name)))
+                return Entry(path.name, False, self.attempt(lambda: self.storage.size(name)))
             except NotFoundError:
                 return None
 
     def listing(self, folder: Path) -> dict[str, Entry]:
-        """Names in a folder; empty if there is none."""
+        """Return a folder's entries by name; empty if it does not exist."""
         name = self.name_of(folder)
         if name not in self._listings:
-            found = self.asked(lambda: entries_of(self.storage, name))
+            found = self.attempt(lambda: entries_of(self.storage, name))
             self._listings[name] = {entry.name: entry for entry in found}
             if len(self._listings) > _MAX_LISTINGS:
                 self._listings.popitem(last=False)
@@ -92,30 +93,29 @@ class RemoteFiles:
         return self._listings[name]
 
     def open(self, path: Path) -> RemoteFile:
-        """Raises `FileNotFoundError` where no file is."""
+        """Open a file. Raises `FileNotFoundError` if it does not exist."""
         entry = self.entry(path)
         if entry is None or entry.is_folder:
             raise FileNotFoundError(2, "no such file", str(path))
         return RemoteFile(self, self.name_of(path), entry.size)
 
     def local_copy(self, path: Path) -> LocalCopy:
-        """A file as a temporary one on this machine's disk; the last one is kept until another is
-        wanted, so that there is one at a time.
+        """Copy a file to a temporary local file. Only the last copy is kept.
 
-        Raises `FileNotFoundError` where no file is, `StorageError` where the disk has no room.
+        Raises `FileNotFoundError` for a missing file and `StorageError` for a full disk.
         """
         if self._copy is None or self._copy.original != path:
-            self._copy = None  # first, so that its room is free
+            self._copy = None  # frees its disk space first
             with self.open(path) as file:
                 self._copy = LocalCopy(path, file)
         return self._copy
 
     def read(self, name: str, ranges: list[ByteRange], views: list[memoryview]) -> None:
-        """As `Storage.read_ranges`."""
-        self.asked(lambda: self.storage.read_ranges(name, ranges, views))
+        """Read ranges like `Storage.read_ranges`."""
+        self.attempt(lambda: self.storage.read_ranges(name, ranges, views))
 
     def keep(self, name: str, blocks: Mapping[int, memoryview]) -> None:
-        """Blocks of a file that was closed: headers are read again soon."""
+        """Cache blocks of a closed file: headers are often read again."""
         if getattr(self.storage, "fixed_url", None) is not None:
             with _lock.get():
                 self._blocks.update({(name, number): data for number, data in blocks.items()})
@@ -123,13 +123,13 @@ class RemoteFiles:
                     self._blocks.popitem(last=False)
 
     def kept(self, name: str, number: int) -> memoryview | None:
-        """A block of a file that was closed."""
+        """Return a cached block of a closed file."""
         return self._blocks.get((name, number))
 
-    def asked(self, request: Callable[[], Any]) -> Any:
-        """What a request gives. Its failure is kept, for libraries make errors of their own of it.
+    def attempt(self, request: Callable[[], Any]) -> Any:
+        """Run a request and record its failure, since libraries replace errors by their own.
 
-        That a file is not there is no failure.
+        A missing file is no failure.
         """
         try:
             return request()
@@ -140,21 +140,21 @@ class RemoteFiles:
             raise
 
     def name_of(self, path: Path) -> str:
-        """The path below the URL, as `storage` takes it; empty for the URL itself."""
+        """Return the path relative to the URL, as `storage` expects it; "" for the URL itself."""
         name = path.relative_to(self.root).as_posix()
         return "" if name == "." else name
 
 
 class RemoteFile(io.RawIOBase):
-    """A file read by blocks, of which the last ones stay in memory, 32 MiB at most.
+    """A file read in blocks; the last ones stay in memory, 32 MiB at most.
 
-    Where a file is read front to back, four blocks come at once. For one thread at a time.
+    Sequential reading requests four blocks at once. Not thread-safe.
     """
 
     def __init__(self, files: RemoteFiles, name: str, size: int) -> None:
         super().__init__()
         self._files, self._name, self._size = files, name, size
-        self._at, self._next = 0, 0  # where reading is; the block after the last that came
+        self._at, self._next = 0, 0  # position; the block after the last one received
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
 
     def readable(self) -> bool:
@@ -169,7 +169,7 @@ class RemoteFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if start + offset < 0:
-            raise OSError(22, "a place before the file's beginning")
+            raise OSError(22, "negative file position")
         self._at = start + offset
         return self._at
 
@@ -194,8 +194,8 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of it that are in memory."""
+    def cached_bytes(self) -> int:
+        """Bytes of the file in memory."""
         return sum(map(len, self._blocks.values()))
 
     def _block(self, number: int) -> Buffer:
@@ -216,7 +216,7 @@ class RemoteFile(io.RawIOBase):
 
 
 def remote_files(path: Path) -> RemoteFiles | None:
-    """Those to which a path belongs; `None` for a path of this machine."""
+    """Return the `RemoteFiles` of a path, or `None` for local paths."""
     if path.is_absolute() or not _known:
         return None
     with _lock.get():
@@ -229,10 +229,9 @@ def remote_files(path: Path) -> RemoteFiles | None:
 
 
 class LocalCopy:
-    """A temporary file with what `file` holds, removed when nobody holds this object.
+    """A temporary local copy of `file`, removed with this object.
 
-    Raises `StorageError` where the folder for temporary files has no room: that is no matter of
-    the original.
+    Raises `StorageError` if the folder for temporary files is full.
     """
 
     def __init__(self, original: Path, file: io.RawIOBase) -> None:
@@ -248,28 +247,29 @@ class LocalCopy:
             self.path = Path(copy.name)
             weakref.finalize(self, copy.close)
             shutil.copyfileobj(file, copy, BLOCK_BYTES)
-        except SeqRecordError:  # of the original
+        except SeqRecordError:  # failed to read the original
             raise
         except OSError as error:
             raise StorageError(
-                "an original on a URL cannot be copied to the folder for temporary files (TMPDIR)",
+                "cannot copy the remote file to the temporary folder; set TMPDIR to another",
                 file=folder,
-                expected=f"room for {size} bytes",
+                expected=f"{size} bytes free",
                 got=error.strerror or str(error),
             ) from error
 
 
 def is_url(path: StorageLike) -> TypeGuard[str]:
-    """Whether this is the text of a URL that is no local path."""
+    """Return whether `path` is the text of a URL other than `file://`."""
     return isinstance(path, str) and "://" in path and not path.lower().startswith("file://")
 
 
 def open_remote(
     url: str | Storage, storage_options: Mapping[str, Any] | None, find: Callable[[Path], Source]
 ) -> Source:
-    """The source that `find` finds at the path that stands for a URL, or for an open storage.
+    """Open the source that `find` detects below a URL or in an open storage.
 
-    Raises `LocationError` for a URL that is unclear, `SourceError` where nothing lies there.
+    `find` gets the path that stands for the URL. Raises `LocationError` for an unclear URL and
+    `SourceError` if it contains nothing.
     """
     files = RemoteFiles(open_storage(url, storage_options))
     path = files.root
@@ -281,31 +281,31 @@ def open_remote(
         files, path = _beside(url, storage_options)
     with _urls_in_errors(files):
         if files.entry(path) is None:
-            raise SourceError("nothing at this URL", file=str(path), expected="a folder or a file")
+            raise SourceError("nothing at the URL", file=str(path), expected="a folder or a file")
         source = find(path)
     return RemoteSource(files, source)
 
 
 def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, Path]:
-    """The files of the folder in which a URL's file lies, and its path."""
+    """Return the files of a URL's parent folder, and the path of the URL's file."""
     place, mark, query = url.partition("?")
     above, _, name = place.rstrip("/").rpartition("/")
     if not name or above.endswith((":/", ":")):
-        raise SourceError("nothing at this URL", file=place.rpartition("@")[2])
+        raise SourceError("nothing at the URL", file=place.rpartition("@")[2])
     files = RemoteFiles(open_storage(above + mark + query, options))
     return files, files.root / name
 
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """A source that reads `files`, which it keeps known to this process, or to any that gets it.
+    """A source over remote files.
 
-    A request that fails for good ends the conversion: it says nothing of an episode. Errors name
-    files by their URLs, without credentials. Of what not all sources have, it has those of its
-    source that `_PASSED_ON` names.
+    It registers `files` in each process that has the source. A failed request ends the conversion,
+    since it is not an error of the episode. Errors show URLs without credentials. `_PASSED_ON`
+    lists the optional attributes that it takes from `source`.
     """
 
-    files: RemoteFiles  # pickled first: the source's paths mean nothing without it
+    files: RemoteFiles  # pickled first: the source's paths need it
     source: Source
 
     def schema(self) -> Schema:
@@ -352,7 +352,7 @@ _PASSED_ON = (
 
 @contextmanager
 def _urls_in_errors(files: RemoteFiles) -> Iterator[None]:
-    """Errors with URLs in place of paths and types of files, or the failure of a request."""
+    """Replace paths in errors by URLs, add file types, or raise the failed request instead."""
     from seqrecord.sources.common.file_types import explained  # which reads files by this module
 
     try:

@@ -1,4 +1,4 @@
-"""What sources of SLAM sequences share: features as columns of files or values, frame by frame."""
+"""Base class of sources for SLAM sequences: each feature is a column of files or values."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _WITHOUT_PARTNER = re.compile("_(without|before|after)_")
 
 
 class Column(Protocol):
-    """A feature of a sequence, frame by frame."""
+    """A feature of a sequence."""
 
     def spec(self, name: str, *, keep_encoded: bool) -> FeatureSpec:
-        """The feature, from what is read fastest."""
+        """Return the feature's spec, from the cheapest evidence."""
         ...
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage | None:
-        """The value, checked; `None` where the frame has none."""
+        """Read and check a frame's value; `None` if the frame has none."""
         ...
 
 
 @dataclass(frozen=True)
 class Images(Column):
-    """An image file for each frame; `None` where a frame has none."""
+    """One image file per frame; `None` for frames without one."""
 
     paths: Sequence[Path | None]
     kind: str = "image"
@@ -67,23 +67,23 @@ class Images(Column):
         header = image_header(path)
         codec = passthrough_codec(header, exif=self.exif) if keep_encoded else ()
         shape = shape_of(header, self.exif, is_kept=bool(codec))
-        said = {"codec": codec, "kind": self.kind, "unit": self.unit}
-        return feature_spec(name, header.dtype, shape, path, **said)
+        meaning = {"codec": codec, "kind": self.kind, "unit": self.unit}
+        return feature_spec(name, header.dtype, shape, path, **meaning)
 
     def read(self, frame: int, spec: FeatureSpec) -> npt.NDArray[Any] | EncodedImage | None:
         path = self.paths[frame]
         if path is None:
             return None
-        # A sequence is of a camera, whose calibration belongs to the stored pixels.
+        # The camera's calibration refers to the stored pixels.
         orientation = Orientation(self.exif, lambda: False)
         return embedded_value(read_bytes(path), spec, path, orientation)
 
 
 @dataclass(frozen=True)
 class Values(Column):
-    """An array for each frame, [T, …]; frames where it is not `there` have none.
+    """One array per frame, [T, …]. Frames where `there` is false have no value.
 
-    With `bounds` any number of rows for each: those from `bounds[t]` up to `bounds[t + 1]`.
+    With `bounds` [T + 1], frame t has the rows `bounds[t]` to `bounds[t + 1]` (exclusive).
     """
 
     array: npt.NDArray[Any]
@@ -106,15 +106,15 @@ class Values(Column):
 
 @dataclass(frozen=True)
 class SequenceFrames:
-    """A sequence.
+    """A sequence with checked lists.
 
     Args:
         num_frames: number of frames.
-        columns: each selected feature's column.
-        places: the path of each feature, selected or not, below the sequence's folder.
-        files: the files that were read, and the images that lists name.
-        metadata: that of the episode; `X_without_Y`, `X_before_Y` and `X_after_Y` are numbers of
-            rows and images without a partner, which the inventory sums.
+        columns: column of each selected feature.
+        places: path of each feature below the sequence's folder, selected or not.
+        files: files that were read, and images in lists.
+        metadata: the episode's metadata. `X_without_Y`, `X_before_Y` and `X_after_Y` count
+            unmatched rows and images; the inventory sums them.
         notes: assumptions, and lines of the inventory about empty tables.
     """
 
@@ -129,43 +129,44 @@ class SequenceFrames:
 
 @dataclass(frozen=True)
 class SequenceSource(ScannedSource):
-    """A tree of sequences, each a folder, as a source; the formats are derived from it.
+    """Base class of sources for a tree of sequences, one folder each.
 
-    `root` is a folder of sequences at any depth, or one sequence. `features` are the names to read,
-    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG.
+    Args:
+        root: a folder of sequences at any depth, or one sequence.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
     """
 
     expected: ClassVar[str]
-    """What a sequence looks like, in words."""
+    """Description of a sequence's files, for errors."""
 
     @staticmethod
     @abstractmethod
     def is_sequence(names: set[str]) -> bool:
-        """Whether a folder with files and folders of these names is a sequence."""
+        """Return whether a folder with these entry names is a sequence."""
 
     @abstractmethod
     def open(self, folder: Path) -> SequenceFrames:
-        """The sequence, its lists checked, before any image is read."""
+        """Read and check the sequence's lists, before any image."""
 
     def unread_tables(self, folder: Path) -> Mapping[str, Path]:  # noqa: ARG002
-        """Tables of a sequence that have no reader, by the names that the inventory has for
-        them."""
+        """Return tables without a reader, by their names in the inventory."""
         return {}
 
     def is_beside(self, path: Path) -> bool:  # noqa: ARG002
-        """Whether a file outside of all sequences belongs to one of them."""
+        """Return whether a file outside of all sequences belongs to one of them."""
         return False
 
     def wants(self, *names: str) -> bool:
-        """Whether one of these features is selected."""
+        """Return whether any of these features is selected."""
         return self.features is None or not {*self.features}.isdisjoint(names)
 
     def key(self, folder: Path) -> str:
-        """A sequence's key: the path below `root`, or the folder's name if it is `root`."""
+        """Return a sequence's key: its path below `root`, or the name of `root` itself."""
         return key_of(folder, self.path, ending=True)
 
     def exists(self) -> bool:
-        """Whether there is a sequence among the first entries of the tree."""
+        """Return whether the first entries of the tree contain a sequence."""
         return has_folder(self.path, self.is_sequence)
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -180,7 +181,7 @@ class SequenceSource(ScannedSource):
                 if name in sequence.columns
             }
             if not columns or not sequence.num_frames:
-                raise SourceError("a sequence without frames of the features", file=str(folder))
+                raise SourceError("no frames of the selected features", file=str(folder))
             for number in range(sequence.num_frames):
                 frame: dict[str, npt.NDArray[Any] | EncodedImage] = {}
                 for name, (column, spec) in columns.items():
@@ -191,7 +192,7 @@ class SequenceSource(ScannedSource):
                 yield frame
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
-        """Those of the frames, in seconds."""
+        """Return the frames' times in seconds since the first frame, float64 [T]."""
         with located(SourceError, episode=info.key):
             column = self.open(self._folders[info.key]).columns["timestamp"]
             assert isinstance(column, Values)
@@ -199,7 +200,7 @@ class SequenceSource(ScannedSource):
             return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
 
     def _opened(self, folder: Path) -> SequenceFrames:
-        """The sequence, whose images are read by `exif`."""
+        """Open the sequence with the source's `exif` for its images."""
         sequence = self.open(folder)
         columns = {
             name: replace(column, exif=self.exif) if isinstance(column, Images) else column
@@ -228,7 +229,7 @@ class SequenceSource(ScannedSource):
                 found.episodes.append(info)
 
     def account(self) -> Account:
-        """Reads the lists of each sequence again; a broken one is skipped."""
+        """Report all sequences. Reads their lists again; broken sequences are skipped."""
         places: dict[str, str] = {}
         counts, notes, rows, files, unselected = (Counter[str]() for _ in range(5))
         reasons: dict[str, str] = {}
@@ -265,13 +266,13 @@ class SequenceSource(ScannedSource):
             not_selected(f"feature {name}", count, "sequences")
             for name, count in unselected.items()
         ]
-        said = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
-        said += [f"{note} ({count} of {total})" for note, count in notes.items()]
-        return Account(f"{total}: {self.expected}", places, tuple(left_out), tuple(said))
+        lines = [f"{n:,} {name.replace('_', ' ')}" for name, n in counts.items() if n]
+        lines += [f"{note} ({count} of {total})" for note, count in notes.items()]
+        return Account(f"{total}: {self.expected}", places, tuple(left_out), tuple(lines))
 
 
 def _taker(folder: Path, known: Collection[Path], hidden: Sequence[str]) -> Callable[[Path], bool]:
-    """Whether a file below `folder` is known, or belongs to a feature that is not selected."""
+    """Return a filter for files that are read or belong to features not selected."""
 
     def is_taken(path: Path) -> bool:
         return path in known or any(

@@ -1,4 +1,4 @@
-"""Features of sources: their names, what they are, and those of several episodes made one."""
+"""Feature specs: names, kinds and merging across episodes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.feature_kinds import pixel_kind
 from seqrecord.schema import MAX_NAME_LENGTH, FeatureSpec, Schema
+from seqrecord.sources.common.files import check_array
 from seqrecord.sources.common.images import passthrough_of_both
 
 _STATES = frozenset("qpos qvel effort state states agent_pos robot_state".split())  # noqa: SIM905
@@ -20,9 +21,9 @@ _PARTS_OF_STATES = ("robot0_", "robot1_", "joint_", "cartesian_", "gripper_")
 
 
 def feature_name(path: str) -> str:
-    """`/camera/color/image_raw` is `camera.color.image_raw`.
+    """Convert a path to a feature name: `/camera/color/image_raw` to `camera.color.image_raw`.
 
-    What a name cannot have becomes `_`. Two paths may become one name.
+    Invalid characters become `_`. Two paths may give the same name.
     """
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", path.strip("/").replace("/", "."))
     return re.sub(r"^[.-]|[.-]$", "_", name)[:MAX_NAME_LENGTH] or "_"
@@ -31,7 +32,7 @@ def feature_name(path: str) -> str:
 def feature_spec(
     name: str, dtype: np.dtype[Any], shape: Sequence[int | None], path: Path, **more: Any
 ) -> FeatureSpec:
-    """The feature; what cannot be stored is a `SourceError` that names the file."""
+    """Create a feature spec. Raises `SourceError` with the file if its name or dtype is invalid."""
     try:
         return FeatureSpec(name, dtype, tuple(shape), **more)
     except SchemaError as error:
@@ -46,13 +47,15 @@ def feature_spec(
 
 
 def text_spec(name: str, path: Path) -> FeatureSpec:
-    """A feature of texts, of which a frame's value is a `str`."""
+    """Create the spec of a text feature: one `str` per frame."""
     return feature_spec(name, np.dtype("u1"), (None,), path, kind="text", value="text")
 
 
 def kind_of(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:
-    """The kind of a feature by its name, dtype and shape: one of pixels (see `pixel_kind`),
-    `action`, `state`, or unknown."""
+    """Guess a feature's kind from name, dtype and shape.
+
+    Returns a pixel kind (see `pixel_kind`), `action`, `state` or `None`.
+    """
     if (kind := pixel_kind(name, dtype, shape)) is not None:
         return kind
     *above, last = parts = name.lower().split(".")
@@ -63,17 +66,17 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str
 
 
 def frame_rate(value: object) -> float | None:
-    """Frames a second, if the value is a number above 0 and below a million."""
+    """Return the value if it is a frame rate, a number above 0 and below a million, else `None`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 < value < 1e6 else None
 
 
 def widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
-    """`known` with the dimensions in which `other` differs made variable, and with the codec that
-    keeps images of both.
+    """Merge two specs of a feature: dimensions that differ become variable, codecs cover both.
 
-    Another dtype or number of dimensions stays unseen here: that episode's frames say so.
+    If dtype or number of dimensions differ, `known` is returned; reading the other episode then
+    fails.
     """
     if known.dtype != other.dtype or len(known.shape) != len(other.shape):
         return known
@@ -89,15 +92,15 @@ def chosen_schema(
     root: Path,
     offered: Iterable[str] = (),
 ) -> Schema:
-    """The schema of all that episodes have: those asked for in that order, by default all.
+    """Merge specs by name into a schema of the selected `features`, in that order; all by default.
 
-    Raises `SourceError` for none, and for a feature that no episode has; it names those that are
-    found or `offered`.
+    Raises `SourceError` if no feature is left, or if a selected one does not exist. The message
+    lists the names in `found` and `offered`.
     """
     specs: dict[str, FeatureSpec] = {}
     for spec in found:
         specs[spec.name] = widened(specs.get(spec.name, spec), spec)
-    names = chosen_names(specs, features, root, "no such feature here", offered)
+    names = chosen_names(specs, features, root, "no such feature", offered)
     return Schema([specs[name] for name in names])
 
 
@@ -108,11 +111,11 @@ def chosen_names(
     message: str,
     offered: Iterable[str] = (),
 ) -> list[str]:
-    """`features`, by default all that are `known`; raises `SourceError` for none and for others."""
+    """Return `features`, by default all `known` names. Raises `SourceError` for unknown names."""
     every = list(known)
     if not every and features is None:
         raise SourceError(
-            "no feature here that can be packed", file=str(root), expected="1 or more", got="none"
+            "no supported feature found", file=str(root), expected="1 or more", got="none"
         )
     names = every if features is None else list(features)
     unknown = [name for name in names if name not in every]
@@ -120,29 +123,27 @@ def chosen_names(
         raise SourceError(
             message,
             file=str(root),
-            expected=f"some of {', '.join(dict.fromkeys([*every, *offered])) or 'none'}",
+            expected=f"names among {', '.join(dict.fromkeys([*every, *offered])) or 'none'}",
             got=", ".join(unknown) or None,
         )
     return names
 
 
 def check_spec(dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path) -> None:
-    """Raises `SourceError` unless an array of `dtype` and `shape` is one of `spec`."""
-    if dtype.newbyteorder("<") != spec.dtype:
-        raise SourceError("wrong dtype", file=str(path), expected=spec.dtype.name, got=str(dtype))
-    if not spec.accepts(shape):
-        wanted = ["any" if size is None else size for size in spec.shape]
-        raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))
+    """Raise `SourceError` unless an array's dtype and shape match `spec`."""
+    check_array(dtype.newbyteorder("<"), shape, spec.dtype, spec.shape, path)
 
 
 def check_like_first(
-    what: str, dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path
+    noun: str, dtype: np.dtype[Any], shape: tuple[int, ...], spec: FeatureSpec, path: Path
 ) -> None:
-    """Raises `SourceError` unless an array of `dtype` and `shape` is one of `spec`, which is that
-    of the first one. The message says `what` it is: "an image"."""
+    """Raise `SourceError` unless dtype and shape match `spec`, which comes from the first value.
+
+    `noun` names the value in the message: "image".
+    """
     if dtype != spec.dtype or not spec.accepts(shape):
         raise SourceError(
-            f"{what} that differs from the first one",
+            f"{noun} differs from the first one in dtype or shape",
             file=str(path),
             feature=spec.name,
             expected=str(spec),

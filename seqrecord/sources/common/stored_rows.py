@@ -1,5 +1,8 @@
-"""Rows of HDF5 and Zarr arrays that are ranges of files: those of chunks that hold whole rows and
-have no filter. A row of a chunk that is not there is the array's fill value, and lies nowhere."""
+"""Byte ranges of HDF5 and Zarr rows, for references.
+
+Requires unfiltered chunks of whole rows. Rows of missing chunks have the array's fill value and no
+byte range.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ from seqrecord.sources.common.images import SMALL_ARRAY
 from seqrecord.sources.common.originals import find_files
 from seqrecord.sources.common.references import MOST_COPIED, external_files, external_folders
 
-_FILTERED = "its chunks are compressed, or went through another filter"
-_PARTS = "its chunks do not hold whole frames"
-_OTHERWISE = "its numbers are stored in another way than they are read, or behind a user block"
+_FILTERED = "its chunks are compressed or filtered"
+_PARTS = "its chunks contain only parts of frames"
+_OTHERWISE = "its storage layout or number format is not supported"
 _SHARD_INDEX = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-_NOT_THERE = 2**64 - 1  # in the index of a shard
+_NOT_THERE = 2**64 - 1  # missing chunk in a shard's index
 
 _Rows = Iterator[ReferencedFile | npt.NDArray[Any]]
 
 
 def hdf5_spec(spec: FeatureSpec, dataset: Any, path: Path) -> FeatureSpec:
-    """The feature, with the codec of rows that stay where they are; small ones are copied.
+    """Return the spec with the codec for referenced rows; small arrays are copied.
 
-    Raises `SourceError` for a large array whose rows are no ranges of the file.
+    Raises `SourceError` for a large array whose rows are not byte ranges of the file.
     """
     from h5py import h5d, h5t
 
@@ -46,7 +49,7 @@ def hdf5_spec(spec: FeatureSpec, dataset: Any, path: Path) -> FeatureSpec:
         why = _PARTS
     elif (
         plan.get_layout() not in (h5d.CONTIGUOUS, h5d.CHUNKED)
-        or dataset.file.userblock_size  # from which not all versions count places
+        or dataset.file.userblock_size  # library versions disagree on offsets
         or not dataset.id.get_type().equal(h5t.py_create(dataset.dtype, logical=True))
     ):
         why = _OTHERWISE
@@ -54,10 +57,10 @@ def hdf5_spec(spec: FeatureSpec, dataset: Any, path: Path) -> FeatureSpec:
 
 
 def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
-    """Where the rows lie; the values of those that were never written.
+    """Yield the byte range of each row, or the values of rows never written.
 
-    In a file with a damaged tree of chunks, HDF5 lists chunks that it does not find when it reads:
-    these are where they were. Raises `SourceError` for a row behind the end of the file, and for a
+    If the file's chunk tree is damaged, HDF5 still lists chunks that reading does not find; their
+    listed ranges are used. Raises `SourceError` for a row beyond the end of the file and for a
     chunk of another size.
     """
     nbytes, size = _row_bytes(dataset), size_of(path)
@@ -73,7 +76,7 @@ def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
         for chunk in found:
             if chunk.size != length * nbytes or any(chunk.chunk_offset[1:]):
                 raise SourceError(
-                    "a chunk of another size or place than others",
+                    "a chunk has another size or position than the others",
                     file=str(path),
                     offset=chunk.byte_offset,
                     expected=f"{length * nbytes} bytes at its rows",
@@ -90,11 +93,11 @@ def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
 
 
 def zarr_spec(spec: FeatureSpec, array: Any, path: Path) -> FeatureSpec:
-    """As `hdf5_spec`, of an array of the group at `path`."""
+    """Like `hdf5_spec`, for an array of the group at `path`."""
     is_big, why = array.dtype.byteorder == ">", ""
     metadata, files = array.metadata, (array.shards or array.chunks)
     if is_file(path):
-        why = "it lies in a ZIP file"
+        why = "it is inside a ZIP file"
     elif (array.chunks[1:], files[1:]) != (array.shape[1:], array.shape[1:]):
         why = _PARTS
     elif metadata.zarr_format == 2:
@@ -116,10 +119,9 @@ def zarr_spec(spec: FeatureSpec, array: Any, path: Path) -> FeatureSpec:
 
 
 def zarr_rows(array: Any, folder: Path, wanted: range, spec: FeatureSpec) -> _Rows:
-    """Where these rows lie of an array in `folder`; the values of those of chunks that are not
-    there.
+    """Yield the byte range of each `wanted` row of an array in `folder`, or values of missing rows.
 
-    Raises `SourceError` for a chunk, or the index of a shard, that is not as declared.
+    Raises `SourceError` for a chunk or shard index that differs from its declaration.
     """
     nbytes, length, are_files = _row_bytes(array), array.chunks[0], _are_whole_files(array)
     for number, rows in groupby(wanted, lambda row: row // _rows_of_file(array)):
@@ -137,18 +139,18 @@ def zarr_rows(array: Any, folder: Path, wanted: range, spec: FeatureSpec) -> _Ro
 
 
 def zarr_files(root: Path, array: Any, folder: Path) -> dict[str, ExternalFile]:
-    """The files in which rows of an array lie, or their folder, see `external_files`."""
+    """Return the files with an array's rows, or their folder; see `external_files`."""
     if _are_whole_files(array):
         return external_folders(root, filter(is_directory, [folder]))
     return external_files(root, find_files(folder, lambda _: True))
 
 
 def check_stored_alike(found: FeatureSpec, spec: FeatureSpec) -> None:
-    """Raises `SourceError` for an array of whose rows the first one's codec does not tell."""
+    """Raise `SourceError` if an array's codec differs from the first array's."""
     if spec.codec != found.codec:
         raise SourceError(
-            "an array that is stored in another way than the first one, so that it cannot be read "
-            "in place; make a dataset of it with `seqrecord write --src`",
+            "the array is stored differently from the first one, so it cannot be read "
+            "in place; pack it with `seqrecord write --src`",
             expected=spec.codec[0]["format"],
             got=found.codec[0]["format"] if found.codec else "chunks of another kind",
         )
@@ -159,8 +161,8 @@ def _with_codec(spec: FeatureSpec, is_big: bool, why: str, path: Path) -> Featur
         return spec
     if why:
         raise SourceError(
-            f"an array that cannot be read in place, for {why}; make a dataset of it with "
-            "`seqrecord write --src`, or choose other features (--features)",
+            f"cannot read the array in place: {why}; pack it with "
+            "`seqrecord write --src`, or exclude the feature (--features)",
             file=str(path),
             feature=spec.name,
         )
@@ -175,7 +177,7 @@ def _row_bytes(array: Any) -> int:
 def _row(path: Path, start: int, nbytes: int, size: int) -> ReferencedFile:
     if not 0 <= start <= size - nbytes:
         raise SourceError(
-            "a chunk behind the end of its file",
+            "a chunk is beyond the end of its file",
             file=str(path),
             offset=start,
             expected=f"at most {size}",
@@ -190,13 +192,13 @@ def _rows_of_file(array: Any) -> int:
 
 
 def _are_whole_files(array: Any) -> bool:
-    """Whether each row is a file, all in one folder."""
+    """Return whether each row is a file, all in one folder."""
     is_plain = array.shards is None and _rows_of_file(array) == 1
     return is_plain and "/" not in array.metadata.encode_chunk_key((0,) * array.ndim)
 
 
 def _begins(array: Any, path: Path) -> tuple[list[int | None], int]:
-    """Where in a file its chunks begin, `None` for one that is not there; and the file's size."""
+    """Return the offset of each chunk in a file, `None` for missing ones, and the file's size."""
     chunk = array.dtype.itemsize * math.prod(array.chunks)
     count = _rows_of_file(array) // array.chunks[0]
     try:
@@ -214,14 +216,14 @@ def _begins(array: Any, path: Path) -> tuple[list[int | None], int]:
             index = stream.read(16 * count + 4)
         stored = int.from_bytes(index[-4:], "little")
         if len(index) != 16 * count + 4 or crc32c(index[:-4]) != stored:
-            raise SourceError("a shard whose index is cut or damaged", file=str(path))
+            raise SourceError("truncated or damaged shard index", file=str(path))
         found = np.frombuffer(index[:-4], "<u8").reshape(-1, 2).tolist()
     begins: list[int | None] = []
     for begin, nbytes in found:
         is_there = (begin, nbytes) != (_NOT_THERE, _NOT_THERE)
         if is_there and nbytes != chunk:
             raise SourceError(
-                "a chunk of another size than its array declares",
+                "a chunk's size differs from the array's declaration",
                 file=str(path),
                 expected=f"{chunk} bytes",
                 got=f"{nbytes} bytes",

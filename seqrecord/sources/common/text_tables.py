@@ -1,4 +1,4 @@
-"""Lists of numbers and names as text, a row a line."""
+"""Text lists of numbers and file names, one row per line."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ MAX_TABLE_BYTES = 1 << 30
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
 
 _Rows: TypeAlias = Sequence[tuple[int, Sequence[str]]]
-"""Lines' numbers and words."""
+"""Line numbers, and the words of each line."""
 
 
 def rows_of(path: Path) -> list[tuple[int, list[str]]]:
-    """The words of each line, with the line's number from 1; comments and empty lines are left out.
+    """Return line number (from 1) and words of each line, without comments and empty lines.
 
-    A file with semicolons is separated by these, any other by commas, tabs and blanks. A comment
-    begins with `#`. Raises `SourceError` for numbers with decimal commas.
+    Words are separated by semicolons if the file has any, else by commas, tabs and blanks. Comments
+    begin with `#`. Raises `SourceError` for numbers with decimal commas.
     """
     try:
         text = read_bytes(path, MAX_TABLE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SourceError(
-            "a list that is not text; convert it, as `iconv -f UTF-16 -t UTF-8 FILE` does",
+            "the list is not UTF-8 text; convert it, e.g. `iconv -f UTF-16 -t UTF-8 FILE`",
             file=str(path),
             offset=error.start,
             expected="UTF-8",
@@ -50,14 +50,14 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
         for word in map(str.strip, words) if "," in line else ():
             if _DECIMAL_COMMA.fullmatch(word):
                 raise SourceError(
-                    f"a number with a decimal comma in line {number}; write decimal points, as "
-                    "`sed -i 's/,/./g' FILE` does",
+                    f"decimal comma in line {number}; replace commas by points, e.g. "
+                    "`sed -i 's/,/./g' FILE`",
                     file=str(path),
                     expected="numbers such as 0.25",
                     got=word[:120],
                 )
         if not has_semicolons and "," in line:
-            # Each cell of a row of a CSV file is one word, also an empty cell.
+            # Each CSV cell is at least one word, even if it is empty.
             words = [
                 word for cell in line.strip(" ,\t").split(",") for word in cell.split() or [""]
             ]
@@ -68,7 +68,7 @@ def rows_of(path: Path) -> list[tuple[int, list[str]]]:
 def table(
     path: Path, rows: _Rows, columns: int, parse: Callable[[str], Any] = float
 ) -> npt.NDArray[Any]:
-    """Rows of exactly `columns` finite numbers each: [T, columns].
+    """Parse rows of exactly `columns` finite numbers each: [T, columns].
 
     Raises `SourceError` for other rows.
     """
@@ -80,7 +80,7 @@ def table(
             row = []
         if len(row) != columns or not all(map(math.isfinite, row)):
             raise SourceError(
-                f"a bad row in line {number}",
+                f"invalid row in line {number}",
                 file=str(path),
                 expected=counted(columns, "finite number"),
                 got=f"{len(words)} columns: {' '.join(words)!r:.120}",
@@ -90,22 +90,22 @@ def table(
     try:
         return np.array(values, dtype).reshape(len(values), columns)
     except OverflowError as error:
-        raise SourceError("a number that is too large", file=str(path)) from error
+        raise SourceError("number too large for int64", file=str(path)) from error
 
 
 def timed_values(
     path: Path, columns: Collection[int], parse: Callable[[str], Any] = float
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-    """Rows of a time and numbers: times [T], which rise, and numbers [T, N], N one of `columns`.
+    """Read rows of a time and numbers: ascending times [T] and numbers [T, N], N in `columns`.
 
-    All rows have as many columns as the first one. `parse` makes a time: `int` makes int64, since
-    float64 is too coarse for nanoseconds.
+    All rows have as many columns as the first one. `parse` converts a time: `int` gives int64,
+    since float64 is too coarse for nanoseconds.
     """
     rows = rows_of(path)
     width = len(rows[0][1]) - 1 if rows else min(columns)
     if width not in columns:
         raise SourceError(
-            f"a bad row in line {rows[0][0]}",
+            f"invalid row in line {rows[0][0]}",
             file=str(path),
             expected=f"a timestamp and {' or '.join(map(str, columns))} numbers",
             got=f"{width + 1} columns: {' '.join(rows[0][1])!r:.120}",
@@ -117,22 +117,22 @@ def timed_values(
 def timed_files(
     path: Path, folder: Path, parse: Callable[[str], Any] = float
 ) -> tuple[npt.NDArray[Any], list[Path]]:
-    """Rows of a time and the path of a file below `folder`: times [T], which rise, and the files.
+    """Read rows of a time and a file path: ascending times [T] and the files below `folder`.
 
-    Raises `SourceError` for an empty list, and for a path that leads elsewhere.
+    Raises `SourceError` for an empty list, and for a path that leads outside of `folder`.
     """
     rows = rows_of(path)
     if not rows:
         raise SourceError(
-            "an empty list of images", file=str(path), expected="1 row or more", got="0 rows"
+            "empty list of images", file=str(path), expected="1 row or more", got="0 rows"
         )
     for number, words in rows:
         place = Path(words[1]) if len(words) == 2 else Path("..")
         if place.is_absolute() or ".." in place.parts:
             raise SourceError(
-                f"a bad row in line {number}",
+                f"invalid row in line {number}",
                 file=str(path),
-                expected="a timestamp and the path of a file in the sequence's folder",
+                expected="a timestamp and a file path inside the sequence's folder",
                 got=f"{len(words)} columns: {' '.join(words)!r:.120}",
             )
     return _times(path, rows, parse), [folder / words[1] for _, words in rows]
@@ -147,25 +147,25 @@ def check_matches(
     unit: str,
     feature: str,
 ) -> None:
-    """Raise `SourceError` for a table of which no row matches a frame, with both time ranges."""
+    """Raise `SourceError` for a table without a row that matches a frame, with both time ranges."""
     if matched:
         return
     raise SourceError(
-        f"no row matches a frame; correct the timestamps, or leave {feature} out (--features)",
+        f"no row matches a frame; correct the timestamps, or exclude {feature} (--features)",
         file=str(path),
-        expected=f"rows {within} of a frame; frames are from {frames[0]} to {frames[-1]} {unit}",
+        expected=f"rows {within} of a frame; frames from {frames[0]} to {frames[-1]} {unit}",
         got=f"{len(times)} rows from {times[0]} to {times[-1]} {unit}",
     )
 
 
 def _times(path: Path, rows: _Rows, parse: Callable[[str], Any]) -> npt.NDArray[Any]:
-    """The first column; raises `SourceError` where a time is before the one above it."""
+    """Return the first column. Raises `SourceError` if a time is before the previous one."""
     times = table(path, [(number, words[:1]) for number, words in rows], 1, parse)[:, 0]
     back = np.flatnonzero(np.diff(times) < 0)
     if back.size:
         row = int(back[0])
         raise SourceError(
-            "timestamps that go back",
+            "timestamps are not ascending",
             file=str(path),
             frame=row + 1,
             expected=f"{times[row]} or later",

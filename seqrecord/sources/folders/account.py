@@ -1,4 +1,4 @@
-"""The inventory of a tree of episode folders: places of features, and files that are none."""
+"""Inventory of a tree of episode folders."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from seqrecord.sources.folders.tree import (
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.text import counted
 
-_SHOWN = 5  # episodes with gaps
+_SHOWN = 5  # episodes with gaps in the notes
 _DIGITS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
-class LookedAt:
-    """An episode, its row files, and reasons against its camera files."""
+class EpisodeFiles:
+    """An episode, its row files, and reasons for unused camera files."""
 
     episode: EpisodeFolder
     rows: RowFiles
@@ -42,13 +42,13 @@ class LookedAt:
 
 def account_of(
     root: Path,
-    found: Sequence[LookedAt],
+    found: Sequence[EpisodeFiles],
     features: Collection[str],
     notes: Iterable[str],
     *,
     are_chosen: bool,
 ) -> Account:
-    """The account of a tree, of which `features` are packed; the caller may have chosen them."""
+    """Return the account of a tree. `features` are packed; `are_chosen` if the user chose them."""
     first = found[0].episode
     places: dict[str, str] = {FRAME_NUMBER: "file names"}
     places[FRAME_NAME] = "file names"
@@ -71,7 +71,7 @@ def account_of(
 
 
 def gap_notes(gaps: Mapping[str, str | None]) -> list[str]:
-    """Gaps between the times of frames, by episode, of some episodes."""
+    """Return notes on gaps between frame times, for the first episodes with gaps."""
     found = {key: text for key, text in gaps.items() if text}
     notes = [f"{key}: {text}" for key, text in islice(found.items(), _SHOWN)]
     if len(found) > _SHOWN:
@@ -80,7 +80,7 @@ def gap_notes(gaps: Mapping[str, str | None]) -> list[str]:
 
 
 def encoding_notes(schema: Schema, episodes: Sequence[EpisodeFolder]) -> Iterator[str]:
-    """Images whose values may be codes of something else, by feature."""
+    """Yield notes on images whose values may encode other data, by feature."""
     for name, spec in schema.items():
         places = (each.folders.get(name) for each in episodes)
         first = next((place.first for place in places if place is not None), "")
@@ -94,8 +94,8 @@ def _key(root: Path, episode: EpisodeFolder) -> str:
     return episode.path.relative_to(root).as_posix() if episode.path != root else root.name
 
 
-def _place(root: Path, each: LookedAt, name: str) -> str:
-    """The pattern of a feature's files below the root."""
+def _place(root: Path, each: EpisodeFiles, name: str) -> str:
+    """Return the pattern of a feature's files below the root."""
     above = "" if each.episode.path == root else "*/"
     if (folder := each.episode.folders.get(name)) is not None:
         stem, ending = Path(folder.first).stem, Path(folder.first).suffix
@@ -108,7 +108,7 @@ def _place(root: Path, each: LookedAt, name: str) -> str:
 
 
 def _reasons(root: Path, found: Iterable[tuple[EpisodeFolder, Mapping[str, str]]]) -> list[LeftOut]:
-    """Files that are left out for a reason, by pattern; of several reasons the first one."""
+    """Group files that are not packed by pattern; the reason is the first one."""
     grouped: dict[str, LeftOut] = {}
     for episode, reasons in found:
         above = "" if episode.path == root else "*/"
@@ -123,9 +123,9 @@ def _reasons(root: Path, found: Iterable[tuple[EpisodeFolder, Mapping[str, str]]
 
 
 class _Taken:
-    """Whether a file belongs to a feature, or is left out for a reason of its own."""
+    """Return whether a file belongs to a feature, or has its own reason in the inventory."""
 
-    def __init__(self, found: Sequence[LookedAt]) -> None:
+    def __init__(self, found: Sequence[EpisodeFiles]) -> None:
         self._files: set[Path] = set()
         self._folders: dict[Path, list[FeatureFolder]] = {}
         self._exported: set[Path] = set()
@@ -149,7 +149,7 @@ class _Taken:
 
 
 def _is_of(folder: FeatureFolder, name: str) -> bool:
-    """Whether a file's name is that of a frame of the feature."""
+    """Return whether a file name is that of a frame of the feature."""
     path = Path(name)
     if path.suffix.lower() not in folder.endings or not (is_frame(name) or is_text_name(name)):
         return False

@@ -1,6 +1,6 @@
-"""Pixels that are codes of something else, recognised by a feature's name and its image format.
+"""Notes on images that may encode other data, by feature name and image format.
 
-Sources of a known layout decode them. In any other place they are stored as they are, with a note.
+Sources of a known layout decode such images. Other sources store them unchanged, with a note.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CODES: Mapping[tuple[str, str, int], str] = {
     ("normals", "u1", 3): "integer-coded normals, perhaps 2 x value / 255 - 1",
     ("normals", "u2", 3): "integer-coded normals, perhaps 2 x value / 65535 - 1",
     **{
-        (kind, "u1", channels): "colours that stand for labels; interpolation and lossy codecs "
+        (kind, "u1", channels): "colours that encode labels; interpolation and lossy codecs "
         "would mix them"
         for kind in ("mask", "segmentation")
         for channels in (3, 4)
     },
 }
-"""Possible codes by kind, dtype and number of channels."""
+"""Possible encodings by kind, dtype and number of channels."""
 
 _MEANINGS: Mapping[str, Mapping[str, str]] = {
     "frame-{:06d}.color.png": {"kind": "image"},
@@ -53,15 +53,15 @@ https://www.microsoft.com/en-us/research/project/rgb-d-dataset-7-scenes/
 
 
 def known_meaning(pattern: str | None, first: str) -> Mapping[str, str]:
-    """Kind and unit of files of one frame, of which `first` is one; empty if unknown."""
+    """Return kind and unit of files of one frame like `first`; empty if unknown."""
     ending = Path(first).suffix.lower()
     return _MEANINGS.get(ending) or _MEANINGS.get(f"{pattern}{ending}", {})
 
 
 def encoding_note(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:
-    """What the values of images of this name may be codes of; `None` for plain images.
+    """Return a note on values that images of this name may encode; `None` for plain images.
 
-    `name` is that of the feature with its files' names; `shape` is [H, W] or [H, W, C].
+    `name` is the feature's name with its file names; `shape` is [H, W] or [H, W, C].
     """
     kind = pixel_kind(name, np.dtype(np.float32), shape) or ""
     channels = (shape[2] or 0) if len(shape) == 3 else 1
@@ -69,8 +69,10 @@ def encoding_note(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) 
 
 
 def kind_of_values(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:
-    """As `kind_of`, but nothing for depth, disparity and flow in the channels of an image: their
-    codes must not be resized or flipped as if they were values."""
+    """Like `kind_of`, but `None` for depth, disparity and flow encoded in image channels.
+
+    Such codes must not be resized or flipped as values.
+    """
     kind = kind_of(name, dtype, shape)
     is_coded = dtype.kind == "u" and len(shape) == 3 and shape[2] != 1
     return None if is_coded and kind in ("depth", "disparity", "flow") else kind

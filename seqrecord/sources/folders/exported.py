@@ -1,7 +1,7 @@
-"""`seqrecord.json`: what the folder of an exported episode holds.
+"""`seqrecord.json`, the description of an exported episode's folder.
 
-Files alone do not tell which dimensions vary, which frames lack a feature and what a feature is
-called whose name is that of another file. `export.to_files` writes it, `FolderSource` reads it::
+`export.to_files` writes it, `FolderSource` reads it. It stores properties that files alone do not:
+variable dimensions, frames without a feature, and names that clash with file names::
 
     {"version": 1,
      "fps": 10.0,
@@ -14,10 +14,10 @@ called whose name is that of another file. `export.to_files` writes it, `FolderS
         "kind": "pose", "unit": "m", "value": "array",
         "layout": "array", "path": "pose.npy", "num_frames": 3}]}
 
-`frames` are the numbers of the frames in the episode that was exported, and `fps` how many it has a
-second, or null. A feature of layout `frames` is a folder of one file for each frame that has it,
-`000002.npy`, or `.txt` for text and `.bin` for bytes; one of layout `array` is a file of all
-frames. Codecs and groups are not kept: who packs the files chooses them.
+`frames` are the exported frame numbers, `fps` is frames per second or null. A feature of layout
+`frames` is a folder with one file for each frame that has it: `000002.npy`, or `.txt` for text and
+`.bin` for bytes. A feature of layout `array` is one file for all frames. Codecs and groups are not
+stored; the next conversion chooses them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from seqrecord.sources.common.files import read_bytes
 
 DESCRIPTION = "seqrecord.json"
 ENDINGS = {"text": ".txt", "bytes": ".bin"}
-"""Of the files of frames that are no arrays, by `FeatureSpec.value`."""
+"""File name endings of frames that are not arrays, by `FeatureSpec.value`."""
 
 _VERSION = 1
-_MAX_BYTES = 1 << 26  # of some eight million frame numbers
+_MAX_BYTES = 1 << 26  # about eight million frame numbers
 _SPEC_KEYS = ("name", "dtype", "shape", "kind", "unit", "value")
 _LAYOUT = re.compile("array|frames")
 _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[^/\0\ud800-\udfff]+")  # half a surrogate pair names no file
@@ -47,7 +47,7 @@ _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[^/\0\ud800-\udfff]+")  # half a surrogat
 
 @dataclass(frozen=True)
 class ExportedFeature:
-    """A feature and its place in the episode's folder; `num_frames` of the frames have it."""
+    """A feature and its path in the episode's folder; `num_frames` of the frames have it."""
 
     spec: FeatureSpec  # without codec and group
     path: str
@@ -57,7 +57,7 @@ class ExportedFeature:
 
 @dataclass(frozen=True)
 class ExportedEpisode:
-    """`frames` are numbers in ascending order; names and paths of features are unique."""
+    """Frame numbers in ascending order, and features with unique names and paths."""
 
     frames: tuple[int, ...]
     features: tuple[ExportedFeature, ...]
@@ -65,12 +65,12 @@ class ExportedEpisode:
 
 
 def frame_stem(number: int) -> str:
-    """The name, without its ending, of the files of a frame."""
+    """Return the name, without ending, of a frame's files."""
     return f"{number:06d}"
 
 
 def encode_description(episode: ExportedEpisode) -> str:
-    """The text of `seqrecord.json`."""
+    """Return the text of `seqrecord.json`."""
     features = []
     for feature in episode.features:
         spec = feature.spec.to_json()
@@ -87,13 +87,13 @@ def encode_description(episode: ExportedEpisode) -> str:
 
 
 def read_description(folder: Path) -> ExportedEpisode:
-    """The description of an episode's folder; raises `SourceError` for one that is not sound."""
+    """Read the description of an episode's folder. Raises `SourceError` if it is invalid."""
     path = folder / DESCRIPTION
     try:
         return _parse(json.loads(read_bytes(path, _MAX_BYTES)))
     except (ValueError, RecursionError, FormatError) as error:  # `SchemaError` is a `ValueError`
         raise SourceError(
-            "not the description of an exported episode",
+            "invalid description of an exported episode",
             file=str(path),
             got=(error.message if isinstance(error, SeqRecordError) else str(error))[:200],
         ) from error
@@ -110,7 +110,7 @@ def _parse(value: Any) -> ExportedEpisode:
         raise ValueError("frames are not in ascending order")
     features = tuple(_feature(feature, len(frames)) for feature in found.list("features"))
     if len({feature.spec.name for feature in features}) < len(features):
-        raise ValueError("a feature stands there twice")
+        raise ValueError("duplicate feature")
     if fps is not None and not (type(fps) in (int, float) and 0 < fps < 1e300):
         raise ValueError("fps is not a number above 0")
     return ExportedEpisode(tuple(frames), features, None if fps is None else float(fps))

@@ -1,4 +1,4 @@
-"""Reading the frames of one episode folder."""
+"""Read the frames of one episode folder."""
 
 from __future__ import annotations
 
@@ -54,12 +54,10 @@ def read_frames(
     in_place: bool = False,
     orientation: Orientation,
 ) -> Iterator[Frame]:
-    """The features of `schema` frame by frame, of which a frame may lack those that are `sparse`.
+    """Yield the features of `schema` frame by frame; frames may lack `sparse` ones.
 
-    With `in_place`, images that are kept are a `ReferencedFile`.
-
-    Raises `SourceError` before the first frame if the features' lengths or frame names disagree,
-    and for a gap in the frames' numbers.
+    With `in_place`, kept images are a `ReferencedFile`. Raises `SourceError` before the first frame
+    if lengths or frame names of features disagree, and for a gap in the frame numbers.
     """
     own = look(path)
     if METADATA in own.names:
@@ -71,7 +69,7 @@ def read_frames(
         if not allow_gaps:
             check_numbers(list(found.order), path)
     for index, (key, file) in enumerate(found.order.items()):
-        told: dict[str, Any] = {
+        name_values: dict[str, Any] = {
             FRAME_NUMBER: np.array(key if isinstance(key, int) else index, np.int64),
             FRAME_NAME: Path(file or str(key)).stem,
         }
@@ -89,16 +87,16 @@ def read_frames(
                     with located(SourceError, feature=name, frame=index):
                         path_of = folder / files.names[key]
                         frame[name] = _read_frame(path_of, spec, orientation, member)
-            elif spec.kind in told:
-                frame[name] = told[spec.kind]
+            elif spec.kind in name_values:
+                frame[name] = name_values[spec.kind]
         yield frame
 
 
 @dataclass(frozen=True)
-class _Found:
-    """Where an episode's frames are: `order` holds their numbers or names, and for each a file.
+class _EpisodeData:
+    """The data of an episode. `order` maps frame numbers or names to a file of the frame.
 
-    By feature: the arrays of all frames, or a folder with the files in it.
+    Each feature is an array over all frames, or files in a folder.
     """
 
     order: Mapping[int | str, str]
@@ -114,8 +112,10 @@ class _Files(NamedTuple):
     member: str | None = None
 
 
-def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collection[str]) -> _Found:
-    """The features of an episode that are called as their files and folders."""
+def _find(
+    path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collection[str]
+) -> _EpisodeData:
+    """Find the features of an episode by its files and folders."""
     arrays = {
         name: _open_array(path / file, schema[name])
         for name, file in own.arrays.items()
@@ -126,7 +126,7 @@ def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collecti
     every = {n: _Files(path / each.folder, each.files, each.member) for n, each in named.items()}
     files = {name: found for name, found in every.items() if name in schema}
     dense = [name for name in files if name not in sparse]
-    if not dense:  # an episode has the same frames with any choice
+    if not dense:  # the frames must not depend on the selected features
         dense = [name for name in every if name not in sparse][:1]
     for name in {**dict.fromkeys(dense), **files}:
         every[name].files.check(every[name].folder, name)
@@ -148,16 +148,16 @@ def _find(path: Path, own: Listing[FrameFiles], schema: Schema, sparse: Collecti
     order = order or dict.fromkeys(range(rows.num_frames), "")
     if not order or not (arrays or files or loaded):
         raise SourceError(
-            "an episode without frames of the features",
+            "the episode has no frames of the selected features",
             file=str(path),
             expected=f"files of {', '.join(schema)}",
             got="; ".join(f"{file}: {reason}" for file, reason in rows.reasons.items()) or None,
         )
-    return _Found(order, {**arrays, **loaded}, files)
+    return _EpisodeData(order, {**arrays, **loaded}, files)
 
 
 def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Iterator[Path]:
-    """The files of these features, of one file a frame, in an episode's folder."""
+    """Yield the files of these features in an episode's folder, if they have one file per frame."""
     own = look(path)
     inside = {name: look(path / name) for name in own.subfolders}
     named, _ = name_features(path, own, inside, sparse)
@@ -165,14 +165,14 @@ def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Ite
         yield from (path / named[name].folder / file for file in named[name].files.names.values())
 
 
-def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Found:
-    """The features of an episode that says what it holds."""
+def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _EpisodeData:
+    """Find the features of an exported episode by its description."""
     order: dict[int | str, str] = dict.fromkeys(episode.frames, "")
     arrays: dict[str, NpyFile] = {}
     files: dict[str, _Files] = {}
     chosen = [feature for feature in episode.features if feature.spec.name in schema]
     if not chosen:
-        raise SourceError("an episode without frames of the features", file=str(path))
+        raise SourceError("the episode has no frames of the selected features", file=str(path))
     for feature in chosen:
         name, place = feature.spec.name, path / feature.path
         if feature.is_array:
@@ -185,20 +185,20 @@ def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Fou
             files[name] = _Files(place, there)
             if len(there.names) != feature.num_frames or not there.names.keys() <= order.keys():
                 raise SourceError(
-                    "files of frames that are missing, or that were not exported",
+                    "exported files are missing, or files were added",
                     file=str(place),
                     feature=name,
                     expected=f"{feature.num_frames} of the frames in {DESCRIPTION}",
                     got=f"{len(there.names)} files",
                 )
-    return _Found(order, arrays, files)
+    return _EpisodeData(order, arrays, files)
 
 
 def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
-    """Raises `SourceError` unless `shape` is [T, ...]."""
+    """Raise `SourceError` unless `shape` is [T, ...]."""
     if not shape:
         raise SourceError(
-            "an array without a time axis", file=str(path), expected="[T, ...]", got="a scalar"
+            "array without a time axis", file=str(path), expected="[T, ...]", got="a scalar"
         )
 
 
@@ -212,13 +212,15 @@ def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
 def _check_lengths(
     path: Path, arrays: Mapping[str, NpyFile], files: Mapping[str, _Files], dense: Collection[str]
 ) -> None:
-    """Raises `SourceError` unless all features have the same number of frames, and files the same
-    frames, but for those that are not `dense`: they may have fewer."""
+    """Raise `SourceError` unless all `dense` features have the same frames.
+
+    Other files may lack frames, but must not have additional ones.
+    """
     both = arrays.keys() & files.keys()
     if both:
         name = min(both)
         raise SourceError(
-            "a feature that is there twice",
+            "duplicate feature; remove the folder or the file",
             file=str(path),
             feature=name,
             got=f"{name}/ and {name}.npy",
@@ -237,7 +239,7 @@ def _check_lengths(
             fewer = name if length < num_frames else first
             if {first, name} <= files.keys() and places[first] == places[name]:
                 shown = " and ".join(files[each].files.first for each in (first, name))
-                wanted += f"; if {shown} are of two recordings, move one to another folder"
+                wanted += f"; if {shown} belong to two recordings, move one to another folder"
             raise _disagrees(places[name], name, wanted, f"{length} frames", fewer)
     frames = {*(files[first].files.names if dense else range(num_frames))}
     for name, one in files.items():
@@ -247,9 +249,9 @@ def _check_lengths(
 
 
 def _disagrees(path: Path, feature: str, expected: str, got: str, fewer: str = "") -> SourceError:
-    hint = f"; frames may lack {fewer} with sparse={fewer} (--source-option)" if fewer else ""
+    hint = f"; to let frames lack {fewer}, set sparse={fewer} (--source-option)" if fewer else ""
     return SourceError(
-        "a frame list that disagrees with the others",
+        "the features have different frames",
         file=str(path),
         feature=feature,
         expected=expected + hint,
@@ -280,13 +282,11 @@ def _read_frame(
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise SourceError(
-                "text that is not UTF-8", file=str(path), got=str(error)[:200]
-            ) from error
+            raise SourceError("text is not UTF-8", file=str(path), got=str(error)[:200]) from error
     ending = path.suffix.lower()
     if ending not in IMAGE_ENDINGS:
         if spec.codec:
-            raise SourceError(f"a {ending} file among kept images", file=str(path))
+            raise SourceError(f"a {ending} file among encoded images", file=str(path))
         if ending not in TEXT_ENDINGS:
             array = read_array(path, member=member)
         elif spec.shape[:1] != (None,):

@@ -1,8 +1,7 @@
-"""Files of an episode folder that have a row for each frame: text tables and arrays in npz files.
+"""Files of an episode folder with a row per frame: text tables and npz arrays.
 
-A file with any other number of rows is no feature: then there is a reason for the inventory.
-
-Files of camera parameters are found by their names alone.
+A file with another number of rows is not packed; the inventory gives the reason. Files of camera
+parameters are recognized by their names.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from seqrecord.sources.common.specs import feature_name
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*(,\d*)?([eE][+-]?\d*)?")
 _MATRIX_ROWS = 4
-"""Rows that a camera's matrix has, at most."""
+"""Maximum rows of a camera matrix."""
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A feature of an episode with a row for each frame: dtype and shape of a frame.
+class RowFeature:
+    """A feature with a row per frame, with the dtype and shape of one frame.
 
-    `values` are those of a text table; an array in an npz file is read by `load`.
+    `values` are set for text tables; npz arrays are read by `load`.
     """
 
     file: str
@@ -44,7 +43,7 @@ class Rows:
     values: npt.NDArray[Any] | None = None
 
     def load(self, folder: Path) -> npt.NDArray[Any]:
-        """All rows [T, …]; raises `SourceError`."""
+        """Return all rows [T, …]. Raises `SourceError` for unreadable files."""
         if self.values is not None:
             return self.values
         return read_array(folder / self.file, member=self.member)
@@ -52,10 +51,10 @@ class Rows:
 
 @dataclass
 class RowFiles:
-    """What the row files of an episode are: features, reasons against files, columns of tables."""
+    """The row files of an episode: features, reasons for unused files, column names of tables."""
 
     num_frames: int
-    features: dict[str, Rows] = field(default_factory=dict)
+    features: dict[str, RowFeature] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     columns: dict[str, list[str]] = field(default_factory=dict)
 
@@ -63,9 +62,9 @@ class RowFiles:
 def find_rows(
     folder: Path, files: Sequence[str], taken: Collection[str], num_frames: int | None
 ) -> RowFiles:
-    """The features of row files, which get another name if theirs is `taken`.
+    """Find the features in row files. A name that is already `taken` gets the file's ending.
 
-    Without `num_frames` it is the commonest length of the arrays in npz files.
+    Without `num_frames`, the most frequent length of the npz arrays is used.
     """
     arrays = [(file, *each) for file in files for each in _arrays(folder, file)]
     if num_frames is None:
@@ -81,7 +80,7 @@ def find_rows(
                     found.reasons[where] = problem or _rows_for(length, num_frames)
                     continue
                 stem = member if len(members) > 1 else Path(file).with_suffix("").as_posix()
-                _add(found, taken, stem, file, Rows(file, dtype, shape, member))
+                _add(found, taken, stem, file, RowFeature(file, dtype, shape, member))
         elif (is_camera := is_camera_name(Path(file).name)) and num_frames <= _MATRIX_ROWS:
             continue
         elif isinstance(table := _table(folder / file, num_frames), NumberTable):
@@ -95,13 +94,13 @@ def _add_table(found: RowFiles, taken: Collection[str], file: str, table: Number
     parts = table.columns()
     stem = Path(file).with_suffix("").as_posix()
     for part, values in parts.items():
-        rows = Rows(file, values.dtype, values.shape[1:], None, values)
+        rows = RowFeature(file, values.dtype, values.shape[1:], None, values)
         name = _add(found, taken, f"{stem}/{part}".rstrip("/"), file, rows)
         if not part and table.names:
             found.columns[name] = [each for each in table.names if each not in parts]
 
 
-def _add(found: RowFiles, taken: Collection[str], stem: str, file: str, rows: Rows) -> str:
+def _add(found: RowFiles, taken: Collection[str], stem: str, file: str, rows: RowFeature) -> str:
     name = feature_name(stem)
     if name in taken or name in found.features:
         name = feature_name(f"{file}/{rows.member}" if rows.member else file)
@@ -112,7 +111,7 @@ def _add(found: RowFiles, taken: Collection[str], stem: str, file: str, rows: Ro
 def _arrays(
     folder: Path, file: str
 ) -> list[tuple[str, np.dtype[Any] | None, tuple[int, ...], int | None, str]]:
-    """Name, dtype, shape of a row, length, and problem of each array in an npz file."""
+    """Return name, dtype, row shape, length and problem of each array in an npz file."""
     if not file.lower().endswith(NPZ):
         return []
     try:
@@ -137,18 +136,17 @@ def _arrays(
 
 
 def _table(path: Path, num_frames: int) -> NumberTable | str:
-    """The table of a text file with a row for each frame, or a reason against it, which is empty
-    for other text."""
+    """Return a text table with a row per frame, or the reason against it; "" for other text."""
     try:
         rows = count_rows(path)
     except SourceError as error:
         words = re.split(r"[; ]|\\t", str(error.got).strip("'"))
         if len(words) > 1 and all(map(_DECIMAL_COMMA.fullmatch, words)) and "," in str(error.got):
-            return f"numbers with decimal commas, write points: {error.got}"
+            return f"decimal commas; replace them by points: {error.got}"
         is_table = path.suffix.lower() in (".csv", ".tsv") and known_type(path) is None
         return f"{error.message}: {error.got}" if is_table else ""
     try:
-        if rows not in (num_frames, num_frames + 1):  # the first one may be names of columns
+        if rows not in (num_frames, num_frames + 1):  # the first row may be column names
             return _rows_for(rows, num_frames)
         table = read_numbers(path)
     except SourceError as error:
@@ -165,15 +163,16 @@ def _rows_for(rows: int | None, num_frames: int) -> str:
 def find_camera(
     folder: Path, files: Sequence[str], sizes: Collection[tuple[int, int]]
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """The `camera` of an episode's metadata, and by file reasons against those that are not.
+    """Return the `camera` of an episode's metadata, and reasons for unused files.
 
-    `sizes` are heights and widths of the images. One file must be a camera that fits all of them.
+    `sizes` are the images' (height, width). Exactly one file must be a camera, and all images must
+    have the same size.
     """
     found = {file: pinhole(folder / file) for file in files}
-    reasons = dict.fromkeys(files, "camera file: not fx, fy, cx, cy or a matrix of them")
+    reasons = dict.fromkeys(files, "camera file: not fx, fy, cx, cy or a camera matrix")
     known = [file for file in files if found[file] is not None]
     for file in known:
-        reasons[file] = "camera file: several cameras, or images of several sizes or none"
+        reasons[file] = "camera file: several cameras or image sizes, or no images"
     if len(known) != 1 or len({*sizes}) != 1:
         return None, reasons
     fx, fy, cx, cy = found[known[0]] or (0, 0, 0, 0)
@@ -196,15 +195,15 @@ _FIELDS = ("fx", "fy", "cx", "cy")
 
 
 def is_camera_name(name: str) -> bool:
-    """Whether a file's name is that of camera parameters: `K.txt`, `intrinsics.json`, …"""
+    """Return whether a file name is that of camera parameters: `K.txt`, `intrinsics.json`, …"""
     return bool(_NAME.fullmatch(name))
 
 
 def pinhole(path: Path) -> tuple[float, float, float, float] | None:
-    """fx, fy, cx, cy of a file of one camera; `None` if the file is anything else.
+    """Read fx, fy, cx, cy of a single camera; `None` for any other file.
 
-    Text: fx, fy, cx and cy as four numbers, or a 3x3 or 4x4 matrix of them, in rows or in one row.
-    JSON: an object of `fx`, `fy`, `cx` and `cy`.
+    Text: four numbers, or a 3x3 or 4x4 camera matrix in rows or in one row. JSON: an object with
+    `fx`, `fy`, `cx` and `cy`.
     """
     if "extrinsic" in path.name.lower():
         return None

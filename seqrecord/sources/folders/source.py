@@ -1,4 +1,4 @@
-"""Any folder of per-episode folders of images and npy files."""
+"""Source for folders of episodes with images and npy files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from seqrecord.sources.common.orientation import Orientation, is_alone, shape_of
 from seqrecord.sources.common.originals import NumberedFrames, find_files, key_of
 from seqrecord.sources.common.references import external_files, external_folders, referring_schema
 from seqrecord.sources.common.specs import chosen_names, feature_name, feature_spec, widened
-from seqrecord.sources.folders.account import LookedAt, account_of, encoding_notes, gap_notes
+from seqrecord.sources.folders.account import EpisodeFiles, account_of, encoding_notes, gap_notes
 from seqrecord.sources.folders.encodings import kind_of_values, known_meaning
 from seqrecord.sources.folders.exported import ExportedFeature, read_description
 from seqrecord.sources.folders.frames import check_time_axis, files_of, read_frames
@@ -54,48 +54,63 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True)
 class FolderSource(NumberedFrames):
-    """A tree of episode folders as a source.
+    """A tree of episode folders.
 
     ::
 
-        ROOT/…/EPISODE/FEATURE/000000.png     one file a frame: images, npy, npz, flo, exr, txt, …
+        ROOT/…/EPISODE/FEATURE/000000.png     one file per frame: images, npy, npz, flo, exr, txt, …
         ROOT/…/EPISODE/FEATURE.npy            the whole episode, time first: float32 [T, 32]
-        ROOT/…/EPISODE/FEATURE.txt            a row a frame: numbers in txt, csv or tsv
+        ROOT/…/EPISODE/FEATURE.txt            one row per frame: numbers in txt, csv or tsv
         ROOT/…/EPISODE/K.txt                  the camera, for the metadata
-        ROOT/…/EPISODE/metadata.json          a JSON object, if there is one
+        ROOT/…/EPISODE/metadata.json          a JSON object, optional
+        ROOT/…/EPISODE/000000_rgb.png, 000000_depth.npy     features `rgb` and `depth` in one folder
 
-    ROOT/…/EPISODE/000000_rgb.png, 000000_depth.npy       features `rgb` and `depth` in one folder
+    Episodes may be at any depth; the key is the path below `root`. Frames are in the order of the
+    numbers in their file names. All features of an episode have the same frames, except `sparse`
+    ones, which may lack some.
 
-    Episodes lie at any depth and are named by their path below `root`. Frames are in the order of
-    the numbers in their names, and all features of an episode have the same frames: those that are
-    `sparse` (a list of names, or a text with commas) may lack some. A gap in the numbers is refused
-    unless `allow_gaps`; numbers that all rise by the same step are none, nor are times. An npy file
-    beside the feature folders is a whole episode unless its name has a number of its own; so
-    does an npz file, whose arrays are features. Files whose names differ by more than numbers are
-    refused where they would be one feature.
+    An npy file beside feature folders contains a whole episode, unless its name has a number. The
+    same applies to npz files, whose arrays are features. Files of one feature whose names differ by
+    more than numbers are an error.
 
-    Text tables are float64 [columns], and columns of integers that float64 cannot represent int64;
-    text files of one frame are float64 [R, C]. Tables and arrays in npz files with another number
-    of rows than frames are left out, and `account()` lists them. `camera` in the metadata comes
-    from `K.txt`, `intrinsics.txt` or the like (fx, fy, cx, cy or a matrix of them) if there is one
-    such file and all images have one size.
+    Text tables are float64 [columns]; integer columns that float64 cannot represent become int64
+    features. Text files of one frame are float64 [R, C]. Tables and npz arrays with another number
+    of rows than frames are not packed; `account()` lists them. `camera` in the metadata comes from
+    `K.txt`, `intrinsics.txt` or similar (fx, fy, cx, cy or a camera matrix) if there is one such
+    file and all images have the same size.
 
-    The feature `frame_number` is that of each frame's files, or its place where names have none,
-    and `files` in the metadata has by feature what makes their paths of it, below the episode's
-    folder: `files["rgb"].format(number)`. Where numbers are not enough, there is `frame_name`, too.
+    The feature `frame_number` is the number in the file names, or the frame's index without
+    numbers. `files` in the metadata maps each feature to a path pattern below the episode's folder:
+    `files["rgb"].format(number)`. If numbers are not enough, there is a feature `frame_name` too.
 
-    Images give uint8 or uint16 [H, W] (grayscale, or the indices of a palette), [H, W, 3] RGB or
-    [H, W, 4] RGBA; `.flo`, `.dpt`, PFM and OpenEXR files floating-point numbers, see
-    docs/reference/sources.md. dtype comes from the first episode that has the feature; a dimension
-    in which the first frames of two episodes differ is variable. `features` are the names to read,
-    in that order, by default all. With `keep_encoded` RGB images stay PNG or JPEG, and with
-    `in_place` where they are; so do grayscale and RGBA images, and npy files of one frame.
+    Images are uint8 or uint16, [H, W] (grayscale or palette indices), [H, W, 3] RGB or [H, W, 4]
+    RGBA. `.flo`, `.dpt`, PFM and OpenEXR files are floating-point, see docs/reference/sources.md.
+    The dtype comes from the first episode with the feature. A dimension that differs between the
+    first frames of two episodes is variable. Episodes written by `export.to_files` are described by
+    their `seqrecord.json`.
 
-    An episode that `export.to_files` has written says what it holds in `seqrecord.json`: its
-    features may vary from frame to frame, be text or bytes and have a kind and unit, frames may
-    lack some, and it may say how many frames it has a second.
+    The source is a snapshot: its schema is determined once and pickled with it.
 
-    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    Args:
+        root: folder of episodes.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        sparse: features that may lack frames, as a list or comma-separated text.
+        allow_gaps: accept gaps in frame numbers. Numbers with a constant step, and times, have no
+            gaps.
+        in_place: reference images instead of copying them; also grayscale and RGBA images, and npy
+            files of one frame.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
+
+    Example:
+        from seqrecord.export import to_files
+        from seqrecord.sources import FolderSource
+
+        to_files("records/", None, "folders/")
+        source = FolderSource("folders/")
+        print(list(source.schema()), len(source.episodes()))
     """
 
     unpickled = ("_found", "_rows")
@@ -104,7 +119,7 @@ class FolderSource(NumberedFrames):
         return referring_schema(self._schema) if self.in_place else self._schema
 
     def external_files(self) -> dict[str, ExternalFile]:
-        """The folders of files that its frames may refer to, see `external_folders`."""
+        """Return the folders of files that frames may reference, see `external_folders`."""
         kept = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
         folders = {
             episode.path / each.folder
@@ -115,7 +130,7 @@ class FolderSource(NumberedFrames):
         return external_folders(self.path, sorted(folders))
 
     def copied_files(self) -> dict[str, ExternalFile]:
-        """All files but those that frames refer to: an index copies values from them."""
+        """Return all files except referenced ones: an index copies values from them."""
         kept = [name for name, spec in self.schema().items() if spec.may_be_referred_to]
         referred = {
             path for each in self._episodes for path in files_of(each.path, kept, self.sparse)
@@ -128,9 +143,9 @@ class FolderSource(NumberedFrames):
         return [self._info(episode) for episode in self._episodes]
 
     def account(self) -> Account:
-        """Places of features, files that are none with reasons, and what is assumed."""
+        """Report places of features, files that are not packed with reasons, and assumptions."""
         found = [
-            LookedAt(episode, self._rows_of(episode), self._camera(episode)[1])
+            EpisodeFiles(episode, self._rows_of(episode), self._camera(episode)[1])
             for episode in self._episodes
         ]
         names, notes = self.schema().keys(), self._notes(self._schema)
@@ -147,14 +162,14 @@ class FolderSource(NumberedFrames):
             )
 
     def _orientation(self, key: str) -> Orientation:
-        """Of an episode's images; cameras may be files beside it."""
+        """Return the orientation of an episode's images; camera files may be beside its folder."""
         folder = self._folder(key)
         folders = {folder, folder.parent} if folder != self.path else {folder}
         names = (name for each in folders for name, _ in list_folder(each))
         return Orientation(self.exif, lambda: is_alone(self.schema(), names))
 
     def exists(self) -> bool:
-        """Whether there is an episode below `root`."""
+        """Return whether there is an episode below `root`."""
         return bool(self._found)
 
     @cached_property
@@ -163,11 +178,11 @@ class FolderSource(NumberedFrames):
 
     @cached_property
     def _rows(self) -> dict[Path, RowFiles]:
-        """What the row files of each episode are, without their values."""
+        """Row files by episode folder, without values."""
         return {}
 
     def _rows_of(self, episode: EpisodeFolder) -> RowFiles:
-        """None of an exported episode, and of a broken one, for which `frames` raises."""
+        """Return an episode's row files; empty for exported and for broken episodes."""
         if episode.path not in self._rows:
             found = RowFiles(0)
             if not episode.is_exported:
@@ -199,15 +214,14 @@ class FolderSource(NumberedFrames):
         return schema
 
     def _make_schema(self) -> Schema:
-        """The features of the episodes: those asked for in that order, by default all.
+        """Merge the features of all episodes, selected by `features`, in that order.
 
-        dtype comes from the first episode that has the feature; a dimension in which two episodes
-        differ is variable. Exported features come first, in their order, then others by name.
-        Raises `SourceError` for a feature that no episode has, or of which no first file is sound.
+        By default exported features come first, in their order, then the others by name. Raises
+        `SourceError` for a feature that no episode has, or whose first files are all unreadable.
         """
         specs: dict[str, FeatureSpec] = {}
         codecs: dict[str, _Codec] = {}
-        errors: dict[str, SourceError] = {}  # of features, and of whole episodes by no name
+        errors: dict[str, SourceError] = {}  # by feature; "" for errors of episodes
         exported: dict[str, None] = {}
         offered: set[str] = set()
         for episode in self._episodes:
@@ -244,14 +258,14 @@ class FolderSource(NumberedFrames):
         for name in sorted(errors.keys() - specs.keys()):
             if name or not specs:
                 raise errors[name]
-        for spec in self._told():
+        for spec in self._name_specs():
             if spec.name not in offered and (self.features is None or spec.name in self.features):
                 specs[spec.name] = spec
             offered.add(spec.name)
         for name in {*(self.features or ())} - offered:
             self._check_rows(name)
         every = [*exported, *sorted(offered - {*exported})]
-        names = chosen_names(every, self.features, self.path, "no such feature in this tree")
+        names = chosen_names(every, self.features, self.path, "no such feature")
         if not self.keep_encoded:
             return Schema([specs[name] for name in names])
         if self.in_place:
@@ -259,13 +273,13 @@ class FolderSource(NumberedFrames):
         return Schema([replace(specs[name], codec=codecs.get(name, ())) for name in names])
 
     def _check_rows(self, name: str) -> None:
-        """Raises `SourceError` if a row file of this name is no feature."""
+        """Raise `SourceError` if a row file of this name is not a feature."""
         for episode in self._episodes:
             for place, reason in self._rows_of(episode).reasons.items():
                 file, _, member = place.partition(": ")
                 if name in (member, feature_name(Path(file).with_suffix("").as_posix())):
                     raise SourceError(
-                        "a feature without a row for each frame",
+                        "the feature does not have one row per frame",
                         file=str(episode.path / file),
                         episode=self._key(episode.path),
                         feature=name,
@@ -281,7 +295,8 @@ class FolderSource(NumberedFrames):
     def _as_exported(
         self, episode: EpisodeFolder, feature: ExportedFeature
     ) -> tuple[FeatureSpec, _Codec | None]:
-        """The feature as it is described; no codec where the episode has none of its images."""
+        """Return the described feature and its codec; no codec if the episode has none of its
+        images."""
         folder = episode.folders.get(feature.path)
         if folder is None or not self.keep_encoded:
             return feature.spec, None
@@ -294,9 +309,9 @@ class FolderSource(NumberedFrames):
         return feature.spec, passthrough_codec(header, folder.endings, exif=self.exif)
 
     def _from_first_file(self, episode: EpisodeFolder, name: str) -> tuple[FeatureSpec, _Codec]:
-        """The feature as the header of this episode's first file declares it."""
+        """Return the feature as declared by the header of this episode's first file."""
         codec: _Codec = ()
-        told: Mapping[str, str] = {}
+        meaning: Mapping[str, str | None] = {}
         shape: Sequence[int | None]
         if (rows := self._rows_of(episode).features.get(name)) is not None:
             path, dtype, shape = episode.path / rows.file, rows.dtype, rows.shape
@@ -307,7 +322,7 @@ class FolderSource(NumberedFrames):
             dtype, shape = header.dtype, header.shape[1:]
         else:
             path = episode.path / folder.folder / folder.first
-            told = known_meaning(folder.pattern, folder.first)
+            meaning = known_meaning(folder.pattern, folder.first)
             if ending_of(path.name) in IMAGE_ENDINGS:
                 image = image_header(path)
                 if image.dtype == np.uint16 and len(image.shape) == 3:
@@ -323,21 +338,21 @@ class FolderSource(NumberedFrames):
                 dtype, shape = header.dtype, header.shape
             if self.in_place:
                 codec = self._referable(path, folder)
-        meaning = {"kind": kind_of_values(name, dtype, shape), **told}
+        meaning = {"kind": kind_of_values(name, dtype, shape), **meaning}
         return feature_spec(name, dtype, shape, path, **meaning), codec
 
     def _referable(self, path: Path, folder: FeatureFolder) -> _Codec:
         return referable_codec(read_bytes(path), folder.endings, path, self.exif)
 
-    def _told(self) -> list[FeatureSpec]:
-        """What frames have of their files' names, but for those of exported episodes."""
+    def _name_specs(self) -> list[FeatureSpec]:
+        """Return the specs of file name features, unless all episodes are exported."""
         plain = [episode for episode in self._episodes if not episode.is_exported]
         firsts = (each for episode in plain for each in self._dense(episode)[:1])
         are_named = any(each.pattern is None for each in firsts)
         return name_specs(self.path, are_named=are_named) if plain else []
 
     def _dense(self, episode: EpisodeFolder) -> list[FeatureFolder]:
-        """The feature folders that have all of an episode's frames, those to read first."""
+        """Return the feature folders with all frames of an episode, selected ones first."""
         names = [name for name in episode.folders if name not in self.sparse]
         names.sort(key=lambda name: self.features is not None and name not in self.features)
         return [episode.folders[name] for name in names]
@@ -351,7 +366,7 @@ class FolderSource(NumberedFrames):
             for path in (root / key, root):
                 if is_directory(path) and self._key(path) == key:
                     return path
-        raise SourceError("no such episode", file=str(root))
+        raise SourceError("no such episode", file=str(root), got=key)
 
     def _info(self, episode: EpisodeFolder) -> EpisodeInfo:
         metadata: dict[str, Any] = {}
@@ -359,15 +374,15 @@ class FolderSource(NumberedFrames):
         try:
             num_frames, fps = self._length(episode)
             if not episode.is_exported:
-                metadata = {**self._files(episode, num_frames), **self._told_by_text(episode)}
+                metadata = {**self._files(episode, num_frames), **self._text_metadata(episode)}
             if episode.has_metadata:
                 metadata |= read_metadata(episode.path / METADATA)
         except SourceError:
-            pass  # `frames` raises it
+            pass  # raised by `frames`
         return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps)
 
     def _files(self, episode: EpisodeFolder, num_frames: int) -> dict[str, Any]:
-        """What the metadata says of files."""
+        """Return file patterns and counts of missing frames, for the metadata."""
         names = self.schema().keys() & episode.folders.keys()
         chosen = {name: episode.folders[name] for name in sorted(names)}
         files = {name: each.path_of_number for name, each in chosen.items() if each.pattern}
@@ -378,13 +393,13 @@ class FolderSource(NumberedFrames):
         }
         return {"files": files, **lacking} if files else lacking
 
-    def _told_by_text(self, episode: EpisodeFolder) -> dict[str, Any]:
-        """The camera, and names of columns of tables."""
+    def _text_metadata(self, episode: EpisodeFolder) -> dict[str, Any]:
+        """Return the camera and the column names of tables, for the metadata."""
         camera, _ = self._camera(episode)
-        told: dict[str, Any] = {} if camera is None else {"camera": camera}
+        metadata: dict[str, Any] = {} if camera is None else {"camera": camera}
         columns = self._rows_of(episode).columns
         chosen = {name: columns[name] for name in sorted(columns.keys() & self.schema().keys())}
-        return {**told, "columns": chosen} if chosen else told
+        return {**metadata, "columns": chosen} if chosen else metadata
 
     def _camera(self, episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
         if not episode.cameras:
@@ -393,20 +408,20 @@ class FolderSource(NumberedFrames):
         for folder in episode.folders.values():
             path = episode.path / folder.folder / folder.first
             if path.suffix.lower() in IMAGE_ENDINGS:
-                with suppress(SourceError):  # `frames` raises it
+                with suppress(SourceError):  # raised by `frames`
                     height, width = image_header(path).shape[:2]
                     sizes.add((height, width))
         return find_camera(episode.path, episode.cameras, sizes)
 
     def _length(self, episode: EpisodeFolder) -> tuple[int, float | None]:
-        """Frames, and how many a second. From one feature: `frames` checks the others."""
+        """Return number of frames and fps, from one feature; `frames` checks the others."""
         if episode.is_exported:
             described = read_description(episode.path)
             return len(described.frames), described.fps
         return self._num_frames(episode) or self._rows_of(episode).num_frames, None
 
     def _num_frames(self, episode: EpisodeFolder) -> int | None:
-        """From files or an npy array; `None` if there are neither."""
+        """Return the number of frames from files or an npy array; `None` without both."""
         for folder in self._dense(episode):
             return folder.num_frames
         for file in episode.arrays.values():
@@ -427,4 +442,4 @@ FORMAT = SourceFormat(
 
 
 _Codec: TypeAlias = tuple[CodecConfig, ...]
-"""The codec that keeps a feature's images encoded; empty if they cannot be kept."""
+"""Codec that keeps a feature's images encoded; empty if not possible."""

@@ -1,4 +1,4 @@
-"""Finding episodes in a tree of folders: which folder is an episode and which a feature."""
+"""Find episodes in a tree: which folders are episodes and which are features."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ _NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class FeatureFolder:
-    """A feature of one file a frame.
+    """A feature with one file per frame.
 
-    `folder` is that of its files, below the episode's, or empty if they lie in it; `first` is the
-    first file's name. `endings` are those of the files, in lower case. See `FrameFiles.pattern`.
-    `member` is the array in each npz file, and `gaps` are those of times, see `time_gaps`.
+    Args:
+        folder: folder of its files below the episode's folder; "" for the episode's folder itself.
+        num_frames: number of files.
+        first: name of the first frame's file.
+        endings: file name endings, in lower case.
+        pattern: see `FrameFiles.pattern`.
+        member: array in each npz file.
+        gaps: description of gaps between times, see `time_gaps`.
     """
 
     folder: str
@@ -50,17 +55,17 @@ class FeatureFolder:
 
     @property
     def path_of_number(self) -> str:
-        """Makes of a number, by `str.format`, the path of its file below the episode's folder."""
+        """`str.format` pattern from frame number to path below the episode's folder."""
         folder = f"{self.folder}/" if self.folder else ""
         return f"{escaped(folder)}{self.pattern}{escaped(Path(self.first).suffix)}"
 
 
 @dataclass(frozen=True)
 class EpisodeFolder:
-    """An episode: feature folders and per-episode arrays by the names of their places.
+    """An episode: feature folders and per-episode arrays, by name.
 
-    These are the features' names, unless the episode is exported: then its description tells.
-    `rows` are files below `path` that may have a row for each frame: npz and text.
+    Names are feature names, except in exported episodes, whose description names the features.
+    `rows` are files below `path` that may have a row per frame: npz and text.
     """
 
     path: Path
@@ -79,8 +84,9 @@ _Files = TypeVar("_Files", FeatureFolder, FrameFiles)
 class Listing(Generic[_Files]):
     """The entries of one folder, by name.
 
-    `groups` are features of one file a frame, by the words of the files' names: images, arrays, and
-    text beside them; `texts` are those of text with the words of a group, or without any group.
+    `groups` are features with one file per frame, by the words of the file names: images, arrays,
+    and text if it has other words. `texts` are text files with the words of another group, or
+    without any group.
     """
 
     groups: Mapping[str, _Files]
@@ -90,16 +96,16 @@ class Listing(Generic[_Files]):
     cameras: Sequence[str]
     subfolders: Sequence[str]
     names: frozenset[str]
-    inner: str = ""  # the folder in which the files are, if it is named by the one above
+    inner: str = ""  # the folder of the files, if the folder above gives the name
 
     @property
     def is_leaf(self) -> bool:
-        """Whether its files can be those of the episode above."""
+        """Whether its files can belong to the episode above."""
         return not self.subfolders and not self.arrays and DESCRIPTION not in self.names
 
     @property
     def wrapped(self) -> str | None:
-        """The only folder in it, if it has times beside it: a sensor of KITTI raw.
+        """The single subfolder beside a file of times, as for a sensor of KITTI raw.
 
         `image_02/data/0000000000.png` and `image_02/timestamps.txt`.
         """
@@ -107,13 +113,13 @@ class Listing(Generic[_Files]):
         return self.subfolders[0] if is_sensor and not (self.groups or self.arrays) else None
 
     def row_files(self, folder: str) -> list[str]:
-        """Paths of files with rows, of which text may be named like a camera's."""
+        """Return paths of files that may have rows, including text named like camera parameters."""
         files = (*self.rows, *filter(is_text_name, self.cameras))
         return [f"{folder}/{file}".lstrip("/") for file in files]
 
 
 def look(folder: Path) -> Listing[FrameFiles]:
-    """Lists a folder. Of text files with a number in their names the first one is read."""
+    """List a folder. Reads a sample of the text files with a number in their names."""
     frames: list[str] = []
     texts: list[str] = []
     subfolders: list[str] = []
@@ -151,7 +157,7 @@ def look(folder: Path) -> Listing[FrameFiles]:
 
 @dataclass(frozen=True)
 class Feature(Generic[_Files]):
-    """A feature of one file a frame: its folder below the episode's, files, array in npz files."""
+    """A feature with one file per frame: folder below the episode's, files, array in npz files."""
 
     folder: str
     files: _Files
@@ -159,7 +165,7 @@ class Feature(Generic[_Files]):
 
 
 def look_inside(path: Path, folders: Sequence[str]) -> dict[str, Listing[FrameFiles]]:
-    """Listings of an episode's folders, by their paths below it."""
+    """List an episode's subfolders, by path below the episode's folder."""
     found = {}
     for name in folders:
         listed = look(path / name)
@@ -175,10 +181,10 @@ def name_features(
     inside: Mapping[str, Listing[_Files]],
     sparse: Collection[str] = (),
 ) -> tuple[dict[str, Feature[_Files]], list[str]]:
-    """The features of an episode by name, and files below it that may have a row for each frame.
+    """Return an episode's features by name, and the files that may have a row per frame.
 
-    `own` are the entries of the episode's folder at `path`, and `inside` those of its subfolders.
-    Text files of fewer than half of the frames are among the latter unless they are `sparse`.
+    `own` lists the episode's folder at `path`, `inside` its subfolders. Text files for fewer than
+    half of the frames count as row files, unless the feature is `sparse`.
     """
     listed: dict[str, Listing[_Files]] = {n: part for n, part in inside.items() if part.groups}
     if are_features(own.groups, listed):
@@ -212,7 +218,7 @@ def name_features(
 
 
 def files_like(first: Path) -> list[Path]:
-    """The text files of the feature whose first frame's file is this one."""
+    """Return the text files of the feature whose first file is `first`."""
     listed = look(first.parent)
     groups = (*listed.groups.values(), *listed.texts.values())
     names = next((each.names.values() for each in groups if each.first == first.name), ())
@@ -220,10 +226,7 @@ def files_like(first: Path) -> list[Path]:
 
 
 def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolder]:
-    """All episodes below `root`, which may be one itself, in the order of their paths.
-
-    See `name_features` for `sparse`.
-    """
+    """Return all episodes from `root` down, in path order. See `name_features` for `sparse`."""
     found: list[EpisodeFolder] = []
     spare: list[EpisodeFolder] = []
     part = _visit(root, 0, sparse, found, spare)
@@ -235,14 +238,16 @@ def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolde
 def are_features(
     own: Mapping[str, FeatureFolder] | Mapping[str, FrameFiles], folders: Collection[str]
 ) -> bool:
-    """Whether frames' files beside the arrays and folders of an episode are features of it: several
-    are, and one with numbers is if there are only arrays. Others are some picture."""
+    """Return whether frame files beside arrays and folders of an episode are features.
+
+    Several are; a single one is if its names have numbers and there are no feature folders. Any
+    other is an unrelated picture.
+    """
     return len(own) > 1 or (not folders and all(each.pattern for each in own.values()))
 
 
 def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
-    """What a feature is called: its folder, with the words in the names of its files where the
-    folder has several."""
+    """Return a feature's name: its folder, plus the words of its file names if needed."""
     folder = folder.partition("/")[0]
     if not folder:
         return words or "frame"
@@ -250,7 +255,7 @@ def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The episode's metadata; raises `SourceError` unless it is a JSON object."""
+    """Read an episode's metadata. Raises `SourceError` unless it is a JSON object."""
     with located(SourceError, file=str(path)):
         return json_object(read_bytes(path, MAX_METADATA_BYTES), parse_constant=_no_constant)
 
@@ -262,14 +267,14 @@ def _visit(
     found: list[EpisodeFolder],
     spare: list[EpisodeFolder],
 ) -> Listing[FeatureFolder] | None:
-    """The content of `path` for the folder above; `None` if it is an episode.
+    """Search `path` for episodes; return its entries, or `None` if it is an episode itself.
 
-    Episodes go to `found`, and to `spare` folders of npz files, which are episodes if there are no
-    others.
+    Episodes are appended to `found`. Folders with npz files are appended to `spare`; they are
+    episodes only if `found` stays empty.
 
-    Each folder is listed once, and no names of frames' files are kept. A folder of one feature is
-    a feature of the folder above, and one of several is an episode; unless there are others beside
-    it, of which one is a feature with other words.
+    Each folder is listed once; file names of frames are not kept. A folder with one feature is a
+    feature of the folder above. A folder with several features is an episode, unless a folder
+    beside it has one feature with other words: then both belong to the folder above.
     """
     check_depth(path, depth)
     listed = look(path)
@@ -308,7 +313,7 @@ def _whole(
     inside: Mapping[str, Listing[FeatureFolder]],
     sparse: Collection[str],
 ) -> EpisodeFolder:
-    """The episode with the features of folders in it, by their names."""
+    """Return the episode with the features of its folders."""
     found, rows = name_features(path, here, inside, sparse)
     folders = {
         name: replace(each.files, folder=each.folder, member=each.member)
@@ -335,7 +340,7 @@ def _summary(files: FrameFiles) -> FeatureFolder:
 
 
 def _members(first: Path) -> list[str]:
-    """The arrays in npz files like the first one; none if it is another file, or broken."""
+    """Return the array names of an npz file; empty for other or unreadable files."""
     if first.suffix.lower() != NPZ:
         return []
     try:
@@ -345,7 +350,7 @@ def _members(first: Path) -> list[str]:
 
 
 def is_frame(name: str) -> bool:
-    """Images, and npy and npz files with a number in their name: others hold a whole episode."""
+    """Return whether a file is one frame: an image, or an npy or npz file with a number."""
     ending = ending_of(name)
     if ending in IMAGE_ENDINGS or ending in RASTER_ENDINGS:
         return True
@@ -357,10 +362,10 @@ def is_text_name(name: str) -> bool:
 
 
 def ending_of(name: str) -> str:
-    """The ending of a file's name, in lower case: `.png`."""
+    """Return a file name's ending in lower case: `.png`."""
     stem, dot, ending = name.rpartition(".")
     return f"{dot}{ending.lower()}" if stem else ""
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

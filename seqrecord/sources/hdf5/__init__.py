@@ -1,1 +1,1 @@
-"""HDF5 files of ALOHA, robomimic and DROID."""
+"""Source for HDF5 files of ALOHA, robomimic and DROID."""

@@ -1,4 +1,4 @@
-"""Counts of HDF5 files: declared numbers of rows, rows never written, and datasets left out."""
+"""Inventory counts of HDF5 files: declared and unwritten rows, datasets that are not packed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SHOWN = 3
 
 @dataclass
 class Hdf5Account:
-    """Collects the counts of all files while they are scanned."""
+    """Collect counts over all files during the scan."""
 
     is_chosen: bool = False  # by features=
     layouts: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ class Hdf5Account:
     _left_out: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
 
     def add_episode(self, one: Hdf5Episode, group: str, selected: Container[str]) -> None:
-        """Counts the datasets of an episode; `selected` are the names of its features."""
+        """Count an episode's datasets; `selected` are the names of its selected features."""
         self.layouts[one.layout] += 1
         feature_of = {item.name: name for name, item in one.stored.items()}
         for place, item in one.datasets.items():
@@ -61,13 +61,13 @@ class Hdf5Account:
                 self.places.setdefault(feature, f"/{pattern}")
                 self._add_rows(feature, item)
             elif feature in one.optional:
-                reason = f"observations of the next frames, {NOT_SELECTED}"
+                reason = f"observations of the next frame, {NOT_SELECTED}"
                 is_data = not self.is_chosen
                 self._leave_out(_shortened(pattern, "next_obs"), reason, is_data=is_data)
             elif feature is not None:
                 self._leave_out(pattern, NOT_SELECTED)
             elif place in one.left_out:
-                self._leave_out(pattern, "not one value or text for each frame", is_data=True)
+                self._leave_out(pattern, "not one value or text per frame", is_data=True)
             elif one.is_mapped:
                 self._leave_out(pattern, "not named by map=")
             elif place in AUXILIARY:
@@ -81,7 +81,8 @@ class Hdf5Account:
                 self._leave_out(f"feature {feature}", reason)
 
     def add_file(self, file: Any, name: str, demos: Sequence[str]) -> None:
-        """Counts the data beside robomimic's demonstrations, and compares the masks with them."""
+        """Count data outside of robomimic's demonstrations, and check that masks name existing
+        ones."""
         self.files += 1
         if [*demos] == ["/"]:
             return
@@ -101,23 +102,23 @@ class Hdf5Account:
                 )
 
     def reason(self) -> str:
-        """`2 files, 12 episodes of robomimic`."""
+        """Return the evidence for the format: `2 files, 12 episodes of robomimic`."""
         episodes = [f"{counted(n, 'episode')} of {name}" for name, n in self.layouts.most_common()]
         return ", ".join([counted(self.files, "HDF5 file"), *episodes])
 
     def is_taken(self, path: Path) -> bool:
-        """Whether a file was read."""
+        """Return whether a file was read."""
         is_about = path.name.startswith("metadata_") and path.suffix == ".json"  # DROID's
         return (
             is_hdf5_name(path) or path in self._videos or (is_about and self.layouts["DROID"] > 0)
         )
 
     def left_out(self) -> list[LeftOut]:
-        """The datasets that are not packed, by pattern."""
+        """Return the datasets that are not packed, by pattern."""
         return left_out_by_pattern(self._left_out, "datasets")
 
     def unwritten_notes(self) -> list[str]:
-        """A note for each feature with rows that were never written."""
+        """Return a note per feature with rows never written."""
         return [
             f"{count:,} of {counted(self.rows[name], 'row')} of {name} were never written: "
             f"filled with {self.fills[name]}"
@@ -126,7 +127,7 @@ class Hdf5Account:
         ]
 
     def check_requested(self, features: Sequence[str], file: str) -> None:
-        """Raises `SourceError` for a feature of which no row was written."""
+        """Raise `SourceError` for a feature without any written row."""
         for name in features:
             check_is_written(name, file, self.unwritten[name], self.rows[name], "row")
 
@@ -139,14 +140,14 @@ class Hdf5Account:
             self.fills.setdefault(feature, _fill(item))
 
     def _add_beside(self, file: Any, parent: str, child: str, name: str) -> None:
-        """Datasets outside of demonstrations."""
+        """Count datasets outside of demonstrations."""
         group = group_of(file[parent], child)
         try:
             found = [*datasets(group)] if group is not None else [""]
         except SourceError as error:
-            self.notes.append(f"{name}: /{child} cannot be listed: {first_line(error)}")
+            self.notes.append(f"{name}: cannot list /{child}: {first_line(error)}")
             return
-        reason = "a group without actions" if parent == "/data" else "in no demonstration"
+        reason = "a group without actions" if parent == "/data" else "outside of demonstrations"
         for each in found:
             self._leave_out(_pattern(f"{parent}/{child}", each), reason, is_data=True)
 
@@ -155,9 +156,9 @@ class Hdf5Account:
 
 
 def check_total(file: Any, demos: Sequence[str]) -> None:
-    """Compares `total` and `num_demos` of robomimic's `/data` with its demonstrations.
+    """Compare `total` and `num_demos` of robomimic's `/data` with its demonstrations.
 
-    Raises `SourceError`.
+    Raises `SourceError` if they differ.
     """
     if [*demos] == ["/"]:
         return
@@ -166,7 +167,7 @@ def check_total(file: Any, demos: Sequence[str]) -> None:
     rows = sum(map(_rows, every))
     _check(data, "num_demos", [len(every)], "demonstration")
     if whole_number(data, "total") != rows:
-        # A demonstration whose rows differ from its own attribute is refused by itself.
+        # Reading raises for a demonstration whose rows differ from its own attribute.
         _check(data, "total", [rows, sum(declared_rows(each) or 0 for each in every)], "frame")
 
 
@@ -182,7 +183,7 @@ def _check(data: Any, name: str, found: Sequence[int], noun: str) -> None:
 
 
 def _rows(demo: Any) -> int:
-    """The rows of a demonstration's actions; of those in another file, the declared number."""
+    """Return the rows of a demonstration's actions, or the declared number if they are external."""
     if "actions" in demo and not isinstance(
         demo.get("actions", getlink=True), load_h5py().ExternalLink
     ):
@@ -191,7 +192,7 @@ def _rows(demo: Any) -> int:
 
 
 def unwritten_rows(dataset: Any) -> int:
-    """Rows of a dataset with values in chunks, or a contiguous block, that were never allocated."""
+    """Count a dataset's rows with values in chunks, or a contiguous block, never allocated."""
     from h5py import h5d
 
     count = int(dataset.shape[0])
@@ -219,7 +220,7 @@ def _fill(dataset: Any) -> str:
 
 
 def _pattern(group: str, place: str) -> str:
-    """`data/demo_*/obs/x`: the path in the file, with `*` for the number of the episode."""
+    """Return the path in the file with `*` for the episode's number: `data/demo_*/obs/x`."""
     above = re.sub(r"[0-9]+$", "*", group.strip("/"))
     return "/".join(filter(None, (above, place)))
 

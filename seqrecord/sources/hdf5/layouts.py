@@ -1,17 +1,17 @@
-"""How HDF5 files of robot recordings are laid out, and which episodes and features they hold.
+"""Layouts of HDF5 robot recordings: episodes and features of a file.
 
 ::
 
-    ALOHA       one file an episode    /action [T, 14], /observations/qpos [T, 14], …,
-                                       /observations/images/CAMERA [T, H, W, 3], or [T, L]: JPEG
-    robomimic   many in one file       /data/demo_0/actions [T, 7], /data/demo_0/obs/… [T, …],
-                                       /data/demo_0/next_obs/…, /mask/train
-    DROID       one folder an episode  trajectory.h5: /action/…, /observation/… [T, …];
-                                       metadata_*.json, recordings/MP4/SERIAL.mp4
+    ALOHA       one file per episode    /action [T, 14], /observations/qpos [T, 14], …,
+                                        /observations/images/CAMERA [T, H, W, 3], or [T, L]: JPEG
+    robomimic   many in one file        /data/demo_0/actions [T, 7], /data/demo_0/obs/… [T, …],
+                                        /data/demo_0/next_obs/…, /mask/train
+    DROID       one folder per episode  trajectory.h5: /action/…, /observation/… [T, …];
+                                        metadata_*.json, recordings/MP4/SERIAL.mp4
 
-Sources: https://github.com/tonyzhaozh/aloha (record_episodes.py),
-https://robomimic.github.io/docs/datasets/overview.html,
-https://github.com/droid-dataset/droid (trajectory_writer.py) and its page of the dataset.
+References: https://github.com/tonyzhaozh/aloha (record_episodes.py),
+https://robomimic.github.io/docs/datasets/overview.html, https://github.com/droid-dataset/droid
+(trajectory_writer.py) and its dataset page.
 """
 
 from __future__ import annotations
@@ -42,27 +42,33 @@ from seqrecord.sources.hdf5.files import (
 from seqrecord.text import repr_of
 
 AUXILIARY = frozenset({"compress_len", "depth_compress_len"})
-"""ALOHA's lengths of encoded images: a row a camera, not a row a frame."""
+"""ALOHA's lengths of encoded images, one row per camera."""
 
 _LENGTHS = ("num_samples", "num_frames", "num_timesteps")
-"""Attributes that declare the number of an episode's rows."""
+"""Attributes that declare an episode's number of rows."""
 
 _CAMERAS = ("wrist", "ext1", "ext2")
 _VIDEOS = "recordings/MP4"
 _MAX_JSON = 1 << 20
 _MAX_TEXT = 4096
-_SHOWN = 12  # datasets of a file that an error names
+_SHOWN = 12  # datasets listed in errors
 
 
 @dataclass(frozen=True)
 class Hdf5Episode:
     """An episode in an open file.
 
-    `stored` are its datasets by feature name; those in `optional` are read only where they are
-    asked for by name. `num_frames` is what the file says it has, `None` where it does not say.
-    `left_out` names the datasets that are no numbers, so that no feature can hold them. `videos`
-    are files by feature name, each with a frame for each row. `datasets` are all of the episode's
-    group, by path.
+    Args:
+        layout: name of the layout.
+        stored: datasets by feature name.
+        left_out: paths of datasets that cannot be features.
+        optional: features read only if selected by name.
+        num_frames: declared number of frames, `None` if not declared.
+        fps: frames per second, if known.
+        metadata: the episode's metadata.
+        videos: video files by feature name, one frame per row.
+        datasets: all datasets of the episode's group, by path.
+        is_mapped: whether the user's `map` defines the features.
     """
 
     layout: str
@@ -78,14 +84,14 @@ class Hdf5Episode:
 
     @property
     def declared_by(self) -> str:
-        """Names the attribute, in errors, if the file declares the number of frames."""
+        """Origin of the declared number of frames, for errors; "" if none is declared."""
         return "" if self.num_frames is None else ", as the episode's attributes declare"
 
 
 def groups(file: Any) -> list[str]:
-    """The groups that hold an episode each, in the order of names and numbers: `/`, if it is one.
+    """Return the groups of episodes in natural order; `/` if the file is one episode.
 
-    robomimic's are demonstrations, `/data/demo_0`.
+    robomimic's groups are demonstrations, `/data/demo_0`.
     """
     data = group_of(file, "data")
     names = [] if data is None else [name for name in data if group_of(data, name) is not None]
@@ -96,14 +102,14 @@ def groups(file: Any) -> list[str]:
 def read_episode(
     file: Any, path: Path, group: str, places: Mapping[str, str] | None
 ) -> Hdf5Episode:
-    """The episode of a group.
+    """Return the episode of a group.
 
-    `places` are paths by feature name, in the file or, of robomimic, in each demonstration; only
-    these are features then. Raises `SourceError` for a layout that is not known, with what the
-    file holds.
+    `places` maps feature names to paths in the file, or in each demonstration for robomimic; all
+    other datasets are ignored then. Raises `SourceError` with the file's datasets for an unknown
+    layout.
     """
     if group != "/" and group_of(file, group) is None:
-        raise SourceError(f"no group {group}")
+        raise SourceError(f"missing group {group}")
     found = datasets(file[group])
     return replace(_laid_out(file, path, group, places, found), datasets=found)
 
@@ -119,8 +125,8 @@ def _laid_out(
         stored = _mapped(found, places)
         if group == "/":
             count = declared_rows(file)
-            said = attributes(file)
-            return Hdf5Episode("mapped", stored, num_frames=count, metadata=said, is_mapped=True)
+            own = attributes(file)
+            return Hdf5Episode("mapped", stored, num_frames=count, metadata=own, is_mapped=True)
         return replace(_robomimic(file, path, group, {}), stored=stored, is_mapped=True)
     if group != "/":
         return _robomimic(file, path, group, found)
@@ -130,7 +136,7 @@ def _laid_out(
         return _aloha(file, found, path)
     shown = [f"/{name} {list(found[name].shape)}" for name in found]
     raise SourceError(
-        "an HDF5 file of a layout that is not known",
+        "unknown layout of an HDF5 file",
         expected="ALOHA (/action, /observations/…), robomimic (/data/demo_0/actions), DROID "
         "(/action/…, /observation/…), or --map FEATURE=PATH for each feature",
         got=", ".join(shown[:_SHOWN]) or "no datasets",
@@ -153,8 +159,8 @@ def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> H
     name = group.rpartition("/")[2]
     sorted_ = _sorted_out(found, path)
     stored = {_feature(where): item for where, item in sorted_.frames.items()}
-    said = attributes(file[group], without=("model_file",))
-    metadata = {"layout": "robomimic", "demonstration": name, **said, **sorted_.values}
+    own = attributes(file[group], without=("model_file",))
+    metadata = {"layout": "robomimic", "demonstration": name, **own, **sorted_.values}
     environment = _environment(file["data"])
     if isinstance(environment.get("env_name"), str):
         metadata["env_name"] = environment["env_name"]
@@ -164,7 +170,7 @@ def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> H
         "robomimic",
         stored,
         sorted_.left_out,
-        # Each is the observation of the next frame; only the last one is not among `obs`.
+        # Repeats `obs` of the next frame; only the last row is new.
         frozenset(feature for feature in stored if feature.startswith("next_obs.")),
         num_frames=declared_rows(file[group]),
         fps=_control_rate(environment),
@@ -173,12 +179,12 @@ def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> H
 
 
 def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
-    """Serial numbers of cameras become what the cameras are: wrist, ext1, ext2."""
-    said = _droid_metadata(path.parent)
+    """Return a DROID episode; serial numbers of cameras become wrist, ext1 and ext2."""
+    about = _droid_metadata(path.parent)
     serials = {
-        str(said[f"{camera}_cam_serial"]): camera
+        str(about[f"{camera}_cam_serial"]): camera
         for camera in _CAMERAS
-        if said.get(f"{camera}_cam_serial")
+        if about.get(f"{camera}_cam_serial")
     }
     stored: dict[str, Any] = {}
     sorted_ = _sorted_out(found, path)
@@ -186,20 +192,18 @@ def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
     for name, item in sorted_.frames.items():
         *above, last = name.split("/")
         if "controller_info" in above or "videos" in above:
-            left_out.append(name)  # DROID's own reader does not count their rows either
+            left_out.append(name)  # DROID's reader ignores their rows too
             continue
         head, _, tail = last.partition("_")
         last = "_".join(filter(None, (serials.get(head, head), tail)))
         stored[".".join([*above, last])] = item
-    metadata = {"layout": "DROID", **attributes(file), **sorted_.values, **said}
+    metadata = {"layout": "DROID", **attributes(file), **sorted_.values, **about}
     videos = _droid_videos(path.parent, serials)
     return Hdf5Episode("DROID", stored, left_out, metadata=metadata, videos=videos)
 
 
 def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
-    """The cameras' videos, `SERIAL.mp4`; those of both lenses (`SERIAL-stereo.mp4`) are no frames
-    of one camera.
-    """
+    """Return the cameras' videos, `SERIAL.mp4`, without stereo videos (`SERIAL-stereo.mp4`)."""
     place = folder / _VIDEOS
     if not is_directory(place):
         return {}
@@ -214,12 +218,12 @@ def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
 
 
 def is_droid_metadata(name: str) -> bool:
-    """Whether a file beside `trajectory.h5` has DROID's metadata."""
+    """Return whether a file beside `trajectory.h5` has DROID's metadata."""
     return name.startswith("metadata_") and name.endswith(".json")
 
 
 def _droid_metadata(folder: Path) -> dict[str, Any]:
-    """The JSON object beside `trajectory.h5`, numbers and text of it; empty if there is none."""
+    """Return numbers and texts of the JSON object beside `trajectory.h5`; empty without one."""
     for name, is_folder in sorted(list_folder(folder)):
         if is_droid_metadata(name) and not is_folder:
             with located(SourceError, file=str(folder / name)):
@@ -239,7 +243,7 @@ def _mapped(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
     for feature, place in places.items():
         if place.strip("/") not in found:
             raise SourceError(
-                f"no dataset {place}",
+                f"missing dataset {place}",
                 feature=feature,
                 expected="one of " + ", ".join(f"/{name}" for name in list(found)[:_SHOWN]),
             )
@@ -249,7 +253,7 @@ def _mapped(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, An
 
 @dataclass(frozen=True)
 class _SortedOut:
-    """Datasets of numbers, images or a text a frame; single values; and names of all others."""
+    """Datasets with a value, image or text per frame; single values; and paths of all others."""
 
     frames: Mapping[str, Any]
     values: Mapping[str, Any]
@@ -274,7 +278,7 @@ def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
         else:
             left_out.append(name)
     rows = [frames[name].shape[:1] for name in ("action", "actions", *frames) if name in frames]
-    for name, item in texts.items():  # some lists of texts have nothing to do with frames
+    for name, item in texts.items():  # other lists of texts are not per frame
         if rows[:1] == [item.shape]:
             frames[name] = item
         else:
@@ -283,7 +287,7 @@ def _sorted_out(found: Mapping[str, Any], path: Path) -> _SortedOut:
 
 
 def _only_text(item: Any) -> str | None:
-    """A dataset's one value, if it is text."""
+    """Return a dataset's single value if it is text."""
     if not is_text(item) or item.dtype.itemsize > _MAX_JSON:
         return None
     value = item[(0,) * item.ndim]
@@ -295,7 +299,7 @@ def _feature(name: str) -> str:
 
 
 def group_of(parent: Any, name: str) -> Any | None:
-    """The group of this name, if there is one that lies in this file."""
+    """Return the group of this name in this file; `None` if it is missing or an external link."""
     h5py = load_h5py()
     if name not in parent or isinstance(parent.get(name, getlink=True), h5py.ExternalLink):
         return None
@@ -312,18 +316,18 @@ def _environment(data: Any) -> dict[str, Any]:
 
 
 def _control_rate(environment: Mapping[str, Any]) -> float | None:
-    """robosuite's control frequency in Hz, which is the rate of frames."""
+    """Return robosuite's control frequency in Hz, the frame rate."""
     arguments = environment.get("env_kwargs")
     return frame_rate(arguments.get("control_freq")) if isinstance(arguments, dict) else None
 
 
 def _masks(file: Any, demo: str) -> list[str]:
-    """The filter keys, such as `train`, in whose lists the demonstration stands."""
+    """Return the filter keys, such as `train`, that list the demonstration."""
     return [name for name, demos in mask_lists(file).items() if demo in demos]
 
 
 def mask_lists(file: Any) -> dict[str, list[str]]:
-    """The demonstrations that each filter key of robomimic names."""
+    """Return robomimic's demonstrations by filter key."""
     masks = group_of(file, "mask")
     if masks is None:
         return {}
@@ -336,14 +340,14 @@ def mask_lists(file: Any) -> dict[str, list[str]]:
 
 
 def declared_rows(group: Any) -> int | None:
-    """The number of rows that the attributes of an episode declare."""
+    """Return the number of rows declared by an episode's attributes."""
     return next(filter(lambda n: n is not None, (whole_number(group, n) for n in _LENGTHS)), None)
 
 
 def whole_number(item: Any, name: str) -> int | None:
-    """An attribute that is one whole number, of any type.
+    """Return an attribute of any numeric type as int; `None` if it is missing or not whole.
 
-    Raises `SourceError` for a `num_samples` that is none.
+    Raises `SourceError` for an invalid `num_samples`.
     """
     if name not in item.attrs:
         return None
@@ -353,7 +357,7 @@ def whole_number(item: Any, name: str) -> int | None:
         return int(value.item())
     if name == "num_samples":
         raise SourceError(
-            "num_samples of the wrong kind",
+            "invalid num_samples",
             expected="a whole number",
             got=repr_of(item.attrs[name]),
         )

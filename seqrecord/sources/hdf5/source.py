@@ -1,4 +1,4 @@
-"""HDF5 files of robot recordings: ALOHA, robomimic, DROID, and any other by a map of features."""
+"""Source for HDF5 files: ALOHA, robomimic, DROID, and others by a map of features."""
 
 from __future__ import annotations
 
@@ -47,29 +47,35 @@ _ORDERS = ("rgb", "bgr")
 
 @dataclass(frozen=True)
 class Hdf5Source(ScannedSource):
-    """HDF5 files as a source: a folder of them, at any depth, or one file.
+    """HDF5 files of robot recordings: a folder of files, at any depth, or one file.
 
-    The layout of each file is found in it: ALOHA's, robomimic's or DROID's (`hdf5.layouts`). With
-    `map`, paths in the file by feature name, it can be any other; a file is one episode then, or
-    each of robomimic's demonstrations, in which the paths lie.
+    The layout of each file is detected: ALOHA, robomimic or DROID, see `hdf5.layouts`. Other
+    layouts need `map`. Feature names are dataset paths with dots: `observations.images.cam_high`,
+    `action`, `obs.agentview_image`. A feature that an episode lacks is missing in its frames; all
+    others must have one row per frame.
 
-    Features are named by their place, with dots: `observations.images.cam_high`, `action`,
-    `obs.agentview_image`. robomimic's `next_obs` are left out unless `features` names them. DROID's
-    cameras are called `wrist`, `ext1` and `ext2` instead of their serial numbers where its metadata
-    names these. Its videos, `recordings/MP4/SERIAL.mp4`, are `observation.image.wrist` and so on,
-    kept as they are; frame i of each is of row i, so one of
-    another number of frames is refused. `without_video` leaves them out.
+    DROID's cameras are named `wrist`, `ext1` and `ext2` if its metadata maps their serial numbers.
+    Its videos, `recordings/MP4/SERIAL.mp4`, become `observation.image.wrist` and so on. Their
+    packets are stored unchanged, and frame i belongs to row i, so the numbers must be equal.
 
-    `features` are the names to read, in that order, by default all. A feature that an episode lacks
-    is left out of its frames; all others must have as many rows as the episode has frames.
+    JPEG or PNG images, one per row, are decoded. robomimic's `next_obs` are read only if `features`
+    names them.
 
-    Images that lie in a dataset as JPEG or PNG, a row each, are decoded. `jpeg_order` says what
-    the JPEGs' channels are: `rgb`, as JPEG defines it, or `bgr`. ALOHA's recorder gives RGB to
-    OpenCV, which takes it for BGR, so for ALOHA `bgr` is the default, by which the frames are what
-    ALOHA's own reader gives. With `keep_encoded` RGB images stay encoded, unless they are `bgr`.
+    Args:
+        root: a folder or a file.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG, unless they are `bgr`.
+        map: paths in the file by feature name, for other layouts. A file is then one episode, or
+            has robomimic's demonstrations, in which the paths are.
+        jpeg_order: channels of JPEGs: `rgb` as JPEG defines, or `bgr`. The default is `bgr` for
+            ALOHA, whose recorder passes RGB to OpenCV as BGR, else `rgb`; frames equal those of
+            ALOHA's reader.
+        without_video: exclude DROID's videos.
+        in_place: reference video packets, and arrays of at least 4 KiB per frame, if they are
+            unfiltered and each chunk contains whole frames.
+        exif: `apply` or `ignore` the EXIF orientation of images.
 
-    With `in_place` arrays of at least 4 KiB a frame stay where they are, if no filter was applied
-    to them and each chunk holds whole frames; and so do the packets of DROID's videos.
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
     map: Mapping[str, str] | None = None
@@ -82,26 +88,26 @@ class Hdf5Source(ScannedSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.jpeg_order not in (None, *_ORDERS):
-            raise SourceError("no such jpeg_order", expected="rgb or bgr", got=self.jpeg_order)
+            raise SourceError("invalid jpeg_order", expected="rgb or bgr", got=self.jpeg_order)
 
     def exists(self) -> bool:
-        """Whether there is a file with the ending `.hdf5` or `.h5`."""
+        """Return whether there is a file with the ending `.hdf5` or `.h5`."""
         return has_file(self.path, is_hdf5_name)
 
     def schema(self) -> Schema:
         return referring_schema(super().schema()) if self.in_place else super().schema()
 
     def referring(self) -> Hdf5Source:
-        """The same source, whose large arrays and videos stay where they are."""
+        """Return a copy of the source that references large arrays and videos instead of copying
+        them."""
         return replace(self, keep_encoded=False, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
-        """The files that its frames and GOPs may refer to, by the names that these have for
-        them."""
+        """Return the files that frames and GOPs may reference, by path."""
         return external_files(self.path, find_files(self.path, _is_referred_to))
 
     def copied_files(self) -> dict[str, ExternalFile]:
-        """The files of its values and metadata."""
+        """Return the files of values and metadata."""
         return external_files(self.path, find_files(self.path, _is_copied))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -109,7 +115,7 @@ class Hdf5Source(ScannedSource):
             yield from self._read(one, path)
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
-        """The GOPs of one episode's cameras, of DROID; its frames lack these features."""
+        """Return the GOPs of a DROID episode's cameras; its frames omit these features."""
         schema = self.schema()
         if not any(spec.is_video for spec in schema.values()):
             return {}
@@ -122,7 +128,7 @@ class Hdf5Source(ScannedSource):
 
     @contextmanager
     def _opened(self, info: EpisodeInfo) -> Iterator[tuple[Hdf5Episode, Path]]:
-        """The episode, and the file that holds it, while that is open."""
+        """Open the episode and its file."""
         path = self._folder / str(info.metadata.get("file", ""))
         if ".." in path.parts or not is_hdf5_name(path):
             raise SourceError("no such episode", file=str(self.root), episode=info.key)
@@ -172,14 +178,12 @@ class Hdf5Source(ScannedSource):
         left_out: list[LeftOut] = counts.left_out()
         for each in unread_files(self.path, counts.is_taken):
             is_stereo = each.pattern.endswith("-stereo.mp4")
-            left_out.append(
-                replace(each, reason="both lenses in one picture") if is_stereo else each
-            )
+            left_out.append(replace(each, reason="both lenses in one frame") if is_stereo else each)
         notes = (*found.notes, *counts.notes, *counts.unwritten_notes())
         return Account(counts.reason(), counts.places, tuple(left_out), notes)
 
     def _place(self, path: Path, group: str) -> EpisodeInfo:
-        """An episode's key, and in its metadata what `frames` finds it by."""
+        """Return an episode's key, and the metadata by which `frames` finds it."""
         file = path.relative_to(self._folder).as_posix()
         key = key_of(path, self.path)
         if path.name == "trajectory.h5" and path.parent != self._folder:
@@ -195,7 +199,7 @@ class Hdf5Source(ScannedSource):
                 yield self._spec(name, dataset, one, path)
 
     def _video_specs(self, one: Hdf5Episode, known: Container[str]) -> list[FeatureSpec]:
-        """Those of videos that no episode before has."""
+        """Return specs of videos that no earlier episode has."""
         specs = []
         for name, path in one.videos.items():
             if self._is_wanted_video(name) and name not in known:
@@ -208,14 +212,14 @@ class Hdf5Source(ScannedSource):
 
     def _spec(self, name: str, dataset: Any, one: Hdf5Episode, path: Path) -> FeatureSpec:
         if dataset.shape == ():
-            raise SourceError("a dataset without a time axis", feature=name, expected="[T, …]")
+            raise SourceError("dataset without a time axis", feature=name, expected="[T, …]")
         data = first_image(dataset, path)
         if data is not None:
             keep = self.keep_encoded and not self._is_bgr(data, one, path)
             return embedded_spec(name, data, path, keep_encoded=keep, exif=self.exif)
         if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
             raise SourceError(
-                "a first row that is no image, in a file whose images are compressed",
+                "the first row of a compressed dataset is not an image",
                 feature=name,
                 frame=0,
                 expected="a JPEG or a PNG",
@@ -233,7 +237,7 @@ class Hdf5Source(ScannedSource):
     def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
         num_frames, declared, stored = _num_frames(one), 0, 0
         readers: dict[str, Iterator[Any]] = {}
-        there = {spec.name: spec for spec in self._specs(one, path)}  # raises as for the schema
+        there = {spec.name: spec for spec in self._specs(one, path)}  # raises like schema()
         beside = [*one.stored, *one.videos, *map(str, one.left_out)]
         orientation = Orientation(self.exif, lambda: is_alone(self.schema(), beside))
         for name, spec in self.schema().items():
@@ -241,7 +245,7 @@ class Hdf5Source(ScannedSource):
                 dataset = one.stored[name]
                 if dataset.shape[0] != num_frames:
                     raise SourceError(
-                        "a feature whose rows disagree with the episode's frames",
+                        "the number of rows differs from the episode's frames",
                         feature=name,
                         expected=f"{num_frames} rows{one.declared_by}",
                         got=f"{dataset.shape[0]} rows",
@@ -255,7 +259,7 @@ class Hdf5Source(ScannedSource):
         check_frames(num_frames)
         check_decoded(declared, stored)
         if not (readers or one.videos) or not num_frames:
-            raise SourceError("an episode without frames of the features")
+            raise SourceError("the episode has no frames of the selected features")
         for _ in range(num_frames):
             yield {name: next(values) for name, values in readers.items()}
 
@@ -268,7 +272,7 @@ class Hdf5Source(ScannedSource):
         num_frames: int,
         orientation: Orientation,
     ) -> Iterator[Any]:
-        """The feature's values, checked."""
+        """Yield the feature's checked values."""
         number: int | None = None
         try:
             is_image = first_image(dataset, path) is not None
@@ -276,7 +280,7 @@ class Hdf5Source(ScannedSource):
             if is_array:
                 check_spec(dataset.dtype, dataset.shape[1:], spec, path)
             if is_image + is_array != (spec.value == "array"):
-                raise SourceError("text and numbers of one name")
+                raise SourceError("the feature has both text and numbers")
             for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
                 if is_array:
                     yield np.asarray(row, spec.dtype)
@@ -284,7 +288,7 @@ class Hdf5Source(ScannedSource):
                     yield (
                         self._image(row, spec, one, path, orientation) if is_image else _text(row)
                     )
-                number = None  # the next rows may be those that cannot be read
+                number = None  # a later error may be in the next block
         except SourceError as error:
             error.located(feature=spec.name)
             if number is not None:
@@ -296,7 +300,7 @@ class Hdf5Source(ScannedSource):
     ) -> npt.NDArray[Any] | EncodedImage:
         data = encoded_row(row)
         if data is None:
-            raise SourceError("a row that is no image", expected="a JPEG or a PNG")
+            raise SourceError("the row is not an image", expected="a JPEG or a PNG")
         value = embedded_value(data, spec, path, orientation)
         if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
             return np.ascontiguousarray(value[..., ::-1])
@@ -305,7 +309,7 @@ class Hdf5Source(ScannedSource):
 
 FORMAT = SourceFormat(
     "hdf5",
-    "*.hdf5 or *.h5 as ALOHA, robomimic or DROID lay it out, or any with --map FEATURE=PATH",
+    "*.hdf5 or *.h5 of ALOHA, robomimic or DROID, or any with --map FEATURE=PATH",
     Hdf5Source,
     options=("map", "jpeg_order", "without_video", "exif"),
     takes_files=True,
@@ -322,7 +326,7 @@ def _is_referred_to(path: Path) -> bool:
 
 
 def _referred(dataset: Any, found: FeatureSpec, spec: FeatureSpec, path: Path) -> Iterator[Any]:
-    """Where the feature's values lie, or those that were never written."""
+    """Yield the byte ranges of a feature's rows, or values of rows never written."""
     with located(SourceError, feature=spec.name):
         check_spec(dataset.dtype, dataset.shape[1:], spec, path)
         check_stored_alike(found, spec)
@@ -342,7 +346,7 @@ def _gops(
                 yield gop
         if count != info.num_frames:
             raise SourceError(
-                "a video of another number of frames than the trajectory has rows",
+                "the video has another number of frames than the trajectory has rows",
                 file=str(path),
                 expected=info.num_frames,
                 got=count,
@@ -350,17 +354,17 @@ def _gops(
 
 
 def _num_frames(one: Hdf5Episode) -> int:
-    """What the file says, or the rows of the actions, or of the first dataset."""
+    """Return the declared number of frames, or the rows of the actions or of the first dataset."""
     if one.num_frames is not None:
         return one.num_frames
     for name in ("action", "actions", *one.stored):
         if name in one.stored and one.stored[name].shape:
             return int(one.stored[name].shape[0])
-    raise SourceError("an episode without frames")
+    raise SourceError("episode without frames")
 
 
 def _text(row: Any) -> str:
     try:
         return row if isinstance(row, str) else bytes(row).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SourceError("text that is not UTF-8", got=repr(bytes(row)[:80])) from error
+        raise SourceError("text is not UTF-8", got=repr(bytes(row)[:80])) from error

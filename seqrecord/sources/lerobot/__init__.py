@@ -1,1 +1,1 @@
-"""LeRobot datasets, v2.0 to v3.0."""
+"""Source for LeRobot datasets, v2.0 to v3.0."""

@@ -1,4 +1,4 @@
-"""The inventory of a LeRobot dataset."""
+"""Inventory of a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -43,10 +43,14 @@ def account_of(
     derived: Collection[str],
     numbered: Mapping[str, str],
 ) -> Account:
-    """Reads names of files, the columns of the first tables of rows and of episodes, and the tables
-    of videos; those of a URL only if they are few.
+    """Return the account of a dataset.
 
-    `derived` are columns of positions, `numbered` the columns of numbers of texts by feature.
+    Reads file names, the columns of the first row and episode tables, and the tables of videos. On
+    a URL, videos are not opened.
+
+    Args:
+        derived: columns that the dataset does not store, since they follow from a frame's position.
+        numbered: index column by text feature.
     """
     good = [each for each in episodes if each.error is None]
     num_frames = sum(each.length for each in good)
@@ -58,9 +62,9 @@ def account_of(
     if any(name == column for name, column in numbered.items()):  # GR00T's annotations
         files.add(MODALITY)
     left_out = unread_files(root, lambda path: path.relative_to(root).as_posix() in files)
-    if len(good) < len(episodes):  # the files of the others are not known
+    if len(good) < len(episodes):  # the files of broken episodes are unknown
         left_out = []
-    reason = "computed anew"
+    reason = "recomputed"
     left_out += [
         LeftOut(name, 1, reason, is_data=False)
         for name in (STATS, EPISODES_STATS)
@@ -69,7 +73,7 @@ def account_of(
     positions = [name for name in derived if name in info.features and name != "task_index"]
     if positions:
         shown = f"features {', '.join(positions)}"
-        reason = "positions, which episodes have anyway"
+        reason = "follows from the frame's position"
         left_out.append(LeftOut(shown, len(positions), reason, "features", is_data=False))
     offered = dict.fromkeys([*info.features, *numbered])
     hidden = {*derived, *numbered.values()} - {*numbered}
@@ -91,26 +95,28 @@ def account_of(
     for name in info.videos:
         if name in schema:
             places = frames_in_files(episodes, lambda each: each.videos[name].file)  # noqa: B023
-            if remote_files(root) is not None:  # each file would take one more request
-                notes.append(f"{name}: frames in no episode are not counted on a URL")
+            if remote_files(root) is not None:  # opening takes a request per file
+                notes.append(f"{name}: frames outside of episodes are not counted on a URL")
             elif extra := _extra_frames(root, places):
-                left_out.append(LeftOut(f"frames of {name}", extra, "in no episode", "frames"))
+                left_out.append(
+                    LeftOut(f"frames of {name}", extra, "outside of all episodes", "frames")
+                )
     reason = f"{INFO} of LeRobot v{info.version}, {counted(len(episodes), 'episode')}"
     return Account(reason, _places(schema, info, numbered), tuple(left_out), tuple(notes))
 
 
 def _extra_frames(root: Path, listed: Mapping[str, int]) -> int:
-    """Frames of videos beyond those that episodes have in each file, if their tables count."""
+    """Count frames in video files beyond the episodes' frames, if the files' tables have counts."""
     extra = 0
     for place, count in listed.items():
-        with suppress(SourceError), VideoFile(root / place) as file:  # refused when it is read
+        with suppress(SourceError), VideoFile(root / place) as file:  # raised by reading
             extra += max(0, (file.known_count() or 0) - count)
     return extra
 
 
 def _columns(root: Path, episodes: Collection[LeRobotEpisode]) -> list[str]:
     for episode in episodes:
-        with suppress(SourceError):  # refused when it is read
+        with suppress(SourceError):  # raised by reading
             return ParquetTable(root / episode.file).names
     return []
 
@@ -130,12 +136,12 @@ def _places(schema: Schema, info: LeRobotInfo, numbered: Mapping[str, str]) -> d
 
 def _notes(info: LeRobotInfo) -> list[str]:
     notes = [
-        f"split {name}: {value} is no range of episodes, and ignored"
+        f"split {name} ignored: {value} is not a range of episodes"
         for name, value in info.other_splits.items()
     ]
     rates = {name: info.features[name].video_fps for name in info.videos}
     return notes + [
-        f"{name}: its frame rate is declared as {rate:g}, that of the dataset is {info.fps:g}"
+        f"{name}: declared frame rate {rate:g} differs from the dataset's {info.fps:g}"
         for name, rate in rates.items()
         if rate is not None and rate != info.fps
     ]

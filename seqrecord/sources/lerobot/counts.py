@@ -1,7 +1,7 @@
-"""Numbers that `meta/` of a LeRobot dataset declares, compared with each other.
+"""Consistency checks of the counts in `meta/` of a LeRobot dataset.
 
-Datasets that lerobot's own `delete_episodes` and `aggregate_datasets` have written pass: both write
-the totals and the places in videos anew.
+Datasets written by lerobot's `delete_episodes` and `aggregate_datasets` pass: both recompute totals
+and positions in videos.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from seqrecord.sources.lerobot.layout import EPISODES, INFO, TASKS, LeRobotEpiso
 
 
 def check_totals(root: Path, info: LeRobotInfo, episodes: Sequence[LeRobotEpisode]) -> None:
-    """Raise `SourceError` if `info.json` declares other numbers of episodes or frames than are
-    listed, or splits of other episodes. `episodes` are in the order of their numbers."""
+    """Raise `SourceError` if `info.json` disagrees with the listed episodes, frames or splits.
+
+    `episodes` are in the order of their numbers.
+    """
     if not episodes:
         return
-    what = EPISODES[info.version]
-    _check_total(root, info, "total_episodes", len(episodes), what)
+    table = EPISODES[info.version]
+    _check_total(root, info, "total_episodes", len(episodes), table)
     if all(each.error is None for each in episodes):
-        _check_total(root, info, "total_frames", sum(each.length for each in episodes), what)
+        _check_total(root, info, "total_frames", sum(each.length for each in episodes), table)
     last = episodes[-1].index
     for name, numbers in info.splits.items():
         if numbers.stop > last + 1:
             raise SourceError(
-                f"the split {name} has episodes that are not listed",
+                f"the split {name} has episodes beyond the listed ones",
                 file=str(root / INFO),
                 expected=f"episodes up to {last}",
                 got=f"{numbers.start}:{numbers.stop}",
@@ -36,7 +38,7 @@ def check_totals(root: Path, info: LeRobotInfo, episodes: Sequence[LeRobotEpisod
 
 
 def check_tasks(root: Path, info: LeRobotInfo, num_tasks: int) -> None:
-    """Raise `SourceError` if `info.json` declares more tasks than the table of tasks has."""
+    """Raise `SourceError` if `info.json` declares more tasks than the task table has."""
     if num_tasks < info.totals.get("total_tasks", 0):
         _check_total(root, info, "total_tasks", num_tasks, TASKS[info.version])
 
@@ -44,7 +46,7 @@ def check_tasks(root: Path, info: LeRobotInfo, num_tasks: int) -> None:
 def frames_in_files(
     episodes: Collection[LeRobotEpisode], file_of: Callable[[LeRobotEpisode], str]
 ) -> dict[str, int]:
-    """The rows or frames that episodes have in each file; empty if an episode cannot be listed."""
+    """Count rows or frames of episodes by file; empty if an episode is broken."""
     found = Counter[str]()
     for each in episodes:
         if each.error is not None:
@@ -56,8 +58,10 @@ def frames_in_files(
 def limits_in_videos(
     episodes: Iterable[LeRobotEpisode], info: LeRobotInfo, name: str
 ) -> dict[str, float]:
-    """By key of an episode the seconds before which its last frame in a video of v3.0 is shown:
-    half a frame before the next episode in the file."""
+    """Return the end time of each episode in its v3.0 video file: seconds by episode key.
+
+    The end is half a frame before the file's next episode. Last episodes of a file have no entry.
+    """
     by_file: dict[str, list[tuple[float, str]]] = {}
     for each in episodes:
         if each.error is None and each.length:
@@ -70,13 +74,13 @@ def limits_in_videos(
     }
 
 
-def _check_total(root: Path, info: LeRobotInfo, name: str, found: int, what: str) -> None:
-    """Raise `SourceError` unless `info.json` declares the number that was found, or none."""
+def _check_total(root: Path, info: LeRobotInfo, name: str, found: int, table: str) -> None:
+    """Raise `SourceError` if `info.json` declares another number than `found`."""
     declared = info.totals.get(name, found)
     if declared != found:
         raise SourceError(
-            f"{name} is not what {what} has: the dataset is incomplete, or being recorded, "
-            "or info.json is wrong; `seqrecord doctor PATH` lists every difference",
+            f"{name} disagrees with {table}: the dataset is incomplete or still being recorded, "
+            "or info.json is wrong; `seqrecord doctor PATH` lists all differences",
             file=str(root / INFO),
             expected=f"{name} {declared}",
             got=found,

@@ -1,7 +1,7 @@
-"""What the files in `meta/` of a LeRobot dataset say: features, episodes, tasks, places of rows.
+"""Parse `meta/` of a LeRobot dataset: features, episodes, tasks, and positions of rows.
 
-The layouts are those that lerobot 0.3.3 (v2.1) and 0.4.4 (v3.0) write; see
-https://huggingface.co/docs/lerobot/lerobot-dataset-v3. Nothing in them is trusted.
+The layouts are those written by lerobot 0.3.3 (v2.1) and 0.4.4 (v3.0), see
+https://huggingface.co/docs/lerobot/lerobot-dataset-v3. All content is checked.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ EPISODES = {2: "meta/episodes.jsonl", 3: "meta/episodes"}
 TASKS = {2: "meta/tasks.jsonl", 3: "meta/tasks.parquet"}
 STATS, EPISODES_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
 SUBTASKS = "meta/subtasks.parquet"
-MODALITY = "meta/modality.json"  # GR00T's alone
+MODALITY = "meta/modality.json"  # GR00T only
 _ANNOTATION = "annotation."
 SUBTASK_INDEX = "subtask_index"
 _TOTALS = ("total_episodes", "total_frames", "total_tasks")
 _MAX_INFO_BYTES = 16 << 20
-_SPARE_ROWS = 1000  # of tables of meta, beyond the declared ones: totals may be stale
+_SPARE_ROWS = 1000  # accepted beyond the declared ones: totals may be stale
 _MAX_LINES_BYTES = 1 << 30
 _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 
 
 @dataclass(frozen=True)
 class LeRobotFeature:
-    """A feature as `info.json` declares it; `dtype` may be `image`, `video` or `string`.
+    """A feature as declared by `info.json`; `dtype` may be `image`, `video` or `string`.
 
-    `depth` is the declaration of a video of depth in codes, which are no colours, and
-    `video_fps` the frame rate that is declared of a video.
+    `depth` is the declaration of a video of depth codes, `None` for colours. `video_fps` is the
+    declared frame rate of a video.
     """
 
     name: str
@@ -54,14 +54,14 @@ class LeRobotFeature:
     video_fps: float | None = None
 
     def check_size(self, found: FeatureSpec, path: Path) -> None:
-        """Raise `SourceError` for pictures in a file that are larger or smaller than declared.
+        """Raise `SourceError` if images in a file have another size than declared.
 
         The declared shape may be [C, H, W].
         """
         if math.prod(n or 1 for n in found.shape) != math.prod(self.shape):
-            what = "a video" if self.dtype == "video" else "images"
+            noun = "video" if self.dtype == "video" else "image"
             raise SourceError(
-                f"{what} of another size than declared",
+                f"the {noun} size differs from info.json",
                 file=str(path),
                 feature=self.name,
                 expected=list(self.shape),
@@ -71,10 +71,10 @@ class LeRobotFeature:
 
 @dataclass(frozen=True)
 class LeRobotInfo:
-    """The parts of `info.json` that are used; `version` is 2 or 3.
+    """The used parts of `info.json`; `version` is 2 or 3.
 
-    `totals` are the numbers of episodes, frames and tasks that it declares, and `other_splits` the
-    splits that are not ranges of episodes.
+    `totals` are the declared numbers of episodes, frames and tasks. `other_splits` are splits that
+    are not ranges of episodes.
     """
 
     version: int
@@ -90,13 +90,13 @@ class LeRobotInfo:
 
     @property
     def videos(self) -> list[str]:
-        """The names of the features that lie in videos."""
+        """Names of features stored as video."""
         return [name for name, each in self.features.items() if each.dtype == "video"]
 
 
 @dataclass(frozen=True)
 class LeRobotVideo:
-    """Where an episode's video is: a file below the root, and the time in it of the first frame."""
+    """Video file of an episode, below the root, and the time of the episode's first frame in it."""
 
     file: str
     begin: float  # seconds
@@ -104,9 +104,9 @@ class LeRobotVideo:
 
 @dataclass(frozen=True)
 class LeRobotEpisode:
-    """An episode: its number, frames, tasks, and the parquet file of its rows below the root.
+    """An episode: number, frames, tasks, and the Parquet file of its rows, below the root.
 
-    `error` is what is wrong with its row in the table of episodes; then it has no files.
+    `error` is the error in its row of the episode table; such an episode has no files.
     """
 
     index: int
@@ -122,14 +122,14 @@ class LeRobotEpisode:
 
 
 def read_info(root: Path) -> LeRobotInfo:
-    """Raises `SourceError` for a version that is not known, and for what is not as it must be."""
+    """Read `meta/info.json`. Raises `SourceError` for an unsupported version and invalid values."""
     path = root / INFO
     with located(SourceError, file=str(path)):
         info = json_object(read_bytes(path, _MAX_INFO_BYTES))
         version = info.get("codebase_version")
         if not isinstance(version, str) or version not in ("v2.0", "v2.1", "v3.0"):
             raise SourceError(
-                "a LeRobot dataset of a version that is not known",
+                "unsupported LeRobot version",
                 expected="codebase_version v2.0, v2.1 or v3.0",
                 got=repr_of(version, 50),
             )
@@ -163,34 +163,34 @@ def read_info(root: Path) -> LeRobotInfo:
 
 
 def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
-    """All episodes in the order of their numbers, which need not be without gaps."""
+    """Return all episodes in the order of their numbers, which may have gaps."""
     place = root / EPISODES[info.version]
     with located(SourceError, file=str(place)):
         tables = episode_tables(root, info)
         episodes = [each for path in tables for each in listed_episodes(path, info)]
         first = episodes[0].error if episodes else None
         if first is not None and all(each.error is not None for each in episodes):
-            raise first  # it is no matter of one episode
+            raise first  # all episodes fail
         episodes.sort(key=lambda episode: episode.index)
         for one, two in pairwise(episodes):
             if one.index == two.index:
-                raise SourceError("an episode that is listed twice", episode=one.key)
+                raise SourceError("the episode is listed twice", episode=one.key)
     return episodes
 
 
 def episode_tables(root: Path, info: LeRobotInfo) -> list[Path]:
-    """The files that list episodes; raises `SourceError` where there are none."""
+    """Return the files that list episodes. Raises `SourceError` if there are none."""
     place = root / EPISODES[info.version]
     if place.suffix:
         return [place]
     paths = find_files(place, lambda path: path.suffix == ".parquet")
     if not paths:
-        raise SourceError("no table of episodes", file=str(place))
+        raise SourceError("missing table of episodes", file=str(place), expected="*.parquet")
     return paths
 
 
 def listed_episodes(path: Path, info: LeRobotInfo) -> Iterator[LeRobotEpisode]:
-    """The episodes of one of `episode_tables`, in its order."""
+    """Yield the episodes of one of `episode_tables`, in its order."""
     videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
     with located(SourceError, file=str(path)):
         for row in _rows(path, [*_COLUMNS, *videos], info.totals.get("total_episodes")):
@@ -198,16 +198,16 @@ def listed_episodes(path: Path, info: LeRobotInfo) -> Iterator[LeRobotEpisode]:
 
 
 def listed_columns(root: Path, info: LeRobotInfo) -> list[str]:
-    """Names of values that the list has of each episode, as its first table or line has them."""
+    """Return the column names of the episode list, from its first table or line."""
     place = episode_tables(root, info)[0]
     with located(SourceError, file=str(place)):
         return ParquetTable(place).names if info.version == 3 else [*next(_rows(place), ())]
 
 
 def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
-    """Features of text whose columns have numbers of the texts: by name of the feature the column.
+    """Return text features stored as index columns: feature name to column.
 
-    GR00T's annotations are numbers of tasks, under names of their own; see
+    GR00T's annotations are task numbers under other names, see
     https://github.com/NVIDIA/Isaac-GR00T (getting_started/LeRobot_compatible_data_schema.md).
     """
     columns = {} if "task" in info.features else {"task": "task_index"}
@@ -224,7 +224,7 @@ def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
 
 
 def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
-    """The texts by their numbers in one of `number_columns`."""
+    """Return the texts of one of `number_columns`, by number."""
     text = "subtask" if column == SUBTASK_INDEX else "task"
     number = f"{text}_index"
     place = root / (SUBTASKS if column == SUBTASK_INDEX else TASKS[info.version])
@@ -232,7 +232,7 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
         texts = {}
         most = None if text == "subtask" else info.totals.get("total_tasks")
         for row in _rows(place, most=most):
-            # pandas keeps the text as the index, which it calls `__index_level_0__` or by its name.
+            # pandas stores the text as the index, named `__index_level_0__` or like the column.
             key, value = row.get(number), row.get(text, row.get("__index_level_0__"))
             if not isinstance(key, int) or not isinstance(value, str):
                 raise _wrong(text, "a number and a text", row)
@@ -241,7 +241,7 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
 
 
 def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, Any]]]:
-    """The file of statistics by feature, and those in it: of all, or in v2.1 of each episode."""
+    """Return the statistics file and its contents by feature: per episode in v2.1, else one."""
     if info.version == 2 and is_file(by_episode := root / EPISODES_STATS):
         rows = (row.get("stats") for row in _rows(by_episode))
         return by_episode, (row for row in rows if isinstance(row, dict))
@@ -253,7 +253,7 @@ _VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp")
 
 
 def _listed(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
-    """The episode of a row; one that has no more than a number where the rest is wrong."""
+    """Return the episode of a row. An invalid row gives an episode with its number and an error."""
     index = row.get("episode_index")
     try:
         with located(SourceError, file=str(place)):
@@ -283,28 +283,29 @@ def _episode(row: Mapping[str, Any], info: LeRobotInfo) -> LeRobotEpisode:
     return LeRobotEpisode(index, length, tuple(tasks), file, found)
 
 
-def _numbers(row: Mapping[str, Any], what: str, info: LeRobotInfo) -> dict[str, Any]:
-    """What stands in the names of files: in v2 the episode, in v3 where a file of many lies."""
+def _numbers(row: Mapping[str, Any], prefix: str, info: LeRobotInfo) -> dict[str, Any]:
+    """Return the numbers in file names: the episode in v2, chunk and file index in v3."""
     if info.version == 2:
         index = row["episode_index"]
         return {"episode_index": index, "episode_chunk": index // info.chunks_size}
-    return {name: row.get(f"{what}/{name}") for name in ("chunk_index", "file_index")}
+    return {name: row.get(f"{prefix}/{name}") for name in ("chunk_index", "file_index")}
 
 
-def _fill(what: str, template: str, values: Mapping[str, Any]) -> str:
-    """`data/chunk-{chunk_index:03d}/…` filled in, and nothing that leaves the dataset."""
+def _fill(field: str, template: str, values: Mapping[str, Any]) -> str:
+    """Fill in a path template, `data/chunk-{chunk_index:03d}/…`, and check that it stays below
+    root."""
 
     def value(match: re.Match[str]) -> str:
         number = values.get(match[1])
         if isinstance(number, str) and not match[2]:
             return number
         if not isinstance(number, int) or number < 0:
-            raise _wrong(match[1], f"a number for {what}", number)
+            raise _wrong(match[1], f"a number for {field}", number)
         return f"{number:0{match[2] or 1}d}"
 
     path = _FIELD.sub(value, template)
     if {"{", "}"} & {*path} or path.startswith("/") or ".." in path.split("/"):
-        raise _wrong(what, "a path below the dataset", template)
+        raise _wrong(field, "a path below the dataset", template)
     return path
 
 
@@ -328,7 +329,7 @@ def _features(value: object) -> dict[str, LeRobotFeature]:
 
 
 def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What `info` says of a video of depth: 12-bit codes, and their scale; `None` of any other."""
+    """Return a feature's `info` if it declares a video of 12-bit depth codes, else `None`."""
     for known in (feature.get("info"), feature.get("video_info")):
         if isinstance(known, dict) and (
             known.get("is_depth_map")
@@ -341,7 +342,7 @@ def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _video_fps(feature: Mapping[str, Any]) -> float | None:
-    """The frame rate in a feature's `info`."""
+    """Return the frame rate in a feature's `info`."""
     for known in (feature.get("info"), feature.get("video_info")):
         if isinstance(known, dict) and (rate := frame_rate(known.get("video.fps"))) is not None:
             return rate
@@ -349,7 +350,7 @@ def _video_fps(feature: Mapping[str, Any]) -> float | None:
 
 
 def _splits(value: object) -> tuple[dict[str, range], dict[str, str]]:
-    """`{"train": "0:50"}`: names of ranges of episodes, and those of anything else."""
+    """Parse splits, `{"train": "0:50"}`: ranges of episodes by name, and other values as text."""
     found, others = {}, {}
     for name, each in value.items() if isinstance(value, dict) else ():
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", each) if isinstance(each, str) else None
@@ -363,7 +364,7 @@ def _splits(value: object) -> tuple[dict[str, range], dict[str, str]]:
 def _rows(
     place: Path, columns: Sequence[str] | None = None, most: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON lines, or of a table, of which `info.json` declares `most`."""
+    """Yield the rows of a JSON Lines file, or of a table that should have `most` rows."""
     if place.suffix == ".jsonl":
         for number, line in enumerate(read_bytes(place, _MAX_LINES_BYTES).splitlines()):
             if line.strip():
@@ -380,5 +381,5 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _wrong(what: str, expected: str, got: object) -> SourceError:
-    return SourceError(f"{what}: not as it must be", expected=expected, got=repr_of(got))
+def _wrong(field: str, expected: str, got: object) -> SourceError:
+    return SourceError(f"invalid {field}", expected=expected, got=repr_of(got))

@@ -1,4 +1,4 @@
-"""Rows of LeRobot's parquet files as frames."""
+"""Read rows of LeRobot's Parquet files as frames."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from seqrecord.sources.lerobot.layout import LeRobotEpisode
 from seqrecord.text import repr_of
 
 _ORDER = ("episode_index", "frame_index", "timestamp")
-# In memory at a time, by default; more of them where they are small.
+# Rows per batch: at least the first two, more for small rows.
 _ROWS, _ROWS_OF_IMAGES, _MOST_ROWS, _BYTES = 512, 32, 8192, 1 << 20
 
 
 class NumberedTexts(NamedTuple):
-    """Texts that a column has by their numbers."""
+    """Texts by number, and the column of the numbers."""
 
     column: str
     texts: Mapping[int, str]
 
 
 class EpisodeRows:
-    """Reads the rows of episodes, from files that hold one or many of them.
+    """Read episodes' rows from files with one or many episodes.
 
-    Consecutive episodes of one file are read in one pass: a row group may be the whole file, and
-    nothing in it can be reached without decoding what comes before.
+    Consecutive episodes of a file are read in one pass: a row group may span the whole file, and
+    its rows are decodable only from its start.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class EpisodeRows:
     ) -> None:
         self._orientation = orientation
         self._root, self._schema, self._numbered = root, schema, texts
-        self._num_rows = num_rows or {}  # by file, as `meta` has it
+        self._num_rows = num_rows or {}  # by file, from `meta`
         has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
         self._batch_rows = _ROWS_OF_IMAGES if has_images else _ROWS
         if all(spec.is_fixed or name in texts for name, spec in schema.items()):
             fitting = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
             self._batch_rows = max(self._batch_rows, min(fitting, _MOST_ROWS))
-        self._episodes: dict[str, _Episodes] = {}  # of the file that was looked at last
+        self._episodes: dict[str, _Episodes] = {}  # of the last file
         self._file: _Episodes | None = None  # the open file
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._rest: pa.RecordBatch | None = None  # rows that were read, of a later episode
-        self._row = 0  # the first of them, or the next one to be read
+        self._rest: pa.RecordBatch | None = None  # rows read ahead, of a later episode
+        self._row = 0  # number of the first row in `_rest`, or of the next one to read
 
     def blocks(self, episode: LeRobotEpisode) -> Iterator[Block]:
-        """All frames, with images one by one.
+        """Yield all frames in blocks; with images one frame per block.
 
-        Raises `SourceError` for rows that are missing, twice or out of order.
+        Raises `SourceError` for missing, duplicate or unordered rows.
         """
         file = self._in_file(episode)
         with located(SourceError, file=str(file.path)):
@@ -76,7 +76,8 @@ class EpisodeRows:
                 count += batch.num_rows
 
     def times(self, episode: LeRobotEpisode) -> npt.NDArray[np.float64]:
-        """The timestamps of an episode's rows: seconds [rows]; raises as `blocks` does."""
+        """Return the timestamps of an episode's rows, float64 [rows] in seconds; raises as
+        `blocks`."""
         file = self._in_file(episode)
         with located(SourceError, file=str(file.path)):
             return file.rows_of(episode)[1]
@@ -117,16 +118,16 @@ class EpisodeRows:
             yield Block.of(frame)
 
     def _rows(self, file: _Episodes, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a file from `begin` up to `end`, batch by batch."""
+        """Yield rows `begin` to `end` (exclusive) of a file in batches."""
         if file is not self._file or begin < self._row:
             self._batches, self._rest, self._row = self._opened(file, begin), None, begin
         while begin < end:
             batch, self._rest = self._rest, None
             if batch is None:
-                self._file = None  # unless more can be read
+                self._file = None  # until the next batch is read
                 batch = next(self._batches, None)
                 if batch is None:
-                    raise SourceError("columns of several lengths", expected=f"{end} rows or more")
+                    raise SourceError("columns differ in length", expected=f"{end} rows or more")
                 self._file = file
             skipped = min(begin - self._row, batch.num_rows)
             mine = batch.slice(skipped, end - begin)
@@ -155,7 +156,7 @@ class EpisodeRows:
 
 
 class _Episodes:
-    """Which rows of a file are of which episode, and their times."""
+    """Row ranges and times of the episodes in a file."""
 
     def __init__(self, path: Path, listed: int | None) -> None:
         self.path, self.table = path, ParquetTable(path)
@@ -165,23 +166,23 @@ class _Episodes:
             np.concatenate([np.empty(0), *(number_column(batch, name) for batch in batches)])
             for name in _ORDER
         ]
-        # A column that is searched once for each episode would be read each time.
+        # One pass over the column; a search per episode would read it each time.
         found, *places = np.unique(self._columns[0], return_index=True, return_counts=True)
         pairs = zip(*(each.tolist() for each in places), strict=True)
         self._places = dict(zip(found.tolist(), pairs, strict=True))
 
     def rows_of(self, episode: LeRobotEpisode) -> tuple[int, npt.NDArray[np.float64]]:
-        """The first row of an episode, and the timestamps of all of them: seconds [rows].
+        """Return an episode's first row, and the timestamps of its rows, float64 [rows] in seconds.
 
-        Raises `SourceError` for rows that are missing or out of order.
+        Raises `SourceError` for missing or unordered rows.
         """
         begin, count = self._places.get(episode.index, (0, 0))
         episodes, numbers, times = (column[begin : begin + count] for column in self._columns)
         if (episodes != episode.index).any():
-            raise SourceError("rows of other episodes among those of this one")
+            raise SourceError("rows of other episodes are among the episode's rows")
         for frame in np.flatnonzero(numbers != np.arange(count))[:1].tolist():
             raise SourceError(
-                "rows that are missing or out of order",
+                "missing or unordered rows",
                 frame=frame,
                 expected=f"frame_index {frame}",
                 got=int(numbers[frame]),
@@ -189,14 +190,14 @@ class _Episodes:
         before = np.concatenate([[-np.inf], times])[:-1]
         for frame in np.flatnonzero(~(times > before))[:1].tolist():
             raise SourceError(
-                "timestamps that go back",
+                "timestamps are not ascending",
                 frame=frame,
                 expected=f"more than {before[frame]} s",
                 got=f"{times[frame]} s",
             )
         if count != episode.length:
             raise SourceError(
-                "another number of rows than the episode's length",
+                "the number of rows differs from the episode's length",
                 expected=episode.length,
                 got=count,
             )
@@ -204,31 +205,33 @@ class _Episodes:
 
 
 def _check_rows(table: ParquetTable, listed: int | None) -> None:
-    """Raise `SourceError` for more rows than `meta` lists, before any is read; for fewer the
-    episode that lacks them is refused."""
+    """Raise `SourceError`, before reading, for more rows than `meta` lists.
+
+    Missing rows raise when their episode is read.
+    """
     if listed is not None and table.num_rows > listed:
         raise SourceError(
-            "more rows than meta/episodes lists for this file",
+            "the file has more rows than meta/episodes lists",
             expected=f"{listed} rows",
             got=f"{table.num_rows} rows",
         )
 
 
 def image_bytes(path: Path, name: str) -> bytes:
-    """The first image of a column."""
+    """Return the first image of a column."""
     with located(SourceError, file=str(path)):
         for batch in ParquetTable(path).batches([name], rows=1):
             return _image(batch.column(0), 0)
-        raise SourceError("a parquet file without rows")
+        raise SourceError("Parquet file without rows")
 
 
 def _image(column: pa.Array, row: int) -> bytes:
-    """The encoded image of one row, whatever its name is."""
+    """Return a row's encoded image."""
     is_struct = pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0
     [data] = python_values((column.field("bytes") if is_struct else column).slice(row, 1))
     if not isinstance(data, bytes):
         raise SourceError(
-            "an image that is not in the parquet file",
+            "the image is not embedded in the Parquet file",
             expected="the bytes of a PNG or JPEG",
             got=repr_of(python_values(column.slice(row, 1)), 100),
         )
@@ -236,30 +239,30 @@ def _image(column: pa.Array, row: int) -> bytes:
 
 
 def number_column(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
-    """A column of one number a row, without gaps."""
+    """Return a column of one number per row, without nulls."""
     column = batch.column(name)
     if column.null_count or not (
         pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     ):
         raise SourceError(
-            f"a column {name} that is not one number a row",
-            expected="numbers",
-            got=f"{column.type}, {column.null_count} of them missing",
+            f"invalid column {name}",
+            expected="one number per row",
+            got=f"{column.type} with {column.null_count} nulls",
         )
     values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return values
 
 
 def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
-    """[rows, *shape] of the feature's dtype, from numbers or from lists nested to its shape."""
+    """Convert numbers or nested lists to [rows, *shape] of the feature's dtype."""
     values, rows = column, len(column)
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     sizes: list[int] = []
     while isinstance(values, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
-        # Not by `flatten`, which imports pyarrow.compute: that takes 0.1 s.
+        # `flatten` would import pyarrow.compute, which takes 0.1 s.
         if values.null_count:
-            raise _misshapen(spec, "lists of several lengths, or missing ones")
+            raise _misshapen(spec, "lists that differ in length, or nulls")
         if isinstance(values, pa.FixedSizeListArray):
             size = values.type.list_size
             begin = values.offset * size
@@ -267,7 +270,7 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
             offsets = values.offsets.to_numpy()
             begin, size = (int(offsets[0]), int(offsets[1] - offsets[0])) if len(values) else (0, 0)
             if (offsets[1:] - offsets[:-1] != size).any():
-                raise _misshapen(spec, "lists of several lengths, or missing ones")
+                raise _misshapen(spec, "lists that differ in length, or nulls")
         sizes.append(size)
         values = values.values.slice(begin, len(values) * size)
     if tuple(sizes) != spec.shape and (spec.shape or sizes != [1]):
@@ -277,7 +280,7 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
         or pa.types.is_floating(values.type)
         or pa.types.is_boolean(values.type)
     ):
-        raise _misshapen(spec, f"{values.type}, {values.null_count} of them missing")
+        raise _misshapen(spec, f"{values.type} with {values.null_count} nulls")
     array = values.to_numpy(zero_copy_only=False)
     if array.dtype != spec.dtype:
         raise _misshapen(spec, array.dtype.name)
@@ -290,9 +293,9 @@ def _numbered_texts(batch: pa.RecordBatch, feature: str, numbered: NumberedTexts
     for number in numbers:
         if number not in texts:
             raise SourceError(
-                f"a {feature} without a name",
+                f"unknown {feature} number",
                 feature=feature,
-                expected=f"one of {len(texts)} texts",
+                expected=f"a number among {len(texts)} texts",
                 got=f"{column} {number}",
             )
     return [texts[number] for number in numbers]
@@ -301,13 +304,13 @@ def _numbered_texts(batch: pa.RecordBatch, feature: str, numbered: NumberedTexts
 def _texts(column: pa.Array, spec: FeatureSpec) -> list[str]:
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if column.null_count or not is_text:
-        raise _misshapen(spec, f"{column.type}, {column.null_count} of them missing")
+        raise _misshapen(spec, f"{column.type} with {column.null_count} nulls")
     return python_values(column)
 
 
 def _misshapen(spec: FeatureSpec, got: str) -> SourceError:
     return SourceError(
-        "a column that is not as info.json declares it",
+        "the column differs from its declaration in info.json",
         feature=spec.name,
         expected=str(spec),
         got=got[:200],

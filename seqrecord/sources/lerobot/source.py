@@ -1,4 +1,4 @@
-"""LeRobot datasets: rows and images of parquet files, videos, which are kept, and depth."""
+"""Source for LeRobot datasets: Parquet rows and images, video packets, and depth videos."""
 
 from __future__ import annotations
 
@@ -48,37 +48,47 @@ from seqrecord.sources.video.streams import TOLERANCE
 from seqrecord.statistics.by_feature import Statistics
 
 _DERIVED = ("frame_index", "episode_index", "index", "task_index")
-"""Columns that say where a row lies, which the dataset knows itself, or a task by its number."""
+"""Columns that are not packed: a row's position, or a number that stands for a text."""
 
 _AXES = {"height", "width", "channel", "channels"}
 
 
 @dataclass(frozen=True)
 class LeRobotSource(Originals):
-    """A LeRobot dataset of version 2.0, 2.1 or 3.0 as a source.
+    """A LeRobot dataset of version 2.0, 2.1 or 3.0.
 
     ::
 
         ROOT/meta/info.json                                 features, fps, names
         ROOT/data/chunk-000/file-000.parquet                v3.0: rows of many episodes
         ROOT/videos/KEY/chunk-000/file-000.mp4              v3.0: frames of many episodes
-        ROOT/data/chunk-000/episode_000000.parquet          v2.x: rows of one
-        ROOT/videos/chunk-000/KEY/episode_000000.mp4        v2.x: frames of one
+        ROOT/data/chunk-000/episode_000000.parquet          v2.x: rows of one episode
+        ROOT/videos/chunk-000/KEY/episode_000000.mp4        v2.x: frames of one episode
 
-    Episodes are called `episode_000000` by their numbers. Features have their LeRobot names; one
-    of shape [1] is a scalar, as LeRobot delivers it, images are uint8 [H, W, 3], and `timestamp`
-    is in seconds from the episode's start. `frame_index`, `episode_index` and `index` are left out.
-    Numbers of texts, which mean another text in another dataset, become the texts: `task_index` is
-    the feature `task`, `subtask_index` is `subtask` where there is `meta/subtasks.parquet`, and so
-    are GR00T's `annotation.…` where there is `meta/modality.json`. The metadata of an episode has
-    `episode_index`, its number in this dataset, `tasks`, `robot_type`, `split`, and `names` of what
-    has names.
+    Episode keys are `episode_000000` by number. Features have their LeRobot names. Shape [1]
+    becomes a scalar, as in LeRobot; images are uint8 [H, W, 3]; `timestamp` is in seconds from the
+    episode's start. `frame_index`, `episode_index` and `index` are not packed.
 
-    Packets of H.264, HEVC, AV1 and VP9 are kept as they are.
-    The frame of a row is the one nearest to its timestamp, less than `tolerance` seconds away, as
-    lerobot has it. Videos of depth (lerobot 0.6) hold codes, which are decoded to metres, float32
-    [H, W], by a `DepthScale`. `without_video` leaves both out. With
-    `keep_encoded` RGB images stay PNG or JPEG. With `in_place` packets stay where they are.
+    Index columns become texts, since the numbers differ between datasets: `task_index` becomes the
+    feature `task`; `subtask_index` becomes `subtask` if there is `meta/subtasks.parquet`; so do
+    GR00T's `annotation.…` columns if there is `meta/modality.json`. An episode's metadata has
+    `episode_index` (its number in this dataset), `tasks`, `robot_type`, `split`, and `names` of
+    feature elements.
+
+    Packets of H.264, HEVC, AV1 and VP9 are stored unchanged. Depth videos (lerobot 0.6) are decoded
+    to metres, float32 [H, W], see `DepthScale`.
+
+    Args:
+        root: folder of the dataset.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        without_video: exclude all features stored as video.
+        tolerance: each row gets the frame nearest to its timestamp, which must be less than
+            `tolerance` seconds away, as in lerobot.
+        in_place: reference video packets instead of copying them.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
     without_video: bool = False
@@ -88,7 +98,7 @@ class LeRobotSource(Originals):
     unpickled = ("_episodes", "_rows", "_videos")
 
     def exists(self) -> bool:
-        """Whether `root` has `meta/info.json`."""
+        """Return whether `root` has `meta/info.json`."""
         return is_file(self.path / INFO)
 
     def schema(self) -> Schema:
@@ -96,13 +106,13 @@ class LeRobotSource(Originals):
 
     @property
     def statistics(self) -> Statistics:
-        """Those that the dataset has itself, without quantiles; `SourceError` where it has none."""
+        """The dataset's own statistics, without quantiles. Raises `SourceError` if it has none."""
         num_frames = sum(info.num_frames for info in self.episodes())
         return own_statistics(self.path, self._info, self.schema(), num_frames)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         if not self._episodes:
-            raise SourceError("a LeRobot dataset without episodes", file=str(self.root))
+            raise SourceError("LeRobot dataset without episodes", file=str(self.root))
         return [self._info_of(episode) for episode in self._episodes.values()]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -110,7 +120,7 @@ class LeRobotSource(Originals):
             yield from block.frames()
 
     def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
-        """The same, as many frames at a time as a batch of rows has; with images one by one."""
+        """Yield the frames in blocks of a batch of rows; with images or depth frame by frame."""
         episode = self._episode(info)
         with located(SourceError, episode=info.key):
             depths = {
@@ -125,7 +135,7 @@ class LeRobotSource(Originals):
                     yield block
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
-        """Those of the rows, in seconds."""
+        """Return the rows' timestamps in seconds, float64 [T]."""
         with located(SourceError, episode=info.key):
             return self._rows.times(self._episode(info))
 
@@ -137,19 +147,19 @@ class LeRobotSource(Originals):
         )
 
     def referring(self) -> LeRobotSource:
-        """The same source, whose packets stay where they are."""
+        """Return a copy of the source that references packets instead of copying them."""
         return self if self.in_place else replace(self, in_place=True)
 
     def is_whole(self) -> bool:
-        """Whether nothing else lies here."""
+        """Return whether the folder contains nothing but the dataset."""
         return True
 
     def identity(self) -> str:
-        """Text that changes when a file of `meta` or a table of rows does, or comes or goes."""
+        """Return a hash that changes with any file of `meta` or table of rows."""
         return identity_of_files(self.path, self._copied())
 
     def copied_files(self) -> dict[str, ExternalFile]:
-        """The files from which an index copies values: all but video."""
+        """Return the files from which an index copies values: all except videos."""
         return external_files(self.path, self._copied())
 
     def _copied(self) -> Iterator[Path]:
@@ -157,8 +167,10 @@ class LeRobotSource(Originals):
             yield from find_files(self.path / folder, is_file)
 
     def content(self, before: str = "") -> str:
-        """A number of episodes, by default all or as many as `before` says, and text that changes
-        when anything of the first so many does but the files of their video."""
+        """Return a number of episodes and a hash of their content, except video files.
+
+        `before` is an earlier result: its number of episodes is used; by default all episodes.
+        """
         count = int(before.partition(" ")[0] or len(self._episodes))
         episodes = [*self._episodes.values()][:count]
         tables = dict.fromkeys(each.file for each in episodes if each.error is None)
@@ -172,14 +184,14 @@ class LeRobotSource(Originals):
         return f"{count} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
 
     def external_files(self) -> dict[str, ExternalFile]:
-        """The files that its GOPs may refer to, by the names that these have for them."""
+        """Return the video files that GOPs may reference, by path."""
         names = [name for name, video in self._videos.items() if not video.is_depth]
         good = [each for each in self._episodes.values() if each.error is None]
         files = dict.fromkeys(each.videos[name].file for each in good for name in names)
         return external_files(self.path, [self.path / file for file in files])
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
-        """The GOPs of one episode's video features; its frames lack these features."""
+        """Return the GOPs of an episode's video features; its frames omit these features."""
         episode = self._episode(info)
         with located(SourceError, episode=info.key):
             return {
@@ -197,7 +209,7 @@ class LeRobotSource(Originals):
             raise SourceError(episode.error.message, **facts) from episode.error
         if not episode.length:
             file = str(self.path / episode.file)
-            raise SourceError("an episode without frames", file=file, episode=info.key)
+            raise SourceError("episode without frames", file=file, episode=info.key)
         return episode
 
     @cached_property
@@ -232,7 +244,7 @@ class LeRobotSource(Originals):
 
     @cached_property
     def _numbered(self) -> dict[str, str]:
-        """The features of text that are columns of numbers, and these columns."""
+        """Index column by text feature."""
         return number_columns(self.path, self._info)
 
     @cached_property
@@ -252,7 +264,7 @@ class LeRobotSource(Originals):
     def _schema(self) -> Schema:
         replaced = {*_DERIVED, *self._numbered.values()}
         offered = {n: each for n, each in self._info.features.items() if n not in replaced}
-        # Texts that are numbers in the rows.
+        # Text features, stored as numbers in the rows.
         offered |= {n: LeRobotFeature(n, "string", (1,), None) for n in self._numbered}
         chosen = self.features
         if chosen is None and self.without_video:
@@ -274,18 +286,18 @@ class LeRobotSource(Originals):
             return FeatureSpec(feature.name, np.dtype(feature.dtype), shape, kind=kind, unit=unit)
         except (SchemaError, TypeError, ValueError, SyntaxError) as error:
             raise SourceError(
-                f"a feature that cannot be stored; select others (--features): {error}"[:300],
+                f"unsupported feature; select others (--features): {error}"[:300],
                 file=str(path),
                 feature=feature.name[:100],
                 got=f"{feature.dtype} {list(feature.shape)}"[:100],
             ) from error
 
     def _first_spec(self, feature: LeRobotFeature) -> FeatureSpec:
-        """From the first episode that can be read: the declared shape may be [C, H, W]."""
+        """Return the spec from the first readable episode: the declared shape may be [C, H, W]."""
         is_video = feature.dtype == "video"
         errors, tried = FirstError(), set()
         for episode in self._episodes.values():
-            if episode.error is not None:  # it has no files
+            if episode.error is not None:  # without files
                 continue
             file = episode.videos[feature.name].file if is_video else episode.file
             if file in tried:
@@ -304,7 +316,7 @@ class LeRobotSource(Originals):
             if spec is not None:
                 feature.check_size(spec, path)
                 return spec
-        raise errors.first or SourceError("a LeRobot dataset without episodes", file=str(self.root))
+        raise errors.first or SourceError("LeRobot dataset without episodes", file=str(self.root))
 
     def _info_of(self, episode: LeRobotEpisode) -> EpisodeInfo:
         metadata: dict[str, Any] = {"episode_index": episode.index, "tasks": list(episode.tasks)}
@@ -319,7 +331,7 @@ class LeRobotSource(Originals):
 
     @cached_property
     def _names(self) -> dict[str, Any]:
-        """The names of the features' elements, but for those of images' axes."""
+        """Names of features' elements, except names of image axes."""
         known = self._info.features
         found = {name: known[name].names for name in self.schema() if name in known}
         return {
@@ -330,7 +342,7 @@ class LeRobotSource(Originals):
 
 
 def _meaning(name: str) -> tuple[str | None, str | None]:
-    """Kind and unit that LeRobot's names of features stand for."""
+    """Return kind and unit of LeRobot's standard feature names."""
     if name == "timestamp":
         return "timestamp", "s"
     if name == "action" or name.startswith("action."):

@@ -1,4 +1,4 @@
-"""The statistics that a LeRobot dataset has of itself, for `seqrecord.add_statistics(given=…)`."""
+"""A LeRobot dataset's own statistics, for `seqrecord.add_statistics(given=…)`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _M = TypeVar("_M", bound=Moments)
 
 
 def own_statistics(root: Path, info: LeRobotInfo, schema: Schema, num_frames: int) -> Statistics:
-    """Counts, means, deviations and extremes; of version 2.1 merged from those of its episodes.
+    """Return count, mean, standard deviation and range; for version 2.1 merged over its episodes.
 
-    There are no quantiles: LeRobot averages those of episodes. Images are from 0 to 255, as they
-    are stored, and counted by frames that LeRobot has looked at. Features whose statistics LeRobot
-    has by element, where there are fewer channels here, have none.
+    Quantiles are omitted: LeRobot averages those of episodes. Images range from 0 to 255, as
+    raw, and count the frames that LeRobot sampled. Features with per-element statistics in
+    LeRobot but fewer channels here have none.
     """
     found: dict[str, list[Sketch]] = {}
     place, records = read_stats(root, info)
     with located(SourceError, file=str(place)):
         for record in records:
             for name, spec in schema.items():
-                said, known = record.get(name), info.features.get(name)
-                if isinstance(said, dict) and known is not None and known.depth is None:
+                raw, known = record.get(name), info.features.get(name)
+                if isinstance(raw, dict) and known is not None and known.depth is None:
                     scale = 255 if known.dtype in ("image", "video") else 1
-                    add_moments(found, name, _sketches(said, spec, scale))
+                    add_moments(found, name, _sketches(raw, spec, scale))
     return Statistics(
         num_frames,
         {
@@ -46,24 +46,24 @@ def own_statistics(root: Path, info: LeRobotInfo, schema: Schema, num_frames: in
 
 
 def add_moments(totals: dict[str, list[_M]], name: str, more: list[_M]) -> None:
-    """Add what each element of a feature has; raises `SourceError` for other numbers of elements.
+    """Add a feature's moments to `totals`. Raises `SourceError` if the numbers of elements differ.
 
     Sketches have no levels.
     """
     if len(before := totals.setdefault(name, more)) != len(more):
-        raise SourceError("statistics of other sizes", expected=len(before), got=len(more))
+        raise SourceError("statistics differ in size", expected=len(before), got=len(more))
     if before is not more:
         for one, other in zip(before, more, strict=True):
             one.add_moments(other)
 
 
-def _sketches(said: Mapping[str, Any], spec: FeatureSpec, scale: int) -> list[Sketch]:
-    """One without levels for each channel; none where there are other channels here."""
+def _sketches(raw: Mapping[str, Any], spec: FeatureSpec, scale: int) -> list[Sketch]:
+    """Return a sketch without levels per channel; empty if the number of channels differs."""
     dtype, channels = sketch_dtype(spec.dtype), num_channels(spec)
     if dtype is None or channels is None:
         return []
     with located(SourceError, feature=spec.name):
-        moments = stored_moments(said)
+        moments = stored_moments(raw)
         if len(moments) != channels:
             return []
         try:
@@ -80,17 +80,17 @@ def _sketch(moments: Moments, dtype: np.dtype[Any], scale: int) -> Sketch:
     return Sketch.from_json({**Sketch(dtype).to_json(), "count": moments.count, **numbers}, dtype)
 
 
-def stored_moments(said: Mapping[str, Any], count: int | None = None) -> list[Moments]:
-    """What LeRobot says of a feature, by element; raises `SourceError`.
+def stored_moments(raw: Mapping[str, Any], count: int | None = None) -> list[Moments]:
+    """Return LeRobot's statistics of a feature by element. Raises `SourceError` if invalid.
 
-    `count` is that of an entry without one.
+    `count` is the default for entries without a count.
     """
     try:
-        numbers = [np.array(said[name], np.float64).ravel() for name in NAMES]
-        count = int(np.array(said["count"] if count is None else said.get("count", count)).item())
+        numbers = [np.array(raw[name], np.float64).ravel() for name in NAMES]
+        count = int(np.array(raw["count"] if count is None else raw.get("count", count)).item())
         elements = np.stack(numbers, 1)
         if not elements.size or count < 1 or not np.isfinite(elements).all():
-            raise ValueError("numbers of nothing, or that are not finite")
+            raise ValueError("empty or non-finite numbers")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _not_statistics(error) from error
     return [
@@ -100,4 +100,4 @@ def stored_moments(said: Mapping[str, Any], count: int | None = None) -> list[Mo
 
 def _not_statistics(error: Exception) -> SourceError:
     expected = f"{', '.join(NAMES)} and count"
-    return SourceError("statistics that cannot be", expected=expected, got=str(error)[:200])
+    return SourceError("invalid statistics", expected=expected, got=str(error)[:200])

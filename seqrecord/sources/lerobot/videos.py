@@ -1,7 +1,7 @@
-"""The video features of LeRobot datasets: colours, which are kept, and codes of depth in metres.
+"""Video features of LeRobot datasets: colour packets, kept, and depth codes, decoded to metres.
 
-lerobot 0.6 quantises depth to 12 bits, encodes the codes as video of the pixel format gray12le, and
-keeps the scale in the feature's `info`. Formulas are those of its `datasets/depth_utils.py`.
+lerobot 0.6 quantises depth to 12 bits, encodes the codes as video with pixel format gray12le, and
+stores the scale in the feature's `info`. The formulas are from its `datasets/depth_utils.py`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _NUMBERS = ("depth_min", "depth_max", "shift")
 
 
 class LeRobotVideos:
-    """One feature's videos.
+    """The videos of one feature.
 
-    The file that was opened last stays open: the next episode is mostly in it too. `limits` are
-    the seconds in its file before which an episode ends, by its key.
+    The last file stays open, since the next episode is usually in it too. `limits` are the end
+    times of episodes in their files, by key, see `limits_in_videos`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LeRobotVideos:
     def gops(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
     ) -> Iterator[Gop | ReferencedGops]:
-        """The frames of an episode's rows, of which `times` are the timestamps."""
+        """Yield the GOPs of an episode's rows with these timestamps."""
         with located(SourceError, episode=episode.key, feature=self._spec.name):
             file, begin = self._opened(episode, times)
             if self._table is None:
@@ -76,7 +76,7 @@ class LeRobotVideos:
     def depths(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
     ) -> Iterator[npt.NDArray[np.float32]]:
-        """The same frames in metres, float32 [H, W], of a feature of depth."""
+        """Yield the frames of a depth feature in metres, float32 [H, W]."""
         assert self._metres is not None
         with located(SourceError, episode=episode.key, feature=self._spec.name):
             file, begin = self._opened(episode, times)
@@ -86,12 +86,12 @@ class LeRobotVideos:
     def _opened(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
     ) -> tuple[VideoFile, float]:
-        """The open file of an episode, and the time in it of the first frame."""
+        """Return an episode's open file, and the time of its first frame in the file."""
         place = episode.videos[self._spec.name]
         end, limit = place.begin + times[-1], self._limits.get(episode.key, math.inf)
         if end >= limit:
             raise SourceError(
-                "an episode that shares frames of its video with the next one",
+                "the episode overlaps with the next one in its video",
                 file=str(self._root / place.file),
                 expected=f"rows from {place.begin:.3f} s to less than {limit:.3f} s",
                 got=f"{len(times)} rows to {end:.3f} s",
@@ -112,7 +112,7 @@ class LeRobotVideos:
         _check_pixels(file)
         if file.size != self._spec.shape:
             raise SourceError(
-                "a video that differs from the first one",
+                "the video differs from the first one",
                 file=str(file.path),
                 feature=self._spec.name,
                 expected=list(self._spec.shape),
@@ -121,7 +121,10 @@ class LeRobotVideos:
 
 
 def read_spec(feature: LeRobotFeature, path: Path) -> FeatureSpec:
-    """The feature, as one of its videos says, for depth float32 [H, W]; raises `SourceError`."""
+    """Return the feature's spec from one of its videos; depth is float32 [H, W].
+
+    Raises `SourceError` for an unreadable or unsupported video.
+    """
     with VideoFile(path) as file:
         if feature.depth is None:
             return video_spec(feature.name, file)
@@ -132,10 +135,19 @@ def read_spec(feature: LeRobotFeature, path: Path) -> FeatureSpec:
 
 @dataclass(frozen=True)
 class DepthScale:
-    """What the codes from 0 to 4095 stand for.
+    """Depth in metres of the 12-bit codes of a LeRobot depth video.
 
-    ``depth_min`` and ``depth_max`` are the metres of the first and of the last code. Between them
-    the metres, or with ``use_log`` the logarithms of metres plus ``shift``, are evenly spaced.
+    Args:
+        depth_min: metres of code 0.
+        depth_max: metres of code 4095.
+        shift: added to metres before the logarithm.
+        use_log: codes are evenly spaced in log(metres + shift) instead of metres.
+
+    Example:
+        from seqrecord.sources import DepthScale
+
+        scale = DepthScale(0.1, 10.0, 0.0, use_log=False)
+        print(scale.metres()[4095])
     """
 
     depth_min: float
@@ -145,34 +157,33 @@ class DepthScale:
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> DepthScale:
-        """From a feature's `info`; raises `ValueError` that says what is missing or wrong."""
+        """Parse a feature's `info`. Raises `ValueError` for a missing or invalid value."""
         numbers = []
         for name in _NUMBERS:
             value = info.get(f"video.{name}")
             if isinstance(value, bool) or not (
                 isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
             ):
-                raise ValueError(f"video.{name}: a finite number is expected, got {value!r:.40}")
+                raise ValueError(f"video.{name}: expected a finite number, got {value!r:.40}")
             numbers.append(float(value))
         use_log = info.get("video.use_log")
         if not isinstance(use_log, bool):
-            raise ValueError(f"video.use_log: true or false is expected, got {use_log!r:.40}")
+            raise ValueError(f"video.use_log: expected true or false, got {use_log!r:.40}")
         low, high, shift = numbers
         if not low < high:
-            raise ValueError(f"video.depth_max: more than {low} m is expected, got {high}")
+            raise ValueError(f"video.depth_max: expected more than {low} m, got {high}")
         if use_log and not low + shift > 0:
-            raise ValueError(f"video.shift: more than {-low} m is expected, got {shift}")
+            raise ValueError(f"video.shift: expected more than {-low} m, got {shift}")
         scale = cls(low, high, shift, use_log)
         if not np.isfinite(scale.metres()).all():
-            raise ValueError("video.depth_max: metres of float32 are expected")
+            raise ValueError("video.depth_max: expected a value in the range of float32")
         return scale
 
     def metres(self) -> npt.NDArray[np.float32]:
-        """The metres of each code: float32 [4096].
+        """Return the metres of each code, float32 [4096].
 
-        In the steps of float32 in which lerobot computes them, so that a linear scale gives its
-        very numbers. Of a logarithmic one some differ in the last bits: exponentials are rounded
-        correctly here, and as torch's library rounds them there.
+        Computed in float32 steps as in lerobot, so linear scales are equal bit by bit. Logarithmic
+        scales may differ in the last bits: exponentials are rounded correctly here.
         """
         if self.use_log:
             first, last = (
@@ -192,15 +203,15 @@ class DepthScale:
 
 
 def depth_scale(feature: LeRobotFeature, info: Path) -> DepthScale:
-    """What the codes of a feature of depth stand for, as the file `info` declares it.
+    """Return the scale of a depth feature, as the file `info` declares it.
 
-    Raises `SourceError` for a scale that is missing or means nothing.
+    Raises `SourceError` for a missing or invalid scale.
     """
     try:
         return DepthScale.of(feature.depth or {})
     except ValueError as error:
         raise SourceError(
-            f"a video of depth without a scale that can be used: {error}; to pack the others name "
+            f"depth video without a valid scale: {error}; to pack the other features, select "
             "them (--features), or set without_video (--source-option without_video=true)",
             file=str(info),
             feature=feature.name,
@@ -210,7 +221,7 @@ def depth_scale(feature: LeRobotFeature, info: Path) -> DepthScale:
 def _check_pixels(file: VideoFile) -> None:
     if file.pixel_format != _PIXELS:
         raise SourceError(
-            "a video of depth in pixels that are no codes of 12 bits",
+            "depth video without 12-bit codes",
             file=str(file.path),
             expected=_PIXELS,
             got=file.pixel_format,
@@ -218,10 +229,10 @@ def _check_pixels(file: VideoFile) -> None:
 
 
 def _codes(frame: Any, file: VideoFile) -> npt.NDArray[np.uint16]:
-    """The codes of a decoded frame: uint16 [H, W]."""
+    """Return the codes of a decoded frame, uint16 [H, W]."""
     if frame.format.name != _PIXELS or (frame.height, frame.width) != file.size:
         raise SourceError(
-            "a frame that differs from its video",
+            "a frame differs from its video",
             file=str(file.path),
             expected=f"{_PIXELS} {list(file.size)}",
             got=f"{frame.format.name} {[frame.height, frame.width]}",
@@ -231,7 +242,7 @@ def _codes(frame: Any, file: VideoFile) -> npt.NDArray[np.uint16]:
     codes: npt.NDArray[np.uint16] = rows[: frame.height, : frame.width]
     if codes.max() >= NUM_CODES:
         raise SourceError(
-            "a damaged video",
+            "damaged video",
             file=str(file.path),
             expected=f"codes below {NUM_CODES}",
             got=int(codes.max()),

@@ -1,1 +1,1 @@
-"""MCAP files and rosbag2 folders."""
+"""Source for MCAP files and rosbag2 folders."""

@@ -1,4 +1,4 @@
-"""`metadata.yaml` of rosbag2: the files and the numbers of messages that a recording should have.
+"""`metadata.yaml` of rosbag2: declared files and numbers of messages of a recording.
 
 https://github.com/ros2/rosbag2/blob/rolling/docs/design/rosbag2_record_replay_service.md and
 rosbag2_storage/metadata_io.cpp.
@@ -22,8 +22,10 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class BagMetadata:
-    """Declared contents of a rosbag2 folder: names of files in their order, and messages by topic
-    and file. `None` and empty where the file does not declare them."""
+    """Declared content of a rosbag2 folder: file names in order, and messages by topic and file.
+
+    `None` or empty if the file does not declare them.
+    """
 
     path: Path
     files: tuple[str, ...]
@@ -32,7 +34,7 @@ class BagMetadata:
     by_file: Mapping[str, int]
 
     def check(self, found: Mapping[str, int]) -> None:
-        """Raise `SourceError` unless the numbers of messages by topic are the declared ones."""
+        """Raise `SourceError` if the numbers of messages by topic differ from the declared ones."""
         for topic in sorted({*self.by_topic, *found}):
             if self.by_topic and self.by_topic.get(topic, 0) != found.get(topic, 0):
                 raise self._disagrees(
@@ -44,14 +46,14 @@ class BagMetadata:
             raise self._disagrees(f"{self.messages} messages", str(total))
 
     def check_file(self, path: Path, count: int) -> None:
-        """Raise `SourceError` unless a file has its declared number of messages."""
+        """Raise `SourceError` if a file's number of messages differs from the declared one."""
         if (declared := self.by_file.get(path.name)) is not None and declared != count:
             raise self._disagrees(f"{declared} messages in {path.name}", str(count))
 
     def _disagrees(self, expected: str, got: str) -> SourceError:
         return SourceError(
-            "a recording with another number of messages than its metadata declares; `ros2 bag "
-            "reindex` writes metadata of the files that are there",
+            "the number of messages differs from the recording's metadata; `ros2 bag "
+            "reindex` rewrites the metadata for the existing files",
             file=str(self.path),
             expected=expected,
             got=got,
@@ -59,12 +61,12 @@ class BagMetadata:
 
 
 def read_metadata(path: Path) -> BagMetadata:
-    """The metadata of a rosbag2 folder. Trusts nothing, and unpickles nothing.
+    """Read the metadata of a rosbag2 folder. Nothing is unpickled.
 
-    Raises `SourceError` for a file that is not this metadata, and for a compressed recording.
+    Raises `SourceError` for an invalid file and for a compressed recording.
     """
-    said = "rosbag2 metadata is read by ruamel.yaml, of the extra `mcap`: pip install rosbags"
-    yaml = import_extra("ruamel.yaml", said, str(path))
+    hint = "rosbag2 metadata needs ruamel.yaml, of the extra `mcap`: pip install rosbags"
+    yaml = import_extra("ruamel.yaml", hint, str(path))
     try:
         value: Any = yaml.YAML(typ="safe", pure=True).load(read_bytes(path, _MAX_BYTES))
         about = value[_ROOT]
@@ -85,16 +87,16 @@ def read_metadata(path: Path) -> BagMetadata:
         )
     except SourceError:
         raise
-    except Exception as error:  # YAML of any kind
+    except Exception as error:  # any other YAML
         raise SourceError(
-            "not the metadata of a rosbag2 recording; remove it to read the files without it",
+            "invalid metadata of a rosbag2 recording; remove it to read the files without it",
             file=str(path),
             expected=_ROOT,
             got=first_line(error),
         ) from error
     if str(compression).lower() not in ("", "none"):
         raise SourceError(
-            "a compressed recording; write it anew without compression: `ros2 bag convert -i IN -o "
+            "compressed recording; rewrite it without compression, `ros2 bag convert -i IN -o "
             "OUT.yaml`",
             file=str(path),
             expected="no compression",
@@ -105,11 +107,11 @@ def read_metadata(path: Path) -> BagMetadata:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"not text: {value!r}"[:100])
+        raise ValueError(f"expected text, got {value!r}"[:100])
     return value
 
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"not a number of messages: {value!r}"[:100])
+        raise ValueError(f"expected a number of messages, got {value!r}"[:100])
     return value

@@ -1,8 +1,8 @@
-"""Recordings of messages: MCAP files, and the SQLite files that rosbag2 wrote before it.
+"""Recordings of messages: MCAP files, and rosbag2's older SQLite files.
 
-https://mcap.dev/spec and https://github.com/ros2/rosbag2. A file gives the times of all messages
-first, which the index of an MCAP file holds, and then the messages of some topics. A recording is
-one file, or several.
+https://mcap.dev/spec and https://github.com/ros2/rosbag2. A recording is one or several files.
+Times of all messages are read first, from the index of an MCAP file; then the messages of selected
+topics.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _MAX_CHUNK_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as a file describes it: `encoding` is that of messages, as `cdr`.
+    """A topic as declared by a file; `encoding` is the messages' encoding, such as `cdr`.
 
-    `definition` is the type's own one, in the language that `definition_encoding` names; empty
-    where the file has none.
+    `definition` is the type's own definition in the language `definition_encoding`; empty if the
+    file has none.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Topic:
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording: `paths` follow each other in time. A rosbag2 folder may have several.
+    """One recording. `paths` are its files in the order of time; rosbag2 folders may have several.
 
-    `metadata` is the path of its `metadata.yaml`, if it has one; `unlisted` are files beside it
-    that it does not name.
+    `metadata` is the path of its `metadata.yaml`, if any. `unlisted` are files beside it that it
+    does not list.
     """
 
     key: str
@@ -69,14 +69,14 @@ class Recording:
 
     @cached_property
     def topics(self) -> dict[str, Topic]:
-        """All topics, in the order of names; `SourceError` where two files disagree about one."""
+        """All topics in the order of names. Raises `SourceError` if files disagree on a type."""
         found: dict[str, Topic] = {}
         for path in self.paths:
             for name, topic in self._topics_of[path].items():
                 known = found.setdefault(name, topic)
                 if (known.type, known.encoding) != (topic.type, topic.encoding):
                     raise SourceError(
-                        "a topic of two types",
+                        "the topic has two types",
                         file=str(path),
                         expected=f"{name}: {known.type}",
                         got=topic.type,
@@ -92,10 +92,10 @@ class Recording:
         return found
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
-        """By topic when its messages were recorded, in ns, in ascending order.
+        """Return the messages' log times in ns by topic, ascending.
 
-        Raises `SourceError` where a later file has a message of an earlier time, and for another
-        number of messages than the metadata declares.
+        Raises `SourceError` if files overlap in time, or if the number of messages differs from the
+        metadata.
         """
         declared = None if self.metadata is None else read_metadata(self.metadata)
         found: dict[str, list[npt.NDArray[np.int64]]] = {}
@@ -108,7 +108,7 @@ class Recording:
                 runs = found.setdefault(topic, [])
                 if runs and len(runs[-1]) and len(times) and times[0] < runs[-1][-1]:
                     raise SourceError(
-                        "timestamps that go back from one file to the next",
+                        "timestamps are not ascending across files",
                         file=str(path),
                         expected=f"{topic} at {runs[-1][-1]} ns or later",
                         got=f"{times[0]} ns",
@@ -120,7 +120,7 @@ class Recording:
         return joined
 
     def extras(self) -> dict[str, int]:
-        """Numbers of attachments and metadata records, which are no messages."""
+        """Return the numbers of attachments and metadata records."""
         found: dict[str, int] = {}
         for path in self.paths:
             with _opened(path) as file:
@@ -129,7 +129,7 @@ class Recording:
         return found
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
-        """Topic, bytes and file of all messages of these topics."""
+        """Yield topic, bytes and file of all messages of these topics."""
         for path in self.paths:
             if present := [topic for topic in topics if topic in self._topics_of[path]]:
                 with _opened(path) as file:
@@ -138,11 +138,11 @@ class Recording:
 
 
 def find_recordings(root: Path) -> list[Recording]:
-    """All recordings below `root`, or in it if it is a file, by their paths.
+    """Return all recordings below `root`, or the one in the file `root`, in natural order of keys.
 
-    A folder with `metadata.yaml` is one recording, of the files that this lists, or of all in the
-    order of the numbers in their names where it lists none; nothing below it is one. Any other file
-    is one by itself.
+    A folder with `metadata.yaml` is one recording: of the listed files, or of all files in natural
+    order if none are listed. Folders below it are ignored. Any other file is a recording of its
+    own.
     """
     paths = find_files(root, lambda path: path.suffix in BAG_ENDINGS)
     if is_file(root):
@@ -162,12 +162,12 @@ def find_recordings(root: Path) -> list[Recording]:
         for place, files in found.items()
         if files or not any(above in folders for above in place.parents)
     ]
-    by_key((each.key, each.metadata or each.paths[0]) for each in recordings)  # no two of one
+    by_key((each.key, each.metadata or each.paths[0]) for each in recordings)  # checks keys
     return sorted(recordings, key=lambda recording: natural_order(recording.key))
 
 
 def _is_bag(path: Path) -> bool:
-    """Whether a `metadata.yaml` is that of rosbag2."""
+    """Return whether a `metadata.yaml` belongs to rosbag2."""
     try:
         return b"rosbag2_bagfile_information" in read_bytes(path)
     except SourceError:
@@ -175,13 +175,13 @@ def _is_bag(path: Path) -> bool:
 
 
 def _listed(key: str, folder: Path, files: Sequence[Path]) -> Recording:
-    """The recording of a folder: the files that its metadata lists, in that order.
+    """Return the recording of a folder, with the files listed in its metadata, in that order.
 
-    A listed file that is not there is found when the recording is read.
+    Reading the recording raises for missing files.
     """
     mark, unlisted = folder / METADATA, list[Path]()
     paths = tuple(files)
-    with suppress(SourceError):  # `times` raises it again
+    with suppress(SourceError):  # raised by `times`
         if names := read_metadata(mark).files:
             paths = tuple(folder / name for name in names)
             unlisted = [path for path in files if path not in paths]
@@ -189,14 +189,14 @@ def _listed(key: str, folder: Path, files: Sequence[Path]) -> Recording:
 
 
 class _Mcap:
-    """An MCAP file, read by the mcap package, with its checksums verified.
+    """An MCAP file, read by the mcap package with checksum verification.
 
-    `summary` is `None` for a file without an index of its chunks, which is read front to back.
+    `summary` is `None` without a chunk index; the file is then read sequentially.
     """
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
-        said = "MCAP files are read by mcap, the extra `mcap`: pip install mcap"
-        self._library, self._stream = import_extra("mcap.reader", said, str(path)), stream
+        hint = "MCAP files need mcap, the extra `mcap`: pip install mcap"
+        self._library, self._stream = import_extra("mcap.reader", hint, str(path)), stream
         self._size = size_of(path)
         self._limits: dict[str, Any] = {"validate_crcs": True, "record_size_limit": self._size}
         self._seeking = self._library.SeekingReader(stream, **self._limits)
@@ -208,13 +208,13 @@ class _Mcap:
             largest = max(chunk.uncompressed_size for chunk in self.summary.chunk_indexes)
             if largest > _MAX_CHUNK_BYTES:
                 raise SourceError(
-                    "a chunk that is too large",
+                    "chunk too large",
                     expected=f"at most {_MAX_CHUNK_BYTES} bytes",
                     got=largest,
                 )
 
     def extras(self) -> dict[str, int]:
-        """See `Recording.extras`; as the statistics count them."""
+        """Return the counts of the file's statistics, see `Recording.extras`."""
         if (statistics := self.statistics) is None:
             return {}
         counts = {
@@ -224,7 +224,7 @@ class _Mcap:
         return {name: count for name, count in counts.items() if count}
 
     def topics(self) -> dict[str, Topic]:
-        """A file without a summary is read whole for it."""
+        """Return the topics; reads the whole file without a summary."""
         if self.summary is None:
             channels = {channel.id: (schema, channel) for schema, channel, _ in self._messages()}
         else:
@@ -237,23 +237,23 @@ class _Mcap:
             topic = Topic(name, type_, channel.message_encoding, *definition)
             if found.setdefault(name, topic) != topic:
                 two = f"{name}: {found[name].type}, {type_}"
-                raise SourceError("a topic of two types", got=two)
+                raise SourceError("the topic has two types", got=two)
         return found
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
-        """By topic when its messages were recorded, in ns, in ascending order."""
+        """Return the messages' log times in ns by topic, ascending."""
         times = {}
         for topic, runs in self._times().items():
             joined = np.concatenate([*runs, np.empty(0, np.uint64)])
             if len(joined) and joined.max() >= 1 << 63:
-                raise SourceError("a time beyond the year 2262")
+                raise SourceError("log time after the year 2262")
             ordered = joined.astype(np.int64)
             if self.summary is not None:
                 ordered.sort()
             elif np.any(np.diff(ordered) < 0):
                 raise SourceError(
-                    "timestamps that go back, in a file without an index",
-                    expected="a file that `mcap recover` or `mcap sort` has written",
+                    "timestamps are not ascending in a file without an index",
+                    expected="a file written by `mcap recover` or `mcap sort`",
                     got=topic,
                 )
             times[topic] = ordered
@@ -261,7 +261,7 @@ class _Mcap:
         return times
 
     def _check_statistics(self, found: Mapping[str, int]) -> None:
-        """Raise `SourceError` unless the numbers of messages are those of the file's statistics."""
+        """Raise `SourceError` if the numbers of messages differ from the file's statistics."""
         if (statistics := self.statistics) is None:
             return
         declared: dict[str, int] = {}
@@ -280,20 +280,22 @@ class _Mcap:
         for topic in sorted({*declared, *found}):
             if declared.get(topic, 0) != found.get(topic, 0):
                 raise SourceError(
-                    "another number of messages than the file's statistics declare; `mcap recover` "
-                    "writes a file of the messages that are there",
+                    "the number of messages differs from the file's statistics; `mcap recover` "
+                    "writes a file of the existing messages",
                     expected=f"{declared.get(topic, 0)} messages of {topic}",
                     got=found.get(topic, 0),
                 )
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Topic and bytes of each message of these topics; those of a topic in order of time."""
+        """Yield topic and bytes of each message of these topics, ordered by time per topic."""
         for _, channel, message in self._messages(topics):
             yield channel.topic, message.data
 
     def _messages(self, topics: Sequence[str] | None = None) -> Iterator[tuple[Any, Any, Any]]:
-        """Schema, channel and message, in order of time from the chunks that have them; without a
-        summary in the order of the file, which is read whole."""
+        """Yield schema, channel and message.
+
+        In order of time with a summary, from chunks with these topics; else in file order.
+        """
         if self.summary is not None:
             yield from self._seeking.iter_messages(topics)
             return
@@ -302,7 +304,7 @@ class _Mcap:
         yield from whole.iter_messages(topics, log_time_order=False)
 
     def _times(self) -> dict[str, list[npt.NDArray[np.uint64]]]:
-        """What the message indexes hold, or, where not all chunks have one, the messages."""
+        """Return log times from the message indexes, or from messages if a chunk has no index."""
         chunks = [] if self.summary is None else self.summary.chunk_indexes
         if self.summary is not None and all(each.message_index_offsets for each in chunks):
             channels = self.summary.channels
@@ -319,22 +321,22 @@ class _Mcap:
         return {topic: [np.array(each, np.uint64)] for topic, each in scanned.items()}
 
     def _message_index(self, offset: int, channel_id: int) -> npt.NDArray[np.uint64]:
-        """The times in the MessageIndex record at `offset`."""
+        """Return the times in the MessageIndex record at `offset`."""
         self._stream.seek(offset)
-        head = self._stream.read(15)  # opcode, record's length, channel, length of the entries
+        head = self._stream.read(15)  # opcode, record length, channel, length of entries
         size = int.from_bytes(head[11:15], "little")
         if head[:1] != b"\x07" or int.from_bytes(head[9:11], "little") != channel_id or size % 16:
-            raise ValueError(f"no message index of channel {channel_id} at byte {offset}")
+            raise ValueError(f"missing message index of channel {channel_id} at byte {offset}")
         if size > self._size:
-            raise ValueError(f"a message index of {size} bytes at byte {offset}")
+            raise ValueError(f"message index of {size} bytes at byte {offset} exceeds the file")
         entries = np.frombuffer(self._stream.read(size), "<u8").reshape(-1, 2)
         if len(entries) != size // 16:
-            raise ValueError(f"a truncated message index at byte {offset}")
+            raise ValueError(f"truncated message index at byte {offset}")
         return entries[:, 0].astype(np.uint64)
 
 
 class _Sqlite:
-    """The same of rosbag2's storage `sqlite3`: a table of topics, and one of messages."""
+    """A file of rosbag2's storage `sqlite3`, with a table of topics and a table of messages."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -365,7 +367,7 @@ class _Sqlite:
         )
         for number, data in rows:
             if not isinstance(data, bytes):
-                raise ValueError("a message that is no bytes")
+                raise ValueError("message data is not bytes")
             yield names[number], data
 
     def _names(self) -> list[tuple[int, str]]:
@@ -373,10 +375,10 @@ class _Sqlite:
 
 
 def _check_database(path: Path) -> None:
-    """Raise `SourceError` for a database that is cut, or whose last messages are not in it yet.
+    """Raise `SourceError` for a truncated database, and for one with messages in a log file.
 
-    To open it with its log would write beside the original. The header is that of
-    https://www.sqlite.org/fileformat.html: the page size at byte 16, and pages at byte 28.
+    Opening it with its log would write to the original. The header has the page size at byte 16 and
+    the number of pages at byte 28: https://www.sqlite.org/fileformat.html.
     """
     with open_file(path) as file:
         head = file.read(32)
@@ -384,7 +386,7 @@ def _check_database(path: Path) -> None:
     declared = int.from_bytes(head[28:32], "big") * (1 << 16 if page == 1 else page)
     if len(head) == 32 and size_of(path) < declared:
         raise SourceError(
-            "a database that is cut short; fetch it again",
+            "truncated database; download it again",
             expected=f"{declared} bytes, as its header declares",
             got=f"{size_of(path)} bytes",
         )
@@ -395,7 +397,7 @@ def _check_database(path: Path) -> None:
         log = path.with_name(path.name + ending)
         if is_file(log) and (size := size_of(log)):
             raise SourceError(
-                f"a database with messages that are still in {log.name}; on a copy, or where "
+                f"some messages are still in {log.name}; on a copy, or if "
                 f"nothing writes to it, run `{remedy}`",
                 expected=f"no {log.name}, or an empty one",
                 got=f"{size} bytes",
@@ -404,23 +406,23 @@ def _check_database(path: Path) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
-    """A file of messages; raises `SourceError` that names it, for a damaged one too.
+    """Open a file of messages. Raises `SourceError` with the file, also for damage.
 
-    One of SQLite on a URL is copied to the folder for temporary files while it is read.
+    A remote SQLite file is copied to the folder for temporary files while it is read.
     """
     is_mcap = path.suffix == ".mcap"
     metadata = path.with_name(METADATA)
     if not is_file(path) and not path.exists() and is_file(metadata):
         raise SourceError(
-            f"a file that {METADATA} lists is missing; `ros2 bag reindex` writes metadata of the "
-            "files that are there",
+            f"missing file, listed in {METADATA}; `ros2 bag reindex` rewrites the metadata for the "
+            "existing files",
             file=str(metadata),
             expected=path.name,
             got="no such file",
         )
     if path.suffix not in BAG_ENDINGS:
         raise SourceError(
-            f"a file that {METADATA} lists cannot be read: {file_type(path) or 'unknown type'}",
+            f"unsupported file, listed in {METADATA}: {file_type(path) or 'unknown type'}",
             file=str(path),
             expected=" or ".join(BAG_ENDINGS),
             got=path.name,
@@ -430,7 +432,7 @@ def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
             with open_file(path) as stream:
                 yield _Mcap(stream, path)
             return
-        import sqlite3  # a Python may be built without it
+        import sqlite3  # optional in Python builds
 
         if not is_file(path):
             raise FileNotFoundError(path)
@@ -444,9 +446,9 @@ def _opened(path: Path) -> Iterator[_Mcap | _Sqlite]:
         raise
     except Exception as error:
         raise SourceError(
-            "a file of messages that is damaged, or was not finished",
+            "damaged or unfinished file of messages",
             file=str(path),
-            expected="a whole file; `mcap recover` saves what is in one that was cut"
+            expected="a complete file; `mcap recover` rescues messages of a truncated one"
             if is_mcap
             else None,
             got=first_line(error),

@@ -1,8 +1,8 @@
-"""Messages of recordings as values: of ROS 2 in CDR, and images of Foxglove's schemas.
+"""Decode messages: ROS 2 in CDR, and images in Foxglove's schemas.
 
-Those of ROS are decoded by the package rosbags; their fields are those of
-https://github.com/ros2/common_interfaces. Foxglove's are protocol buffers or JSON, in which bytes
-are base64: https://docs.foxglove.dev/docs/sdk/schemas.
+The package rosbags decodes ROS messages, with the fields of
+https://github.com/ros2/common_interfaces. Foxglove's messages are protocol buffers, or JSON with
+base64 for bytes: https://docs.foxglove.dev/docs/sdk/schemas.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Value: TypeAlias = "npt.NDArray[Any] | Encoded | str"
 
 @dataclass(frozen=True)
 class Message:
-    """What of a message becomes features: by the end of the feature's name, which may be empty.
+    """The values of a message by feature name suffix, which may be empty.
 
-    `kind` says what they are, and `units` are those of the ones that have one. `names` are those of
-    the elements of 1-dimensional arrays, where the message names them.
+    `kind` is the kind of all values, `units` has units by suffix. `names` are the elements' names
+    of 1-dimensional arrays, if the message has them.
     """
 
     values: dict[str, Value]
@@ -51,16 +51,16 @@ class Message:
 
 
 def can_read(topic: Topic) -> bool:
-    """Whether messages of this topic become features."""
+    """Return whether messages of this topic are supported."""
     if topic.encoding == "cdr":
         return topic.type in ROS_TYPES
     return topic.encoding in ("protobuf", "json") and topic.type in FOXGLOVE_TYPES
 
 
 def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
-    """What decodes messages of a topic for which `can_read`, each with the file that it is from.
+    """Return a decoder for messages of a supported topic: bytes and file to `Message`.
 
-    Both raise `SourceError`; this function where the file defines the type otherwise.
+    Both raise `SourceError`; this function if the file's definition of the type differs.
     """
     numbers = None
     try:
@@ -78,7 +78,7 @@ def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
             return decode_foxglove(topic.type, data, numbers)
         except ValueError as error:
             raise SourceError(
-                "a message that cannot be read",
+                "cannot decode a message",
                 file=str(file),
                 expected=topic.name,
                 got=str(error)[:500],
@@ -91,31 +91,31 @@ def decoder(topic: Topic, path: Path) -> Callable[[bytes, Path], Message]:
 
 
 def decode_ros(type_name: str, data: bytes | memoryview) -> Message:
-    """A message of one of `ROS_TYPES`; raises `ValueError` for bytes that are none."""
+    """Decode a message of a type in `ROS_TYPES`. Raises `ValueError` for invalid bytes."""
     store = _store()
     if bytes(data[:4]) == b"\x28\xb5\x2f\xfd":
-        raise ValueError("a message compressed by itself; `ros2 bag convert` undoes that")
+        raise ValueError("compressed message; decompress by `ros2 bag convert`")
     try:
         message = store.deserialize_cdr(memoryview(data), type_name)
-    except Exception as error:  # of any kind, for bytes that are none
+    except Exception as error:  # rosbags raises many types for invalid bytes
         raise ValueError(f"not a {type_name}: {error}") from error
     return ROS_TYPES[type_name](message)
 
 
 def check_definition(type_name: str, definition: str) -> None:
-    """Raise `ValueError` unless the message's own definition has the fields that are decoded.
+    """Raise `ValueError` if the message's own definition has other fields than the decoder expects.
 
-    Only the message itself is compared: what lies behind `====` defines the types in it.
+    Only the message itself is compared, not the nested types after `====`.
     """
     want = _fields(_store().generate_msgdef(type_name, ros_version=2)[0])
     if (got := _fields(definition)) != want:
         raise ValueError(
-            f"another definition of {type_name} than ROS's: {got[:200]}, expected {want}"
+            f"the definition of {type_name} differs from ROS's: got {got[:200]}, expected {want}"
         )
 
 
 def _fields(definition: str) -> str:
-    """`Header header; uint32 height`"""
+    """Return the fields as text: `Header header; uint32 height`."""
     found = []
     for raw in definition.split("=" * 20)[0].splitlines():
         line = raw.partition("#")[0]
@@ -127,8 +127,8 @@ def _fields(definition: str) -> str:
 
 @cache
 def _store() -> Any:
-    said = "messages of ROS are read by rosbags, the extra `mcap`: pip install rosbags"
-    types = import_extra("rosbags.typesys", said)
+    hint = "ROS messages need rosbags, the extra `mcap`: pip install rosbags"
+    types = import_extra("rosbags.typesys", hint)
     return types.get_typestore(types.Stores.ROS2_HUMBLE)
 
 
@@ -145,7 +145,7 @@ def _image(message: Any) -> Message:
 
 
 def _depth_units(encoding: str) -> dict[str, str]:
-    """The unit of a depth image of this encoding, by REP 118."""
+    """Return the unit of a depth image of this encoding, by REP 118."""
     unit = {"16UC1": "mm", "32FC1": "m"}.get(encoding)
     return {} if unit is None else {"": unit}
 
@@ -154,8 +154,8 @@ def _compressed_image(message: Any) -> Message:
     data = message.data.tobytes()
     if "compressedDepth" in message.format:
         if not message.format.startswith("16UC1"):
-            raise ValueError(f"quantized depth, which is not decoded: {message.format[:80]}")
-        data = data[12:]  # a header of numbers that only quantized depth uses
+            raise ValueError(f"unsupported quantized depth: {message.format[:80]}")
+        data = data[12:]  # a header used by quantized depth only
         return Message({"": Encoded(data)}, "depth", {"": "mm"})
     return Message({"": Encoded(data)}, "image")
 
@@ -164,7 +164,7 @@ def _imu(message: Any) -> Message:
     values: dict[str, Value] = {
         name: _numbers(getattr(message, name))
         for name in ("orientation", "angular_velocity", "linear_acceleration")
-        if getattr(message, f"{name}_covariance")[0] != -1  # which says that it is not measured
+        if getattr(message, f"{name}_covariance")[0] != -1  # -1: not measured
     }
     units = {"angular_velocity": "rad/s", "linear_acceleration": "m/s^2"}
     return Message(values, "imu", units)
@@ -178,7 +178,7 @@ def _joint_state(message: Any) -> Message:
         if len(value):
             values[name] = value.astype("<f8")
             if len(value) != len(names):
-                raise ValueError(f"{len(value)} of {name} for {len(names)} joints")
+                raise ValueError(f"{name}: {len(value)} values for {len(names)} joints")
     return Message(values, "state", names=names)
 
 
@@ -202,7 +202,7 @@ def _text(message: Any) -> Message:
 
 
 def _numbers(*parts: Any) -> npt.NDArray[np.float64]:
-    """Vectors and quaternions, one behind the other: x, y, z and w."""
+    """Concatenate vectors and quaternions: x, y, z and w."""
     return np.array([getattr(part, c) for part in parts for c in "xyzw" if hasattr(part, c)], "<f8")
 
 
@@ -211,18 +211,18 @@ def _scalar(dtype: str) -> Callable[[Any], Message]:
 
 
 def _multi_array(message: Any) -> Message:
-    """An array of the shape that its layout says; one without dimensions is [N]."""
+    """Return an array with the shape of its layout; [N] without dimensions."""
     values = message.data
     shape = [each.size for each in message.layout.dim]
     if message.layout.data_offset:
-        raise ValueError("an array with an offset")
+        raise ValueError("unsupported array with an offset")
     if shape and math.prod(shape) != len(values):
-        raise ValueError(f"{len(values)} numbers in an array of {shape}")
+        raise ValueError(f"expected an array of shape {shape}, got {len(values)} numbers")
     return Message({"": values.astype(values.dtype.newbyteorder("<")).reshape(shape or -1)})
 
 
 _NUMBERS = "Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64 Float32 Float64".split()  # noqa: SIM905
-"""The numbers of std_msgs, which are called as their dtypes are."""
+"""The number types of std_msgs, named like dtypes."""
 
 ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     "sensor_msgs/msg/Image": _image,
@@ -238,7 +238,7 @@ ROS_TYPES: dict[str, Callable[[Any], Message]] = {
     **{f"std_msgs/msg/{name}": _scalar(name.lower()) for name in _NUMBERS},
     **{f"std_msgs/msg/{name}MultiArray": _multi_array for name in _NUMBERS},
 }
-"""By name: what makes values of a message that rosbags has decoded."""
+"""Converters from rosbags' decoded messages, by type."""
 
 
 # --- Foxglove ----------------------------------------------------------------------------------
@@ -247,15 +247,15 @@ FOXGLOVE_TYPES = {
     "foxglove.RawImage": ("width", "height", "encoding", "step", "data"),
     "foxglove.CompressedImage": ("data", "format"),
 }
-"""By name: the fields that are read."""
+"""Fields that are read, by type."""
 
 
 def decode_foxglove(
     type_name: str, data: bytes | memoryview, numbers: dict[int, str] | None
 ) -> Message:
-    """A message of one of `FOXGLOVE_TYPES`; raises `ValueError` for bytes that are none.
+    """Decode a message of a type in `FOXGLOVE_TYPES`. Raises `ValueError` for invalid bytes.
 
-    `numbers` are the fields of the protocol buffer by number; `None` for JSON.
+    `numbers` maps field numbers of the protocol buffer to names; `None` for JSON.
     """
     found = _json(data) if numbers is None else _protobuf(memoryview(data), numbers)
     image = found.get("data", b"")
@@ -263,17 +263,17 @@ def decode_foxglove(
         return Message({"": Encoded(bytes(image))}, "image")
     sizes = {name: found.get(name, 0) for name in ("width", "height", "step")}
     if not all(isinstance(size, int) for size in sizes.values()):
-        raise ValueError(f"sizes that are no numbers: {sizes}"[:200])
+        raise ValueError(f"expected integer sizes, got {sizes}"[:200])
     encoding = str(found.get("encoding", ""))
     array = pixels(memoryview(image), encoding=encoding, big_endian=False, **sizes)
     return Message({"": array}, "image", _depth_units(encoding))
 
 
 def field_numbers(descriptors: bytes, type_name: str) -> dict[int, str]:
-    """The fields of a message by number, from a `FileDescriptorSet`.
+    """Return a message's field names by number, from a `FileDescriptorSet`.
 
     https://github.com/protocolbuffers/protobuf/blob/main/src/google/protobuf/descriptor.proto.
-    Raises `ValueError` where the message, or a field that is needed, is not in it.
+    Raises `ValueError` if the message or a required field is missing.
     """
     package, _, name = type_name.rpartition(".")
     for file in _children(memoryview(descriptors), 1):
@@ -288,7 +288,7 @@ def field_numbers(descriptors: bytes, type_name: str) -> dict[int, str]:
                         found[number] = _string(each, 1)
                 if set(FOXGLOVE_TYPES[type_name]) <= {*found.values()}:
                     return found
-    raise ValueError(f"no definition of {type_name} with {', '.join(FOXGLOVE_TYPES[type_name])}")
+    raise ValueError(f"missing definition of {type_name}, {', '.join(FOXGLOVE_TYPES[type_name])}")
 
 
 def _protobuf(data: memoryview, numbers: dict[int, str]) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def _protobuf(data: memoryview, numbers: dict[int, str]) -> dict[str, Any]:
         if name is not None:
             found[name] = value
     if not isinstance(found.get("data", b""), (bytes, memoryview)):
-        raise ValueError("data that is no bytes")
+        raise ValueError("expected bytes in the field data")
     return found
 
 
@@ -311,7 +311,7 @@ def _json(data: bytes | memoryview) -> dict[str, Any]:
             raise ValueError("not an object")
         return {**found, "data": base64.b64decode(found.get("data", ""), validate=True)}
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"not a message in JSON: {error}") from error
+        raise ValueError(f"invalid JSON message: {error}") from error
 
 
 def _children(message: memoryview, number: int) -> list[memoryview]:
@@ -324,4 +324,4 @@ def _string(message: memoryview, number: int) -> str:
 
 
 READABLE = f"{', '.join(ROS_TYPES)} (cdr), {', '.join(FOXGLOVE_TYPES)} (protobuf, json)"
-"""The types of messages that become features, in words."""
+"""The supported message types, for errors."""

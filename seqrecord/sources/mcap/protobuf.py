@@ -1,8 +1,8 @@
-"""The wire format of protocol buffers, as much as is needed to find fields in a message.
+"""Minimal reader of the protocol buffer wire format.
 
-https://protobuf.dev/programming-guides/encoding/. A message is a run of fields, each a varint of
-its number and type, then its value. Nothing is copied: values are parts of the message, which may
-lie in a file.
+https://protobuf.dev/programming-guides/encoding/. A message is a sequence of fields: a varint of
+number and type, then the value. Values are slices of the message, without copies; the message may
+be a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_VARINT = 10  # bytes of a 64-bit number
 
 
 class Span(Protocol):
-    """Bytes that need not be in memory, such as a `memoryview`, which are."""
+    """Bytes in memory, such as a `memoryview`, or in a file."""
 
     def __len__(self) -> int: ...
 
@@ -35,19 +35,19 @@ _Span = TypeVar("_Span", bound=Span)
 
 
 def read_varint(data: Span, position: int) -> tuple[int, int]:
-    """A varint at `position`, and the position behind it; `ValueError` where there is none."""
+    """Return the varint at `position` and the position after it. Raises `ValueError` if invalid."""
     value = 0
     for i, byte in enumerate(data[position : position + _MAX_VARINT].tobytes()):
         value |= (byte & 0x7F) << (7 * i)
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, position + i + 1
-    raise ValueError(f"no varint at byte {position}")
+    raise ValueError(f"invalid varint at byte {position}")
 
 
 def fields(message: _Span) -> Iterator[tuple[int, int, int | _Span]]:
-    """All fields in their order: number, type and value, an int for `VARINT`, else its bytes.
+    """Yield all fields in order: number, type and value, an int for `VARINT`, else bytes.
 
-    Raises `ValueError` where the message breaks the rules.
+    Raises `ValueError` for an invalid message.
     """
     position, end = 0, len(message)
     while position < end:
@@ -62,25 +62,25 @@ def fields(message: _Span) -> Iterator[tuple[int, int, int | _Span]]:
         elif kind in (FIXED64, FIXED32):
             size = 8 if kind == FIXED64 else 4
         else:
-            raise ValueError(f"a field of type {kind} at byte {position}")
+            raise ValueError(f"unknown field type {kind} at byte {position}")
         if size > end - position:
-            raise ValueError(f"a field of {size} bytes at byte {position} of {end}")
+            raise ValueError(f"field of {size} bytes at byte {position} exceeds {end} bytes")
         yield number, kind, message[position : position + size]
         position += size
 
 
 def varints(data: memoryview) -> npt.NDArray[np.int64]:
-    """All numbers of a packed field of type int64; raises `ValueError` for a broken one."""
+    """Return all numbers of a packed int64 field. Raises `ValueError` if it is invalid."""
     encoded = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(encoded < 0x80)
     if len(encoded) and (not len(ends) or ends[-1] != len(encoded) - 1):
-        raise ValueError("packed numbers that end in the middle of one")
-    if len(ends) == len(encoded):  # all below 128, as flags are
+        raise ValueError("truncated packed numbers")
+    if len(ends) == len(encoded):  # all below 128, such as flags
         return encoded.astype(np.int64)
     begins = np.concatenate([[0], ends[:-1] + 1])
     lengths = ends + 1 - begins
     if lengths.max() > _MAX_VARINT:
-        raise ValueError(f"a number of more than {_MAX_VARINT} bytes")
+        raise ValueError(f"varint of more than {_MAX_VARINT} bytes")
     values = np.zeros(len(ends), np.uint64)
     for i in range(int(lengths.max())):
         has = lengths > i

@@ -1,4 +1,4 @@
-"""MCAP files and rosbag2 folders: messages of several topics, aligned to the times of one."""
+"""Source for MCAP files and rosbag2 folders: messages of topics, aligned to a clock topic."""
 
 from __future__ import annotations
 
@@ -31,47 +31,48 @@ from seqrecord.text import counted, repr_of
 _logger = logging.getLogger("seqrecord")
 
 LOG_TIME = "log_time"
-"""The feature that holds the clock's times."""
+"""Name of the feature with the frames' times."""
 
-_SIDE_FILES = ("-wal", "-shm", "-journal")  # of a database; with messages it is refused
-_IMAGES = ("Image", "CompressedImage", "RawImage")  # how names of types end
+_SIDE_FILES = ("-wal", "-shm", "-journal")  # SQLite's log files
+_IMAGES = ("Image", "CompressedImage", "RawImage")  # ends of type names
 
 
 @dataclass(frozen=True)
 class McapSource(Originals):
-    """MCAP files and rosbag2 folders as a source: an episode a recording, a frame a message of the
-    clock's topic.
+    """MCAP files and rosbag2 folders: each recording is an episode.
 
     ::
 
-        ROOT/…/NAME.mcap                                    a recording by itself
+        ROOT/…/NAME.mcap                                    one recording
         ROOT/…/NAME/metadata.yaml, NAME_0.mcap, NAME_1.…    rosbag2: one recording, .mcap or .db3
 
-    A frame holds, of each topic, the message that was recorded nearest to that of the clock, or
-    the last one before it, if it is not farther away than `tolerance`; else it lacks the topic.
-    What each topic's messages came to is in the episode's metadata (`topics`: `messages`, `used`,
-    `dropped`, `frames_without`), and the totals of dropped messages are logged.
+    Each message of the clock topic makes a frame. A frame gets one message of each other topic: the
+    nearest one in time, or the last one before, if it is within `tolerance`; otherwise the frame
+    lacks the topic. The episode's metadata counts messages by topic (`topics`: `messages`, `used`,
+    `dropped`, `frames_without`), and the total of dropped messages is logged.
 
-    Types: of ROS 2 (CDR) Image, CompressedImage, Imu, JointState, PoseStamped, Twist,
-    TwistStamped, Odometry, and the String, numbers and arrays of std_msgs; of Foxglove (protocol
-    buffers or JSON) RawImage and CompressedImage.
-    Any other type is refused, unless `map` or `features` leave it out.
+    Supported types: ROS 2 (CDR) Image, CompressedImage, Imu, JointState, PoseStamped, Twist,
+    TwistStamped, Odometry, and String, numbers and arrays of std_msgs; Foxglove (protocol buffers
+    or JSON) RawImage and CompressedImage. Other types raise unless `map` or `features` excludes
+    them.
 
-    Features: `/camera/image_raw` is `camera.image_raw`; of several values, as an Imu has, each is
-    one (`imu.data.orientation` [x, y, z, w], `.angular_velocity`, `.linear_acceleration`). Joints
-    are in the order of the first message, and their names in the metadata (`names`). `log_time`
-    int64 [] is when the clock's message was recorded, in ns.
+    `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
+    several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
+    and `imu.data.linear_acceleration`. Joints are in the order of the first message; the metadata
+    has their `names`. `log_time` int64 [] is the log time of the clock's message in ns.
 
     Args:
-        root: a folder, or one file.
-        features: names of the features to read, in that order; by default all.
-        keep_encoded: leave RGB images that are PNG or JPEG as they are.
-        clock: the topic whose messages make the frames; by default the only topic of images, or
-            the only topic.
-        map: topics by the name of their feature, as `{"image": "/camera/image_raw"}`; others are
-            not read.
+        root: a folder or a file.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        clock: topic whose messages make the frames; by default the only image topic, or the only
+            topic.
+        map: topics by feature name, `{"image": "/camera/image_raw"}`; other topics are not read.
         align: `nearest` or `last`.
         tolerance: seconds.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file and episode for inconsistent or unreadable data.
     """
 
     clock: str | None = None
@@ -86,16 +87,16 @@ class McapSource(Originals):
         super().__post_init__()
         if self.align not in ALIGNMENTS:
             raise SourceError(
-                "no such alignment", expected=" or ".join(ALIGNMENTS), got=repr_of(self.align, 50)
+                "invalid align", expected=" or ".join(ALIGNMENTS), got=repr_of(self.align, 50)
             )
-        given: object = self.tolerance  # of a user
+        given: object = self.tolerance
         if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1e9:
             raise SourceError(
-                "not a tolerance", expected="seconds, 0 or more", got=repr_of(self.tolerance, 50)
+                "invalid tolerance", expected="seconds, 0 or more", got=repr_of(self.tolerance, 50)
             )
 
     def exists(self) -> bool:
-        """Whether there is a recording below `root`."""
+        """Return whether there is a recording below `root`."""
         return has_file(self.path, lambda path: path.suffix in BAG_ENDINGS)
 
     def schema(self) -> Schema:
@@ -119,7 +120,7 @@ class McapSource(Originals):
                 yield {name: frame[name] for name in self.schema() if name in frame}
 
     def account(self) -> Account:
-        """Topics that are not read, messages in no frame, and other files."""
+        """Report topics that are not read, unused messages, and other files."""
         bags = [each for each in self._recordings.values() if each.metadata]
         kinds = [("rosbag2 folder", len(bags)), ("file", len(self._recordings) - len(bags))]
         reason = " and ".join(counted(n, kind) for kind, n in kinds if n)
@@ -135,31 +136,31 @@ class McapSource(Originals):
         )
 
     def _unread_topics(self) -> Iterator[LeftOut]:
-        """Topics that no feature is made of, with their messages in all recordings."""
+        """Yield topics without a feature, with their messages in all recordings."""
         counts: Counter[str] = Counter()
         types: dict[str, Topic] = {}
         for recording in self._recordings.values():
-            with suppress(SourceError):  # `frames` raises it
+            with suppress(SourceError):  # raised by `frames`
                 counts.update(self._times.get(recording.key, {}))
                 types |= recording.topics
         for topic, count in sorted(counts.items()):
             if topic in self._topics:
                 continue
-            reason, is_data = "not in the first recording", True
+            reason, is_data = "missing in the first recording", True
             if not count:
                 reason, is_data = "empty topic", False
             elif not can_read(types[topic]):
-                reason = f"no reader of {_type(types[topic])}"
+                reason = f"no reader for {_type(types[topic])}"
                 is_data = self.map is None and self.features is None
             elif topic in self._offered:
                 reason, is_data = f"{NOT_SELECTED} or map=", False
             yield LeftOut(f"topic {topic}", count, reason, "messages", is_data)
 
     def _unread_records(self) -> Iterator[LeftOut]:
-        """Attachments, and records of metadata: of those rosbag2 writes some into every file."""
+        """Yield attachments and metadata records; rosbag2 adds metadata records to every file."""
         counts: Counter[str] = Counter()
         for recording in self._recordings.values():
-            with suppress(SourceError):  # `frames` raises it
+            with suppress(SourceError):  # raised by `frames`
                 counts.update(recording.extras())
         for name, count in sorted(counts.items()):
             yield LeftOut(f"{name} of MCAP", count, "no reader", "records", name == "attachments")
@@ -177,13 +178,13 @@ class McapSource(Originals):
             each = [info.metadata["topics"][topic] for info in self._episodes if not _failed(info)]
             dropped, total = (sum(n[key] for n in each) for key in ("dropped", "messages"))
             if dropped:
-                yield f"{dropped:,} of {total:,} messages of {topic} are in no frame"
+                yield f"{dropped:,} of {total:,} messages of {topic} dropped: in no frame"
             if without := sum(n["frames_without"] for n in each):
                 yield f"{without:,} frames lack {topic}"
 
     @cached_property
     def _times(self) -> dict[str, dict[str, int]]:
-        """By recording and topic the number of messages."""
+        """Number of messages by recording and topic."""
         found = {}
         for recording in self._recordings.values():
             with suppress(SourceError):
@@ -191,7 +192,7 @@ class McapSource(Originals):
         return found
 
     def _reader(self, recording: Recording) -> Callable[[str, bytes, Path], dict[str, Any]]:
-        """What makes values of frames of a recording's messages."""
+        """Return a function from a message to its values by feature."""
         offered, path = recording.topics, recording.paths[0]
         decoders = {}
         for topic in self._topics:
@@ -199,7 +200,7 @@ class McapSource(Originals):
                 continue
             if not can_read(offered[topic]):
                 raise SourceError(
-                    "a topic of another type than in the first recording",
+                    "the topic's type differs from the first recording",
                     file=str(path),
                     expected=READABLE,
                     got=f"{topic} ({_type(offered[topic])})",
@@ -215,14 +216,14 @@ class McapSource(Originals):
     def _recordings(self) -> dict[str, Recording]:
         found = {recording.key: recording for recording in find_recordings(self.path)}
         if not found:
-            raise SourceError("no MCAP file", file=str(self.root), expected=FORMAT.layout)
+            raise SourceError("no recording found", file=str(self.root), expected=FORMAT.layout)
         return found
 
-    # --- which topics, and their features ---------------------------------------------------
+    # --- topics and features ----------------------------------------------------------------
 
     @cached_property
     def _offered(self) -> dict[str, Topic]:
-        """The topics of the first recording that can be read."""
+        """Topics of the first readable recording."""
         errors = FirstError()
         for recording in self._recordings.values():
             with errors.skipped(episode=recording.key):
@@ -232,7 +233,7 @@ class McapSource(Originals):
 
     @cached_property
     def _prefixes(self) -> dict[str, str]:
-        """The topics to read, and the names of their features or how those begin."""
+        """Topics to read, with the name or name prefix of their features."""
         if self.map is not None:
             chosen = {topic: name for name, topic in self.map.items()}
             if unknown := [topic for topic in chosen if topic not in self._offered]:
@@ -245,7 +246,7 @@ class McapSource(Originals):
         elif refused:
             types = (f"{topic} ({_type(self._offered[topic])})" for topic in refused)
             raise self._refused(
-                "topics of types that cannot be read; name those to read by --map NAME=TOPIC, or "
+                "unsupported types of topics; select the topics to read by --map NAME=TOPIC, or "
                 "their features by --features",
                 ", ".join(types),
             )
@@ -253,7 +254,7 @@ class McapSource(Originals):
 
     @cached_property
     def _topics(self) -> dict[str, _TopicFeatures]:
-        """The features of each topic that is read, as its first message has them."""
+        """Features of each selected topic, from its first message."""
         found: dict[str, _TopicFeatures] = {}
         names = self.features or ()
         for topic, prefix in self._prefixes.items():
@@ -262,18 +263,19 @@ class McapSource(Originals):
             if (features := self._first(topic, prefix)) is not None:
                 found[topic] = features
             elif self.map is not None or names:
-                raise self._refused("a topic that was asked for has no message", topic)
+                raise self._refused("the selected topic has no messages", topic)
         offered = [spec.name for each in found.values() for spec in each.specs.values()]
         if twice := sorted({name for name in offered if offered.count(name) > 1}):
             raise self._refused(
-                "two topics of one name; name them by --map NAME=TOPIC", ", ".join(twice)
+                "two topics give the same feature name; rename by --map NAME=TOPIC",
+                ", ".join(twice),
             )
         if unknown := [name for name in dict.fromkeys(names) if name not in (*offered, LOG_TIME)]:
             raise self._refused("no such feature", ", ".join(unknown))
         return {topic: features for topic, features in found.items() if features.specs}
 
     def _first(self, topic: str, prefix: str) -> _TopicFeatures | None:
-        """From the first message that can be read; `None` where no recording has one."""
+        """Return features from the first readable message; `None` if there is no message."""
         errors = FirstError()
         for recording in self._recordings.values():
             with errors.skipped(episode=recording.key):
@@ -297,14 +299,14 @@ class McapSource(Originals):
     def _clock(self) -> str:
         if self.clock is not None:
             if self.clock not in self._offered:
-                raise self._refused("no such topic for the clock", self.clock)
+                raise self._refused("no such clock topic", self.clock)
             return self.clock
         images = [t for t in self._topics if self._offered[t].type.endswith(_IMAGES)]
         for candidates in (images, [*self._topics]):
             if len(candidates) == 1:
                 return candidates[0]
         raise self._refused(
-            "no clock: name the topic whose messages make the frames (--source-option clock=TOPIC)",
+            "no clock topic; choose the one that makes frames (--source-option clock=TOPIC)",
             ", ".join(self._topics) or "no topic with messages",
         )
 
@@ -315,7 +317,7 @@ class McapSource(Originals):
     @cached_property
     def _episodes(self) -> list[EpisodeInfo]:
         found, dropped, total = [], 0, 0
-        clock = self._clock  # a wrong one concerns the source as a whole, not an episode
+        clock = self._clock  # raises for the source as a whole
         for recording in self._recordings.values():
             try:
                 aligned = self._aligned(recording)
@@ -328,8 +330,8 @@ class McapSource(Originals):
             found.append(self._info(recording, aligned, topics))
         if dropped:
             _logger.warning(
-                "%s: %d of %d messages are in no frame: frames are at the times of %s, and hold "
-                "one message of each topic, the %s one within %g s",
+                "%s: %d of %d messages dropped: frames are at the times of %s, with "
+                "one message per topic, the %s one within %g s",
                 self.root, dropped, total, clock, self.align, self.tolerance,
             )  # fmt: skip
         return found
@@ -361,13 +363,13 @@ class McapSource(Originals):
         return SourceError(
             message,
             file=str(self.root),
-            expected=f"some of {works}" if works else f"topics of {READABLE}",
+            expected=f"topics among {works}" if works else f"topics of type {READABLE}",
             got=got[:500],
         )
 
 
 class _TopicFeatures:
-    """The features of one topic, as its first message has them: those of `wanted`, or all."""
+    """The features of one topic from its first message, restricted to `wanted` if given."""
 
     def __init__(
         self,
@@ -401,10 +403,10 @@ class _TopicFeatures:
     def frame(
         self, message: Message, path: Path, orientation: Orientation
     ) -> dict[str, npt.NDArray[Any] | EncodedImage | str]:
-        """The values of a later message by feature; those that it lacks are left out.
+        """Return a later message's values by feature, without missing ones.
 
-        Elements that have names are put into the order of the first message. Raises `SourceError`
-        for values of another dtype or shape, and for other names.
+        Named elements are reordered like the first message. Raises `SourceError` for another dtype,
+        shape or set of names.
         """
         frame: dict[str, npt.NDArray[Any] | EncodedImage | str] = {}
         order = self._order(message, path)
@@ -415,18 +417,18 @@ class _TopicFeatures:
             elif isinstance(value, str):
                 frame[spec.name] = value
             elif value is not None:
-                check_like_first("a message", value.dtype, value.shape, spec, path)
+                check_like_first("the message", value.dtype, value.shape, spec, path)
                 frame[spec.name] = value if order is None else value[order]
         return frame
 
     def _order(self, message: Message, path: Path) -> list[int] | None:
-        """Where the elements of the first message are in this one, if not in the same places."""
+        """Return indices that reorder named elements like the first message; `None` if equal."""
         if message.names == self.names:
             return None
         places = {name: i for i, name in enumerate(message.names)}
         if places.keys() != {*self.names} or len(places) != len(message.names):
             raise SourceError(
-                "a message of other joints than the first one",
+                "the message has other joints than the first one",
                 file=str(path),
                 feature=next((spec.name for spec in self.specs.values()), None),
                 expected=", ".join(self.names)[:200],

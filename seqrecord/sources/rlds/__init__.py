@@ -1,1 +1,1 @@
-"""RLDS datasets of TensorFlow Datasets."""
+"""Source for RLDS datasets of TensorFlow Datasets."""

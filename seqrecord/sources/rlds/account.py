@@ -1,4 +1,4 @@
-"""The inventory of an RLDS dataset."""
+"""Inventory of an RLDS dataset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def account_of(
     chosen: Collection[str],
     infos: Sequence[EpisodeInfo],
 ) -> Account:
-    """Reads names and sizes of files only; `infos` are all episodes."""
+    """Return the account of a dataset, from file names and sizes; `infos` are all episodes."""
     shards = find_shards(folder)
     taken = {folder / name for name in (FEATURES, INFO, *(shard.file for shard in shards))}
     taken |= {folder / each.labels_file for each in (*features.steps, *features.episode)}
@@ -62,14 +62,14 @@ def _notes(folder: Path, infos: Sequence[EpisodeInfo]) -> list[str]:
     shards = find_shards(folder)
     declared = read_splits(folder)
     if not declared:
-        notes.append(f"no {INFO}: numbers of records not compared")
+        notes.append(f"no {INFO}: record counts not checked")
     for split, each in declared.items():
         files = [shard.file for shard in shards if shard.split == split]
         if not files:
-            notes.append(f"split {split}: declared without records, no files")
+            notes.append(f"split {split}: declared as empty, no files")
             continue
         if not each.lengths:
-            notes.append(f"split {split}: no shardLengths in {INFO}, records not compared")
+            notes.append(f"split {split}: no shardLengths in {INFO}, record counts not checked")
         count = sum(info.metadata.get("split") == split for info in infos)
         found = sum(size_of(folder / file) for file in files) - RECORD_BYTES * count
         if each.num_bytes not in (None, found):

@@ -1,4 +1,4 @@
-"""What a TFDS dataset of episodes (RLDS) says of itself: features of steps, and files.
+"""Parse the description of a TFDS dataset of episodes (RLDS): features of steps, splits and files.
 
 https://github.com/google-research/rlds#dataset-format and
 https://github.com/tensorflow/datasets/blob/master/tensorflow_datasets/core/proto/feature.proto.
@@ -29,7 +29,7 @@ FEATURES = "features.json"
 INFO = "dataset_info.json"
 _MAX_BYTES = 16 << 20
 _MAXINFO_BYTES = 64 << 20
-_MAX_DEPTH = 16  # features in features
+_MAX_DEPTH = 16  # nested features
 _MAX_FOLDERS = 2  # NAME/VERSION/, or NAME/CONFIG/VERSION/
 _STEPS = "steps"
 _SHARD = re.compile(r"(?:.+-)?([A-Za-z0-9_]+)\.tfrecord-(\d{5,9})-of-(\d{5,9})")
@@ -37,11 +37,16 @@ _SHARD = re.compile(r"(?:.+-)?([A-Za-z0-9_]+)\.tfrecord-(\d{5,9})-of-(\d{5,9})")
 
 @dataclass(frozen=True)
 class RldsFeature:
-    """A feature of one step, or of the episode.
+    """A feature of a step or of the episode.
 
-    `key` is its name in the Example: `steps/observation/image`. `kind` is `tensor`, `image`,
-    `text`, `label`, or what cannot be read. `encoding` is how a tensor is put into bytes: `none`,
-    `bytes` or `zlib`. A label is a number in the Example, of one of the texts in `labels`.
+    Args:
+        key: name in the Example: `steps/observation/image`.
+        name: feature name: `observation.image`.
+        kind: `tensor`, `image`, `text`, `label`, or a description of an unsupported kind.
+        dtype: dtype of a tensor or image.
+        shape: shape of a tensor.
+        encoding: encoding of a tensor as bytes: `none`, `bytes` or `zlib`.
+        labels: texts by label number.
     """
 
     key: str
@@ -58,99 +63,102 @@ class RldsFeature:
 
     @property
     def labels_file(self) -> str:
-        """The name of the file of a label's names."""
+        """Name of the file with a label's texts."""
         return f"{self.key.replace('/', '-')}.labels.txt"
 
     @property
     def per_step(self) -> int:
-        """Values of one step in the Example."""
+        """Number of values per step in the Example."""
         one_by_one = self.kind == "tensor" and self.encoding == "none"
         return max(math.prod(self.shape), 1) if one_by_one else 1
 
     def count(self, values: Values) -> int:
-        """How many steps these values are of; raises `ValueError` for a part of one."""
+        """Return the number of steps of these values. Raises `ValueError` for a partial step."""
         steps, rest = divmod(len(values), self.per_step)
         if rest:
             raise ValueError(
-                f"{len(values)} values of {self.key}, which has {self.per_step} a step"
+                f"{self.key}: expected a multiple of {self.per_step} values, got {len(values)}"
             )
         return steps
 
     def column(self, values: Values) -> Any:
-        """What the steps hold: an array [T, ...], texts, or encoded images; raises `ValueError`."""
+        """Return the steps' values: array [T, ...], texts or images. Raises `ValueError`."""
         if self.kind == "tensor":
             return self.array(values)
         if self.kind != "image":
             return self.texts(values)
         if not isinstance(values, list):
-            raise ValueError(f"numbers for {self.key}, which holds images")
+            raise ValueError(f"{self.key}: expected encoded images, got numbers")
         return values
 
     def texts(self, values: Values) -> list[str]:
-        """The texts of the steps; raises `ValueError` for what is no UTF-8, or no label.
+        """Return the steps' texts. Raises `ValueError` for invalid UTF-8 or labels.
 
-        A step without a label, which has the number -1, has an empty text.
+        A step without a label (number -1) has an empty text.
         """
         if self.kind == "label":
             if isinstance(values, list) or values.dtype.kind != "i":
-                raise ValueError(f"no numbers of labels for {self.key}")
+                raise ValueError(f"{self.key}: expected label numbers")
             if len(wrong := values[(values < -1) | (values >= len(self.labels))]):
-                raise ValueError(f"label {wrong[0]} of {self.key}, which has {len(self.labels)}")
+                raise ValueError(
+                    f"{self.key}: expected labels below {len(self.labels)}, got {wrong[0]}"
+                )
             return [self.labels[number] if number >= 0 else "" for number in values.tolist()]
         if not isinstance(values, list):
-            raise ValueError(f"numbers for {self.key}, which holds texts")
+            raise ValueError(f"{self.key}: expected texts, got numbers")
         return [str(value, "utf-8") for value in values]
 
     def array(self, values: Values) -> npt.NDArray[Any]:
-        """[steps, *shape] of a tensor; raises `ValueError` for values that it cannot hold."""
+        """Return a tensor's values [steps, *shape]. Raises `ValueError` for values of another
+        dtype."""
         dtype = np.dtype(self.dtype)
         if self.encoding != "none":
             if not isinstance(values, list):
-                raise ValueError(f"numbers for {self.key}, which is encoded")
+                raise ValueError(f"{self.key}: expected encoded tensors, got numbers")
             size = math.prod(self.shape) * dtype.itemsize
             rows = [_decoded(value, self.encoding, size) for value in values]
             return np.frombuffer(b"".join(rows), dtype.newbyteorder("<")).reshape(-1, *self.shape)
         if not isinstance(values, np.ndarray):
-            raise ValueError(f"bytes for {self.key}, which holds {self.dtype}")
+            raise ValueError(f"{self.key}: expected {self.dtype}, got bytes")
         if (dtype.kind == "f") != (values.dtype.kind == "f"):
-            raise ValueError(f"{values.dtype.name} for {self.key}, which holds {self.dtype}")
+            raise ValueError(f"{self.key}: expected {self.dtype}, got {values.dtype.name}")
         array = values.astype(dtype)
         if dtype.kind in "iub" and not np.array_equal(array.astype(np.int64), values):
-            raise ValueError(f"a value of {self.key} that {self.dtype} cannot hold")
+            raise ValueError(f"{self.key}: a value is out of range of {self.dtype}")
         return array.reshape(-1, *self.shape)
 
 
 @dataclass(frozen=True)
 class RldsFeatures:
-    """The features of a step and, beside the steps, those of an episode."""
+    """Features of the steps, and features of the episode."""
 
     steps: tuple[RldsFeature, ...]
     episode: tuple[RldsFeature, ...]
 
 
 def read_features(path: Path) -> RldsFeatures:
-    """Raises `SourceError` for what is no features.json, or has no steps."""
+    """Read features.json. Raises `SourceError` for an invalid file or one without steps."""
     try:
         tree = json.loads(read_bytes(path, _MAX_BYTES))
         found = [_labelled(feature, path.parent) for feature in _walk(tree, "", 0)]
     except (ValueError, RecursionError) as error:
-        raise SourceError("not a features.json", file=str(path), got=str(error)[:200]) from error
+        raise SourceError("invalid features.json", file=str(path), got=str(error)[:200]) from error
     steps = tuple(f for f in found if f.key.startswith(f"{_STEPS}/"))
     if not steps:
         raise SourceError(
-            "a TFDS dataset that is not of episodes (RLDS)",
+            "TFDS dataset without episodes (RLDS)",
             file=str(path),
-            expected="a feature `steps`, which is a Dataset of features",
+            expected="a feature `steps` of type Dataset",
             got=", ".join(f.key for f in found)[:200],
         )
     names = [feature.name for feature in steps]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SourceError("two features of one name", file=str(path), got=", ".join(twice))
+        raise SourceError("duplicate feature names", file=str(path), got=", ".join(twice))
     return RldsFeatures(steps, tuple(f for f in found if not f.key.startswith(f"{_STEPS}/")))
 
 
 def _labelled(feature: RldsFeature, folder: Path) -> RldsFeature:
-    """A label is a number alone where TFDS was told how many there are, and not their names."""
+    """Add a label's texts. Without a file of texts, the label is a number."""
     place = folder / feature.labels_file
     if feature.kind != "label":
         return feature
@@ -162,7 +170,7 @@ def _labelled(feature: RldsFeature, folder: Path) -> RldsFeature:
 
 def _walk(node: Any, key: str, depth: int) -> Iterator[RldsFeature]:
     if not isinstance(node, dict) or depth > _MAX_DEPTH:
-        raise ValueError(f"{key or 'the file'} is not an object of a feature")
+        raise ValueError(f"{key or 'the file'} is not the description of a feature")
     if "featuresDict" in node:
         for name, child in _object(_object(node, "featuresDict", key), "features", key).items():
             yield from _walk(child, f"{key}/{name}" if key else name, depth + 1)
@@ -195,14 +203,14 @@ def _tensor(tensor: dict[str, Any], key: str, name: str) -> RldsFeature:
     shape = tensor.get("shape") or {}
     sizes = shape.get("dimensions", []) if isinstance(shape, dict) else None
     if not isinstance(sizes, list):
-        raise ValueError(f"a shape of {key} that is none: {shape!r}"[:200])
+        raise ValueError(f"invalid shape of {key}: {shape!r}"[:200])
     dimensions = tuple(int(size) for size in sizes)  # TFDS writes them as text
     if dtype in ("string", "object"):
         return RldsFeature(key, name, "text" if not dimensions else "tensor of texts", "string")
     try:
         itemsize = np.dtype(dtype).itemsize
     except (TypeError, ValueError, SyntaxError) as error:
-        raise ValueError(f"a dtype of {key} that is none: {dtype[:50]}") from error
+        raise ValueError(f"invalid dtype of {key}: {dtype[:50]}") from error
     if np.dtype(dtype).kind not in "iufb" or encoding not in ("none", "bytes", "zlib"):
         return RldsFeature(key, name, f"tensor of {dtype}, encoded as {encoding}"[:80])
     if math.prod(max(n, 1) for n in dimensions) * itemsize > MAX_FRAME_BYTES:
@@ -217,9 +225,9 @@ def _decoded(value: memoryview, encoding: str, size: int) -> bytes:
         try:
             data = stream.decompress(data, size + 1)
         except zlib.error as error:
-            raise ValueError(f"a tensor that is not zlib's: {error}") from error
+            raise ValueError(f"tensor is not zlib data: {error}") from error
     if len(data) != size:
-        raise ValueError(f"a tensor of {len(data)} bytes or more, expected {size}")
+        raise ValueError(f"expected a tensor of {size} bytes, got {len(data)} or more")
     return data
 
 
@@ -232,7 +240,7 @@ def _object(node: dict[str, Any], name: str, key: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of records; `num_records` is what dataset_info.json says, if it does."""
+    """A file of records; `num_records` is from dataset_info.json, if declared."""
 
     split: str
     file: str
@@ -240,11 +248,11 @@ class Shard:
 
 
 def find_dataset(root: Path) -> Path | None:
-    """The folder of `features.json`: `root`, or the only such folder below it."""
+    """Return the folder of `features.json`: `root`, or the only such folder below it."""
     found = _find(root, _MAX_FOLDERS)
     if len(found) > 1:
         raise SourceError(
-            "more than one TFDS dataset: name one of them",
+            "several TFDS datasets; choose a single folder",
             file=str(root),
             expected=f"one {FEATURES}",
             got=", ".join(str(path.relative_to(root)) for path in found)[:200],
@@ -262,9 +270,10 @@ def _find(folder: Path, depth: int) -> list[Path]:
 
 
 def find_shards(folder: Path) -> list[Shard]:
-    """All shards by split and number.
+    """Return all shards by split and number.
 
-    Raises `SourceError` for one that is missing or that `dataset_info.json` does not declare.
+    Raises `SourceError` for missing shards and for shards that `dataset_info.json` does not
+    declare.
     """
     declared = read_splits(folder)
     found: dict[str, dict[int, str]] = {}
@@ -276,9 +285,9 @@ def find_shards(folder: Path) -> list[Shard]:
         split, number, total = match[1], int(match[2]), int(match[3])
         if totals.setdefault(split, total) != total or number in found.get(split, {}):
             raise SourceError(
-                "shards that are not of one dataset",
+                "the shards do not belong to one dataset",
                 file=str(folder / name),
-                expected=f"one file for each of {totals[split]} shards of {split}",
+                expected=f"one file per shard, {totals[split]} shards of {split}",
                 got=f"shard {number} of {total}",
             )
         found.setdefault(split, {})[number] = name
@@ -286,37 +295,37 @@ def find_shards(folder: Path) -> list[Shard]:
         raise SourceError("no TFRecord file", file=str(folder), expected="NAME-SPLIT.tfrecord-…")
     shards = []
     for split in sorted({*found, *declared}, key=lambda name: (name != "train", name)):
-        said = declared.get(split)
-        known = said.lengths if said else []
+        stated = declared.get(split)
+        known = stated.lengths if stated else []
         total = totals.get(split, 0)
-        if said and total and said.num_shards != total:
+        if stated and total and stated.num_shards != total:
             raise SourceError(
-                "another number of shards than dataset_info.json says",
+                "the number of shards differs from dataset_info.json",
                 file=str(folder),
-                expected=f"{said.num_shards} of {split}",
+                expected=f"{stated.num_shards} of {split}",
                 got=total,
             )
         for number in range(total):
             if number not in found[split]:
                 raise SourceError(
-                    "a shard is missing",
+                    "missing shard; download it again",
                     file=str(folder),
                     expected=f"{split}, {number} of {total}",
                     got=f"{counted(len(found[split]), 'file')} of {split}",
                 )
             shards.append(Shard(split, found[split][number], known[number] if known else None))
-        if said and not total and (sum(known) if known else said.num_shards):
+        if stated and not total and (sum(known) if known else stated.num_shards):
             raise SourceError(
-                "the shards of a split are missing",
+                "missing shards of a split; download them again",
                 file=str(folder),
-                expected=f"{split}: {counted(said.num_shards, 'file')}"
+                expected=f"{split}: {counted(stated.num_shards, 'file')}"
                 + (f", {counted(sum(known), 'record')}" if known else ""),
                 got="no file",
             )
     if declared and (undeclared := {*found} - {*declared}):
         raise SourceError(
-            f"splits that {INFO} does not declare; move their files to another folder, or "
-            "declare them",
+            f"{INFO} does not declare all splits; move the files of the others to another "
+            "folder, or declare them",
             file=str(folder),
             expected=", ".join(declared),
             got=", ".join(
@@ -328,7 +337,7 @@ def find_shards(folder: Path) -> list[Shard]:
 
 @dataclass(frozen=True)
 class DeclaredSplit:
-    """A split in `dataset_info.json`: its shards, records of each, and bytes of all records."""
+    """A split in `dataset_info.json`: number of shards, records per shard, bytes of all records."""
 
     num_shards: int
     lengths: list[int]
@@ -336,7 +345,7 @@ class DeclaredSplit:
 
 
 def read_splits(folder: Path) -> Mapping[str, DeclaredSplit]:
-    """The declared splits by name; none without `dataset_info.json`."""
+    """Return the declared splits by name; empty without `dataset_info.json`."""
     path = folder / INFO
     if not is_file(path):
         return {}
@@ -345,10 +354,10 @@ def read_splits(folder: Path) -> Mapping[str, DeclaredSplit]:
         kind = info.get("fileFormat", "tfrecord")
         splits = {str(each["name"]): _declared(each) for each in info.get("splits", [])}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        raise SourceError(f"not a {INFO}", file=str(path), got=str(error)[:200]) from error
+        raise SourceError(f"invalid {INFO}", file=str(path), got=str(error)[:200]) from error
     if kind not in ("tfrecord", ""):
         raise SourceError(
-            "a TFDS dataset of another file format",
+            "unsupported file format of a TFDS dataset",
             file=str(path),
             expected="tfrecord",
             got=repr_of(kind, 50),
@@ -359,7 +368,7 @@ def read_splits(folder: Path) -> Mapping[str, DeclaredSplit]:
 def _declared(split: dict[str, Any]) -> DeclaredSplit:
     lengths = [int(length) for length in split.get("shardLengths", [])]
     if min(lengths, default=0) < 0:
-        raise ValueError(f"a shard of {min(lengths)} records")
+        raise ValueError(f"negative shard length {min(lengths)}")
     num_bytes = split.get("numBytes")
-    num_shards = len(lengths) or int(split.get("numShards", 0))  # which older versions wrote
+    num_shards = len(lengths) or int(split.get("numShards", 0))  # of older versions
     return DeclaredSplit(num_shards, lengths, None if num_bytes is None else int(num_bytes))

@@ -1,4 +1,4 @@
-"""RLDS datasets, as TFDS writes them to TFRecord files, without TensorFlow."""
+"""Source for RLDS datasets in TFRecord files of TFDS; TensorFlow is not needed."""
 
 from __future__ import annotations
 
@@ -40,38 +40,42 @@ from seqrecord.sources.rlds.tfrecord import (
 )
 from seqrecord.text import counted
 
-_DECLARED = "dataset_info.json"  # in the metadata of episodes: declared and found records
+_DECLARED = "dataset_info.json"  # metadata key: numbers of declared and found records
 _MAX_VALUES = 64
-_MAX_TEXT = 4096  # bytes: what is longer does not go to the metadata
+_MAX_TEXT = 4096  # bytes of a text in the metadata
 
 
 @dataclass(frozen=True)
 class RldsSource(Originals):
-    """A TFDS dataset of episodes (RLDS) in TFRecord files as a source.
+    """A TFDS dataset of episodes (RLDS) in TFRecord files.
 
     ::
 
         ROOT/features.json, ROOT/dataset_info.json
-        ROOT/NAME-train.tfrecord-00000-of-00042             one record an episode
+        ROOT/NAME-train.tfrecord-00000-of-00042             one record per episode
 
-    `ROOT` may also be a folder above, with one such folder below it. Episodes are called
-    `train/000000`, by their split and their place in it. Features are those of a step:
-    `observation/image` is `observation.image`; images are uint8 or uint16 [H, W] or [H, W, C].
-    Texts, as `language_instruction`, are features of texts, and so are labels that have names
-    (`ClassLabel`), for their numbers mean another name in another dataset. TFRecord has no float64,
-    so these have the values of float32. What an episode has beside its steps goes to its metadata,
-    where it is short: texts, numbers and up to 64 of them.
+    Episode keys are `train/000000`: split and index in the split. Features are those of a step:
+    `observation/image` becomes `observation.image`; images are uint8 or uint16, [H, W] or [H, W,
+    C]. Texts such as `language_instruction` are text features. So are labels with names
+    (`ClassLabel`), since their numbers differ between datasets. TFRecord stores float64 as float32.
+    Short values of the episode are stored in its metadata: texts, and up to 64 numbers.
 
-    The numbers of records in `dataset_info.json` must be those of the files.
+    The record counts in `dataset_info.json` must match the files. A record's checksums are verified
+    when it is read; it stays in memory while its frames are read.
 
-    Each record's checksums are verified when it is read; it is held in memory while its frames
-    are. With `keep_encoded` RGB images stay PNG or JPEG.
+    Args:
+        root: folder of the dataset, or a folder above a single dataset.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
     unpickled = ("_seen",)
 
     def exists(self) -> bool:
-        """Whether there is a `features.json` with TFRecord files beside it."""
+        """Return whether there is a `features.json` with TFRecord files beside it."""
         return has_file(self.path, _is_dataset)
 
     def schema(self) -> Schema:
@@ -87,7 +91,7 @@ class RldsSource(Originals):
             ordinal += len(infos)
             found += infos
         if not found:
-            raise SourceError("a TFDS dataset without episodes", file=str(self._folder))
+            raise SourceError("TFDS dataset without episodes", file=str(self._folder))
         self._seen[:] = found
         return found
 
@@ -99,7 +103,7 @@ class RldsSource(Originals):
 
     @cached_property
     def _seen(self) -> list[EpisodeInfo]:
-        """The last episodes that were listed, for the inventory."""
+        """The last result of `episodes()`, for the inventory."""
         return []
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -119,7 +123,7 @@ class RldsSource(Originals):
     def _folder(self) -> Path:
         folder = find_dataset(self.path)
         if folder is None:
-            raise SourceError("no TFDS dataset", file=str(self.root), expected=FEATURES)
+            raise SourceError("no TFDS dataset found", file=str(self.root), expected=FEATURES)
         return folder
 
     @cached_property
@@ -134,9 +138,9 @@ class RldsSource(Originals):
         if refused := [each for each in chosen if not each.can_be_read]:
             readable = ", ".join(name for name, each in offered.items() if each.can_be_read)
             raise SourceError(
-                "features of kinds that cannot be read; name the others (--features)",
+                "unsupported kinds of features; select others (--features)",
                 file=str(path),
-                expected=f"some of {readable}",
+                expected=f"features among {readable}",
                 got=", ".join(f"{each.name} ({each.kind})" for each in refused)[:300],
             )
         return chosen
@@ -156,7 +160,7 @@ class RldsSource(Originals):
         )
 
     def _image_spec(self, feature: RldsFeature) -> FeatureSpec:
-        """From the first image that can be read."""
+        """Return the spec from the first readable image."""
         errors = FirstError()
         for shard in find_shards(self._folder):
             path = self._folder / shard.file
@@ -171,32 +175,32 @@ class RldsSource(Originals):
                         )
         raise errors.first or SourceError("no image", file=str(self._folder), feature=feature.name)
 
-    # --- episodes: as little as possible is read of a record --------------------------------
+    # --- episodes: read as little as possible of a record -----------------------------------
 
     def _infos(self, shard: Shard, ordinal: int) -> list[EpisodeInfo]:
-        """All episodes of a shard; those that cannot be read too, so that `frames` names them.
+        """Return all episodes of a shard, including unreadable ones, for which `frames` raises.
 
-        These are records behind damage, and the difference from the declared number of records.
+        These are records after damage, and records beyond or short of the declared number.
         """
         path = self._folder / shard.file
         infos: list[EpisodeInfo] = []
 
-        def add(offset: int, steps: int, said: dict[str, Any]) -> None:
+        def add(offset: int, steps: int, metadata: dict[str, Any]) -> None:
             key = f"{shard.split}/{ordinal + len(infos):06d}"
             place = {"split": shard.split, "file": shard.file, "offset": offset}
-            infos.append(EpisodeInfo(key, max(steps, 1), {**said, **place}))
+            infos.append(EpisodeInfo(key, max(steps, 1), {**metadata, **place}))
 
         damage: SourceError | None = None
         try:
             with TfRecordFile(path) as file:
                 for record in file.records():
-                    add(record.offset, *self._look(file, record))
+                    add(record.offset, *self._read_info(file, record))
         except SourceError as error:
             damage = error
         found = len(infos)
         declared = found if shard.num_records is None else shard.num_records
         if damage:
-            # The rest of the file is lost: as many as there should be, one if nobody knows.
+            # The rest of the file is lost: the declared number of records, at least one.
             for _ in range(max(declared - found, 1)):
                 add((damage.offset or 0) + RECORD_HEAD, 1, {})
         else:
@@ -207,8 +211,8 @@ class RldsSource(Originals):
             infos[number] = replace(infos[number], metadata={**infos[number].metadata, **numbers})
         return infos
 
-    def _look(self, file: TfRecordFile, record: TfRecord) -> tuple[int, dict[str, Any]]:
-        """The number of steps of a record, 0 if it cannot be told, and the episode's metadata."""
+    def _read_info(self, file: TfRecordFile, record: TfRecord) -> tuple[int, dict[str, Any]]:
+        """Return a record's number of steps, 0 if unknown, and the episode's metadata."""
         about = {
             each.key: each
             for each in self._features.episode
@@ -228,7 +232,7 @@ class RldsSource(Originals):
     # --- frames -----------------------------------------------------------------------------
 
     def _columns(self, values: Mapping[str, Values]) -> dict[str, Any]:
-        """By feature what its steps hold, which must be as many of each."""
+        """Return the steps' values by feature; the numbers of steps must be equal."""
         columns: dict[str, Any] = {}
         steps: dict[str, int] = {}
         for feature in self._chosen:
@@ -237,7 +241,7 @@ class RldsSource(Originals):
             steps[feature.key] = feature.count(values[feature.key])
             columns[feature.name] = feature.column(values[feature.key])
         if len({*steps.values()}) > 1:
-            raise ValueError(f"other numbers of steps: {steps}")
+            raise ValueError(f"features differ in their number of steps: {steps}")
         return columns
 
     def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
@@ -272,7 +276,7 @@ def _is_dataset(path: Path) -> bool:
 
 
 def _check_declared(info: EpisodeInfo, path: Path) -> None:
-    """Raises `SourceError` for a record beyond those declared, or one that is missing."""
+    """Raise `SourceError` for records beyond the declared number, or missing ones."""
     numbers = info.metadata.get(_DECLARED)
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 2:
         return
@@ -280,7 +284,7 @@ def _check_declared(info: EpisodeInfo, path: Path) -> None:
     raise SourceError(
         "more records than dataset_info.json declares"
         if found > declared
-        else "a truncated TFRecord file: fewer records than dataset_info.json declares",
+        else "truncated TFRecord file: fewer records than dataset_info.json declares",
         file=str(path),
         offset=info.metadata["offset"],
         expected=counted(declared, "record"),
@@ -289,14 +293,14 @@ def _check_declared(info: EpisodeInfo, path: Path) -> None:
 
 
 def _bytes_per_step(feature: RldsFeature) -> tuple[bool, bool, float]:
-    """Sorts what is cheapest to count first: single numbers, then tensors, texts, images."""
+    """Sort key for cheap counting of steps: single numbers, then tensors, texts, images."""
     is_tensor = feature.kind == "tensor" and feature.encoding == "none"
     size = math.prod(feature.shape) if feature.can_be_read else math.inf
     return (not is_tensor, feature.kind == "image", size)
 
 
 def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature]) -> dict[str, Any]:
-    """Texts and numbers of the episode, nested as their names are: JSON."""
+    """Return short texts and numbers of the episode as JSON, nested like their names."""
     result: dict[str, Any] = {}
     for key, found in values.items():
         feature = features[key]
@@ -311,7 +315,7 @@ def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature])
             is_label = feature.kind == "label"
             try:
                 value = feature.texts(found)[0] if is_label else feature.array(found)[0].tolist()
-            except ValueError:  # not what was declared
+            except ValueError:  # differs from its declaration
                 continue
             if not is_label and not np.all(np.isfinite(np.asarray(value, float))):
                 continue
@@ -319,19 +323,19 @@ def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature])
         place = result
         for name in outer:
             inner = place.setdefault(name, {})
-            place = inner if isinstance(inner, dict) else {}  # of names with a `/` in them
+            place = inner if isinstance(inner, dict) else {}  # a name contains `/`
         place.setdefault(last, value)
     return result
 
 
 @contextmanager
 def _examples(path: Path, offset: int) -> Iterator[None]:
-    """What is wrong with a record as `SourceError`."""
+    """Convert errors in a record to `SourceError`."""
     try:
         yield
     except ValueError as error:
         raise SourceError(
-            "a record that is not the episode that features.json declares",
+            "the record differs from features.json",
             file=str(path),
             offset=offset,
             got=str(error)[:300],

@@ -1,12 +1,12 @@
-"""TFRecord files, and the `tf.train.Example` and `tf.train.SequenceExample` in their records.
+"""Read TFRecord files with `tf.train.Example` and `tf.train.SequenceExample` records.
 
-https://www.tensorflow.org/tutorials/load_data/tfrecord. A record is a u64 length, the masked
-CRC32C of these 8 bytes, the data, and the masked CRC32C of the data, all little-endian.
+A record is a u64 length, the masked CRC32C of these 8 bytes, the data, and the masked CRC32C of the
+data, all little-endian: https://www.tensorflow.org/tutorials/load_data/tfrecord.
 
-Examples are names to lists of bytes or numbers,
+An Example maps names to lists of bytes or numbers:
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/feature.proto and
-example.proto. In both kinds, a list of a name is one flat run of values; of a SequenceExample's
-feature lists, one list a step, the steps' values are joined.
+example.proto. Each list is a flat run of values. A SequenceExample has one list per step; these are
+concatenated.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ RECORD_HEAD = _HEAD.size
 _MASK_DELTA = 0xA282EAD8
 _TRAILER = 4
 RECORD_BYTES = RECORD_HEAD + _TRAILER
-"""Bytes of a record beside its data."""
-_PEEK_BYTES = 512  # of an Example's map entry, enough for its sizes and its name
+"""Bytes of a record besides its data."""
+_PEEK_BYTES = 512  # enough for the sizes and name of a map entry
 
 
 @dataclass(frozen=True)
 class TfRecord:
-    """Where a record's data lies in its file."""
+    """Position of a record's data in its file."""
 
     offset: int
     size: int
 
 
 class TfRecordFile:
-    """An open TFRecord file, of which records are found, and read, without reading the others."""
+    """An open TFRecord file; records can be located and read individually."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,9 +63,9 @@ class TfRecordFile:
         self._file.close()
 
     def records(self) -> Iterator[TfRecord]:
-        """All records in their order; the lengths are checked, the data is not looked at.
+        """Yield all records in order. Lengths are checked, data is not read.
 
-        Raises `SourceError` at the first length that is wrong: what comes after it is lost.
+        Raises `SourceError` at the first wrong length; the records after it are lost.
         """
         position = 0
         while position < self._size:
@@ -74,34 +74,36 @@ class TfRecordFile:
             position = record.offset + record.size + _TRAILER
 
     def record_at(self, offset: int) -> TfRecord:
-        """The record whose data begins at `offset`."""
+        """Return the record whose data begins at `offset`."""
         start = offset - _HEAD.size
         if start < 0 or offset > self._size:
-            raise self._broken("a truncated TFRecord file", start, "12 bytes more")
+            raise self._broken("truncated TFRecord file", start, "12 more bytes")
         head = self._read(start, _HEAD.size)
         size, crc = _HEAD.unpack(head)
         if masked_crc32c(head[:8]) != crc:
-            raise self._broken("a length that does not match its checksum", start)
+            raise self._broken("checksum mismatch of a record's length", start)
         if size > self._size - offset - _TRAILER:
-            raise self._broken("a truncated TFRecord file", start, f"a record of {size} bytes")
+            raise self._broken("truncated TFRecord file", start, f"a record of {size} bytes")
         return TfRecord(offset, size)
 
     def read(self, record: TfRecord) -> memoryview:
-        """The record's data; raises `SourceError` unless it matches its checksum."""
+        """Return the record's data. Raises `SourceError` if its checksum differs."""
         raw = self._read(record.offset, record.size + _TRAILER)
         data = raw[: record.size]
         (crc,) = struct.unpack("<I", raw[record.size :])
         if masked_crc32c(data) != crc:
-            raise self._broken("a record that does not match its checksum", record.offset)
+            raise self._broken("checksum mismatch of a record", record.offset)
         return data
 
     def unread(self, record: TfRecord) -> Span:
-        """The record's data, of which is read what is asked for; nothing checks it."""
+        """Return the record's data as a lazy span, without a checksum test."""
         return _Unread(self, record.offset, record.size)
 
     def peek(self, offset: int, size: int) -> bytes:
-        """Bytes that nothing has checked. Some of those behind them are read with them, and stay
-        in memory until others are asked for."""
+        """Return bytes without a checksum test.
+
+        Reads ahead; the bytes stay in memory until other ones are read.
+        """
         begin = offset - self._peeked_at
         if begin < 0 or begin + size > len(self._peeked):
             count = max(size, min(_PEEK_BYTES, self._size - offset))
@@ -115,7 +117,7 @@ class TfRecordFile:
         except OSError as error:
             raise unreadable(self.path, error) from error
         if data.nbytes != size:
-            raise self._broken("a file that was cut while it was read", offset)
+            raise self._broken("the file was truncated while it was read", offset)
         return data.data if size else memoryview(b"")
 
     def _broken(self, message: str, offset: int, expected: str | None = None) -> SourceError:
@@ -124,13 +126,13 @@ class TfRecordFile:
             file=str(self.path),
             offset=offset,
             expected=expected,
-            got=None if expected is None else f"{self._size} bytes in all",
+            got=None if expected is None else f"a file of {self._size} bytes",
         )
 
 
 @dataclass(frozen=True)
 class _Unread:
-    """Bytes of an open file."""
+    """Bytes of an open file, read on demand."""
 
     file: TfRecordFile
     offset: int
@@ -148,29 +150,29 @@ class _Unread:
 
 
 def masked_crc32c(data: bytes | bytearray | memoryview) -> int:
-    """TFRecord's checksum: CRC32C, rotated by 15 bits and moved by a constant."""
+    """Return TFRecord's checksum: CRC32C, rotated by 15 bits plus a constant."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFF_FFFF
 
 
 Values: TypeAlias = "list[memoryview] | npt.NDArray[np.float32] | npt.NDArray[np.int64]"
-"""What a feature holds: bytes, floats or integers."""
+"""Values of a feature: bytes, floats or integers."""
 
 
 def parse_example(data: Span, wanted: Container[str] | None = None) -> dict[str, Values]:
-    """The features of an Example or a SequenceExample that are `wanted`, by default all.
+    """Return the features of an Example or a SequenceExample, by default all.
 
-    No more than the names and sizes of the others is read. Raises `ValueError` for what is neither.
+    Of features not in `wanted` only name and size are read. Raises `ValueError` for invalid data.
     """
     found: dict[str, Values] = {}
     for number, part in _parts(data, 1, 2):
-        for _, entry in _parts(part, 1):  # of a map: its key, and its value
+        for _, entry in _parts(part, 1):  # map entries: key and value
             named = dict(_parts(entry, 1, 2))
             key = named[1].tobytes().decode() if 1 in named else ""
             if wanted is not None and key not in wanted:
                 continue
             if key in found:
-                raise ValueError(f"{key} is there twice")
+                raise ValueError(f"duplicate feature {key}")
             value: memoryview = _in_memory(named.get(2, memoryview(b"")))
             if number == 1:
                 found[key] = _parse_feature(value)
@@ -180,7 +182,7 @@ def parse_example(data: Span, wanted: Container[str] | None = None) -> dict[str,
 
 
 def _parse_feature(data: memoryview) -> Values:
-    """One `tf.train.Feature`."""
+    """Parse one `tf.train.Feature`."""
     result: Values = []
     for number, part in _parts(data, 1, 2, 3):
         if number == 1:
@@ -197,7 +199,7 @@ def _in_memory(data: Any) -> memoryview:
 
 
 def _parts(data: _Span, *numbers: int) -> Iterator[tuple[int, _Span]]:
-    """The fields of these numbers that are messages, texts or bytes."""
+    """Yield the length-delimited fields of these numbers."""
     for number, kind, part in fields(data):
         if kind == BYTES and number in numbers and not isinstance(part, int):
             yield number, part
@@ -207,7 +209,7 @@ def _floats(part: memoryview) -> npt.NDArray[np.float32]:
     runs = []
     for number, kind, value in fields(part):
         if number == 1 and kind in (BYTES, FIXED32) and isinstance(value, memoryview):
-            runs.append(np.frombuffer(value, "<f4"))  # packed, or one by one
+            runs.append(np.frombuffer(value, "<f4"))  # packed, or single
     return np.concatenate(runs) if runs else np.empty(0, "<f4")
 
 
@@ -226,8 +228,8 @@ def _concatenated(steps: list[Values]) -> Values:
     if not arrays:
         return [value for step in steps if isinstance(step, list) for value in step]
     if any(isinstance(step, list) and step for step in steps):
-        raise ValueError("a feature list of bytes and of numbers")
+        raise ValueError("feature list with both bytes and numbers")
     if len({array.dtype for array in arrays}) > 1:
-        raise ValueError("a feature list of floats and of integers")
-    joined: Values = np.concatenate(arrays)  # type: ignore[assignment] # of one of the two dtypes
+        raise ValueError("feature list with both floats and integers")
+    joined: Values = np.concatenate(arrays)  # type: ignore[assignment]
     return joined

@@ -1,4 +1,4 @@
-"""Reading the frames of one TartanAir trajectory."""
+"""Read the frames of one TartanAir trajectory."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ def read_frames(
     in_place: bool = False,
     exif: str | None = None,
 ) -> Iterator[Frame]:
-    """The features of `schema` frame by frame; pixels are [H, W, ...] of `size`.
+    """Yield the features of `schema` frame by frame; pixels are [H, W, ...] of `size`.
 
-    With `in_place`, images that are kept are a `ReferencedFile`.
-
-    Raises `SourceError` before the first frame if the frame lists disagree.
+    With `in_place`, kept images are a `ReferencedFile`. Raises `SourceError` before the first frame
+    if the frame lists of features disagree.
     """
-    lists = FrameLists(trajectory)
+    lists = TrajectoryFrames(trajectory)
     lists.check()
     pixels = {
         files: lists.names(files)
@@ -49,11 +48,11 @@ def read_frames(
     rows = _read_rows(trajectory, schema, len(lists.ids))
     if not pixels and not rows:
         raise SourceError(
-            "a trajectory with none of the features",
+            "the trajectory has none of the selected features",
             file=str(trajectory.path),
-            expected=f"some of {', '.join(schema)}",
+            expected=f"files of {', '.join(schema)}",
         )
-    orientation = Orientation(exif, lambda: False)  # a trajectory is of a camera
+    orientation = Orientation(exif, lambda: False)  # camera parameters refer to the pixels
     for index, frame_id in enumerate(lists.ids):
         frame: dict[str, Any] = {}
         for files, names in pixels.items():
@@ -70,12 +69,12 @@ def read_frames(
         yield {name: frame[name] for name in schema if name in frame}
 
 
-class FrameLists:
-    """What a trajectory's folders hold, each listed once and only when it is asked for.
+class TrajectoryFrames:
+    """File names of a trajectory's frames; each folder is listed once, on demand.
 
-    `ids` are the frames that every folder must have, and `origin` says in words where they come
-    from: the first folder of one file a frame, whether or not it is asked for, so that an
-    episode has the same frames with any choice of features.
+    `ids` are the frames that every folder must have, from the first folder with one file per frame,
+    even if its feature is not selected: the frames must not depend on the selected features.
+    `origin` names that folder, for errors.
     """
 
     def __init__(self, trajectory: Trajectory) -> None:
@@ -84,7 +83,7 @@ class FrameLists:
         self.ids, self.origin = self._reference()
 
     def names(self, files: PixelFiles) -> dict[int, str]:
-        """File name by frame id, ascending; for a pair of neighbours by the first one's id."""
+        """Return file names by frame id, ascending; for pairs of frames by the first id."""
         if files.folder not in self._listed:
             kinds = [other for other in self._trajectory.pixels if other.folder == files.folder]
             listed = list_frames(self._trajectory.path / files.folder, kinds)
@@ -92,28 +91,29 @@ class FrameLists:
         return self._listed[files.folder][files]
 
     def wanted(self, files: PixelFiles) -> Sequence[int]:
-        """The ids that a kind of files must have.
+        """Return the ids that a kind of files must have.
 
-        Of files between frames, the last frame's leads to one that was not kept: it may be there.
+        Files between two frames may also exist for the last frame; they refer to a frame that
+        TartanAir dropped.
         """
         is_whole = not files.between or self.ids[-1] in self.names(files)
         return self.ids if is_whole else self.ids[:-1]
 
     def lacks(self, files: PixelFiles) -> bool:
-        """Whether a folder of two kinds holds the other one only: they are separate downloads."""
+        """Return whether a folder for two kinds has only the other one (separate downloads)."""
         if self.names(files):
             return False
         return any(self._listed[files.folder].values())
 
     def check(self) -> None:
-        """Raises `SourceError` for no frames and for a gap in the ids."""
+        """Raise `SourceError` for no frames and for a gap in the ids."""
         folder = str(self._trajectory.path)
         if not self.ids:
-            raise SourceError("a trajectory without frames", file=folder)
+            raise SourceError("trajectory without frames", file=folder)
         for one, other in pairwise(self.ids):
             if other != one + 1:
                 raise SourceError(
-                    "a gap in the frame ids",
+                    "gap in the frame ids; the download may be incomplete",
                     file=folder,
                     expected=f"frame {one + 1} {self.origin}",
                     got=f"frame {other} after {one}",
@@ -130,7 +130,8 @@ class FrameLists:
         return list(range(count)), origin
 
     def _num_poses(self) -> tuple[int, str]:
-        """How many lines the first pose file has, and where that comes from; 0 without one."""
+        """Return the number of lines of the first pose file and its origin for errors; 0 without
+        one."""
         layout = self._trajectory.layout
         for *_, file in layout.poses if layout else ():
             if file in self._trajectory.entries:
@@ -139,15 +140,15 @@ class FrameLists:
 
 
 def imu_counts(num_frames: int) -> tuple[int, int]:
-    """How many rows an imu file may have.
+    """Return the two valid numbers of rows of an IMU file.
 
-    Samples are taken between frames, so that the last frame has none as a rule.
+    Samples are taken between frames, so the last frame usually has none.
     """
     return IMU_ROWS * (num_frames - 1), IMU_ROWS * num_frames
 
 
 def list_frames(folder: Path, kinds: Sequence[PixelFiles]) -> list[dict[int, str]]:
-    """For each of the kinds of files that share `folder`, the names by id; other names are junk."""
+    """Return file names by id for each kind of files in `folder`; other names are ignored."""
     found: list[dict[int, str]] = [{} for _ in kinds]
     for name, _ in list_folder(folder):
         for files, names in zip(kinds, found, strict=True):
@@ -157,14 +158,16 @@ def list_frames(folder: Path, kinds: Sequence[PixelFiles]) -> list[dict[int, str
             first, *second = map(int, match.groups())
             if second and second[0] != first + 1:
                 raise SourceError(
-                    "a file between frames that are not neighbours",
+                    "the file connects frames that are not consecutive",
                     file=str(folder / name),
                     expected=f"frames {first} and {first + 1}",
                     got=f"{first} and {second[0]}",
                 )
             if first in names:
                 raise SourceError(
-                    "two files of one frame", file=str(folder / name), got=f"{names[first]} too"
+                    "two files have the same frame number",
+                    file=str(folder / name),
+                    got=f"{names[first]} too",
                 )
             names[first] = name
     return [dict(sorted(names.items())) for names in found]
@@ -179,7 +182,7 @@ def _check_ids(ids: Collection[int], want: Sequence[int], folder: Path, origin: 
         facts += [f"frame {missing[0]} missing"] if missing else []
         facts += [f"frame {extra[0]} too many"] if extra else []
         raise SourceError(
-            "a frame list that disagrees with the others",
+            "the features have different frames",
             file=str(folder),
             expected=f"{len(want)} files, {span}, {origin}",
             got=", ".join(facts),
@@ -201,7 +204,7 @@ def _read_pixels(
 def _read_rows(
     trajectory: Trajectory, schema: Schema, num_frames: int
 ) -> dict[str, npt.NDArray[Any]]:
-    """Features that are kept as one file an episode: their values by frame."""
+    """Read features stored as one file per episode: values by frame."""
     rows: dict[str, npt.NDArray[Any]] = {}
     layout = trajectory.layout
     for spec, _, file in layout.poses if layout else ():
@@ -218,7 +221,7 @@ def _poses(path: Path, feature: str, num_frames: int) -> npt.NDArray[np.float64]
     poses = _read_poses(path)
     if len(poses) != num_frames:
         raise SourceError(
-            "a pose file that disagrees with the frames",
+            "the number of poses differs from the number of frames",
             file=str(path),
             feature=feature,
             expected=f"{num_frames} lines",
@@ -242,5 +245,5 @@ def _read_imu(path: Path, spec: FeatureSpec, num_frames: int) -> npt.NDArray[Any
 
 
 def _read_poses(path: Path) -> npt.NDArray[np.float64]:
-    """Poses as float64 [T, 7]: metres, then a quaternion."""
+    """Read poses, float64 [T, 7]: metres, then a quaternion."""
     return table(path, rows_of(path), 7)

@@ -1,4 +1,4 @@
-"""Where a TartanAir trajectory keeps what: folders, file names and encodings.
+"""Layouts of TartanAir trajectories: folders, file names and encodings.
 
 ::
 
@@ -11,7 +11,7 @@
         pose_left.txt                              pose_lcam_front.txt
                                                    imu/acc.npy, imu/gyro.npy
 
-and the same for `right` and `rcam_front`; version 1 has flow for the left camera only. Sources:
+The same for `right` and `rcam_front`; version 1 has flow for the left camera only. References:
 https://github.com/castacks/tartanair_tools/blob/master/data_type.md and
 https://github.com/castacks/tartanairpy/blob/main/docs/modalities.rst.
 """
@@ -37,7 +37,7 @@ from seqrecord.sources.common.orientation import Orientation, shape_of
 CAMERAS = ("left", "right")
 
 IMU_ROWS = 10
-"""Rows of version 2's imu arrays for a frame: 100 Hz beside 10 frames a second."""
+"""IMU samples per frame in version 2: 100 Hz at 10 frames per second."""
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -56,10 +56,10 @@ _PIXELS: Mapping[str, tuple[str, tuple[int, ...], str, str | None]] = {
 
 @dataclass(frozen=True)
 class PixelFiles:
-    """A folder of one file a frame, or one for each pair of neighbours where it is `between`.
+    """A folder with one file per frame, or per pair of consecutive frames if `between`.
 
-    `features` are [?, ?] or [?, ?, channels]. `read` gives their arrays in that order and raises
-    `SourceError`.
+    `features` have shape [?, ?] or [?, ?, channels]. `read` returns their arrays in that order and
+    raises `SourceError`.
     """
 
     folder: str
@@ -71,7 +71,7 @@ class PixelFiles:
 
     @property
     def shown(self) -> str:
-        """The names of its files: `*_left_depth.npy`."""
+        """Pattern of its file names, for messages: `*_left_depth.npy`."""
         pattern = self.pattern.pattern.replace(r"(\d+)", "*")
         return pattern.replace("*_*", "*").replace("\\.", ".")
 
@@ -80,7 +80,7 @@ class PixelFiles:
         return self.read is _read_rgb
 
     def kept(self, exif: str | None) -> tuple[CodecConfig, ...]:
-        """The codec of files that can stay where they are; empty for the others."""
+        """Return the codec of files that can be referenced; empty for the others."""
         formats: dict[Reader, str] = {_read_rgb: "png", _read_seg_png: "png", _read_npy: "npy"}
         return (kept_config(formats[self.read], exif),) if self.read in formats else ()
 
@@ -89,7 +89,7 @@ class PixelFiles:
         return self.read is _read_flow_png
 
     def size(self, path: Path, exif: str | None) -> Size:
-        """Height and width as a file's header declares them; raises `SourceError`."""
+        """Return height and width from a file's header. Raises `SourceError` if it is invalid."""
         if path.suffix == ".npy":
             header = array_header(path)
             want = self.features[0]
@@ -102,10 +102,10 @@ class PixelFiles:
 
 @dataclass(frozen=True)
 class TartanAirLayout:
-    """One version of TartanAir. `pixels` come in the order in which features are offered.
+    """One version of TartanAir. `pixels` are in the default order of features.
 
-    `centre` is how far, in pixels, the optical axis lies left of and above the middle W / 2, H / 2.
-    `fps` is `None` where TartanAir does not tell.
+    `centre` is the offset, in pixels, of the optical axis to the left of and above (W / 2, H / 2).
+    `fps` is `None` if TartanAir does not document it.
     """
 
     version: str
@@ -117,7 +117,7 @@ class TartanAirLayout:
 
     @property
     def names(self) -> frozenset[str]:
-        """Folders and files that show a folder to be a trajectory of this layout."""
+        """Folders and files that identify a trajectory of this layout."""
         return frozenset(
             [files.folder for files in self.pixels] + [file for *_, file in self.poses]
         )
@@ -126,7 +126,7 @@ class TartanAirLayout:
 def check_rgb(
     data: bytes, path: Path, size: Size, spec: FeatureSpec, orientation: Orientation
 ) -> npt.NDArray[Any]:
-    """The pixels of an encoded image, which must be RGB of 8 bits."""
+    """Decode an encoded image, which must be 8-bit RGB."""
     return _decoded(data, path, "RGB", "|u1", size, spec, orientation)
 
 
@@ -166,7 +166,7 @@ def _read_depth_png(
     path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
 ) -> tuple[Any, ...]:
     rgba = _decoded(read_bytes(path), path, "RGBA", "|u1", size, features[0], orientation)
-    # The four bytes of a float lie in the order in which OpenCV sees them, which is BGRA.
+    # The four bytes of a float are in OpenCV's channel order, BGRA.
     bgra = rgba[..., [2, 1, 0, 3]]
     return (np.ascontiguousarray(bgra).view("<f4")[..., 0],)
 
@@ -181,7 +181,7 @@ def _read_flow_png(
     path: Path, size: Size, features: Sequence[FeatureSpec], orientation: Orientation
 ) -> tuple[Any, ...]:
     rgb = _decoded(read_bytes(path), path, "RGB", "<u2", size, features[0], orientation)
-    # OpenCV's order again: x, y and mask are blue, green and red.
+    # In OpenCV's order x, y and mask are blue, green and red.
     mask = rgb[..., 0]
     flow = np.empty((*size, 2), np.float32)
     flow[...] = rgb[..., :0:-1]
@@ -189,15 +189,15 @@ def _read_flow_png(
     flow /= 64
     if mask.max() > 255:
         raise SourceError(
-            "a mask value that is no byte", file=str(path), expected="0 to 255", got=int(mask.max())
+            "mask value out of range", file=str(path), expected="0 to 255", got=int(mask.max())
         )
     return flow, mask.astype(np.uint8)
 
 
-def _per_frame(what: str, side: str, camera: str, ending: str, read: Reader) -> PixelFiles:
+def _per_frame(modality: str, side: str, camera: str, ending: str, read: Reader) -> PixelFiles:
     pattern = re.compile(rf"(\d+)_{camera}{ending}", re.ASCII)
-    name = f"{what}_{camera}"
-    return PixelFiles(name, pattern, side, (_pixels(what, name),), read)
+    name = f"{modality}_{camera}"
+    return PixelFiles(name, pattern, side, (_pixels(modality, name),), read)
 
 
 def _between(
@@ -207,8 +207,8 @@ def _between(
     return PixelFiles(folder, pattern, side, features, read, between=True)
 
 
-def _pixels(what: str, name: str) -> FeatureSpec:
-    dtype, channels, kind, unit = _PIXELS[what]
+def _pixels(modality: str, name: str) -> FeatureSpec:
+    dtype, channels, kind, unit = _PIXELS[modality]
     return FeatureSpec(name, np.dtype(dtype), (None, None, *channels), kind=kind, unit=unit)
 
 
@@ -225,9 +225,9 @@ def _v1() -> TartanAirLayout:
     for side in CAMERAS:
         pixels.append(_per_frame("image", side, side, r"\.png", _read_rgb))
         pixels.append(_per_frame("depth", side, side, r"_depth\.npy", _read_npy))
-        for what in ("flow", "mask") if side == "left" else ():
-            features = (_pixels(what, what),)
-            pixels.append(_between("flow", side, rf"{what}\.npy", features, _read_npy))
+        for modality in ("flow", "mask") if side == "left" else ():
+            features = (_pixels(modality, modality),)
+            pixels.append(_between("flow", side, rf"{modality}\.npy", features, _read_npy))
         pixels.append(_per_frame("seg", side, side, r"_seg\.npy", _read_npy))
     return TartanAirLayout(
         "V1", 0.0, None, tuple(pixels), _poses({side: side for side in CAMERAS}), ()
@@ -244,7 +244,7 @@ def _v2() -> TartanAirLayout:
         both = (_pixels("flow", f"flow_{camera}"), _pixels("mask", f"mask_{camera}"))
         pixels.append(_between(f"flow_{camera}", side, r"flow\.png", both, _read_flow_png))
     imu = (("imu_acc", "acc.npy", "m/s^2"), ("imu_gyro", "gyro.npy", "rad/s"))
-    # The documentation gives 320 for the centre, but depth and poses reproject to the official flow
+    # The documentation gives 320 for the centre. Depth and poses reproject to the official flow
     # to within its rounding of 1/128 pixel with 319.5 only (with 320 they are 0.04 pixels off).
     return TartanAirLayout("V2", 0.5, 10.0, tuple(pixels), _poses(cameras), imu)
 

@@ -1,4 +1,4 @@
-"""TartanAir, versions 1 and 2, as it is downloaded: https://theairlab.org/tartanair-dataset."""
+"""Source for TartanAir, versions 1 and 2: https://theairlab.org/tartanair-dataset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from seqrecord.sources.common.references import external_files, external_folders
 from seqrecord.sources.common.specs import chosen_names
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.tartanair.frames import (
-    FrameLists,
+    TrajectoryFrames,
     imu_counts,
     list_frames,
     read_frames,
@@ -48,28 +48,39 @@ from seqrecord.sources.tartanair.tree import (
 
 @dataclass(frozen=True)
 class TartanAirSource(Originals):
-    """A TartanAir tree as a source of episodes.
+    """A TartanAir tree as downloaded, versions 1 and 2.
 
-    `root` is a folder of environments, one environment, one difficulty or one trajectory; so is any
-    tree with trajectories, whatever their folders are called: `samples/office_P000`.
-    `features` are the names to read, in that order; by default all that the tree has for
-    `cameras`. `difficulty` is `Easy` or `Hard`. With `keep_encoded` images stay PNG, and with
-    `in_place` where they are; so do npy files, and PNG files of segmentations.
+    `root` is a folder of environments, one environment, one difficulty or one trajectory.
+    Trajectories are also found in folders with other names: `samples/office_P000`.
 
-    Features of version 1 (those of version 2 end in `_lcam_front` and `_rcam_front` instead):
-    `image_left` uint8 [H, W, 3], RGB; `depth_left` float32 [H, W], metres along the optical axis;
-    `flow` float32 [H, W, 2], pixels to the next frame; `mask` uint8 [H, W], that flow's: 0 valid,
-    1 and 10 occluded by another surface or its own, 100 out of view; `seg_left` uint8 [H, W],
-    numbers that may mean other objects in another environment; `pose_left` float64 [7],
-    `tx ty tz qx qy qz qw` in metres, NED. Version 2 adds `imu_acc` and `imu_gyro` [10, 3], the
-    samples from a frame up to the next.
+    Features of version 1 (version 2 has `_lcam_front` and `_rcam_front` in place of `_left` and
+    `_right`, and a flow and mask per camera):
 
-    Kinds and units are these, and version 2 has 10 frames a second; version 1 does not tell.
+    - `image_left` uint8 [H, W, 3], RGB
+    - `depth_left` float32 [H, W], metres along the optical axis
+    - `flow` float32 [H, W, 2], pixels to the next frame
+    - `mask` uint8 [H, W], validity of the flow: 0 valid, 1 occluded by another surface, 10 occluded
+      by its own, 100 out of view
+    - `seg_left` uint8 [H, W], labels that differ between environments
+    - `pose_left` float64 [7], `tx ty tz qx qy qz qw` in metres, NED
+    - `imu_acc` and `imu_gyro` [10, 3], version 2 only: the samples from a frame to the next
 
-    The last frame has flow, mask and imu only where the files for it are there, which lead to a
-    frame that was not kept; an episode that lacks a folder lacks its features.
-    imu files are left out where they fit the frames of no trajectory.
-    A source is a snapshot: its schema is worked out once and travels with it when it is pickled.
+    Version 2 has 10 frames per second; the rate of version 1 is not documented. Flow, mask and IMU
+    samples of the last frame are optional: their files refer to a frame that TartanAir dropped. An
+    episode without a folder lacks its features. IMU files that fit no trajectory are not packed.
+
+    The source is a snapshot: its schema is determined once and pickled with it.
+
+    Args:
+        root: folder of trajectories.
+        features: names to read, in that order; by default all features of `cameras`.
+        keep_encoded: keep images as PNG.
+        cameras: `left`, `right` or both.
+        difficulty: `Easy` or `Hard`; both by default.
+        in_place: reference images, npy files and segmentation PNGs instead of copying them.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
     cameras: Sequence[str] = CAMERAS
@@ -83,23 +94,25 @@ class TartanAirSource(Originals):
         object.__setattr__(self, "cameras", tuple(self.cameras))
         if not self.cameras or not set(self.cameras) <= set(CAMERAS):
             raise SourceError(
-                "no such camera", expected="left, right or both", got=", ".join(self.cameras)
+                "unknown camera", expected="left, right or both", got=", ".join(self.cameras)
             )
         if self.difficulty is not None:
             levels = {name.lower(): level for name, level in DIFFICULTIES.items()}
             if self.difficulty.lower() not in levels:
-                raise SourceError("no such difficulty", expected="Easy, Hard", got=self.difficulty)
+                raise SourceError(
+                    "unknown difficulty", expected="Easy or Hard", got=self.difficulty
+                )
             object.__setattr__(self, "difficulty", levels[self.difficulty.lower()])
 
     def schema(self) -> Schema:
         return referring_schema(self._probed[0]) if self.in_place else self._probed[0]
 
     def referring(self) -> TartanAirSource:
-        """The same source, whose images stay where they are."""
+        """Return a copy of the source that references images instead of copying them."""
         return replace(self, keep_encoded=True, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
-        """The folders of files that its frames may refer to, see `external_folders`."""
+        """Return the folders of files that frames may reference, see `external_folders`."""
         folders = {
             trajectory.path / files.folder
             for trajectory in self._trajectories
@@ -109,7 +122,7 @@ class TartanAirSource(Originals):
         return external_folders(self.path, sorted(folders))
 
     def copied_files(self) -> dict[str, ExternalFile]:
-        """The files of poses and IMU samples, whose values an index copies."""
+        """Return the files of poses and IMU samples, whose values an index copies."""
         paths = (
             path
             for trajectory in self._trajectories
@@ -122,7 +135,7 @@ class TartanAirSource(Originals):
         return [self._info(trajectory) for trajectory in self._trajectories]
 
     def account(self) -> Account:
-        """Places of features, files of no feature, and what is decoded."""
+        """Report places of features, files that are not packed, and decoding."""
         found = self._trajectories
         taken = [t for t in self._found.values() if t not in found]
         versions = sorted({t.layout.version for t in found if t.layout})
@@ -152,7 +165,7 @@ class TartanAirSource(Originals):
         with located(SourceError, episode=info.key):
             schema, sizes, folders = self._probed
             if info.key not in folders:
-                raise SourceError("no such trajectory", file=str(self.root))
+                raise SourceError("no such trajectory", file=str(self.root), got=info.key)
             trajectory = open_trajectory(folders[info.key])
             size = sizes.get(trajectory.layout.version) if trajectory.layout else None
             yield from read_frames(
@@ -163,7 +176,7 @@ class TartanAirSource(Originals):
             )
 
     def exists(self) -> bool:
-        """Whether there are files named as TartanAir's among the first entries below `root`."""
+        """Return whether the first entries below `root` contain files with TartanAir's names."""
         return is_tartanair(self.path)
 
     @cached_property
@@ -180,15 +193,15 @@ class TartanAirSource(Originals):
                 file=str(self.root),
                 expected="[ENV/][Easy|Hard|Data_easy|Data_hard/]P000/ with image_left, depth_left, "
                 "flow, pose_left.txt or image_lcam_front, depth_lcam_front, pose_lcam_front.txt …",
-                got=f"{len(found)} folders named like one" if found else None,
+                got=f"{len(found)} folders without files" if found else None,
             )
         return found
 
     @cached_property
     def _probed(self) -> tuple[Schema, dict[str, Size], dict[str, Path]]:
-        """The schema, the image size by layout version, and folders by key."""
+        """Schema, image size by layout version, and folders by key."""
         layouts, sizes, offered = self._everything()
-        names = chosen_names(offered, self.features, self.path, "no such feature in this tree")
+        names = chosen_names(offered, self.features, self.path, "no such feature")
         for layout in layouts:
             for files in layout.pixels:
                 if files.needs_imagecodecs and any(f.name in names for f in files.features):
@@ -199,7 +212,7 @@ class TartanAirSource(Originals):
     def _everything(
         self,
     ) -> tuple[list[TartanAirLayout], dict[str, Size], dict[str, FeatureSpec]]:
-        """The layouts, the image size by version, and the features of the cameras."""
+        """Return the layouts, the image size by version, and the features of the cameras."""
         layouts = [
             layout for layout in LAYOUTS if any(t.layout is layout for t in self._trajectories)
         ]
@@ -211,7 +224,7 @@ class TartanAirSource(Originals):
         return layouts, sizes, offered
 
     def _offered(self, layout: TartanAirLayout, size: Size | None) -> Iterator[FeatureSpec]:
-        """The features that some trajectory of this layout has."""
+        """Yield the features that any trajectory of this layout has."""
         trajectories = [t for t in self._trajectories if t.layout is layout]
         entries = frozenset[str]().union(*(t.entries for t in trajectories))
         for files in layout.pixels:
@@ -228,7 +241,7 @@ class TartanAirSource(Originals):
                 yield FeatureSpec(name, found, (IMU_ROWS, 3), kind="imu", unit=unit)
 
     def _find_size(self, layout: TartanAirLayout) -> Size | None:
-        """From the first trajectory whose first file of any kind has a sound header."""
+        """Return the image size from the first valid header of a trajectory's first files."""
         errors = FirstError()
         for trajectory in self._trajectories:
             for files in trajectory.pixels if trajectory.layout is layout else ():
@@ -241,13 +254,13 @@ class TartanAirSource(Originals):
         return None
 
     def _imu_dtype(self, layout: TartanAirLayout, file: str) -> np.dtype[Any] | None:
-        """From the first trajectory whose imu file fits its frames; `None` if that is none."""
+        """Return the dtype of the first IMU file that fits its frames; `None` if there is none."""
         for trajectory in self._trajectories:
             path = trajectory.path / "imu" / file
             if trajectory.layout is layout and "imu" in trajectory.entries and is_file(path):
                 try:
                     header = array_header(path)
-                    counts = imu_counts(len(FrameLists(trajectory).ids))
+                    counts = imu_counts(len(TrajectoryFrames(trajectory).ids))
                 except SourceError:
                     continue
                 if header.dtype.kind == "f" and header.shape in [(n, 3) for n in counts]:
@@ -256,9 +269,9 @@ class TartanAirSource(Originals):
 
     def _info(self, trajectory: Trajectory) -> EpisodeInfo:
         try:
-            ids = FrameLists(trajectory).ids
+            ids = TrajectoryFrames(trajectory).ids
         except SourceError:
-            ids = []  # `frames` says what is wrong
+            ids = []  # raised by `frames`
         layout = trajectory.layout
         metadata: dict[str, Any] = {
             "dataset": " ".join(["TartanAir", *([layout.version] if layout else [])]),
@@ -283,14 +296,14 @@ FORMAT = SourceFormat(
 
 
 _NOTES = {
-    "V1": "TartanAir V1: no frame rate known; poses in NED",
-    "V2": "TartanAir V2: depth PNGs decoded as the bytes of float32, flow PNGs as "
-    "(value - 32768) / 64 and a mask; 10 frames a second; poses in NED",
+    "V1": "TartanAir V1: frame rate not documented; poses in NED",
+    "V2": "TartanAir V2: depth PNGs decoded as bytes of float32, flow PNGs as "
+    "(value - 32768) / 64 and a mask; 10 frames per second; poses in NED",
 }
 
 
 def _places(layout: TartanAirLayout) -> Iterator[tuple[FeatureSpec, str]]:
-    """The features of a layout, and the patterns of their files."""
+    """Yield the features of a layout and the patterns of their files."""
     for files in layout.pixels:
         for spec in files.features:
             yield spec, f"*/{files.folder}/{files.shown}"
@@ -302,7 +315,7 @@ def _places(layout: TartanAirLayout) -> Iterator[tuple[FeatureSpec, str]]:
 
 
 def _is_taken(found: Mapping[Path, Trajectory], features: Collection[str], path: Path) -> bool:
-    """Whether a file is one of a feature."""
+    """Return whether a file belongs to a packed or excluded feature."""
     if (trajectory := found.get(path.parent)) is not None:
         poses = trajectory.layout.poses if trajectory.layout else ()
         return any(file == path.name for *_, file in poses)
@@ -322,7 +335,7 @@ def _some_has(trajectories: Sequence[Trajectory], files: PixelFiles) -> bool:
 
 
 def _intrinsics(size: Size, centre: float) -> dict[str, float | int]:
-    """TartanAir's cameras see 90 degrees across: fx = fy = 320 at a width of 640."""
+    """Return the camera: its field of view is 90 degrees, so fx = fy = 320 at a width of 640."""
     height, width = size
     return {
         "fx": width / 2,

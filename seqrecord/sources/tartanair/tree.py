@@ -1,4 +1,4 @@
-"""Finding TartanAir's trajectories: by the names of folders and files in them, at any depth."""
+"""Find TartanAir trajectories by the names of folders and files, at any depth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seqrecord.sources.folders.exported import DESCRIPTION
 from seqrecord.sources.tartanair.layout import LAYOUTS, PixelFiles, TartanAirLayout
 
 DIFFICULTIES = {"Easy": "Easy", "Hard": "Hard", "Data_easy": "Easy", "Data_hard": "Hard"}
-"""Difficulty by the name of its folder."""
+"""Difficulty by folder name."""
 
 _TRAJECTORY = re.compile(r"P\d+", re.ASCII)
 _POSES = frozenset(file for layout in LAYOUTS for *_, file in layout.poses)
@@ -20,8 +20,10 @@ _POSES = frozenset(file for layout in LAYOUTS for *_, file in layout.poses)
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One trajectory's folder. `entries` are the names in it, of which some are `folders`; `layout`
-    is `None` if none fits."""
+    """A trajectory's folder. `entries` are all names in it, `folders` those of folders.
+
+    `layout` is `None` if no version matches.
+    """
 
     path: Path
     layout: TartanAirLayout | None
@@ -39,7 +41,7 @@ class Trajectory:
 
     @property
     def is_named(self) -> bool:
-        """Whether its folder is called as TartanAir's are."""
+        """Whether the folder name follows TartanAir's convention."""
         return self.difficulty is not None or bool(_TRAJECTORY.fullmatch(self.name))
 
     @property
@@ -51,15 +53,15 @@ class Trajectory:
 
     @property
     def pixels(self) -> list[PixelFiles]:
-        """The kinds of files whose folder is there, of both cameras."""
+        """Kinds of files of both cameras whose folder exists."""
         pixels = self.layout.pixels if self.layout else ()
         return [files for files in pixels if files.folder in self.entries]
 
     @property
     def has_files(self) -> bool:
-        """Whether files are named as those of the layout: names of folders may be anyone's.
+        """Whether files have the names of the layout; folder names alone are not enough.
 
-        Files of poses are not enough beside folders of another layout.
+        Pose files count only if all folders belong to the layout.
         """
         if self.layout is None:
             return False
@@ -69,17 +71,17 @@ class Trajectory:
 
 
 def is_tartanair(root: Path) -> bool:
-    """Whether a file of a trajectory is among the first entries of the tree."""
+    """Return whether the first entries of the tree contain a file of a trajectory."""
     return has_file(root, _is_of_trajectory)
 
 
 def find_trajectories(root: Path) -> dict[str, Trajectory]:
-    """All trajectories by key, in order.
+    """Return all trajectories by key, sorted by key.
 
-    They may be at any depth. Below a folder of a difficulty, or if `root` is or contains it, a
-    folder named P000 is one even without files: a broken one. The key is `ENV/Easy/P000`, wherever
-    `root` is, of a folder that is called so; `ENV/P000` if it is `root` or in it; and otherwise the
-    path below `root`. Raises `SourceError` if two folders have one key.
+    Trajectories may be at any depth. A folder named P000 without files is a broken trajectory if it
+    is below a difficulty's folder, or if it is `root` or directly in `root`. Keys are
+    `ENV/Easy/P000` if the folders have such names, `ENV/P000` for a trajectory that is `root` or
+    directly in it, and otherwise the path below `root`. Raises `SourceError` for duplicate keys.
     """
     found = [replace(trajectory, key=_key(trajectory, root)) for trajectory in _walk(root, root)]
     found.sort(key=lambda trajectory: trajectory.key)
@@ -88,12 +90,12 @@ def find_trajectories(root: Path) -> dict[str, Trajectory]:
 
 
 def open_trajectory(path: Path) -> Trajectory:
-    """A folder as a trajectory, whatever its content."""
+    """Return a folder as a trajectory, whatever its content."""
     listed = dict(list_folder(path))
     entries = frozenset(listed)
     folders = frozenset(name for name, is_folder in listed.items() if is_folder)
     fits = [layout for layout in LAYOUTS if not entries.isdisjoint(layout.names)]
-    if DESCRIPTION in entries:  # an exported episode, whatever its features are called
+    if DESCRIPTION in entries:  # an exported episode with any feature names
         fits = []
     every = [Trajectory(path, layout, entries, folders) for layout in fits]
     sound = [each for each in every if each.has_files] if len(every) > 1 else []
@@ -101,7 +103,7 @@ def open_trajectory(path: Path) -> Trajectory:
 
 
 def has_frames(trajectory: Trajectory, files: PixelFiles) -> bool:
-    """Whether there is any file of this kind."""
+    """Return whether any file of this kind exists."""
     if files.folder not in trajectory.folders:
         return False
     names = (name for name, _ in list_folder(trajectory.path / files.folder))
@@ -117,7 +119,7 @@ def _walk(path: Path, root: Path, depth: int = 0) -> list[Trajectory]:
     found = [trajectory for each in below for trajectory in each]
     is_placed = here.difficulty is not None or root in (path, path.parent)
     if not found and is_placed and _TRAJECTORY.fullmatch(here.name):
-        return [here]  # half downloaded: a bad one, not none
+        return [here]  # an incomplete download: a broken trajectory
     return found
 
 
@@ -131,7 +133,7 @@ def _key(trajectory: Trajectory, root: Path) -> str:
 
 
 def _is_of_trajectory(path: Path) -> bool:
-    """Whether a file is one of a trajectory, from names alone, but for poses."""
+    """Return whether a file name belongs to a trajectory; pose files also need their folder."""
     folder = path.parent.name
     for layout in LAYOUTS:
         for files in layout.pixels:

@@ -1,4 +1,4 @@
-"""Video files, packet by packet: when each frame is shown, and where a decoder can begin."""
+"""Read video files packet by packet, with display times and possible starts of decoding."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from seqrecord.sources.video.frames import UPRIGHT, Turn, VideoForms
 from seqrecord.sources.video.mp4_boxes import check_boxes
 
 VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi")
-"""Of the names of video files, in lower case."""
+"""File name endings of videos, in lower case."""
 
-_CONTAINERS = "mov,matroska,avi"  # of FFmpeg: none that names other files, as playlists do
+_CONTAINERS = "mov,matroska,avi"  # FFmpeg's formats, none that refers to other files
 _SEEKS = 4
-_BUFFER_BYTES = 1 << 20  # read at once from a file of a URL
-_MOST_BEFORE = 64  # bytes of a container between a packet's place and the packet
-_MAX_LEADING = 64  # packets between a keyframe and the first one that is shown after it
+_BUFFER_BYTES = 1 << 20  # read at once from a URL
+_MOST_BEFORE = 64  # bytes of container headers in front of a packet
+_MAX_LEADING = 64  # packets between a keyframe and the first one shown after it
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
 
 
 class VideoPacket(NamedTuple):
-    """A packet as its container has it.
+    """A packet of a container.
 
     Args:
         data: its bytes.
-        tick: when its frame is shown, in `VideoFile.tick` seconds.
-        start: what it begins.
-        is_key: whether the container calls it a keyframe.
-        is_shown: whether its frame is shown; an edit list hides frames.
-        is_cut: whether a decoder can begin with it.
-        pos: where it lies in the file, or what its container puts before it.
+        tick: display time of its frame, in `VideoFile.tick` seconds.
+        start: kind of random access point that it begins.
+        is_key: whether the container marks it as a keyframe.
+        is_shown: whether its frame is displayed; edit lists hide frames.
+        is_cut: whether decoding can start at it.
+        pos: offset in the file of the packet, or of its container header.
     """
 
     data: bytes
@@ -55,21 +55,21 @@ class VideoFile:
 
     ::
 
-        codec, extradata    FFmpeg's name, and what the container says of the codec beside it
+        codec, extradata    FFmpeg's codec name, and the container's codec parameters
         tick                seconds
         coded_size          height and width in pixels
-        turn                how players turn its frames
-        size                height and width of frames that are turned so
-        pixel_format        as FFmpeg calls it; None if the container does not say
-        matrix              the number (H.273) of the matrix from YUV to RGB, or None
+        turn                rotation and mirroring applied by players
+        size                height and width of turned frames
+        pixel_format        FFmpeg's name, or None if the container does not declare it
+        matrix              number (H.273) of the YUV to RGB matrix, or None
         color_range         "limited" or "full", or None
-        fps                 frames a second, on average, or None
-        others              the file's other streams of video, in words
+        fps                 average frames per second, or None
+        others              descriptions of the file's other video streams
 
-    `stream` is the number of the stream among those of video, from 0, or its title; by default it
-    is the first one. Cover pictures are none.
+    `stream` is a video stream's number, from 0, or its title; the first one by default. Cover
+    pictures do not count.
 
-    Raises `SourceError` for a file that is none of these, or has no such video.
+    Raises `SourceError` for other files, and for a missing stream.
     """
 
     _is_unread: bool
@@ -97,7 +97,7 @@ class VideoFile:
             self.forms = VideoForms(self.codec, self._format, path) if self._format else None
         except ValueError as error:
             self.close()
-            raise SourceError(f"a damaged video: {error}", file=str(path)) from error
+            raise SourceError(f"damaged video: {error}", file=str(path)) from error
 
     def __enter__(self) -> VideoFile:
         return self
@@ -115,15 +115,15 @@ class VideoFile:
 
     @cached_property
     def turn(self) -> Turn:
-        """Decodes the first frame: PyAV tells it of no other.
+        """Rotation and mirroring; decodes the first frame, which alone has the matrix in PyAV.
 
-        Raises `SourceError` for a turn that is not by quarters.
+        Raises `SourceError` for other angles than multiples of 90 degrees.
         """
         self._from_start()
         context = self._stream.codec_context
         context.thread_count, context.thread_type = 1, "NONE"
         for packet in islice(self._file.demux(self._stream), _MAX_LEADING):
-            with suppress(*video_errors()):  # who reads the frames says what is wrong with them
+            with suppress(*video_errors()):  # raised by reading the frames
                 start = self._format and self._format.start(bytes(packet))
                 if self.forms is not None and start and (start.is_closed or start.may_lead):
                     self.forms.check(bytes(packet), 0, is_key=True)
@@ -138,52 +138,54 @@ class VideoFile:
         return self.turn.size(*self.coded_size)
 
     def ticks(self) -> list[int]:
-        """When each frame is shown, ascending, in units of `tick`. Reads the whole file."""
+        """Return all frames' display times in `tick` units, ascending. Reads the whole file."""
         return sorted(packet.tick for packet in self.packets() if packet.is_shown)
 
     def count(self) -> int:
-        """How many frames are shown: from the tables of an MP4, else by reading the whole file."""
+        """Return the number of displayed frames, from an MP4's tables or by reading the file."""
         known = self.known_count()
         return len(self.ticks()) if known is None else known
 
     def known_count(self) -> int | None:
-        """The number of displayed frames, if the tables of an MP4 have it."""
+        """Return the number of displayed frames if the tables of an MP4 contain it, else `None`."""
         entries = self._entries()
         return sum(not entry.is_discard for entry in entries) if entries else None
 
     def entries(self) -> Any:
-        """What an MP4 says of its packets without them, and with the times of their frames: a list
-        of PyAV's `IndexEntry`; empty where it does not tell all of that."""
-        # Where frames are shown in another order, entries have the times of decoding.
+        """Return an MP4's packet table with display times: a list of PyAV's `IndexEntry`.
+
+        Empty if the tables are incomplete.
+        """
+        # With reordered frames, entries have decoding times.
         return () if self._stream.codec_context.has_b_frames else self._entries()
 
     def _entries(self) -> Any:
         if "mov" in self._file.format.name and self.codec in ("h264", "av1", "vp9"):
-            with self._errors("a damaged video"):
+            with self._errors("damaged video"):
                 entries = getattr(self._stream, "index_entries", ())  # PyAV 17 and later
-                # The tables of a file of fragments are those of the fragments that were looked at.
+                # In fragmented files, tables cover only the fragments read so far.
                 if 0 < len(entries) <= self._stream.frames:
                     return entries
         return ()
 
     def other_streams(self) -> list[str]:
-        """The kinds of the file's streams that are no video: "audio", "subtitle", "data", …"""
+        """Return the types of the file's non-video streams: "audio", "subtitle", "data", …"""
         return [each.type or "data" for each in self._file.streams if each.type != "video"]
 
     @property
     def nbytes(self) -> int:
-        """How long the file is."""
+        """Size of the file in bytes."""
         return int(self._file.size)
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:
-        """A packet as a decoder takes it: without a container, where its codec is kept."""
+        """Return a packet as decoders take it; for kept codecs without container framing."""
         return self._format.bare_packet(data, is_start) if self._format else data
 
     def packets(self, first: int | None = None) -> Iterator[VideoPacket]:
-        """The packets in decoding order, from a place on from which the frame at tick `first`
-        can be decoded; by default, and where no such place is found, from the file's beginning.
+        """Yield packets in decoding order, from a point from which tick `first` is decodable.
 
-        The first packet is a cut, unless no decoder can begin even there. One walk at a time.
+        By default, or if no such point is found, from the beginning. The first packet is a cut
+        unless decoding is impossible even there. Only one iteration at a time.
         """
         return _marked(self._from(first))
 
@@ -197,7 +199,7 @@ class VideoFile:
                 break
             if head.tick <= (first or 0) and (head.start.is_closed or head.start.may_lead):
                 return chain([head], packets)
-            # Containers are sought by decoding times, which may be earlier.
+            # Containers seek by decoding time, which may be earlier.
             target = min(target, head.tick) - second * 4**attempt
         self._from_start()
         return self._demux()
@@ -220,7 +222,7 @@ class VideoFile:
         else:
             check_boxes(self._remote, self.path, reads_all=False)
             self._remote.seek(0)
-        with self._errors("not a video that can be read"):
+        with self._errors("invalid or unsupported video"):
             self._file: Any = pyav().open(
                 str(where) if isinstance(where, Path) else where,
                 metadata_errors="ignore",
@@ -235,7 +237,7 @@ class VideoFile:
         self._is_unread = True
 
     def _chosen(self) -> Any:
-        """The stream that is wanted."""
+        """Return the selected stream."""
         pictures = pyav().stream.Disposition.attached_pic
         streams = [each for each in self._file.streams.video if not each.disposition & pictures]
         names = [_title(each) for each in streams]
@@ -245,18 +247,18 @@ class VideoFile:
             number = names.index(number) if names.count(number) == 1 else -1
         if self._wanted is not None and not 0 <= number < len(streams):
             raise SourceError(
-                "no such stream of video",
+                "no such video stream",
                 file=str(self.path),
-                expected="; ".join(shown) or "a stream of video",
+                expected="; ".join(shown) or "a video stream",
                 got=f"stream={self._wanted}",
             )
         if not streams or streams[number].codec_context is None:
-            raise SourceError("a file without video of a known codec", file=str(self.path))
+            raise SourceError("no video of a supported codec in the file", file=str(self.path))
         self.others = tuple(text for i, text in enumerate(shown) if i != number)
         return streams[number]
 
     def _seek(self, tick: int) -> Iterator[VideoPacket]:
-        """From a place before `tick`; nothing where the container finds none."""
+        """Yield packets from a point before `tick`; empty if the container cannot seek."""
         try:
             self._file.seek(tick, stream=self._stream)
         except pyav().FFmpegError:
@@ -265,15 +267,15 @@ class VideoFile:
         return self._demux()
 
     def _demux(self) -> Iterator[VideoPacket]:
-        with self._errors("a damaged or truncated video"):
+        with self._errors("damaged or truncated video"):
             for packet in self._file.demux(self._stream):
                 if not packet.size:
-                    continue  # the end
+                    continue  # end of the stream
                 data = bytes(packet)
                 if packet.is_corrupt:
-                    raise SourceError("a truncated video", file=str(self.path), offset=packet.pos)
+                    raise SourceError("truncated video", file=str(self.path), offset=packet.pos)
                 if packet.pts is None:
-                    raise SourceError("a video frame without a time", file=str(self.path))
+                    raise SourceError("video frame without a time", file=str(self.path))
                 start = self._format.start(data) if self._format else Start()
                 is_start = start.is_closed or start.may_lead
                 if self.forms is not None and (is_start or self.codec == "vp9"):
@@ -283,9 +285,9 @@ class VideoFile:
                 yield VideoPacket(data, packet.pts, start, key, shown, pos=packet.pos)
 
     def place_of(self, packet: VideoPacket) -> tuple[int, int]:
-        """The first byte of a packet in the file, and how many there are.
+        """Return offset and number of bytes of a packet in the file.
 
-        Raises `SourceError` for one that the file does not have as it is.
+        Raises `SourceError` if the file does not contain the packet's bytes unchanged.
         """
         if self._raw is None:
             self._raw = open_file(self.path)
@@ -293,7 +295,7 @@ class VideoFile:
         at = self._raw.read(len(packet.data) + _MOST_BEFORE).find(packet.data)
         if packet.pos is None or at < 0:
             raise SourceError(
-                "a packet lies otherwise in its file: this video cannot be read in place",
+                "cannot read the video in place: the file stores its packets in another form",
                 file=str(self.path),
                 offset=packet.pos,
             )
@@ -301,7 +303,7 @@ class VideoFile:
 
     @contextmanager
     def _errors(self, message: str) -> Iterator[None]:
-        """FFmpeg's errors as `SourceError`."""
+        """Convert FFmpeg's errors to `SourceError`."""
         try:
             yield
         except pyav().FFmpegError as error:
@@ -316,17 +318,18 @@ def _title(stream: Any) -> str:
 
 def _described(stream: Any) -> str:
     context, title = stream.codec_context, _title(stream)
-    what = f"{context.name} {context.width}x{context.height}" if context else "unknown codec"
-    return f"{title!r}, {what}" if title else what
+    text = f"{context.name} {context.width}x{context.height}" if context else "unknown codec"
+    return f"{title!r}, {text}" if title else text
 
 
 def _marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
-    """The packets with `is_cut`, which for some depends on those that follow.
+    """Set `is_cut` of packets, which may depend on the following packets.
 
-    Frames that are broken after a start (RASL frames of HEVC) follow it and are shown before it. So
-    a decoder can begin there if there are none, and at the first packet if it leaves them out.
+    Leading frames that are undecodable after a random access point (RASL frames of HEVC) follow it
+    but are displayed before it. Decoding can start there if there are none, and at the first packet
+    if they are dropped.
     """
-    held: list[VideoPacket] = []  # a start that may be a cut, and what follows
+    pending: list[VideoPacket] = []  # a possible cut and the packets after it
     first = next(packets, None)
     if first is None:
         return
@@ -336,24 +339,24 @@ def _marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
         if is_dropping and packet.start.is_broken:
             continue
         is_dropping = is_dropping and not (packet.start.is_closed or packet.start.may_lead)
-        if held:
-            if packet.tick < held[0].tick and len(held) < _MAX_LEADING:
-                held.append(packet)
+        if pending:
+            if packet.tick < pending[0].tick and len(pending) < _MAX_LEADING:
+                pending.append(packet)
                 if packet.start.is_broken:
-                    yield from _released(held, False)
+                    yield from _released(pending, False)
                 continue
-            yield from _released(held, len(held) < _MAX_LEADING)
+            yield from _released(pending, len(pending) < _MAX_LEADING)
         if packet.start.may_lead:
-            held.append(packet)
+            pending.append(packet)
         elif packet.start.is_closed:
             yield packet._replace(is_cut=True)
         else:
             yield packet
-    yield from _released(held, True)
+    yield from _released(pending, True)
 
 
-def _released(held: list[VideoPacket], is_cut: bool) -> Iterator[VideoPacket]:
-    if held:
-        yield held[0]._replace(is_cut=is_cut)
-        yield from held[1:]
-    held.clear()
+def _released(pending: list[VideoPacket], is_cut: bool) -> Iterator[VideoPacket]:
+    if pending:
+        yield pending[0]._replace(is_cut=is_cut)
+        yield from pending[1:]
+    pending.clear()

@@ -1,8 +1,8 @@
-"""Frames of a video: their one size and pixel format, and how players turn them.
+"""Frame size, pixel format and rotation of videos.
 
-A feature of video has one size and pixel format, and decoders obey the packets: packets of another
-size would be packed, and then be unreadable. Phones write portrait video lying, and a matrix beside
-it.
+A video feature has one size and pixel format. Packets of another size would be packed and then be
+unreadable, since decoders follow the packets. Phones store portrait video rotated, with a matrix
+beside it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from seqrecord.codecs.video.packages import video_errors
 from seqrecord.codecs.video.packets import PacketFormat
 from seqrecord.errors import SourceError
 
-_HEAD_BYTES = 4096  # of a packet, which begins with its headers
-_MOST_KNOWN = 64  # headers that are remembered
+_HEAD_BYTES = 4096  # headers are at the start of a packet
+_MOST_KNOWN = 64  # cached headers
 
 
 class FrameForm(NamedTuple):
@@ -36,12 +36,12 @@ class FrameForm(NamedTuple):
         return f"{self.width}x{self.height} {self.pixels}"
 
     def check(self, other: FrameForm, path: Path, seconds: float) -> None:
-        """Raises `SourceError` if `other`, the form of the frames from a time on, is not this."""
+        """Raise `SourceError` if frames from a time on have the different form `other`."""
         if other != self:
             raise SourceError(
-                "a video whose frame size or pixel format changes: re-encode it to one, as with "
-                f"ffmpeg -i IN -vf scale={self.width}:{self.height} -pix_fmt {self.pixels} OUT, or "
-                "cut it there",
+                "the frame size or pixel format changes within the video; re-encode it, "
+                f"`ffmpeg -i IN -vf scale={self.width}:{self.height} -pix_fmt {self.pixels} OUT`, "
+                "or split it there",
                 file=str(path),
                 expected=str(self),
                 got=f"{other} at {seconds:.3f} s",
@@ -49,20 +49,22 @@ class FrameForm(NamedTuple):
 
 
 class VideoForms:
-    """Compares the headers of a video's keyframes with those of its first one.
+    """Compare the headers of a video's keyframes with the first keyframe.
 
-    A keyframe with headers that are new is decoded.
+    A keyframe with new headers is decoded.
     """
 
     def __init__(self, codec: str, format_: PacketFormat, path: Path) -> None:
         self._codec, self._format, self._path = codec, format_, path
         self._known: set[bytes] = set()
-        self._first = b""  # keyframe
-        self._form: FrameForm | None = None  # of its frame, once another one differs
+        self._first = b""  # first keyframe
+        self._form: FrameForm | None = None  # of the first keyframe, decoded on demand
 
     def check(self, data: bytes, seconds: float, *, is_key: bool) -> None:
-        """Raises `SourceError` if the frames of this packet, shown at a time, differ from those
-        before."""
+        """Raise `SourceError` if the frames of this packet differ from the first ones.
+
+        `seconds` is the packet's display time.
+        """
         if is_key and (headers := self._format.headers(data)) not in self._known:
             packet = self._format.bare_packet(data, True)
             if self._first:
@@ -78,7 +80,7 @@ class VideoForms:
     def check_keyframes(
         self, starts: Iterable[int], sizes: Iterable[int], seconds: Iterable[float]
     ) -> None:
-        """The same of keyframes in a local file, whose first bytes are read."""
+        """Like `check`, for keyframes in a local file; reads their first bytes."""
         with self._path.open("rb", buffering=0) as file:
             for start, size, second in zip(starts, sizes, seconds, strict=True):
                 head = os.pread(file.fileno(), min(size, _HEAD_BYTES), start)
@@ -95,7 +97,7 @@ class VideoForms:
             return FrameForm(*form_of(self._codec, packet))
         except video_errors() as error:
             raise SourceError(
-                "a keyframe that cannot be decoded",
+                "cannot decode a keyframe",
                 file=str(self._path),
                 got=f"{str(error)[:200]} at {seconds:.3f} s",
             ) from error
@@ -103,8 +105,10 @@ class VideoForms:
 
 @dataclass(frozen=True)
 class Turn:
-    """By quarters, mirrored, or both: first rows become columns, where `is_transposed`, then rows
-    and columns whose step is -1 are put in the opposite order."""
+    """Rotation by multiples of 90 degrees, with or without mirroring.
+
+    First rows become columns if `is_transposed`; then rows and columns with step -1 are reversed.
+    """
 
     is_transposed: bool = False
     rows: int = 1
@@ -112,24 +116,24 @@ class Turn:
 
     @classmethod
     def of(cls, matrix: bytes) -> Turn:
-        """That of a display matrix, nine int32; raises `SourceError` for any other angle.
+        """Parse a display matrix, nine int32. Raises `SourceError` for other angles.
 
-        A decoded pixel (x, y) is shown at (a x + c y, b x + d y) plus an offset, where a, b are the
-        first values and c, d the fourth and fifth (libavutil/display.h). Scales do not count.
+        A decoded pixel (x, y) is shown at (a x + c y, b x + d y) plus an offset. a and b are the
+        first two values, c and d the fourth and fifth (libavutil/display.h). Scales are ignored.
         """
         a, b, _, c, d = np.sign(np.frombuffer(matrix, "=i4", 5)).tolist()
         if a and d and not (b or c):
             return cls(False, d, a)
         if b and c and not (a or d):
             return cls(True, b, c)
-        raise SourceError("a video that is shown at an angle", expected="a turn by quarters")
+        raise SourceError("unsupported video rotation", expected="a multiple of 90 degrees")
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Of a frame as it is shown."""
+        """Return height and width of the displayed frame."""
         return (width, height) if self.is_transposed else (height, width)
 
     def frame(self, image: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The frame [H, W, C] as it is shown."""
+        """Return the displayed frame, [H, W, C]."""
         turned = image.transpose(1, 0, 2) if self.is_transposed else image
         return turned[:: self.rows, :: self.columns]
 

@@ -1,7 +1,7 @@
-"""Tables of MP4 and MOV files, compared with the files' sizes before FFmpeg takes memory for them.
+"""Check the tables of MP4 and MOV files against the file size, before FFmpeg allocates memory.
 
-FFmpeg makes an entry of some 30 bytes for each sample that the tables name, and a table may name
-them by a number alone. Source: ISO/IEC 14496-12.
+FFmpeg allocates about 30 bytes per sample in the tables, and a table can declare samples by a
+single number. Format: ISO/IEC 14496-12.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import BinaryIO, NamedTuple
 from seqrecord.errors import SourceError
 
 MAX_PACKETS = 1 << 24
-"""In the tables of a file: three days of 60 frames a second."""
+"""Maximum packets in the tables of a file: three days at 60 frames per second."""
 
 _KINDS = frozenset(b"ftyp moov moof mdat free skip wide styp sidx uuid pnot udta".split())
 _CONTAINERS = frozenset(
     b"moov trak mdia minf stbl edts dinf mvex moof traf mfra udta tref wave sinf schi".split()
 )
 _MOST_LEVELS = 16
-_MOST_AUDIO = 64  # samples for a byte of the file
-_COUNT_AT = {b"stsz": 8, b"stz2": 8, b"sbgp": 8}  # of the number of entries; 4 in others
-_ENTRY_BITS = {  # of a row of a table
+_MOST_AUDIO = 64  # samples per byte of the file
+_COUNT_AT = {b"stsz": 8, b"stz2": 8, b"sbgp": 8}  # offset of the entry count; 4 in others
+_ENTRY_BITS = {  # bits per table row
     b"stts": 64,
     b"ctts": 64,
     b"stsc": 96,
@@ -42,12 +42,12 @@ _FIELDS_OF_TRUN = (0x100, 0x200, 0x400, 0x800)
 
 class _Box(NamedTuple):
     kind: bytes
-    start: int  # behind its header
+    start: int  # after its header
     stop: int
 
 
 class _Track:
-    """What is found of a track: its kind of media, number of samples, and size of each."""
+    """A track: kind of media, number of samples, and bytes per sample."""
 
     is_video = False
     samples = 0
@@ -56,31 +56,30 @@ class _Track:
 
 
 def check_boxes(file: BinaryIO, path: Path, *, reads_all: bool) -> None:
-    """Raises `SourceError` for tables that name more samples than the file can hold, and for a
-    track of video whose decoder settings change. A file of another kind passes.
+    """Raise `SourceError` if tables declare too many samples, or if decoder settings change.
 
-    Without `reads_all`, fragments behind the first one are not looked at: elsewhere than on a disk
-    each takes a request.
+    Files of other formats pass. Without `reads_all`, only the first fragment is checked: on a URL
+    each one takes a request.
     """
     nbytes = file.seek(0, io.SEEK_END)
-    found = _Found(file, path, nbytes)
+    checker = _BoxChecker(file, path, nbytes)
     fragments = 0
-    for box in found.boxes(0, nbytes):
+    for box in checker.boxes(0, nbytes):
         if box.kind not in _KINDS:
             return
         fragments += box.kind == b"moof"
         if fragments > 1 and not reads_all:
             return
-        found.look_into(box, _Track(), 0)
+        checker.check(box, _Track(), 0)
 
 
-class _Found:
+class _BoxChecker:
     def __init__(self, file: BinaryIO, path: Path, nbytes: int) -> None:
         self._file, self._path, self._nbytes = file, path, nbytes
         self._in_fragments = 0  # samples
 
     def boxes(self, start: int, stop: int) -> Iterator[_Box]:
-        """Those that follow each other; it ends where one is broken, which FFmpeg judges."""
+        """Yield consecutive boxes up to the first broken one, which is left to FFmpeg."""
         while start + 8 <= stop:
             head = self._read(start, 16)
             size, kind, begin = int.from_bytes(head[:4], "big"), head[4:8], start + 8
@@ -92,14 +91,14 @@ class _Found:
             yield _Box(kind, begin, min(end, stop))
             start = end
 
-    def look_into(self, box: _Box, track: _Track, level: int) -> None:
-        """Look at a box and those in it."""
+    def check(self, box: _Box, track: _Track, level: int) -> None:
+        """Check a box and the boxes inside."""
         if box.kind == b"cmov":
-            raise self._refused("a video with a compressed header", box, "one that is not", "cmov")
+            raise self._refused("compressed video header", box, "an uncompressed one", "cmov")
         if box.kind in _CONTAINERS and level < _MOST_LEVELS:
             inner = _Track() if box.kind == b"trak" else track
             for each in self.boxes(box.start, box.stop):
-                self.look_into(each, inner, level + 1)
+                self.check(each, inner, level + 1)
             if box.kind == b"trak":
                 self._check_track(inner, box)
         elif box.kind == b"hdlr":
@@ -128,7 +127,7 @@ class _Found:
                 raise self._too_many(box, self._nbytes, self._in_fragments)
         if count * bits > 8 * max(0, box.stop - box.start - at - 4):
             raise self._refused(
-                "a video with a table that is larger than its box",
+                "a table of the video is larger than its box",
                 box,
                 f"at most {box.stop - box.start} bytes",
                 f"{count} entries of {bits // 8} bytes in {box.kind.decode()}",
@@ -141,16 +140,16 @@ class _Found:
             raise self._too_many(box, most, track.samples)
         if track.is_video and track.descriptions > 1:
             raise self._refused(
-                "a video whose decoder settings change: re-encode it, as with "
-                "ffmpeg -i IN -c:v libx264 OUT",
+                "the decoder settings change within the video; re-encode it, "
+                "`ffmpeg -i IN -c:v libx264 OUT`",
                 box,
                 "1 sample description",
                 track.descriptions,
             )
 
     def _too_many(self, box: _Box, most: int, count: int) -> SourceError:
-        what = "a video whose tables name more packets than it can hold"
-        return self._refused(what, box, f"at most {most}, in {self._nbytes} bytes", count)
+        message = "the video's tables declare more packets than fit into the file"
+        return self._refused(message, box, f"at most {most}, in {self._nbytes} bytes", count)
 
     def _refused(self, message: str, box: _Box, expected: str, got: object) -> SourceError:
         at = box.start - 8

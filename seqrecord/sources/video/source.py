@@ -1,4 +1,4 @@
-"""Folders of video files."""
+"""Source for folders of video files."""
 
 from __future__ import annotations
 
@@ -36,21 +36,28 @@ _TIME = "timestamp"
 
 @dataclass(frozen=True)
 class VideoSource(Originals):
-    """Video files as a source: MP4, MOV, Matroska, WebM and AVI.
+    """Video files: MP4, MOV, Matroska, WebM and AVI.
 
     ::
 
         ROOT/…/NAME.mp4              an episode `…/NAME` with the feature `image`
-        ROOT/…/EPISODE/CAMERA.mp4    with `by_folder`: an episode `…/EPISODE`, a feature a file
+        ROOT/…/EPISODE/CAMERA.mp4    with `by_folder`: an episode `…/EPISODE`, one feature per file
 
-    Packets of H.264, HEVC, AV1 and VP9 are kept as they are.
-    `timestamp` is when a frame is shown, float64 in seconds from the first one, of the first camera
-    where there are several, which must have as many frames. Video that players turn, as portrait
-    video of phones, is turned and re-encoded, with a warning. All videos of a feature have one
-    codec, pixel format and size. With `in_place` packets stay where they are.
+    Packets of H.264, HEVC, AV1 and VP9 are stored unchanged. `timestamp` is the display time,
+    float64 in seconds from the first frame; with several cameras that of the first one. All cameras
+    of an episode must have the same number of frames. Rotated video, such as portrait video of
+    phones, is turned and re-encoded, with a warning. All videos of a feature have the same codec,
+    pixel format and size.
 
-    Of a file with several streams of video one is read: the first, with a warning, or `stream`, a
-    number among them, from 0, or a title.
+    Args:
+        root: folder of videos, or one file.
+        features: names to read, in that order; all by default.
+        by_folder: one episode per folder, with one camera per file.
+        in_place: reference packets instead of copying them.
+        stream: number (from 0) or title of the stream to read in files with several video streams.
+            By default the first one, with a warning.
+
+    Raises `SourceError` with file and episode for inconsistent or unreadable data.
     """
 
     by_folder: bool = False
@@ -61,7 +68,7 @@ class VideoSource(Originals):
     unpickled = ("_files",)
 
     def exists(self) -> bool:
-        """Whether a video is among the first files."""
+        """Return whether the first files below `root` include a video."""
         return has_file(self.path, _is_video)
 
     def schema(self) -> Schema:
@@ -79,13 +86,13 @@ class VideoSource(Originals):
             yield {_TIME: np.float64((each - ticks[0]) * tick)} if _TIME in self.schema() else {}
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
-        """When the frames of the first camera are shown, in seconds."""
+        """Return the display times of the first camera's frames in seconds, float64 [T]."""
         first = next(iter(self._named(info.key).values()))
         with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
             return np.array(file.ticks()) * file.tick
 
     def account(self) -> Account:
-        """Opens each file for the kinds of its streams."""
+        """Report all streams; opens each file."""
         streams, endings, others = Counter[str](), Counter[str](), Counter[str]()
         for path in self._paths():
             endings[path.suffix] += 1
@@ -94,7 +101,7 @@ class VideoSource(Originals):
                 others.update(file.others)
                 if file.others and self.stream is None:
                     _logger.warning(
-                        "%s: %d streams of video; the first is read, choose another by "
+                        "%s: %d video streams; reading the first one, choose another by "
                         "--source-option stream=: %s",
                         *(path, len(file.others) + 1, "; ".join(file.others)),
                     )
@@ -120,23 +127,23 @@ class VideoSource(Originals):
         return Account(f"{count} {names}", places, tuple(left_out))
 
     def referring(self) -> VideoSource:
-        """The same source, whose packets stay where they are."""
+        """Return a copy of the source that references packets instead of copying them."""
         return replace(self, in_place=True)
 
     def is_whole(self) -> bool:
-        """Whether nothing but video lies here."""
+        """Return whether the folder contains nothing but videos."""
         return all(_is_video(path) for path in find_files(self.path, is_file))
 
     def identity(self) -> str:
-        """Text that changes when a video does, or comes or goes."""
+        """Return a hash that changes if a video changes, appears or disappears."""
         return identity_of_files(self.path, self._paths())
 
     def external_files(self) -> dict[str, ExternalFile]:
-        """The files that its GOPs may refer to, by the names that these have for them."""
+        """Return the files that GOPs may reference, by path."""
         return external_files(self.path, self._paths())
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops]]:
-        """The GOPs of one episode's cameras; its frames lack these features."""
+        """Return the GOPs of an episode's cameras; its frames omit these features."""
         files = self._named(info.key)
         return {
             name: self._gops(info.key, spec, files)
@@ -150,7 +157,7 @@ class VideoSource(Originals):
         with located(SourceError, episode=key, feature=spec.name):
             if spec.name not in files:
                 folder = next(iter(files.values())).parent
-                raise SourceError("a folder that lacks a camera", file=str(folder))
+                raise SourceError("the folder lacks a camera's video", file=str(folder))
             with VideoFile(files[spec.name], self.stream) as file:
                 check_file(file, spec)
                 if self.in_place:
@@ -163,7 +170,7 @@ class VideoSource(Originals):
 
     @cached_property
     def _files(self) -> dict[str, dict[str, Path]]:
-        """Episodes, each with its cameras' files."""
+        """Video files by episode and camera."""
         root = self.path
         found: dict[str, dict[str, Path]] = {}
         for path in find_files(root, _is_video):
@@ -173,7 +180,7 @@ class VideoSource(Originals):
             known = found.setdefault(key, {})
             if camera in known:
                 raise SourceError(
-                    "two videos of one name", file=str(path), episode=key, got=str(known[camera])
+                    "videos of the same name", file=str(path), episode=key, got=str(known[camera])
                 )
             known[camera] = path
         if not found:
@@ -192,7 +199,7 @@ class VideoSource(Originals):
             with VideoFile(next(iter(files.values())), self.stream) as file:
                 return EpisodeInfo(key, max(file.count(), 1), fps=file.fps)
         except SourceError:
-            return EpisodeInfo(key, 1)  # refused when it is read
+            return EpisodeInfo(key, 1)  # reading raises the error
 
     @cached_property
     def _schema(self) -> Schema:
@@ -201,7 +208,7 @@ class VideoSource(Originals):
         return Schema([self._spec(name) for name in names])
 
     def _spec(self, name: str) -> FeatureSpec:
-        """From the first episode whose video can be read."""
+        """Return the spec from the first episode with a readable video."""
         if name == _TIME:
             path = self.path
             return feature_spec(name, np.dtype("f8"), (), path, kind="timestamp", unit="s")

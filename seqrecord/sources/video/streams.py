@@ -1,12 +1,12 @@
-"""Video files as GOPs that stand alone, or as frames: packets are copied, and re-encoded only
-where they must.
+"""Convert video files to independent GOPs or frames; packets are copied if possible.
 
-A file is cut at the frames with which a decoder can begin. Frames of a GOP that nobody asked for
-stay in it and are not shown: those before an episode's first frame, those that an edit list hides,
-those between the rows of a slower table. So what is kept decodes to the same bits. What no `Gop`
-can hold is re-encoded, with a warning: more than 256 frames between two such places, as where
-groups of pictures are open (their frames refer to those before the keyframe), and other codecs.
-So is video that players turn, as portrait video of phones: packets say nothing of that.
+A file is cut at frames where decoding can start. Unselected frames of a GOP are stored but not
+shown: frames before an episode's first one, frames hidden by an edit list, and frames between the
+rows of a slower table. So copied packets decode to identical bits.
+
+Re-encoding happens, with a warning, in three cases: more than 256 frames between two possible
+starts (as in open GOPs, whose frames refer to frames before the keyframe), other codecs, and
+rotated video, since packets do not contain the rotation.
 """
 
 from __future__ import annotations
@@ -33,95 +33,96 @@ from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import feature_spec
 from seqrecord.sources.video.files import VideoFile, VideoPacket
 from seqrecord.sources.video.frames import UPRIGHT, FrameForm
+from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
 TOLERANCE = 1e-4
-"""Seconds by which a frame's time may differ from a row's: `tolerance_s` of lerobot."""
+"""Maximum difference in seconds between a frame's time and a row's, lerobot's `tolerance_s`."""
 
 _DECODERS = {"av1": "libdav1d"}
 _HIDDEN = -1
-_TURNED = "players turn or mirror them, so they are turned"
-_OTHERS = "h264"  # what videos of a codec that is not kept become
+_TURNED = "the file rotates or mirrors them"
+_OTHERS = "h264"  # target for codecs that are not kept
 _LOSSLESS = ("ffv1", "huffyuv", "ffvhuff", "rawvideo", "png")
 
 _Wanted: TypeAlias = "tuple[VideoPacket, bool]"
-"""A packet, and whether its frame is wanted."""
+"""A packet, and whether its frame is selected."""
 
 
 def read_gops(
     file: VideoFile, times: npt.NDArray[np.float64] | None = None, *, tolerance: float = TOLERANCE
 ) -> Iterator[Gop]:
-    """The frames nearest to `times`, or all that are shown, as GOPs in their order.
+    """Yield the frames nearest to `times`, or all displayed frames, as GOPs in order.
 
-    Reads from the last place before the first frame where a decoder can begin, up to the last
-    frame, and holds one GOP in memory.
+    Reads from the last possible start before the first frame up to the last frame. One GOP is in
+    memory at a time.
 
     Args:
         file: an open file.
-        times: seconds [rows], ascending, by the file's clock. Each row gets the frame that is
-            nearest to it, which must be less than `tolerance` away, as lerobot has it.
+        times: ascending seconds [rows] by the file's clock. Each row gets the nearest frame, which
+            must be less than `tolerance` away, as in lerobot.
         tolerance: seconds.
 
-    Raises `SourceError` for rows that have no frame or share one, for times that go back, and for
-    a file that is truncated, damaged, or does not begin with a keyframe.
+    Raises `SourceError` for rows without a frame of their own, times that are not ascending, and
+    files that are truncated, damaged, or do not begin with a keyframe.
     """
     with located(SourceError, file=str(file.path)):
-        is_turned = file.turn != UPRIGHT  # asked before the walk over the file
-        rows = _Rows(file, times, tolerance)
+        is_turned = file.turn != UPRIGHT  # must be read before the packets
+        rows = _RowFrames(file, times, tolerance)
         for group in _groups(_packets(file, rows)):
-            held: list[_Wanted] = []
+            packets: list[_Wanted] = []
             reason = ""
             for each in group:
-                held.append(each)
-                if reason := _TURNED if is_turned else _why_not(file, held):
+                packets.append(each)
+                if reason := _TURNED if is_turned else _why_not(file, packets):
                     break
             if not reason:
-                yield from _passed_through(file, held, rows)
+                yield from _passed_through(file, packets, rows)
                 continue
             before = rows.taken
-            yield from _encoded_anew(file, chain(held, group), rows)
+            yield from _reencoded(file, chain(packets, group), rows)
             if count := rows.taken - before:
-                _logger.warning("%s: %d frames were re-encoded: %s", file.path, count, reason)
+                _logger.warning("%s: re-encoded %s: %s", file.path, counted(count, "frame"), reason)
         rows.check_all()
 
 
 def read_frames(
     file: VideoFile, times: npt.NDArray[np.float64], *, tolerance: float = TOLERANCE
 ) -> Iterator[Any]:
-    """The frames nearest to `times`, decoded, as PyAV's `VideoFrame`, in their order.
+    """Yield the frames nearest to `times` as decoded PyAV `VideoFrame` objects, in order.
 
     Arguments and errors are those of `read_gops`.
     """
     with located(SourceError, file=str(file.path)):
-        rows = _Rows(file, times, tolerance)
+        rows = _RowFrames(file, times, tolerance)
         yield from _decoded(file, _packets(file, rows), rows)
         rows.check_all()
 
 
 def video_spec(name: str, file: VideoFile) -> FeatureSpec:
-    """The feature that the frames of a file make: uint8 [H, W, 3], with the codec of their video.
+    """Return the spec of a file's frames: uint8 [H, W, 3], with the codec of the video.
 
-    Decodes the first frame. Raises `SourceError` for a video that cannot be stored.
+    Decodes the first frame. Raises `SourceError` for an unsupported video.
     """
     codec = stored_codec(file.codec)
     if codec != "ffv1":
         with located(SourceError, file=str(file.path)):
             first = next(read_gops(file), None)
             if first is None:
-                raise SourceError("a video without frames")
+                raise SourceError("video without frames")
             with _source_errors():
                 shape, config = describe_video(
                     codec, first, matrix=file.matrix, color_range=file.color_range
                 )
-    else:  # its packets do not say how large a frame is
+    else:  # FFV1 packets do not contain the frame size
         shape, config = (*file.size, 3), VideoConfig(codec, "bgr0").to_json()
     kind = pixel_kind(name, np.dtype(np.uint8), shape) or "image"
     return feature_spec(name, np.dtype(np.uint8), shape, file.path, codec=(config,), kind=kind)
 
 
 def check_file(file: VideoFile, spec: FeatureSpec) -> None:
-    """Raises `SourceError` unless the frames of a file can be stored as those of the feature."""
+    """Raise `SourceError` unless a file's frames match the feature's codec, pixels and size."""
     expected = spec.codec[0]["codec"], spec.codec[0]["pixel_format"], spec.shape[:2]
     codec = stored_codec(file.codec)
     pixels: str | None = expected[1]
@@ -129,7 +130,7 @@ def check_file(file: VideoFile, spec: FeatureSpec) -> None:
         pixels = file.pixel_format and _stored_pixels(file, file.pixel_format)
     if (codec, pixels, file.size) != expected:
         raise SourceError(
-            "a video that differs from the first one",
+            "the video differs from the first one",
             file=str(file.path),
             feature=spec.name,
             expected="{} {} {}".format(*expected),
@@ -138,22 +139,24 @@ def check_file(file: VideoFile, spec: FeatureSpec) -> None:
 
 
 def _stored_pixels(file: VideoFile, pixels: str) -> str:
-    """What becomes of the pixels of a file whose codec is kept: what is re-encoded as a whole is of
-    the limited range, which formats called yuvj cannot say."""
+    """Return the stored pixel format of a kept codec.
+
+    Rotated video is re-encoded to limited range, which the yuvj formats do not support.
+    """
     return pixels if file.turn == UPRIGHT else pixels.replace("yuvj", "yuv")
 
 
 def stored_codec(codec: str) -> str:
-    """The codec in which a video of `codec` is stored."""
+    """Return the codec in which a video of `codec` is stored."""
     if codec in PASSTHROUGH:
         return codec
     return "ffv1" if codec in _LOSSLESS else _OTHERS
 
 
-class _Rows:
-    """Which frames of a file are wanted, and whether they come in order, each once.
+class _RowFrames:
+    """Assign frames to rows, and check that they are complete and in order.
 
-    `times` are seconds [rows], ascending, by the file's clock; `None` wants all that are shown.
+    `times` are ascending seconds [rows] by the file's clock; `None` selects all displayed frames.
     Each frame must be nearer than `tolerance` to its row's time. Methods raise `SourceError`.
     """
 
@@ -169,31 +172,31 @@ class _Rows:
             back = np.flatnonzero(~(np.diff(times) > 0))
             if len(back) or not np.isfinite(times).all():
                 frame = int(back[0]) + 1 if len(back) else None
-                raise SourceError("timestamps that go back", frame=frame)
+                raise SourceError("timestamps are not ascending", frame=frame)
 
     @property
     def first_tick(self) -> int | None:
-        """Where reading begins: the tick of the first row, rounded up to be on the safe side."""
+        """Tick from which to read: that of the first row, rounded up for safety."""
         if self._times is None:
             return None
         return round((self._times[0] + self._tolerance) / self._tick)
 
     @property
     def are_complete(self) -> bool:
-        """Whether packets of all rows have come."""
+        """Whether the packets of all rows were read."""
         return self._times is not None and self._found >= len(self._times)
 
     def want(self, packet: VideoPacket) -> bool:
-        """Whether the frame of a packet that has just come is shown and wanted."""
+        """Return whether a packet's frame is displayed and selected; call it once per packet."""
         is_wanted = packet.is_shown and (self._times is None or self._row(packet.tick) is not None)
         self._found += is_wanted
         return is_wanted
 
     def take(self, tick: int) -> None:
-        """The next frame, in the order in which they are shown."""
+        """Count the next frame, in display order."""
         if self._last is not None and tick <= self._last:
             raise SourceError(
-                "frames whose times go back",
+                "frame times are not ascending",
                 frame=self.taken,
                 expected=f"more than {self._last * self._tick:.6f} s",
                 got=f"{tick * self._tick:.6f} s",
@@ -204,18 +207,18 @@ class _Rows:
         self.taken += 1
 
     def check_all(self) -> None:
-        """Raises `SourceError` if a wanted frame did not come."""
+        """Raise `SourceError` if a selected frame is missing."""
         if self._times is not None and self.taken < len(self._times):
             raise self._lacking(self._times)
         if self._times is None and self.taken != self._found:
             raise SourceError(
-                "a video of which frames cannot be decoded",
+                "cannot decode all frames of the video",
                 expected=f"{self._found} frames",
                 got=self.taken,
             )
 
     def _row(self, tick: int) -> int | None:
-        """The row of the frame at a tick."""
+        """Return the row of the frame at a tick, or `None`."""
         assert self._times is not None
         time = tick * self._tick
         row = bisect_left(self._times, time)
@@ -227,18 +230,18 @@ class _Rows:
 
     def _lacking(self, times: list[float]) -> SourceError:
         return SourceError(
-            "a row without a frame of its own in the video",
+            "the row has no frame of its own in the video",
             frame=self.taken,
-            expected=f"one within {self._tolerance} s of {times[self.taken]:.6f} s",
+            expected=f"a frame within {self._tolerance} s of {times[self.taken]:.6f} s",
         )
 
 
-def _packets(file: VideoFile, rows: _Rows) -> Iterator[_Wanted]:
-    """The packets up to that of the last row."""
+def _packets(file: VideoFile, rows: _RowFrames) -> Iterator[_Wanted]:
+    """Yield the packets up to the last row's."""
     is_first = True
     for packet in () if rows.are_complete else file.packets(rows.first_tick):
         if is_first and not (packet.is_cut or packet.is_key):
-            raise SourceError("a video that does not begin with a keyframe")
+            raise SourceError("the video does not begin with a keyframe")
         is_first = False
         yield packet, rows.want(packet)
         if rows.are_complete:
@@ -246,7 +249,7 @@ def _packets(file: VideoFile, rows: _Rows) -> Iterator[_Wanted]:
 
 
 def _groups(packets: Iterable[_Wanted]) -> Iterator[Iterator[_Wanted]]:
-    """Those from each place where a decoder can begin up to the next one."""
+    """Split packets at possible starts of decoding."""
     count = 0
 
     def number(each: _Wanted) -> int:
@@ -258,24 +261,22 @@ def _groups(packets: Iterable[_Wanted]) -> Iterator[Iterator[_Wanted]]:
 
 
 def _why_not(file: VideoFile, group: list[_Wanted]) -> str:
-    """Why no `Gop` can hold these packets, which lie between two cuts, of which some are wanted;
-    empty if one can.
-    """
+    """Return why these packets between two cuts cannot be one `Gop`; empty if they can."""
     if file.codec not in PASSTHROUGH:
-        return f"packets of {file.codec} are not kept"
+        return f"packets of {file.codec} are not supported"
     if not group[0][0].is_cut:
-        return "no decoder is sure to begin at its first keyframe"
+        return "decoding may fail at its first keyframe"
     if len(group) <= MAX_GOP_FRAMES or (
         len(group) <= MAX_GOP_PACKETS and sum(wanted for _, wanted in group) <= MAX_GOP_FRAMES
     ):
         return ""
     if any(packet.is_key for packet, _ in group[1:]):
-        return "groups of pictures are open: frames refer to those before their keyframe"
+        return "open GOPs: frames refer to frames before their keyframe"
     return f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
 
 
-def _passed_through(file: VideoFile, group: list[_Wanted], rows: _Rows) -> Iterator[Gop]:
-    """The packets of a GOP as they are, if any of its frames is wanted."""
+def _passed_through(file: VideoFile, group: list[_Wanted], rows: _RowFrames) -> Iterator[Gop]:
+    """Yield the packets of a GOP unchanged, if any of its frames is selected."""
     shown = sorted((packet.tick, i) for i, (packet, wanted) in enumerate(group) if wanted)
     if not shown:
         return
@@ -283,13 +284,13 @@ def _passed_through(file: VideoFile, group: list[_Wanted], rows: _Rows) -> Itera
     for number, (tick, i) in enumerate(shown):
         rows.take(tick)
         order[i] = number
-    stop = max(i for _, i in shown) + 1  # no frame refers to a packet that comes later
+    stop = max(i for _, i in shown) + 1  # frames refer to earlier packets only
     packets = (file.bare_packet(packet.data, i == 0) for i, (packet, _) in enumerate(group[:stop]))
     yield Gop(tuple(packets), tuple(order[:stop]))
 
 
-def _encoded_anew(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterator[Gop]:
-    """GOPs of the wanted frames; the codec stays the file's, if it is kept."""
+def _reencoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> Iterator[Gop]:
+    """Yield GOPs of the selected frames, in the file's codec if it is supported."""
     decoded = _decoded(file, packets, rows)
     first = next(decoded, None)
     if first is None:
@@ -306,16 +307,16 @@ def _encoded_anew(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> I
 
 
 def _config(file: VideoFile, frame: Any) -> VideoConfig:
-    """How frames like this one are encoded."""
+    """Return the encoder settings for frames like this one."""
     codec, pixels = stored_codec(file.codec), _stored_pixels(file, frame.format.name)
     if codec != file.codec or codec == "ffv1":
         pixels = "bgr0" if codec == "ffv1" else "yuv420p"
     height, width = file.size
     if codec in ("h264", "hevc") and is_odd(pixels, height, width):
         raise SourceError(
-            f"a video of an odd size, which must be re-encoded ({codec}, {pixels}): crop it, as by "
-            "ffmpeg -i IN -vf 'crop=trunc(iw/2)*2:trunc(ih/2)*2' OUT, or keep each pixel by a "
-            "codec that takes such a size: ffmpeg -i IN -c:v ffv1 OUT.mkv",
+            f"cannot re-encode a video of odd size ({codec}, {pixels}); crop it, "
+            "`ffmpeg -i IN -vf 'crop=trunc(iw/2)*2:trunc(ih/2)*2' OUT`, or use a codec "
+            "that supports odd sizes, `ffmpeg -i IN -c:v ffv1 OUT.mkv`",
             expected="an even height and width",
             got=f"{width}x{height} {file.codec} {frame.format.name}",
         )
@@ -324,9 +325,9 @@ def _config(file: VideoFile, frame: Any) -> VideoConfig:
         return config.encoding(*file.size)
 
 
-def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterator[Any]:
-    """The wanted frames of packets that come in decoding order, as they are shown."""
-    ticks: list[int] = []  # of wanted packets that went into the decoder
+def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> Iterator[Any]:
+    """Decode the selected frames of packets in decoding order; yields in display order."""
+    ticks: list[int] = []  # of selected packets sent to the decoder
     with _source_errors():
         context = pyav().CodecContext.create(_DECODERS.get(file.codec, file.codec), "r")
         if file.codec not in PASSTHROUGH:
@@ -342,7 +343,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
             packet, is_wanted = each
             is_start = is_first or packet.is_cut or packet.is_key
             coded, is_first = packet_of(file.bare_packet(packet.data, is_start)), False
-            # The decoder hands the numbers on to the frames.
+            # The decoder copies pts to the frames.
             coded.pts = len(ticks) if is_wanted else _HIDDEN
             if is_wanted:
                 ticks.append(packet.tick)
@@ -359,10 +360,10 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _Rows) -> Iterat
 
 @contextmanager
 def _source_errors() -> Iterator[None]:
-    """What PyAV and its codecs raise as `SourceError`."""
+    """Convert errors of PyAV and codecs to `SourceError`."""
     try:
         yield
     except CodecError as error:
         raise SourceError(error.message, expected=error.expected, got=error.got) from error
     except video_errors() as error:
-        raise SourceError("a video that cannot be decoded", got=str(error)[:200]) from error
+        raise SourceError("cannot decode the video", got=str(error)[:200]) from error

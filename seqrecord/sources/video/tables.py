@@ -1,6 +1,6 @@
-"""Where the packets of a video lie, and the groups of pictures that stay there.
+"""Packet tables of video files, and references to GOPs in these files.
 
-Everything is whole arrays: of a file with a million packets, an episode is a few slices.
+All computations are on whole arrays: an episode of a file with a million packets is a few slices.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ _ENTRY: tuple[tuple[str, Any], ...] = (
     *(("timestamp", np.int64), ("pos", np.int64), ("size", np.int64)),
     *(("is_keyframe", bool), ("is_discard", bool)),
 )
-_CONVERT = "this video cannot be read in place; convert it with `seqrecord write`"
-_OPEN = "groups of pictures are open: frames refer to those before their keyframe"
+_CONVERT = "cannot read the video in place, convert it with `seqrecord write`"
+_OPEN = "open GOPs: frames refer to frames before their keyframe"
 
 
 @dataclass(frozen=True, eq=False)
 class PacketTable:
-    """The packets of a file in decoding order, p of them.
+    """The packets of a file in decoding order; all arrays have shape [packets].
 
-    `ticks` say when their frames are shown, `is_cut` whether a decoder can begin with them, and
-    `is_key` whether the container calls them keyframes. Packet i is the bytes `[starts[i],
-    starts[i] + sizes[i])`.
+    `ticks` are display times. `is_cut` marks packets where decoding can start, `is_key` the
+    container's keyframes. Packet i is the byte range `[starts[i], starts[i] + sizes[i])`.
     """
 
     ticks: IntArray
@@ -50,36 +49,35 @@ class PacketTable:
 
     @cached_property
     def shown(self) -> IntArray:
-        """The packets whose frames are shown, in the order of these."""
+        """Packets with displayed frames, in display order."""
         found = np.flatnonzero(self.is_shown)
         order: IntArray = found[np.argsort(self.ticks[found], kind="stable")]
         return order
 
     @cached_property
     def shown_ticks(self) -> npt.NDArray[np.float64]:
-        """When the frames of `shown` are shown, ascending: searched by times, which are no
-        integers."""
+        """Display times of `shown`, ascending; float64, to be searched by fractional ticks."""
         return self.ticks[self.shown].astype(np.float64)
 
     @cached_property
     def cuts(self) -> IntArray:
-        """The packets with which a decoder can begin."""
+        """Packets where decoding can start."""
         return np.flatnonzero(self.is_cut)
 
     @cached_property
     def group(self) -> IntArray:
-        """The number of the cut from which on each packet is decoded; -1 for none: int64 [p]."""
+        """Number of the cut from which each packet is decoded, -1 for none: int64 [packets]."""
         group: IntArray = np.cumsum(self.is_cut) - 1
         return group
 
 
 def read_table(file: VideoFile) -> PacketTable:
-    """From the file's own tables, where these suffice; else each packet is read once.
+    """Return the packet table, from the file's own tables if these suffice, else from all packets.
 
-    Raises `SourceError` for a file whose frames change; of one on a URL, readers notice it.
+    Raises `SourceError` if the frame size changes. On a URL this is checked by readers instead.
     """
     if entries := file.entries():
-        known = list(entries)  # each is made when it is asked for
+        known = list(entries)  # PyAV creates each entry on access
         ticks, starts, sizes, key, hidden = (
             np.fromiter(map(attrgetter(name), known), kind, len(known)) for name, kind in _ENTRY
         )
@@ -87,7 +85,7 @@ def read_table(file: VideoFile) -> PacketTable:
         if outside.any():
             at = int(np.argmax(outside))
             raise SourceError(
-                "a truncated video, or one whose tables lie: packets outside of the file",
+                "truncated video or invalid tables: packets outside of the file",
                 file=str(file.path),
                 offset=int(starts[at]),
                 expected=f"packets up to byte {file.nbytes}",
@@ -109,30 +107,29 @@ def read_references(
     *,
     tolerance: float = TOLERANCE,
 ) -> ReferencedGops:
-    """The frames of `read_gops`, as groups of pictures that stay where they are.
+    """Like `read_gops`, as references to GOPs in the file.
 
-    `table` is the file's.
-
-    Raises `SourceError` as that does, and for what would have to be encoded anew.
+    `table` is the file's. Raises `SourceError` like `read_gops`, and for video that needs
+    re-encoding.
     """
     with located(SourceError, file=str(file.path)):
         if file.codec not in PASSTHROUGH:
-            raise SourceError(f"{_CONVERT}: packets of {file.codec} are not kept")
+            raise SourceError(f"{_CONVERT}: packets of {file.codec} are not supported")
         if file.turn != UPRIGHT:
-            raise SourceError(f"{_CONVERT}: players turn it, so it must be re-encoded")
+            raise SourceError(f"{_CONVERT}: it is rotated, so it must be re-encoded")
         wanted = table.shown if times is None else _of_rows(file, table, times, tolerance)
         ticks = table.ticks[wanted]
         if len(back := np.flatnonzero(ticks[1:] <= ticks[:-1])):
-            raise SourceError("frames whose times go back", frame=int(back[0]) + 1)
+            raise SourceError("frame times are not ascending", frame=int(back[0]) + 1)
         return _groups(file, table, wanted)
 
 
 def _of_rows(
     file: VideoFile, table: PacketTable, times: npt.NDArray[np.float64], tolerance: float
 ) -> IntArray:
-    """The packet of each row's frame: the frame nearest to its time, within the tolerance."""
+    """Return the packet of each row's frame: the nearest one, within the tolerance."""
     if not (times[1:] > times[:-1]).all() or not np.isfinite(times).all():
-        raise SourceError("timestamps that go back")
+        raise SourceError("timestamps are not ascending")
     ticks = table.shown_ticks
     after = np.searchsorted(ticks, times / file.tick).clip(0, max(0, len(ticks) - 1))
     before = (after - 1).clip(0)
@@ -143,21 +140,21 @@ def _of_rows(
     if len(wrong := np.flatnonzero((away.min(0) >= tolerance) | ~is_own)):
         first = int(wrong[0])
         raise SourceError(
-            "a row without a frame of its own in the video",
+            "the row has no frame of its own in the video",
             frame=first,
-            expected=f"one within {tolerance} s of {times[first]:.6f} s",
+            expected=f"a frame within {tolerance} s of {times[first]:.6f} s",
         )
     packets: IntArray = table.shown[frame]
     return packets
 
 
 def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> ReferencedGops:
-    """The groups of pictures that give the frames of these packets, in their order."""
+    """Return the GOPs that contain the frames of these packets, in their order."""
     group = table.group[wanted]
     if len(group) and group.min() < 0:
-        what = "a video that does not begin with a keyframe"
-        unsure = f"{_CONVERT}: no decoder is sure to begin at its first keyframe"
-        raise SourceError(unsure if table.is_key[0] else what)
+        no_key = "the video does not begin with a keyframe"
+        unsure = f"{_CONVERT}: decoding may fail at its first keyframe"
+        raise SourceError(unsure if table.is_key[0] else no_key)
     if (group[1:] < group[:-1]).any():
         raise SourceError(f"{_CONVERT}: {_OPEN}")
     is_first = np.ones(len(group), bool)
@@ -179,5 +176,5 @@ def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> Referenced
     order[wanted + np.repeat(first - begins, frames)] = inside
     starts, sizes = table.starts[packets], table.sizes[packets]
     if (sizes < 1).any() or (starts[1:] < (starts + sizes)[:-1]).any():
-        raise SourceError(f"{_CONVERT}: packets lie out of order in the file")
+        raise SourceError(f"{_CONVERT}: its packets are out of order")
     return ReferencedGops(str(file.path), file.extradata, starts, sizes, order, first)

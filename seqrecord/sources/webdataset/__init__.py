@@ -1,1 +1,1 @@
-"""WebDataset's tar files."""
+"""Source for WebDataset's tar files."""

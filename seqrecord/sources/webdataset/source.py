@@ -1,4 +1,5 @@
-"""WebDataset: tar files of samples, `KEY.FIELD` each, of which those of one folder are an episode.
+"""Source for WebDataset: tar files with samples `KEY.FIELD`; the samples of a folder are an
+episode.
 
 https://github.com/webdataset/webdataset#the-webdataset-format
 """
@@ -62,7 +63,7 @@ from seqrecord.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
-_MOST_NOTES = 5  # about keys
+_MOST_NOTES = 5  # on keys
 _ARRAYS = (".npy", ".flo", ".pfm")
 _TEXTS = (".txt", ".text", ".transcript", ".json", ".jsn")
 _NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")
@@ -71,41 +72,50 @@ _READ = frozenset((*IMAGE_ENDINGS, *_ARRAYS, *_TEXTS, *_NUMBERS))
 
 @dataclass(frozen=True)
 class WebDatasetSource(NumberedFrames, ScannedSource):
-    """Tar files of WebDataset as a source: a folder of them, at any depth, or one file.
+    """WebDataset's tar files: a folder of them, at any depth, or one file.
 
     ::
 
         ROOT/…/NAME.tar    000000.rgb.png, 000000.depth.npy, 000000.json, 000001.rgb.png, …
         ROOT/…/NAME.tar    run_1/000000.jpg, run_1/000001.jpg, …, run_2/000000.jpg, …
 
-    A sample, files that follow each other and have one name up to its first dot, is a frame. The
-    dot of a time belongs to the name: `1305031102.175304.png` is the sample `1305031102.175304`. An
-    episode is a tar file, `NAME`, or a folder in one, `NAME/run_1`. Features are called as the
-    fields are, without the ending where that leaves a name: `rgb`, `depth`, `json`. Images and
-    arrays (`npy`, `flo`, `pfm`) are read as from folders, `json` and `txt` are texts,
-    `cls`, `index`, `id` and their like are int64. Other fields are left out: the metadata names
-    them in `left_out`, and a warning does. Nothing is unpickled. A field that is a short number,
-    as in `000012.5.png`, may be a part of a time: it must be selected by `features` or `sparse`.
+    A sample is a frame: consecutive files with the same name up to the first dot. The dot of a time
+    belongs to the name: `1305031102.175304.png` is the sample `1305031102.175304`. An episode is a
+    tar file, `NAME`, or a folder in it, `NAME/run_1`. Frames are in the order of the samples. All
+    samples of an episode have the same fields, except `sparse` ones. `frame_number` is as in
+    `FolderSource`.
 
-    Frames come in the order of the samples, whose numbers rise without a gap, unless `allow_gaps`.
-    All samples of an episode have the same fields, but for those that are `sparse`. Both, and
-    `frame_number`, are as in `FolderSource`.
+    Features are named by the fields, without the ending if a name is left: `rgb`, `depth`, `json`.
+    Images and arrays (`npy`, `flo`, `pfm`) are as in `FolderSource`; `json` and `txt` are texts;
+    `cls`, `index`, `id` and similar are int64. Other fields are not packed; `left_out` in the
+    metadata and a warning list them. Nothing is unpickled. A field that is a short number, as in
+    `000012.5.png`, may be a part of a time: select it by `features` or `sparse`.
 
-    A tar file is read from front to back: once for names and places, once for the frames. With
-    `in_place` images and npy files of one shape stay in it.
+    A tar file is read sequentially, once for names and positions and once for frames.
+
+    Args:
+        root: a folder or a file.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        sparse: features that may lack frames.
+        allow_gaps: accept gaps in the numbers of samples, and unordered times.
+        in_place: reference images and npy files of fixed shape instead of copying them.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file and episode for inconsistent or unreadable data.
     """
 
     takes_files = True
 
     def exists(self) -> bool:
-        """Whether there is a file with the ending `.tar`."""
+        """Return whether there is a file with the ending `.tar`."""
         return has_file(self.path, _is_tar)
 
     def schema(self) -> Schema:
         return referring_schema(super().schema()) if self.in_place else super().schema()
 
     def external_files(self) -> dict[str, ExternalFile]:
-        """The tar files that its frames may refer to, by the names that these have for them."""
+        """Return the tar files that frames may reference, by path."""
         return external_files(self.path, find_files(self.path, _is_tar))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
@@ -159,18 +169,18 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                     found.notes.append(f"{path.name} has no samples")
             if again is not None:
                 raise SourceError(
-                    "samples of one folder that do not follow each other; tar --sort=name brings "
-                    "them together",
+                    "the samples of a folder are not consecutive; repack them with "
+                    "`tar --sort=name`",
                     file=str(path),
                     offset=again.metadata["offset"],
                     episode=again.key,
                 )
         if found.offered:
-            told = name_specs(self.path, are_named=are_named)
-            found.specs += [spec for spec in told if spec.name not in found.offered]
+            extra = name_specs(self.path, are_named=are_named)
+            found.specs += [spec for spec in extra if spec.name not in found.offered]
         if found.unread:
             _logger.warning(
-                "%s: fields that are not read; pickles never are: %s",
+                "%s: fields not read (pickles never are): %s",
                 self.path,
                 ", ".join(_names(found.unread)),
             )
@@ -197,14 +207,14 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         return Account(reason, found.places, tuple(left_out), tuple(found.notes))
 
     def _check_fields(self, one: _Episode, path: Path) -> None:
-        """Raises `SourceError` for fields that are numbers, unless they were selected."""
+        """Raise `SourceError` for fields with numeric names, unless they are selected."""
         numbers = [name for name in one.fields if name.partition(".")[0].isdecimal()]
         if self.features is None and not {*numbers} <= {*self.sparse}:
             raise SourceError(
-                "fields that are numbers: parts of times, or features? Rename the files, or select "
+                "numeric field names may be parts of times; rename the files, or select "
                 f"the features (--features {','.join(numbers)})"[:300],
                 file=str(path / one.folder),
-                expected="KEY.FIELD.png, or times with 9 digits before or 4 behind the dot",
+                expected="KEY.FIELD.png, or times with 9 digits before or 4 after the dot",
                 got=", ".join(one.fields[name].first.name for name in numbers[:3]),
             )
 
@@ -213,7 +223,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         return self.path.parent if is_file(self.path) else self.path
 
     def _place(self, path: Path, folder: str, offset: int) -> EpisodeInfo:
-        """An episode's key, and in its metadata what `frames` finds it by."""
+        """Return an episode's key, and the metadata by which `frames` finds it."""
         key = "/".join(filter(None, (key_of(path, self.path), folder)))
         file = path.relative_to(self._folder).as_posix()
         return EpisodeInfo(key, 0, {"file": file, "offset": offset})
@@ -242,7 +252,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 yield self._spec(name, each, path / each.first.name)
 
     def _spec(self, name: str, one: _Field, path: Path) -> FeatureSpec:
-        """The feature, from its first value."""
+        """Return the feature's spec from its first value."""
         ending = _ending(path.name)
         if ending in _TEXTS:
             return text_spec(name, path)
@@ -282,10 +292,10 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             if dense != (fields := fields or dense):
                 name = min(dense ^ fields)
                 raise SourceError(
-                    "samples of different fields",
+                    "the samples have different fields",
                     file=str(path / folder / sample.key),
                     frame=index,
-                    expected=f"{', '.join(sorted(fields))}; frames may lack {name} with "
+                    expected=f"{', '.join(sorted(fields))}; to let frames lack {name}, set "
                     f"sparse={name} (--source-option)",
                     got=", ".join(sorted(dense)),
                 )
@@ -293,7 +303,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 number = None if pattern is None else number_of(pattern, sample.key)
             except ValueError as error:
                 raise SourceError(
-                    "a tar file that has changed",
+                    "the tar file was changed after it was listed",
                     file=str(path),
                     offset=sample.offset,
                     expected=pattern,
@@ -305,14 +315,14 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 last, time = time, seconds_of(sample.key)
                 if last is not None and time is not None and time < last:
                     raise SourceError(
-                        "timestamps that go back; with allow_gaps=true (--source-option) the order "
-                        "is not checked",
+                        "timestamps are not ascending; to accept any order, set allow_gaps=true "
+                        "(--source-option)",
                         file=str(path),
                         frame=index,
                         expected=f"{last} or later",
                         got=sample.key,
                     )
-            told = {
+            name_values = {
                 FRAME_NUMBER: np.array(index if number is None else number, np.int64),
                 FRAME_NAME: sample.key,
             }
@@ -325,8 +335,8 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                     with located(SourceError, feature=name, frame=index):
                         data = read_member(stream, found[name], path)
                         frame[name] = _value(data, spec, path / found[name].name, orientation)
-                elif spec.kind in told:
-                    frame[name] = told[spec.kind]
+                elif spec.kind in name_values:
+                    frame[name] = name_values[spec.kind]
             yield frame
         if not numbers:
             raise SourceError("no such episode", file=str(path))
@@ -345,7 +355,7 @@ FORMAT = SourceFormat(
 
 @dataclass
 class _Sample:
-    """Files that follow each other, of one name up to the first dot, by feature."""
+    """Consecutive files with the same name up to the first dot, by feature."""
 
     folder: str
     key: str
@@ -355,7 +365,7 @@ class _Sample:
 
 @dataclass
 class _Field:
-    """A feature of an episode: its first file and what is in it, and how many there are."""
+    """A feature of an episode: first file with content, all endings, number of files."""
 
     first: Member
     data: bytes
@@ -365,7 +375,7 @@ class _Field:
 
 @dataclass
 class _Episode:
-    """What is found of an episode as its samples come."""
+    """An episode's keys and fields, collected from its samples."""
 
     stream: BinaryIO
     path: Path
@@ -384,8 +394,10 @@ class _Episode:
             one.count += 1
 
     def pattern(self) -> str | None:
-        """Makes of a number, by `str.format`, the path of a sample without its field; `None` where
-        keys are times, or have no number."""
+        """Return the `str.format` pattern from number to path of a sample without field.
+
+        `None` if keys are times or have no number.
+        """
         if any("." in key for key in self.keys):
             return None
         found = frame_files(self.keys).pattern
@@ -393,17 +405,17 @@ class _Episode:
         return None if found is None else folder + found
 
     def unlike(self) -> str | None:
-        """A line about two recordings in one episode, by the texts around the keys' numbers."""
+        """Return a note if the texts around the keys' numbers differ, as in two recordings."""
         found = frame_files(self.keys).unlike
         if found is None:
             return None
-        return f"names differ by more than a number ({' and '.join(found)}): two recordings?"
+        return f"names differ by more than a number ({' and '.join(found)}), maybe two recordings"
 
 
 def _samples(
     stream: BinaryIO, path: Path, offset: int = 0, *, skipped: Counter[str] | None = None
 ) -> Iterator[_Sample]:
-    """The samples that have a field that is read; the names of others go to `skipped`."""
+    """Yield the samples with supported fields; `skipped` counts the names of other files."""
     sample = None
     for member in members(stream, path, offset):
         folder, key, ending = split_name(member.name)
@@ -420,17 +432,17 @@ def _samples(
         name = feature_name(ending.rpartition(".")[0] or ending)
         if (other := sample.fields.setdefault(name, member)) is not member:
             raise SourceError(
-                "two files of one frame",
+                "two files have the same frame number",
                 file=str(path / member.name),
                 feature=name,
-                got=f"{other.name} too",
+                got=f"{other.name} and {member.name}",
             )
     if sample is not None:
         yield sample
 
 
 def _names(patterns: Iterable[str]) -> list[str]:
-    """The fields, and the files without one, of such patterns."""
+    """Return fields, and files without field, from patterns."""
     return sorted(pattern.removeprefix("*.") for pattern in patterns)
 
 
@@ -445,21 +457,21 @@ def _is_tar(path: Path) -> bool:
 def _value(data: bytes, spec: FeatureSpec, path: Path, orientation: Orientation) -> Any:
     ending = _ending(path.name)
     if (ending in _TEXTS) != (spec.value == "text"):
-        raise SourceError("a field that is text in some samples", file=str(path))
+        raise SourceError("the field is text in some samples only", file=str(path))
     try:
         if ending in _TEXTS:
             return data.decode()
         if ending in _NUMBERS:
             return np.array(int(data), spec.dtype)
     except (ValueError, OverflowError) as error:
-        wanted = "UTF-8" if ending in _TEXTS else "an integer of 64 bits"
+        wanted = "UTF-8" if ending in _TEXTS else "a 64-bit integer"
         raise SourceError(
-            "a field that cannot be read", file=str(path), expected=wanted, got=repr(data[:80])
+            "cannot read the field", file=str(path), expected=wanted, got=repr(data[:80])
         ) from error
     if ending in IMAGE_ENDINGS:
         return embedded_value(data, spec, path, orientation)
     if spec.codec:
-        raise SourceError(f"a {ending} file among kept images", file=str(path))
+        raise SourceError(f"a {ending} file among encoded images", file=str(path))
     array = decode_array(data, path)
     check_spec(array.dtype, array.shape, spec, path)
     return array

@@ -1,4 +1,4 @@
-"""Members of tar files, one after the other, of a disk or of a URL; WebDataset's names for them."""
+"""Sequential reading of tar members, local or remote, and WebDataset's member names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.schema import MAX_FRAME_BYTES
 from seqrecord.sources.common.files import first_line
 
-_MAX_HEADER = 1 << 20  # bytes of what tells a name; a file may claim any number
+_MAX_HEADER = 1 << 20  # bytes of a header, whatever the file declares
 _MAX_NAME = 4096
 _BLOCK = 1 << 16
 
 
 class Member(NamedTuple):
-    """A regular file in a tar file: where its header begins, and where its bytes lie."""
+    """A regular file in a tar file: offset of its header, and start and size of its bytes."""
 
     name: str
     offset: int
@@ -27,10 +27,10 @@ class Member(NamedTuple):
 
 
 def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
-    """The regular files from the header at `offset` on; folders are left out.
+    """Yield the regular files from the header at `offset` on, without folders.
 
-    Raises `SourceError` for a tar file that is cut or damaged, for data behind its end, and for
-    links, devices and files with holes. No more than a header is in memory.
+    Memory: one header. Raises `SourceError` for a truncated or damaged file, for data after the
+    archive's end, and for links, devices and sparse files.
     """
     headers: Any = _Headers(file)
     try:
@@ -38,26 +38,26 @@ def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
         tar: Any
         with tarfile.TarFile(fileobj=headers, mode="r") as tar:
             while (found := tar.next()) is not None:
-                tar.members.clear()  # or all headers would stay in memory
-                if tar.offset <= found.offset:  # there is a header that would be read forever
-                    raise tarfile.ReadError("a size below 0")
+                tar.members.clear()  # frees the headers
+                if tar.offset <= found.offset:  # an endless loop
+                    raise tarfile.ReadError("negative size")
                 if not found.isdir():
                     yield _checked(found, path)
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise _broken(path, tar.offset, "no end of the archive here")
+                raise _broken(path, tar.offset, "missing end of the archive")
             _check_rest(file, path)
     except (SeqRecordError, OSError, GeneratorExit):
         raise
-    except Exception as error:  # mostly tarfile.TarError, but it parses numbers and texts
+    except Exception as error:  # tarfile raises many types
         raise _broken(path, headers.tell(), first_line(error)) from error
 
 
 def read_member(file: BinaryIO, member: Member, path: Path) -> bytes:
-    """A member's bytes."""
+    """Read a member's bytes."""
     if member.size > MAX_FRAME_BYTES:
         raise SourceError(
-            "a file in a tar file that is too large",
+            "file in a tar file too large",
             file=str(path / member.name),
             expected=f"at most {MAX_FRAME_BYTES} bytes",
             got=f"{member.size} bytes",
@@ -70,7 +70,7 @@ def read_member(file: BinaryIO, member: Member, path: Path) -> bytes:
 
 
 class _Headers:
-    """What tarfile reads headers from, so that none is larger than headers are."""
+    """File object for tarfile that limits the size of headers."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -78,17 +78,17 @@ class _Headers:
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= _MAX_HEADER:
-            raise tarfile.ReadError(f"a header of {size} bytes, at most {_MAX_HEADER} are allowed")
+            raise tarfile.ReadError(f"expected a header of at most {_MAX_HEADER} bytes, got {size}")
         return self._file.read(size)
 
 
 def _check_rest(file: BinaryIO, path: Path) -> None:
-    """Raises `SourceError` unless the rest of a file is zeros, as behind the end of an archive."""
+    """Raise `SourceError` unless the rest of a file is zeros, as after the end of an archive."""
     offset = file.tell()
     while block := file.read(_BLOCK):
         if block.count(0) != len(block):
             raise SourceError(
-                "data behind the end of a tar file, as of concatenated ones: extract them with "
+                "data after the end of a tar file, as in concatenated ones; extract it with "
                 "`tar --ignore-zeros -xf FILE`, and pack the folder",
                 file=str(path),
                 offset=offset,
@@ -102,12 +102,12 @@ def _checked(found: tarfile.TarInfo, path: Path) -> Member:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise _broken(path, found.offset, "a name that is not UTF-8") from error
+        raise _broken(path, found.offset, "name is not UTF-8") from error
     if len(name) > _MAX_NAME or name.startswith("/") or {"", "..", "."} & {*name.split("/")}:
-        raise _broken(path, found.offset, f"the name {name[:100]!r}")
+        raise _broken(path, found.offset, f"invalid name {name[:100]!r}")
     if not found.isreg() or found.issparse() or found.size < 0:
         raise SourceError(
-            "a link, a device or a file with holes in a tar file",
+            "unsupported link, device or sparse file in a tar file",
             file=str(path),
             offset=found.offset,
             expected="regular files",
@@ -117,18 +117,18 @@ def _checked(found: tarfile.TarInfo, path: Path) -> Member:
 
 
 def _broken(path: Path, offset: int, got: str) -> SourceError:
-    return SourceError("a tar file that is cut or damaged", file=str(path), offset=offset, got=got)
+    return SourceError("truncated or damaged tar file", file=str(path), offset=offset, got=got)
 
 
 _TIME = re.compile(r"([^.]*(?:\d{9}\.\d+|\d\.\d{4,}))\.(.+)", re.ASCII | re.DOTALL)
-"""The name of a file at a time, whose dot is no beginning of a field."""
+"""File name of a time, whose dot does not begin a field."""
 _SECONDS = re.compile(r"\d+\.\d+$", re.ASCII)
 _TOTAL = re.compile(r"-of-(\d{1,6})\b", re.ASCII)
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})((?:-of-\d{1,6})?\D*)", re.ASCII)
 
 
 def split_name(name: str) -> tuple[str, str, str]:
-    """The folder, the key and the field of a member: `run_1/0007.rgb.png`."""
+    """Return folder, key and field of a member: `run_1/0007.rgb.png`."""
     folder, _, file = name.rpartition("/")
     if time := _TIME.fullmatch(file):
         return folder, time[1], time[2]
@@ -137,15 +137,17 @@ def split_name(name: str) -> tuple[str, str, str]:
 
 
 def seconds_of(key: str) -> float | None:
-    """The seconds that a key ends with, if it is a time."""
+    """Return the seconds at the end of a key, if it is a time."""
     found = _SECONDS.search(key)
     return None if found is None else float(found[0])
 
 
 def missing_shards(names: Iterable[str]) -> list[str]:
-    """Names that are missing in series of numbered files: `shard-000001.tar` between others, and
-    those of `train-00000-of-00004.tar` up to its total."""
-    series: dict[tuple[str, str], dict[int, int]] = {}  # by text around: the numbers, their digits
+    """Return missing names in numbered series.
+
+    Examples: `shard-000001.tar` between others, and `train-00000-of-00004.tar` up to its total.
+    """
+    series: dict[tuple[str, str], dict[int, int]] = {}  # by surrounding text: digits by number
     for name in names:
         if match := _NUMBERED.fullmatch(name):
             series.setdefault((match[1], match[3]), {})[int(match[2])] = len(match[2])
@@ -153,7 +155,7 @@ def missing_shards(names: Iterable[str]) -> list[str]:
     for (before, after), found in series.items():
         total = _TOTAL.match(after)
         numbers = range(int(total[1])) if total else range(min(found), max(found))
-        # Numbers that are mostly missing are no series: dates, ids of recordings.
+        # Sparse numbers are not a series: dates, ids of recordings.
         if total or len(numbers) <= 2 * len(found):
             digits = min(found.values())
             missing += [f"{before}{n:0{digits}d}{after}" for n in numbers if n not in found]

@@ -1,1 +1,1 @@
-"""Replay buffers in Zarr."""
+"""Source for replay buffers in Zarr."""

@@ -1,4 +1,4 @@
-"""Counts of Zarr buffers: missing chunks, rows after the last episode, and arrays left out."""
+"""Inventory counts of Zarr buffers: missing chunks, unused rows, and arrays that are not packed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from seqrecord.sources.inventory import (
 )
 from seqrecord.text import counted
 
-_MOST_CHUNKS = 1_000_000  # of an array, whose names are listed
-_MOST_REMOTE = 1_000  # of a folder of a URL: each folder of chunks is a request
+_MOST_CHUNKS = 1_000_000  # chunks of an array that are listed
+_MOST_REMOTE = 1_000  # on a URL, where each folder of chunks is a request
 
 
 @dataclass
 class ZarrAccount:
-    """Collects the counts of all buffers."""
+    """Collect counts over all buffers."""
 
     notes: list[str] = field(default_factory=list)
     _missing: Counter[str] = field(default_factory=Counter)
@@ -42,7 +42,7 @@ class ZarrAccount:
     def add_data(
         self, path: Path, arrays: Mapping[str, Any], selected: Container[str], stop: int
     ) -> None:
-        """Counts the chunks of selected arrays and their rows from `stop` on."""
+        """Count chunks of selected arrays, and their rows from `stop` on."""
         names = _names(path, "") if is_file(path) else set()
         for name, array in arrays.items():
             if name not in selected:
@@ -52,33 +52,33 @@ class ZarrAccount:
             self._add_chunks(path, array, names)
 
     def add_meta(self, path: Path, arrays: Iterable[Any]) -> None:
-        """Counts the chunks of the arrays of episodes."""
+        """Count chunks of the arrays in `meta`."""
         names = _names(path, "") if is_file(path) else set()
         for array in arrays:
             self._add_chunks(path, array, names)
 
     def add_others(self, path: Path, group: Any, taken: Container[str]) -> None:
-        """Counts the arrays below a group that are not `taken`, by path."""
+        """Count arrays below a group whose paths are not `taken`."""
         with self._listing(path):
             for place in _array_places(group, ""):
                 if place not in taken:
                     within = place.startswith("meta/")
-                    reason = "not a finite number for each episode" if within else "not in data/"
+                    reason = "not a finite number per episode" if within else "outside of data/"
                     if place.startswith("data/"):
-                        reason = "in a group below data/"
+                        reason = "in a subgroup of data/"
                     self._arrays[(place, reason, True)] += 1
 
     def left_out(self) -> list[LeftOut]:
-        """Rows and arrays that are not packed."""
+        """Return rows and arrays that are not packed."""
         rows = [
-            LeftOut(f"data/{name}", count, "after the end of the last episode", "rows")
+            LeftOut(f"data/{name}", count, "after the last episode", "rows")
             for name, count in self._unused_rows.items()
             if count
         ]
         return rows + left_out_by_pattern(self._arrays, "arrays")
 
     def chunk_notes(self) -> list[str]:
-        """A note for each array with missing chunks."""
+        """Return a note per array with missing chunks."""
         return [
             f"{missing:,} of {counted(self._chunks[place], self._nouns[place])} of {place} "
             f"missing: filled with {self._fills[place]}"
@@ -86,7 +86,7 @@ class ZarrAccount:
         ]
 
     def check_requested(self, features: Sequence[str], file: str) -> None:
-        """Raises `SourceError` for a feature without any chunk."""
+        """Raise `SourceError` for a feature without any chunk."""
         for name in features:
             place = f"data/{name}"
             missing, total = self._missing[place], self._chunks[place]
@@ -109,12 +109,12 @@ class ZarrAccount:
     def _listing(self, path: Path) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of zarr: the other arrays of a store break no episode
-            self.notes.append(f"{path.name}: other arrays cannot be listed: {first_line(error)}")
+        except Exception as error:  # zarr raises many types; episodes do not need these arrays
+            self.notes.append(f"{path.name}: cannot list other arrays: {first_line(error)}")
 
 
 def _array_places(group: Any, prefix: str) -> Iterator[str]:
-    """The paths of all arrays below a group, with its current metadata."""
+    """Yield the paths of all arrays below a group, from its current metadata."""
     import zarr
 
     for name in sorted(group.array_keys()):
@@ -126,19 +126,19 @@ def _array_places(group: Any, prefix: str) -> Iterator[str]:
 
 
 def _grid(array: Any) -> list[int]:
-    """The number of files along each dimension: chunks, or shards."""
+    """Return the number of files (chunks or shards) along each dimension."""
     files = array.shards or array.chunks
     return [-(-size // length) for size, length in zip(array.shape, files, strict=True)]
 
 
 def _present(names: Container[str], array: Any, grid: Sequence[int]) -> int:
-    """The number of chunks, or shards, that are there."""
+    """Return the number of existing chunks or shards."""
     encode = array.metadata.encode_chunk_key
     return sum(f"{array.path}/{encode(at)}" in names for at in product(*map(range, grid)))
 
 
 def _names(path: Path, place: str) -> set[str]:
-    """The files of an array, by their paths in its store; all files of a ZIP file."""
+    """Return the files of an array by path in its store; for a ZIP file all files."""
     if is_file(path):
         with open_file(path) as stream, ZipFile(stream) as file:
             return {*file.namelist()}

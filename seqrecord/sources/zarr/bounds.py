@@ -1,9 +1,8 @@
-"""Zarr arrays whose chunks decode to no more than their array declares. Importing this imports
-zarr.
+"""Zarr arrays with bounded decoded chunks. Importing this module imports zarr.
 
-Codecs of zarr allocate what the stored bytes say. So compressors are replaced by those of
-`seqrecord.codecs`, which are given a limit, and an array with any other codec is refused, but for
-those that are known not to grow.
+zarr's codecs allocate the size that stored bytes declare. So compressors are replaced by
+`seqrecord.codecs`, which take a limit. Other codecs are accepted only if their output cannot grow
+much.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from seqrecord.codecs.compressors import Bz2, Lz4, Lzma, Zlib, Zstd
 from seqrecord.errors import SourceError
 from seqrecord.sources.common.limits import MAX_TEXT_CHUNK_BYTES
 
-_MOST_GROWTH, _EXTRA = 8, 64 << 10  # of values that filters have encoded, and what stands beside
+_MOST_GROWTH, _EXTRA = 8, 64 << 10  # growth by filters, and bytes for headers
 _IMAGES = "imagecodecs_"
 _GROW_LITTLE = (
     *("adler32", "astype", "bitround", "bytes", "crc32", "crc32c", "delta", "fixedscaleoffset"),
@@ -48,7 +47,7 @@ _COMPRESSORS: dict[str, type[Compressor]] = {
 
 
 def bounded(array: Any) -> Any:
-    """The same array; raises `SourceError` for a codec whose output cannot be bounded."""
+    """Return the array with bounded codecs. Raises `SourceError` for unsupported codecs."""
     metadata, chunk = array.metadata, array.shards or array.chunks
     if array.dtype.kind in "OT":
         limit = MAX_TEXT_CHUNK_BYTES
@@ -65,7 +64,7 @@ def bounded(array: Any) -> Any:
 
 
 class _Numcodec(Codec):  # type: ignore[misc, unused-ignore]
-    """A codec of Zarr 2."""
+    """A Zarr 2 codec."""
 
     codec_id = "bounded"
 
@@ -81,7 +80,7 @@ class _Numcodec(Codec):  # type: ignore[misc, unused-ignore]
             return self._compressor.decoded(_bytes(buf), self._limit)
         if self._name.startswith("vlen-"):
             _check_count(_bytes(buf), self._shape)
-        if self._name.startswith(_IMAGES):  # which checks that the image is of this shape
+        if self._name.startswith(_IMAGES):  # the codec checks the image's shape
             out = np.empty([size for size in self._shape if size > 1], self._dtype)
         return self._codec.decode(buf, out)
 
@@ -91,7 +90,7 @@ class _Numcodec(Codec):  # type: ignore[misc, unused-ignore]
 
 @dataclass(frozen=True)
 class _Bytes(BytesBytesCodec):  # type: ignore[misc, unused-ignore]
-    """A compressor of Zarr 3."""
+    """A Zarr 3 compressor."""
 
     compressor: Compressor
     limit: int
@@ -108,7 +107,7 @@ class _Bytes(BytesBytesCodec):  # type: ignore[misc, unused-ignore]
 
 @dataclass(frozen=True)
 class VLenUTF8Codec(zarr_codecs.VLenUTF8Codec):  # type: ignore[misc, unused-ignore]
-    """Texts of Zarr 3; zarr takes no class of another name."""
+    """Zarr 3 texts. zarr requires this class name."""
 
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
         _check_count(_bytes(chunk_bytes.as_numpy_array()), chunk_spec.shape)
@@ -118,7 +117,7 @@ class VLenUTF8Codec(zarr_codecs.VLenUTF8Codec):  # type: ignore[misc, unused-ign
 def _codec(codec: Any, limit: int, chunk: tuple[int, ...]) -> Any:
     if isinstance(codec, zarr_codecs.ShardingCodec):
         if math.prod(codec.chunk_shape) > math.prod(chunk):
-            raise SourceError("a shard smaller than its chunks")
+            raise SourceError("the shard is smaller than its chunks")
         inner, index = (
             tuple(_codec(each, limit, chunk) for each in several)
             for several in (codec.codecs, codec.index_codecs)
@@ -147,13 +146,13 @@ def _bytes(data: Any) -> memoryview:
 def _check_known(name: str) -> None:
     if name not in _GROW_LITTLE:
         raise SourceError(
-            "a codec of which nobody knows how much it decodes to",
-            expected=f"one of {', '.join(sorted({*_COMPRESSORS, *_GROW_LITTLE}))}",
+            "unsupported codec: its decoded size has no bound",
+            expected=f"a codec among {', '.join(sorted({*_COMPRESSORS, *_GROW_LITTLE}))}",
             got=name,
         )
 
 
 def _check_count(data: memoryview, shape: tuple[int, ...]) -> None:
-    """The number of texts, which stands before them, is that of the chunk."""
+    """Check that the declared number of texts equals the chunk's."""
     if (count := int.from_bytes(data[:4], "little")) != math.prod(shape):
-        raise SourceError("a chunk of texts", expected=math.prod(shape), got=count)
+        raise SourceError("wrong number of texts in a chunk", expected=math.prod(shape), got=count)

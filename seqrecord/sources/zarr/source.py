@@ -1,12 +1,12 @@
-"""Diffusion Policy's replay buffers: Zarr groups of arrays that hold all episodes end to end.
+"""Source for Diffusion Policy's replay buffers: Zarr groups with all episodes end to end.
 
 ::
 
     NAME.zarr/data/ACTION, …        [N, …], all episodes, one after the other
     NAME.zarr/meta/episode_ends     [E] int64: the row after each episode's last one
 
-Source: https://github.com/real-stanford/diffusion_policy (common/replay_buffer.py). UMI keeps the
-same as one file, `NAME.zarr.zip`.
+Format: https://github.com/real-stanford/diffusion_policy (common/replay_buffer.py). UMI stores the
+same in one file, `NAME.zarr.zip`.
 """
 
 from __future__ import annotations
@@ -54,20 +54,25 @@ _HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
 
 @dataclass(frozen=True)
 class ZarrSource(ScannedSource):
-    """Replay buffers as a source: one `NAME.zarr` or `NAME.zarr.zip`, or a folder of them.
+    """Replay buffers: one `NAME.zarr` or `NAME.zarr.zip`, or a folder of them.
 
-    Episodes are called `NAME/000000` and so on. Each array of `data` is a feature; those of `meta`
-    with a number for each episode go to its metadata. Rows after the last episode's end belong to
-    none, as in Diffusion Policy itself; `unused_rows` of the last episode counts them. A chunk that
-    is not there is a chunk of the array's fill value: so Zarr defines it.
+    Episode keys are `NAME/000000` and so on. Each array of `data` is a feature. Arrays of `meta`
+    with a number per episode are stored in its metadata. Rows after the last episode are not
+    packed, as in Diffusion Policy; `unused_rows` in the last episode's metadata counts them.
+    Missing chunks have the array's fill value, as Zarr defines.
 
-    Arrays [N] of strings are text. Any other kind of array refuses its buffer, unless `features`,
-    the names to read in that order, leave it out. `keep_encoded` changes nothing:
-    images are arrays here. Arrays whose codec would unpickle objects are refused.
+    String arrays [N] are text features. Other non-numeric arrays are an error, unless `features`
+    excludes them. Arrays whose codec would unpickle objects are an error. On a URL each chunk is a
+    request; several run in parallel.
 
-    On a URL each chunk is a request of its own, several at a time. With `in_place` arrays of at
-    least 4 KiB a frame stay where they are, if they are not compressed and each chunk holds whole
-    frames.
+    Args:
+        root: a buffer, or a folder of buffers.
+        features: names to read, in that order; all by default.
+        keep_encoded: no effect, since images are arrays.
+        in_place: reference arrays of at least 4 KiB per frame, if they are not compressed and each
+            chunk contains whole frames.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
 
     in_place: bool = False
@@ -76,22 +81,23 @@ class ZarrSource(ScannedSource):
     unpickled = ("_buffers",)
 
     def exists(self) -> bool:
-        """Whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip` file."""
+        """Return whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip`
+        file."""
         return bool(self._buffers)
 
     def schema(self) -> Schema:
         return referring_schema(super().schema()) if self.in_place else super().schema()
 
     def referring(self) -> ZarrSource:
-        """The same source, whose large arrays stay where they are."""
+        """Return a copy of the source that references large arrays instead of copying them."""
         return replace(self, in_place=True)
 
     def external_files(self) -> dict[str, ExternalFile]:
-        """The files that its frames may refer to, by the names that these have for them."""
+        """Return the files that frames may reference, by path."""
         names = [spec.name for spec in self.schema().values() if spec.may_be_referred_to]
         found: dict[str, ExternalFile] = {}
         for path in self._buffers:
-            with suppress(SourceError), _open(path) as group:  # `frames` says what is wrong
+            with suppress(SourceError), _open(path) as group:  # raised by `frames`
                 arrays = _arrays(group)
                 for name in names:
                     if name in arrays:
@@ -99,7 +105,7 @@ class ZarrSource(ScannedSource):
         return found
 
     def copied_files(self) -> dict[str, ExternalFile]:
-        """The files of metadata, and of arrays whose values an index copies."""
+        """Return the files of metadata, and of arrays whose values an index copies."""
         referred = self.external_files()
         stay = {Path(name) for name in referred}
         paths = [path for buffer in self._buffers for path in find_files(buffer, is_file)]
@@ -152,7 +158,7 @@ class ZarrSource(ScannedSource):
     def account(self) -> Account:
         counts = ZarrAccount()
         for path in self._buffers:
-            with suppress(SourceError), _open(path) as group:  # refused when it is read
+            with suppress(SourceError), _open(path) as group:  # raised by reading
                 arrays, ends = _arrays(group), _episode_ends(group, path)
                 counts.add_data(path, arrays, self.schema(), int(ends[-1]) if len(ends) else 0)
                 taken = {_ENDS, *(f"data/{name}" for name in arrays)}
@@ -187,12 +193,12 @@ class ZarrSource(ScannedSource):
                     array = arrays[feature]
                     own = self._spec(feature, array, path)
                     if own.value != spec.value:
-                        raise SourceError("text and numbers of one name")
+                        raise SourceError("the feature has both text and numbers")
                     if spec.value == "array":
                         check_spec(array.dtype, array.shape[1:], spec, path)
                     if array.shape[0] < stop:
                         raise SourceError(
-                            "an array that ends before the episode does",
+                            "the array ends before the episode",
                             feature=feature,
                             expected=f"at least {stop} rows",
                             got=f"{array.shape[0]} rows",
@@ -204,7 +210,7 @@ class ZarrSource(ScannedSource):
                     else:
                         readers[feature] = _values(read_rows(array, path, start, stop), spec)
             if not readers:
-                raise SourceError("an episode without frames of the features")
+                raise SourceError("the episode has no frames of the selected features")
             check_frames(stop - start)
             for _ in range(start, stop):
                 yield {feature: next(values) for feature, values in readers.items()}
@@ -253,7 +259,7 @@ def _open(path: Path) -> Iterator[Any]:
         from zarr.storage import ZipStore
     except ImportError as error:
         raise MissingPackageError(
-            "Zarr buffers are read by zarr 3, the extra `zarr`: pip install 'zarr>=3.1.2'"
+            "Zarr buffers need zarr 3, the extra `zarr`: pip install 'zarr>=3.1.2'"
         ) from error
     _register_image_codecs()
     store: Any = None
@@ -267,31 +273,31 @@ def _open(path: Path) -> Iterator[Any]:
             store = ZipStore(path, mode="r") if is_zip else LocalFiles(path, read_only=True)
         if is_zip:
             _check_names(store, path)
-        # Consolidated metadata may be older than the arrays.
+        # Consolidated metadata may be outdated.
         group = zarr.open_group(store, mode="r", use_consolidated=False)
     except (StorageError, SourceError):
         with suppress(Exception):
             store.close()
         raise
-    except Exception as error:  # zarr, zipfile and json raise about any kind
-        with suppress(Exception):  # a zip that could not be opened cannot be closed
+    except Exception as error:  # zarr, zipfile and json raise many types
+        with suppress(Exception):  # closing fails if opening a ZIP file failed
             store.close()
         raise SourceError(
-            "not a Zarr group that can be read", file=str(path), got=first_line(error)
+            "invalid or unreadable Zarr group", file=str(path), got=first_line(error)
         ) from error
     try:
         with located(SourceError, file=str(path)):
             yield group
     except SeqRecordError:
         raise
-    except Exception as error:  # a codec that is not installed, JSON that is broken, no array
-        raise SourceError("a damaged Zarr group", file=str(path), got=first_line(error)) from error
+    except Exception as error:  # missing codecs, broken JSON, missing arrays
+        raise SourceError("damaged Zarr group", file=str(path), got=first_line(error)) from error
     finally:
         store.close()
 
 
 def _check_names(store: Any, path: Path) -> None:
-    """Raises `SourceError` if a ZIP file has two entries of one name; zarr would read the last."""
+    """Raise `SourceError` for duplicate names in a ZIP file; zarr would read the last one."""
     with ZipFile(store.path) as file:
         names = Counter(file.namelist())
     if twice := [name for name, count in names.items() if count > 1]:
@@ -304,7 +310,7 @@ def _check_names(store: Any, path: Path) -> None:
 
 
 def _register_image_codecs() -> None:
-    """UMI stores images by a codec of imagecodecs, which is used where it is installed."""
+    """Register the codecs of imagecodecs, if installed; UMI stores images by one of them."""
     try:
         from imagecodecs.numcodecs import register_codecs
     except ImportError:
@@ -313,7 +319,7 @@ def _register_image_codecs() -> None:
 
 
 def _group(group: Any, name: str) -> Any:
-    """A group in a group, without consolidated metadata of its own."""
+    """Return a subgroup without its own consolidated metadata."""
     import zarr
 
     found = group[name]
@@ -327,11 +333,11 @@ def _array(group: Any, name: str) -> Any:
     metadata = array.metadata.to_dict()
     metadata.pop("attributes", None)
     if _unpickles(metadata):
-        raise SourceError(f"{name} is stored as pickled objects, which are never loaded")
+        raise SourceError(f"{name} contains pickled objects, which are never loaded")
     chunk_bytes = array.dtype.itemsize * math.prod(array.shards or array.chunks)
-    if chunk_bytes > MAX_CHUNK_BYTES:  # it is allocated, whatever lies there
+    if chunk_bytes > MAX_CHUNK_BYTES:  # checked before allocation
         raise SourceError(
-            f"{name} has chunks that are too large",
+            f"chunks of {name} are too large",
             expected=f"at most {MAX_CHUNK_BYTES} bytes",
             got=f"{chunk_bytes} bytes",
         )
@@ -342,14 +348,14 @@ def _array(group: Any, name: str) -> Any:
 
 
 def _arrays(group: Any) -> dict[str, Any]:
-    """The arrays of `data` in the order of their names."""
+    """Return the arrays of `data` in the order of names."""
     names = sorted(_group(group, "data").array_keys())
     if not names:
-        raise SourceError("a replay buffer without data")
+        raise SourceError("replay buffer without data")
     arrays = {name: _array(group, f"data/{name}") for name in names}
     for name, array in arrays.items():
         if not array.shape:
-            raise SourceError("an array without a time axis", feature=name, expected="[N, …]")
+            raise SourceError("array without a time axis", feature=name, expected="[N, …]")
     return arrays
 
 
@@ -365,7 +371,7 @@ def _episode_ends(group: Any, path: Path) -> npt.NDArray[np.int64]:
     array = _array(group, _ENDS)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.shape[0] > 1 << 28:
         raise SourceError(
-            "episode_ends of the wrong kind",
+            "invalid episode_ends",
             expected="whole numbers [E]",
             got=f"{array.dtype} {list(array.shape)}",
         )
@@ -376,14 +382,14 @@ def _episode_ends(group: Any, path: Path) -> npt.NDArray[np.int64]:
 
 
 def _bounds(ends: npt.NDArray[np.int64], number: object) -> tuple[int, int]:
-    """The episode's rows, half-open; the ends up to its own must rise."""
+    """Return the episode's rows, half-open. Ends up to its own must be ascending."""
     if not isinstance(number, int) or not 0 <= number < len(ends):
         raise SourceError("no such episode")
     start, stop = int(ends[number - 1]) if number else 0, int(ends[number])
     highest = int(ends[:number].max(initial=0))
     if start != highest or stop <= start:
         raise SourceError(
-            "episode_ends that do not rise",
+            "episode_ends are not ascending",
             expected=f"an end above {highest}",
             got=f"{stop}, after {start}",
         )
@@ -408,7 +414,7 @@ def _infos(path: Path, group: Any, arrays: dict[str, Any]) -> list[EpisodeInfo]:
 
 
 def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[Any]]:
-    """The other arrays of `meta` that hold a finite number for each episode."""
+    """Return the arrays of `meta` with a finite number per episode."""
     found = {}
     for name in sorted(_group(group, "meta").array_keys()):
         array = _array(group, f"meta/{name}")

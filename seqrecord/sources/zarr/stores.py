@@ -1,4 +1,4 @@
-"""Stores of zarr over files of a URL. Importing this imports zarr."""
+"""zarr stores over local files and files of a URL. Importing this module imports zarr."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from seqrecord.sources.common.remote import RemoteFiles
 from seqrecord.storage import ByteRange
 
 MAX_VALUE_BYTES = MAX_CHUNK_BYTES + (1 << 20)
-"""More than a chunk may have that is read: what a server sends beyond it is not taken."""
+"""Maximum bytes of a value that are read, above the maximum chunk size."""
 
 
 class LocalFiles(LocalStore):  # type: ignore[misc, unused-ignore]  # where zarr is not installed
-    """The files below a folder of a disk, of which none is a pipe. Nothing can be changed."""
+    """Read-only store of local files; pipes and devices are refused."""
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
@@ -41,7 +41,7 @@ class LocalFiles(LocalStore):  # type: ignore[misc, unused-ignore]  # where zarr
 
 
 class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is not installed
-    """The files below a folder of a URL; each value is one request. Nothing can be changed."""
+    """Read-only store of files below a URL; each value is one request."""
 
     supports_writes = False
     supports_deletes = False
@@ -51,7 +51,7 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
     def __init__(self, files: RemoteFiles, root: Path) -> None:
         super().__init__(read_only=True)
         self._files, self._root = files, root
-        self._listing = threading.Lock()  # which is for one thread at a time
+        self._listing = threading.Lock()  # listings are not thread-safe
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteStore) and other._root == self._root
@@ -105,7 +105,7 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
         storage, name = self._files.storage, self._name(key)
         if part is None:
             try:
-                data: bytes = self._files.asked(
+                data: bytes = self._files.attempt(
                     lambda: storage.read_whole(name, MAX_VALUE_BYTES)[0]
                 )
             except NotFoundError:
@@ -128,7 +128,7 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
 
     def _size(self, key: str) -> int | None:
         try:
-            size: int = self._files.asked(lambda: self._files.storage.size(self._name(key)))
+            size: int = self._files.attempt(lambda: self._files.storage.size(self._name(key)))
         except NotFoundError:
             return None
         return size
@@ -143,11 +143,11 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
 
 
 class RemoteZip(ZipStore):  # type: ignore[misc, unused-ignore]
-    """A ZIP file of a URL."""
+    """A ZIP file at a URL."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, mode="r")
-        self.path: Any = open_file(path)  # which `ZipFile` takes, too
+        self.path: Any = open_file(path)  # `ZipFile` accepts a file object
 
     def close(self) -> None:
         super().close()
