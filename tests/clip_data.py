@@ -118,7 +118,7 @@ def check_ended(stream: SeqRecordIterableDataset) -> None:
     first = iter(stream)
     next(first)
     next(iter(stream))
-    with pytest.raises(ClipError, match="was ended"):
+    with pytest.raises(ClipError, match="this iteration has ended"):
         next(first)
 
 

@@ -248,7 +248,7 @@ def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
         ({"episode": ["set/0"], "start": [0], "weight": [float("nan")]}, "weight.*row 0.*nan"),
         ({"episode": ["set/0"], "start": [0], "weight": [1e9]}, "weight.*row 0"),
         ({"episode": ["set/0"], "start": [0], "weight": ["1"]}, "no numbers in column weight"),
-        ({"episode": ["set/0"], "start": [0], "weight": [0.0]}, "no clip has all"),
+        ({"episode": ["set/0"], "start": [0], "weight": [0.0]}, "no clip has all of its frames"),
         ({"episode": [], "start": []}, "no rows"),
         ({"episode": [["a"], 3], "start": [0, 0]}, "clips is not a table"),
         ({"episode": ["set/0"], "start": [10**30]}, "clips is not a table"),

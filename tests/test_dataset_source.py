@@ -458,7 +458,7 @@ def test_how_a_dataset_is_found(tmp_path: Path) -> None:
     assert open_source(tmp_path / "a", format="seqrecord").schema() == (
         open_source(str(tmp_path / "a")).schema()
     )
-    with pytest.raises(SourceError, match="cameras cannot be chosen for the format seqrecord"):
+    with pytest.raises(SourceError, match="cameras does not apply to the format seqrecord"):
         open_source(tmp_path / "a", cameras=("left",))
     with pytest.raises(SchemaError, match="no such feature"):
         open_source(tmp_path / "a", features=["gone"])

@@ -298,7 +298,7 @@ def test_the_commands(tmp_path: Path) -> None:
         ["edit", "set-metadata", path, "e1", "--set", "x"],
     ):
         run(*words, code=2)
-    assert "no such episode" in command_line.fail("edit", "delete", path, "nothing")
+    assert "unknown episode" in command_line.fail("edit", "delete", path, "nothing")
 
 
 def test_an_error_names_a_function_without_its_address(tmp_path: Path) -> None:

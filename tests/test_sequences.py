@@ -232,7 +232,7 @@ def test_memory_is_that_of_a_clip_a_row(path: Path) -> None:
         ({"engine": EngineOptions(num_cursors=4)}, "takes no engine.num_cursors"),
         ({"engine": EngineOptions(shuffle_buffer=4)}, "takes no engine.shuffle_buffer"),
         ({"clips": {"episode": ["set/0"], "start": [0]}}, "takes no clips"),
-        ({"clip_len": 2**20, "dilation": 2**20}, "stride is out of range"),
+        ({"clip_len": 2**20, "dilation": 2**20}, "stride of a clip is out of range"),
     ],
 )
 def test_what_cannot_be_is_an_error_at_once(

@@ -332,7 +332,7 @@ def test_a_reader_that_has_stopped_reads_no_more_pieces(tmp_path: Path) -> None:
 
     faulty = FaultyStorage(LocalStorage(tmp_path), fault)
     storage = ParallelStorage(faulty, max_requests=1, max_bytes=1000)
-    with unwanted_if(stopped.is_set), pytest.raises(StorageError, match="nobody waits"):
+    with unwanted_if(stopped.is_set), pytest.raises(StorageError, match="no longer needed"):
         storage.read_ranges("file", [ByteRange(0, 9000)], [memoryview(bytearray(9000))])
     assert reads == [0]
 
@@ -367,7 +367,7 @@ def test_conditions_add_up_and_end() -> None:
         with unwanted_if(inner.is_set):
             check_wanted("file")
             inner.set()
-            with pytest.raises(StorageError, match="nobody waits for it any more; file: file"):
+            with pytest.raises(StorageError, match="no longer needed; file: file"):
                 check_wanted("file")
         check_wanted("file")
         outer.set()

@@ -264,7 +264,7 @@ def test_forms_that_are_refused(path: Path, ragged: Any, says: str) -> None:
 def test_a_frame_that_is_too_large_is_named(path: Path) -> None:
     """Its size was not known before, of two dimensions."""
     for take in TAKERS:
-        with pytest.raises(ClipError, match="larger than ") as caught:
+        with pytest.raises(ClipError, match="exceeds the padded size") as caught:
             every(make(take, path, features=["grid"], ragged={"grid": (2, 20)}))
         error: Any = caught.value
         assert (error.feature, error.expected, error.got[0]) == ("grid", "at most [2, 20]", 3)

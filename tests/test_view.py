@@ -413,7 +413,7 @@ def test_a_note_whose_length_happens_not_to_vary(dataset: Dataset) -> None:
 @pytest.mark.parametrize(
     ("clip", "arguments", "error", "word"),
     [
-        (None, {"episode": "nope"}, ClipError, "no such episode"),
+        (None, {"episode": "nope"}, ClipError, "unknown episode"),
         (None, {"start": 11}, ClipError, "beyond its episode"),
         (None, {"start": -1}, ClipError, "beyond its episode"),
         (None, {"clip_len": 12}, ClipError, "beyond its episode"),

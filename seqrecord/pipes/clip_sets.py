@@ -64,8 +64,9 @@ class ClipSet:
             else:
                 found = cls(spec, windows, selected, windows.enumerate(spec))
         if not found.clips.num_clips:
+            skipped = f"; skipped: {found.left_out}" if found.left_out else ""
             raise ClipError(
-                f"every clip lacks a frame or a feature; skipped: {found.left_out}",
+                f"no clip has all of its frames{skipped}",
                 expected=f"{found.windows.span} frames with {', '.join(dataset.features)}",
             )
         return found
