@@ -377,7 +377,8 @@ def test_peak_memory(tmp_path: Path, clips: Mapping[str, Any]) -> None:
     runs = [subprocess.run(command, check=True, stdout=subprocess.PIPE) for _ in range(2)]
     peaks = [int(run.stdout) for run in runs]
     # Another process's load adds to one run's peak, or keeps its batches from waiting in memory.
-    assert min(peaks) <= report.peak_memory
+    # The allocator and decoders' scratch buffers add a few percent to the planned buffers.
+    assert min(peaks) <= min(1.05 * report.peak_memory, 200 << 20)
     assert 0.7 * report.peak_memory <= max(peaks)
 
 
