@@ -1,12 +1,10 @@
-"""The words of README and docs, counted as `tests.language` does: figures per 1,000 words.
+"""The words of README, docs, docstrings and messages: figures per 1,000 words.
 
-Words are counted without code, tables, comments and link targets, in any case. The limits, for all
-pages together: "what" 0.8; "say", "tell", "know" in any form 0.6; "those", "one" or "all" before
-"that", "which" or "of" 1.0; "lie" and "hold" in any form 0.5. A single page may have each phrase
-once more than its share. Examples ("for example", "e.g.", blocks of code): at least 1.5.
-
-`KINDS` lists the texts that are checked. Docstrings and messages are printed by
-`python -m tests.language`, and come into `KINDS` when they keep the limits.
+`tests.language` counts them, without code, tables, comments and link targets, in any case. The
+limits, for all texts of a kind together: "what" 0.8; "say", "tell", "know" in any form 0.6; "those", "one" or "all" before
+"that", "which" or "of" 1.0; "lie" and "hold" in any form 0.5. A single page, or the docstrings or messages of a room, may have each phrase
+once more than its share. Examples ("for example", "e.g.", blocks of code) in docs: at least 1.5.
+`python -m tests.language` prints the figures.
 """
 
 from __future__ import annotations
@@ -16,9 +14,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.language import EXAMPLES, LIMITS, allowed, count, pages, rates
+from tests.language import EXAMPLES, LIMITS, allowed, count, docstrings, literals, pages, rates
 
-KINDS: dict[str, Callable[[], dict[str, str]]] = {"docs": pages}
+KINDS: dict[str, Callable[[], dict[str, str]]] = {
+    "docs": pages,
+    "docstrings": docstrings,
+    "messages": literals,
+}
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 

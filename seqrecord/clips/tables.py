@@ -291,7 +291,7 @@ def enumerate_clips(
     `selected`, int64[k], are rows of `episodes` in ascending order. `missing` may include other
     episodes. A clip is incomplete only if a frame that it uses is missing.
 
-    `uses` replaces `spec.length` frames of all features. `pads` tells whether clips are padded
+    `uses` replaces `spec.length` frames of all features. `pads`: whether clips are padded
     before the first and after the last frame of an episode. No clip starts in the last `drop_last`
     frames.
 
