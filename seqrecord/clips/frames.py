@@ -97,7 +97,7 @@ class OffsetWindow:
 
     @property
     def frame_offsets(self) -> IntArray:
-        """Offsets of frames in any episode, int64[n]."""
+        """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
         return self.offsets[0] if len(self.offsets) == 1 else np.unique(self.offsets)
 
     def frame_offsets_at(self, rate: int) -> IntArray:
@@ -158,7 +158,7 @@ class TimedWindow:
 
     @property
     def frame_offsets(self) -> IntArray:
-        """Offsets of frames in any episode, int64[n]."""
+        """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
         return np.arange(self.first, self.last + 1)
 
     def frame_offsets_at(self, _rate: int) -> IntArray:
@@ -305,7 +305,7 @@ class ClipWindow(Protocol):
 
     @property
     def frame_offsets(self) -> IntArray:
-        """Offsets of frames in any episode, int64[n]."""
+        """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
 
     def frame_offsets_at(self, rate: int, /) -> IntArray:
         """`frame_offsets` of episodes with one frame rate."""

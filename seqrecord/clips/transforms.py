@@ -145,7 +145,7 @@ class Camera(NamedTuple):
 
 
 class _Sized(CropStep):
-    """Base class of steps with a fixed output `size`."""
+    """Base class of transform steps with a fixed output `size`, (height, width) or one number."""
 
     def __init__(
         self,

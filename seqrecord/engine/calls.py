@@ -186,7 +186,7 @@ def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpe
 def text_spec(
     caller: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
 ) -> ArraySpec:
-    """Spec of a text feature after a function: that of the feature before it.
+    """Spec of a text feature that a function returns: equal to the function's input.
 
     Raises `ClipError` if the feature had no texts before. `caller` names the function in messages.
     """

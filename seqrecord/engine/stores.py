@@ -43,7 +43,10 @@ class FrameStore(Protocol):
         """Bytes of resident frames and of loads in progress."""
 
     def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
-        """Rounds `[start, stop)` of a plan. Rounds are merged if their order permits."""
+        """Yield rounds `[start, stop)` of a plan.
+
+        A store may merge consecutive rounds, for fewer steps, if no frame needs to be freed between.
+        """
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:
         """Assign rows to loads. Loads without room remain in `waiting`."""

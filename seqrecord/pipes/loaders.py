@@ -316,7 +316,8 @@ class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
 class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
     """Clips by number, for map-style training: `dataset[i]` is a clip as in `SeqRecordPipe`.
 
-    Clips are numbered episode by episode, front to back, or in the order of the table `clips`.
+    Clips are numbered episode by episode, front to back, or in the order of the
+    argument `clips`, a table of episodes and starts.
     Random access decodes a frame again for every clip that contains it: streaming is much faster.
 
     With `collate_fn=seqrecord.collate`, a `DataLoader` requests the clips of a batch together:

@@ -447,7 +447,7 @@ def _stacked(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
-    """Return gap rows with `by` added to their chunk numbers."""
+    """Add `by` to the chunk numbers of rows of the gap table (frames without a feature)."""
     moved: npt.NDArray[Any] = gaps.copy()
     moved["chunk"] = gaps["chunk"].astype(np.int64) + by
     return moved

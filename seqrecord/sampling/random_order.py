@@ -183,7 +183,10 @@ def _offset(rest: int, seed: int, epoch: int) -> int:
 
 
 def _longer_before(rest: int, seed: int, epoch: int) -> int:
-    """The number of earlier epochs with an extra clip; they are evenly spaced."""
+    """The number of earlier epochs that are one clip longer than the shortest epoch.
+
+    A share of `rest / _ONE` of all epochs is longer, evenly spaced; `seed` shifts them.
+    """
     return (epoch * rest + (key_of(seed, _WEIGHTS) >> (64 - _BITS))) // _ONE
 
 

@@ -95,10 +95,12 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Cuts:
-    """Places at which rows of clips may be cut; int64[rows] each, except `offset`.
+    """Places at which consecutive clips of an episode may be cut into runs.
 
-    `grid` has the chunks of each row's episode, and `last` the episode's last frame. Clips use
-    frames from `offset` on, relative to their starts. With `whole`, cuts are between runs only.
+    A row is a row of the clip table: consecutive clips of one episode. `grid` is the chunk grid of
+    each row's episode, and `last`, int64[rows], the last frame of this episode. The first frame of a
+    clip is `offset` frames after its start (negative: before it). With `whole`, shares of cursors
+    end between runs only.
     """
 
     grid: ChunkGrid

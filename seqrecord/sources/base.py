@@ -110,7 +110,7 @@ class StoredSource(Source, Protocol):
 
     @property
     def stored(self) -> Schema:
-        """The features of `schema()` with codecs and groups."""
+        """The features of `schema()`, with the codecs and groups of their record files."""
         ...
 
     @property

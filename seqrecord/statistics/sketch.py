@@ -245,7 +245,7 @@ def _real(sketch: JsonObject, key: str) -> float:
 
 
 def _extreme(sketch: JsonObject, key: str, dtype: np.dtype[Any]) -> float | int:
-    """A value of the dtype, as a Python float or int."""
+    """Read an extreme, `sketch[key]`: a value of `dtype`, as a Python float or int."""
     value = sketch.value[key]
     if dtype.kind == "f":
         number = _real(sketch, key)

@@ -193,7 +193,10 @@ class Pieces:
 
 
 def files_of(folder: str, found: Iterable[tuple[str, int, float]]) -> list[FileInfo]:
-    """Sorted files with valid names in a folder, from tuples (name, size, modification time)."""
+    """Sort the files of a folder, from tuples (name, size in bytes, modification time in seconds).
+
+    Skips names that are not valid paths; see `check_path`.
+    """
     return sorted(
         (FileInfo(f"{folder}/{name}", size, at) for name, size, at in found if _is_ours(name)),
         key=lambda file: file.path,

@@ -89,7 +89,10 @@ class LinkLoopError(SourceError):
 
 
 def link_loop(path: Path) -> LinkLoopError | None:
-    """Return the error for the first such link among a local path's parents, if there is one."""
+    """Find a circular symbolic link among a local path and its parents, from the root downwards.
+
+    Returns the error to raise, or `None` without such a link.
+    """
     seen: set[str] = set()
     for each in (*reversed(path.parents), path):
         real = os.path.realpath(each)

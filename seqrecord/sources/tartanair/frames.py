@@ -100,7 +100,10 @@ class TrajectoryFrames:
         return self.ids if is_whole else self.ids[:-1]
 
     def lacks(self, files: PixelFiles) -> bool:
-        """Return whether a folder for two kinds has only the other one (separate downloads)."""
+        """Return whether a folder shared with another feature has only the other feature's files.
+
+        For example, optical flow and its mask share a folder and are downloaded separately.
+        """
         if self.names(files):
             return False
         return any(self._listed[files.folder].values())
