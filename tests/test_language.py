@@ -1,10 +1,11 @@
 """The words of README, docs, docstrings and messages: figures per 1,000 words.
 
 `tests.language` counts them, without code, tables, comments and link targets, in any case. The
-limits, for all texts of a kind together: "what" 0.8; "say", "tell", "know" in any form 0.6; "those", "one" or "all" before
-"that", "which" or "of" 1.0; "lie" and "hold" in any form 0.5. A single page, or the docstrings or messages of a room, may have each phrase
-once more than its share. Examples ("for example", "e.g.", blocks of code) in docs: at least 1.5.
-`python -m tests.language` prints the figures.
+limits, for all texts of a kind together: "what" 0.8; "say", "tell", "know" in any form 0.6;
+"those", "one" or "all" before "that", "which" or "of" 1.0; "lie" and "hold" in any form 0.5. A
+page, or the docstrings or messages of a room, may have each phrase once more than its share.
+Examples ("for example", "e.g.", blocks of code) in docs: at least 1.5. `python -m tests.language`
+prints the figures.
 """
 
 from __future__ import annotations

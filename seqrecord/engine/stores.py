@@ -45,7 +45,7 @@ class FrameStore(Protocol):
     def rounds(self, plan: Plan, start: int, stop: int | None = None) -> Iterator[Round]:
         """Yield rounds `[start, stop)` of a plan.
 
-        A store may merge consecutive rounds, for fewer steps, if no frame needs to be freed between.
+        A store may merge consecutive rounds, for fewer steps, if it frees no frame in between.
         """
 
     def place(self, waiting: list[PendingLoad]) -> list[AssignedLoad]:

@@ -98,8 +98,8 @@ class Cuts:
     """Places at which consecutive clips of an episode may be cut into runs.
 
     A row is a row of the clip table: consecutive clips of one episode. `grid` is the chunk grid of
-    each row's episode, and `last`, int64[rows], the last frame of this episode. The first frame of a
-    clip is `offset` frames after its start (negative: before it). With `whole`, shares of cursors
+    each row's episode, and `last`, int64[rows], the last frame of this episode. The first frame of
+    a clip is `offset` frames after its start (negative: before it). With `whole`, shares of cursors
     end between runs only.
     """
 
