@@ -149,10 +149,14 @@ def test_a_fork_that_leaves_the_block_leaves_all_to_its_parent(tmp_path: Path, k
 
 
 def test_a_writer_is_not_pickled(tmp_path: Path) -> None:
-    writer = SeqRecordWriter(tmp_path)
-    with pytest.raises(DestinationError, match="cannot be sent to another process"):
-        pickle.dumps(writer)
-    writer.abort()
+    for mode in ("create", "append"):
+        with SeqRecordWriter(tmp_path / "records", mode=mode) as writer:
+            with pytest.raises(DestinationError, match="cannot be sent to another process"):
+                pickle.dumps(writer)
+            with writer.episode(mode) as episode:
+                with pytest.raises(DestinationError, match="cannot be sent to another process"):
+                    pickle.dumps(episode)
+                episode.append(frame(0))
 
 
 # ---- threads

@@ -216,6 +216,9 @@ class SeqRecordRecorder:
             self._queue.fail(DestinationError("the recorder was stopped"))
             self._stop()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return self._exclusive.__reduce__()
+
     def __enter__(self) -> SeqRecordRecorder:
         self._exclusive.check_process()
         return self

@@ -259,6 +259,9 @@ class SeqRecordWriter:
     def _give_up(self, error: BaseException | None) -> None:
         self._destination.give_up(error, None if self._files is None else self._files.failure)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return self._exclusive.__reduce__()
+
     def __enter__(self) -> SeqRecordWriter:
         self._exclusive.check_process()
         return self
@@ -419,6 +422,9 @@ class EpisodeWriter:
                 if self._files is not None:
                     self._files.discard()
             self.is_open = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self._exclusive.__reduce__()
 
     def __enter__(self) -> EpisodeWriter:
         self._exclusive.check_process()
