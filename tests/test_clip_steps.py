@@ -337,7 +337,7 @@ def test_rows_as_slices_are_the_rows(rows: list[int]) -> None:
         ({"reverse": 1.5}, "reverse is not valid; expected: a probability"),
         ({"reverse": True}, "reverse is not valid; expected: a probability"),
         ({"reverse": float("nan")}, "reverse is not valid; expected: a probability"),
-        ({"dilation": (30, 40)}, "every clip lacks a frame"),
+        ({"dilation": (30, 40)}, "no clip has all of its frames"),
         ({"dilation": (1, 2), "windows": {"id": [0]}}, "are for clips of clip_len frames"),
         ({"reverse": 0.5, "windows": {"id": [0]}}, "are for clips of clip_len frames"),
         (

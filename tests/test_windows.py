@@ -171,7 +171,7 @@ EMPTY, INVALID = "a window is empty or too long", "a window is not valid"
         ({"windows": {"depth": [0]}}, "a feature that clips do not have", "depth"),
         ({"windows": {"image": [0]}, "features": ["id"]}, "clips do not have", "image"),
         ({"windows": {"image": [0]}, "dilation": 2}, "dilation is that of clip_len", 2),
-        ({"windows": {"image": range(99)}}, "every clip lacks a frame", None),
+        ({"windows": {"image": range(99)}}, "no clip has all of its frames", None),
         ({"clip_len": 2, "pad": "zero"}, "pad is not valid", "'zero'"),
         ({"clip_len": 2, "pad": True}, "pad is not valid", "True"),
         ({"clip_len": 2, "windows": {"gps": Latest(Latest())}}, INVALID, None),  # type: ignore[arg-type]
@@ -662,7 +662,7 @@ def test_episodes_of_one_frame_have_no_other(tmp_path: Path) -> None:
         episode.append({"x": np.array([3]), "time": np.array(1.5)})
     for times in ([-0.5, 0], [0, 0.5]):
         windows = {"x": Seconds(times, timestamps="time")}
-        with pytest.raises(ClipError, match="every clip lacks a frame"):
+        with pytest.raises(ClipError, match="no clip has all of its frames"):
             SeqRecordMapDataset(path, windows=windows)
         padded = SeqRecordMapDataset(path, windows=windows, pad="edge")[0]
         assert padded["x_is_pad"].tolist() == [time != 0 for time in times]
