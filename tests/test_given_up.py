@@ -259,7 +259,7 @@ def test_workers_that_fail_or_are_killed(tmp_path: Path, error: BaseException) -
     jobs = Source("e1", error, count=2)
     with _pool() as pool, pytest.raises((SourceError, DestinationError)) as caught:
         convert(source, tmp_path / "d", executor=pool, **SETTINGS)
-    assert "ended before" in str(caught.value) or "broken" in str(caught.value)
+    assert "a worker died before" in str(caught.value) or "broken" in str(caught.value)
     assert not (tmp_path / "d").exists()
     with _pool() as pool, pytest.raises((SourceError, DestinationError)) as caught:
         convert(jobs, tmp_path / "d", executor=pool, **SETTINGS)

@@ -177,7 +177,7 @@ for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
     ("what", "expected"),
     [
         pytest.param(
-            *("index", ["fine", "FormatError an index file of the wrong length"]),
+            *("index", ["fine", "FormatError an index file has a wrong length"]),
             marks=pytest.mark.slow,
         ),
         ("records", ["StorageError the file ended early", "fine"]),

@@ -270,7 +270,7 @@ def test_workers_come_and_go(root: Path, persistent: bool) -> None:
         mixed(root, stopping_strategy=13),
         of_workers["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"],
     )
-    with pytest.raises(StateError, match="one worker does not say"):
+    with pytest.raises(StateError, match="the position of one worker of several"):
         iter(mix).__next__()
     mix = resumed(mixed(root, stopping_strategy=13), saved)
     assert mix.state_dict()["batch"] == [3, 2]

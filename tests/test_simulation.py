@@ -187,7 +187,7 @@ FAULTS = {
     "a file is cut": PutBack(own_files, "put_file", put_short, _COMMITS, "has another length"),
     "the manifest goes": PutBack(committing, "tidy", tidy_all, _COMMITS, "the manifest is gone"),
     "a lost answer is a refusal": PutBack(
-        committing, "_look", refuse, ("append", "rename"), "was refused, and did commit"
+        committing, "_resolve_outcome", refuse, ("append", "rename"), "was refused, and did commit"
     ),
     "nothing is committed": PutBack(
         committing, "put_manifest", lambda *_, **__: None, _COMMITS, "and committed nothing"
@@ -203,7 +203,7 @@ FAULTS = {
         committing, "put_manifest", raising(StateError("as asked")), _COMMITS, "StateError"
     ),
     "a command that never ends": PutBack(
-        committing, "_look", wait_forever, _COMMITS, "not over after"
+        committing, "_resolve_outcome", wait_forever, _COMMITS, "not over after"
     ),
     "a reader does not look again": PutBack(
         dataset, "load", load_once, ("read", "split", "split", "split"), "NotFoundError"
