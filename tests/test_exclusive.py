@@ -157,6 +157,10 @@ def test_a_writer_is_not_pickled(tmp_path: Path) -> None:
                 with pytest.raises(DestinationError, match="cannot be sent to another process"):
                     pickle.dumps(episode)
                 episode.append(frame(0))
+    recorder = SeqRecordRecorder(tmp_path / "recorded")
+    with pytest.raises(DestinationError, match="recorder cannot be sent to another process"):
+        pickle.dumps(recorder)
+    recorder.abort()
 
 
 # ---- threads

@@ -423,9 +423,6 @@ class EpisodeWriter:
                     self._files.discard()
             self.is_open = False
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return self._exclusive.__reduce__()
-
     def __enter__(self) -> EpisodeWriter:
         self._exclusive.check_process()
         return self
