@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from numbers import Rational, Real
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -22,6 +19,7 @@ from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import StoppingStrategy
+from seqrecord.pipes.mix_weights import Proportions, SourceSize, Weights
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
@@ -84,9 +82,19 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             `SeqRecordNode` or another mix. `shuffle=False` is allowed. The datasets of a nested mix
             divide its weight by their shares and get names such as "indoor/kitchen"; its
             `batch_size` and `single_source_batches` are ignored.
-        weights: relative numbers of clips, at least 0; 0 excludes a source. Default: the number of
-            clips of each source. Weights are rounded to integer ratios with a sum of at most
-            65,536; `shares` has the result.
+        weights: relative numbers of clips by source, at least 0; 0 excludes a source. Or "clips"
+            (default): the number of clips of each source; "frames": the number of frames of its
+            selected episodes; "equal": 1. Weights are rounded to integer ratios with a sum of at
+            most 65,536; `shares` has the result.
+        alpha: power of the sizes "clips" or "frames", of 0 (equal weights) to 1 (default): with 0.5
+            a source of 100 times the size has 10 times the weight.
+        repeat: how often each clip of a source comes in an epoch on average, as in MosaicML's
+            `Stream`: 2 gives each clip twice, 0.5 every second one. Default: 1. The result is
+            rounded down to clips.
+        choose: clips of a source in an epoch, as in MosaicML's `Stream`; 0 excludes the source.
+            `repeat` and `choose` exclude `weights` and `stopping_strategy`: over all ranks, an
+            epoch has the sum of the sources' clips, rounded down to whole batches. The next epoch
+            continues, so no clip is lost.
         stopping_strategy: end of an epoch. "first_exhausted" (default): before the first source
             would begin again, but after at least one batch. "all_exhausted": when every source has
             returned its last clip. An integer: number of batches of each rank. The clips of the
@@ -114,7 +122,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         self,
         sources: Mapping[str, StreamingLoader | SeqRecordMix],
         *,
-        weights: Mapping[str, float | Fraction] | None = None,
+        weights: Weights | None = None,
+        alpha: float = 1,
+        repeat: Mapping[str, float | Fraction] | None = None,
+        choose: Mapping[str, int] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
         batch_size: int,
         features: Join = "union",
@@ -148,7 +159,13 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         one_of("union", "intersection")("features", features)
         is_right = isinstance(alternate, bool | None)
         check("single_source_batches", alternate, is_right, "True, False or None")
-        self._mix = MixLoader(_weighted(sources, weights), options, stop, features, alternate)
+        datasets, epoch_clips = _weighted(
+            sources, weights=weights, alpha=alpha, repeat=repeat, choose=choose
+        )
+        problem = "repeat and choose determine the length of an epoch"
+        expected = "no stopping_strategy; or weights"
+        raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
+        self._mix = MixLoader(datasets, options, stop, features, alternate, epoch_clips)
         self._epochs = Epochs(self._mix)
 
     @property
@@ -181,7 +198,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     def __repr__(self) -> str:
         mix = self._mix
         how = "batches" if mix.alternate else "clips"
-        lines = [f"{type(self).__name__}(stopping_strategy={mix.stop!r}, shares of {how}"]
+        chosen = mix.epoch_clips
+        end = f"stopping_strategy={mix.stop!r}" if chosen is None else f"epoch of {chosen:,} clips"
+        lines = [f"{type(self).__name__}({end}, shares of {how}"]
         for name, loader in mix.loaders.items():
             lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.selection.describe()}")
         return "\n  ".join(lines) + ")"
@@ -191,33 +210,35 @@ _Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
 """Loader and weight, or share, of each single dataset by name."""
 
 
-def _weighted(sources: Any, weights: Any) -> _Datasets:
-    """The datasets of all sources with a weight above 0. Raises `ClipError`."""
+def _weighted(sources: Any, **proportions: Any) -> tuple[_Datasets, int | None]:
+    """The datasets of all sources with a weight above 0, and the clips of an epoch, if chosen.
+
+    Raises `ClipError`.
+    """
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
     found = {name: _datasets(name, source) for name, source in sources.items()}
-    if weights is None:
-        each = found.items()
-        weights = {n: sum(one.clips(0).num_clips for one, _ in some.values()) for n, some in each}
-    is_right = isinstance(weights, Mapping) and set(weights) == set(sources)
-    check("weights", weights, is_right, f"a dict of the weights of {', '.join(sources)}")
+    sizes = {name: _size(sources[name], some) for name, some in found.items()}
+    given = Proportions.of(sizes, **proportions)
     drawn: _Datasets = {}
     for source, datasets in found.items():
-        weight = _weight(source, weights[source])
         for name, (loader, share) in datasets.items():
             raise_if(name in drawn, "two datasets of a mix have one name", "other names", name)
-            drawn[name] = loader, weight * share
+            drawn[name] = loader, given.weights[source] * share
     drawn = {name: (loader, weight) for name, (loader, weight) in drawn.items() if weight}
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    return drawn
+    return drawn, given.epoch_clips
 
 
-def _weight(source: str, weight: Any) -> Fraction:
-    """Convert a weight by its decimal representation: 0.1 is a tenth."""
-    is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
-    is_right = is_number and 0 <= weight < math.inf
-    check(f"the weight of source {source!r}", weight, is_right, "a number of at least 0")
-    return Fraction(weight if isinstance(weight, Rational) else str(weight))
+def _size(source: StreamingLoader | SeqRecordMix, datasets: _Datasets) -> SourceSize:
+    """The size of a source; of a nested mix, of all its datasets, or of its epoch by `choose`."""
+    clips = frames = 0
+    for loader, _ in datasets.values():
+        clip_set = loader.selection.clip_set
+        clips += loader.clips(0).num_clips
+        frames += int(clip_set.dataset.contents.index.num_frames[clip_set.selected].sum())
+    chosen = source._mix.epoch_clips if isinstance(source, SeqRecordMix) else None
+    return SourceSize(clips if chosen is None else chosen, frames)
 
 
 def _datasets(name: Any, source: Any) -> _Datasets:
