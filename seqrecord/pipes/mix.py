@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from operator import attrgetter
-from typing import Any, TypeAlias
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.utils.data import IterableDataset
@@ -24,6 +25,9 @@ from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.units import MAX_INT, check_integer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _MOST_BATCHES = 1 << 40  # of an epoch
 _MIX_OPTIONS = (
@@ -167,6 +171,36 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
         self._mix = MixLoader(datasets, options, stop, features, alternate, epoch_clips)
         self._epochs = Epochs(self._mix)
+
+    @classmethod
+    def from_file(
+        cls, path: str | PathLike[str], *, split: str | None = None, **overrides: Any
+    ) -> Self:
+        """Create a mix from a YAML file of sources and arguments; see docs/mixing.md.
+
+        The mix is the same as with these arguments in Python. Unknown and duplicate keys are
+        errors, and so are names of features that no source has.
+
+        Args:
+            path: local path of the file. Paths in it are relative to its folder.
+            split: the episodes of each source: a name in its `splits`, or else a split stored in
+                its dataset. Default: `split` in the file, or all episodes.
+            overrides: arguments of the mix, or of all sources, that replace top-level keys of the
+                file. Keys of a source take precedence over arguments of all sources.
+
+        Raises `ClipError` with file, line and source for an invalid file, `NotFoundError` for a
+        missing file or dataset, and the errors of the sources and of the mix.
+
+        Example:
+            text = "sources: {a: {location: records/}, b: {location: more-records/}}"
+            pathlib.Path("mix.yaml").write_text(text)
+            mix = seqrecord.SeqRecordMix.from_file("mix.yaml", clip_len=4, batch_size=2)
+            names = next(iter(mix))["dataset"]  # for example ["a", "b"]
+        """
+        from seqrecord.pipes.mix_file import load_mix
+
+        mix: Self = load_mix(cls, path, split, overrides)
+        return mix
 
     @property
     def shares(self) -> dict[str, Fraction]:
