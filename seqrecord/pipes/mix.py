@@ -20,6 +20,7 @@ from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import StoppingStrategy
+from seqrecord.pipes.mix_summary import MixSummary
 from seqrecord.pipes.mix_weights import Proportions, SourceSize, Weights
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
@@ -219,6 +220,13 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         """
         loaders = self._mix.loaders.items()
         return {name: one.selection.compute_statistics(**options) for name, one in loaders}
+
+    def summarize(self) -> MixSummary:
+        """Summarize sources, shares and features, and changes to the stored features.
+
+        Reads no frame; `seqrecord info mix.yaml` prints it.
+        """
+        return MixSummary.of(self._mix)
 
     def stats(self) -> dict[str, Any]:
         """Return statistics as in `SeqRecordIterableDataset`, summed; `sources` has the statistics

@@ -29,9 +29,15 @@ def load_mix(
     path: str | os.PathLike[str],
     split: str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    fallbacks: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Create a mix from a file; see `SeqRecordMix.from_file`. `make` is the class of the mix."""
-    return _load(Context(make, split, {}, (absolute(path),)), dict(overrides or {}))
+    """Create a mix from a file; see `SeqRecordMix.from_file`.
+
+    `make` is the class of the mix. `fallbacks` has `batch_size` and `clip_len` for a file without
+    them.
+    """
+    context = Context(make, split, {}, (absolute(path),), fallbacks or {})
+    return _load(context, dict(overrides or {}))
 
 
 def _load(context: Context, overrides: dict[str, Any]) -> Any:
@@ -55,15 +61,16 @@ def _load(context: Context, overrides: dict[str, Any]) -> Any:
     inner = replace(context, defaults=defaults)
     sources = {n: _source(inner, n, entries[n], root["sources"].lines[n]) for n in entries}
     sources = {name: source for name, source in sources.items() if source is not None}
-    if is_nested := len(context.files) > 1:
-        options.setdefault("batch_size", 1)  # that of the outer mix counts
-        if not sources:
-            return None
+    is_nested = len(context.files) > 1
+    if is_nested and not sources:
+        return None
+    if size := 1 if is_nested else context.fallbacks.get("batch_size"):
+        options.setdefault("batch_size", size)  # in a nested mix, that of the outer one counts
     context.check_used(own)
     with context.naming("", lines):
         if not sources:
             raise ClipError("no source has episodes in the split", got=context.split)
-        if "batch_size" not in options and not is_nested:
+        if "batch_size" not in options:
             expected = "batch_size: 32 in the file, or from_file(…, batch_size=32)"
             raise ClipError("the mix has no batch_size", expected=expected)
         if not any(name in overrides for name in _WEIGHTS):
@@ -83,10 +90,10 @@ def _top_level(
     lines = {name: f"line {line}" for name, line in root.lines.items()}
     for name in root:
         with context.naming(lines[name]):
-            check_keys("the mix file", [name], known)
+            check_keys("the mix file has an unknown key", [name], known)
             if name != "sources":
                 top[name] = python_value(name, plain(root[name]))
-    check_keys("from_file", overrides, [*of_mix, *OF_SOURCE, *OF_PYTHON])
+    check_keys("from_file has no such argument", overrides, [*of_mix, *OF_SOURCE, *OF_PYTHON])
     if any(name in overrides for name in _WEIGHTS):
         top = {name: value for name, value in top.items() if name not in _WEIGHTS}
     top |= {name: python_value(name, value) for name, value in overrides.items()}

@@ -49,7 +49,7 @@ def source_keys(context: Context, entry: YamlDict, what: str) -> dict[str, Any]:
             if key in OF_PYTHON:
                 expected = f"from_file(…, {key}=…) for all sources, or a mix in Python"
                 raise ClipError(f"{key} needs a function", expected=expected)
-            check_keys("the source", [key], known)
+            check_keys("the source has an unknown key", [key], known)
             found[key] = python_value(key, plain(entry[key]))
             if key == of_location and not (isinstance(found[key], str) and found[key]):
                 raise ClipError(f"{key} is not a text", expected="a path", got=repr_of(found[key]))
@@ -76,7 +76,7 @@ def _opened(context: Context, options: Mapping[str, Any]) -> Dataset:
     given = options.get("open", {})
     if not isinstance(given, dict):
         raise ClipError("open is not a mapping", expected=", ".join(_OPEN), got=repr_of(given))
-    check_keys("open", given, _OPEN)
+    check_keys("open has an unknown key", given, _OPEN)
     if isinstance(folder := given.get("cache_dir"), str):
         given = {**given, "cache_dir": context.resolved(folder)}
     return open_dataset(context.resolved(options["location"]), **given)
@@ -98,7 +98,7 @@ def _select_split(context: Context, options: dict[str, Any], splits: Any, datase
     if not isinstance(name, str):
         expected = f"from_file(…, split=…), or split: in the file, of {', '.join(splits)}"
         raise ClipError("splits without a chosen split", expected=expected, got=name)
-    check_keys("splits", [name], splits)
+    check_keys("splits lacks the split", [name], splits)
     first: dict[int, str] = {}
     for one in _APART:
         for row in dataset.find_episodes(splits[one]).tolist() if splits.get(one) else ():

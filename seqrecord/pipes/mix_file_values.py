@@ -32,13 +32,13 @@ def python_value(key: str, value: Any) -> Any:
     return value if convert is None or value is None else convert(key, value)
 
 
-def check_keys(what: str, given: Collection[str], known: Collection[str]) -> None:
-    """Raise `ClipError` for an unknown key, with the closest known one."""
-    for name in given:
+def check_keys(problem: str, given: Collection[str], known: Collection[str]) -> None:
+    """Raise `ClipError` for an unknown name, with the closest known one."""
+    for name in sorted(given):
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
             expected = near[0] if near else ", ".join(sorted(known))
-            raise ClipError(f"{what} has an unknown key", expected=expected, got=repr_of(name, 50))
+            raise ClipError(problem, expected=expected, got=repr_of(name, 50))
 
 
 def _windows(key: str, value: Any) -> Any:
@@ -52,12 +52,12 @@ def _window(name: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     if "latest" in value:
-        check_keys(name, value, ("latest", "max_age", "unknown"))
+        check_keys(f"{name} has an unknown key", value, ("latest", "max_age", "unknown"))
         options = {one: value[one] for one in value if one != "latest"}
         return Latest(_window(name, value["latest"]), **options)
     if "seconds" in value:
         return _seconds(name, dict(value))
-    check_keys(name, value, ("start", "stop", "step", "seconds", "latest"))
+    check_keys(f"{name} has an unknown key", value, ("start", "stop", "step", "seconds", "latest"))
     numbers = value.get("start", 0), value.get("stop"), value.get("step", 1)
     if any(type(one) is not int for one in numbers) or numbers[2] == 0:
         raise ClipError(
@@ -70,10 +70,10 @@ def _window(name: str, value: Any) -> Any:
 
 def _seconds(name: str, value: dict[str, Any]) -> Seconds:
     times, rest = value.pop("seconds"), value
-    check_keys(name, rest, ("tolerance", "timestamps", "out_of_range"))
+    check_keys(f"{name} has an unknown key", rest, ("tolerance", "timestamps", "out_of_range"))
     if not isinstance(times, Mapping):
         return Seconds(times, **rest)
-    check_keys(f"seconds of {name}", times, ("first", "last", "step"))
+    check_keys(f"seconds of {name} has an unknown key", times, ("first", "last", "step"))
     if not {"first", "last"} <= set(times):
         expected = "a list of times; or first and last (inclusive), with a step or without"
         raise ClipError(f"{name} is not a window in seconds", expected=expected, got=dict(times))
@@ -95,11 +95,11 @@ def _step(key: str, value: Any) -> Any:
     if not isinstance(value, Mapping) or len(value) != 1:
         expected = f"one step, such as RandomCrop: 224, of {', '.join(_STEPS)}"
         raise ClipError(f"{key} has an invalid step", expected=expected, got=repr_of(value, 100))
-    check_keys(key, value, _STEPS)
+    check_keys(f"{key} has an unknown key", value, _STEPS)
     ((name, given),) = value.items()
     if not isinstance(given, Mapping):
         return _STEPS[name](given)
-    check_keys(name, given, [*inspect.signature(_STEPS[name]).parameters])
+    check_keys(f"{name} has an unknown key", given, [*inspect.signature(_STEPS[name]).parameters])
     features = given.get("features") if name == "DepthToMeters" else None
     if features is None:
         return _STEPS[name](**given)
@@ -109,7 +109,7 @@ def _step(key: str, value: Any) -> Any:
 def _engine(key: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    check_keys(key, value, [*inspect.signature(EngineOptions).parameters])
+    check_keys(f"{key} has an unknown key", value, [*inspect.signature(EngineOptions).parameters])
     return EngineOptions(**value)
 
 

@@ -107,6 +107,11 @@ class MixLoader:
             source.planner.plan_memory(1)  # a limit that is too small is an error here and now
 
     @property
+    def batches(self) -> Sequence[MixedBatches]:
+        """The forms of batches: one, or one of each source."""
+        return self._batches
+
+    @property
     def ranks(self) -> Ranks:
         """See `BatchSource`."""
         return self._sources[0].ranks
