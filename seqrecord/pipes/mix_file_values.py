@@ -58,7 +58,7 @@ def _window(name: str, value: Any) -> Any:
     if "seconds" in value:
         return _seconds(name, dict(value))
     check_keys(f"{name} has an unknown key", value, ("start", "stop", "step", "seconds", "latest"))
-    numbers = value.get("start", 0), value.get("stop"), value.get("step", 1)
+    numbers: list[Any] = [value.get("start", 0), value.get("stop"), value.get("step", 1)]
     if any(type(one) is not int for one in numbers) or numbers[2] == 0:
         raise ClipError(
             f"{name} is not a range of frames",

@@ -98,7 +98,9 @@ class MixSummary:
         yield f"  {'batches':<13} {counted(self.batch_size, 'clip')} of {whose}"
         yield f"  {'epoch':<13} {self.epoch_batches:,} batches on a single rank"
         yield ""
-        rows = [("source", "location", "share", "clips", "episodes", "frames")]
+        rows: list[tuple[str, ...]] = [
+            ("source", "location", "share", "clips", "episodes", "frames")
+        ]
         for source in self.sources:
             counts = source.num_clips, source.num_episodes, source.num_frames
             numbers = (f"{count:,}" for count in counts)
