@@ -194,7 +194,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 
         Example:
             text = "sources: {a: {location: records/}, b: {location: more-records/}}"
-            pathlib.Path("mix.yaml").write_text(text)
+            Path("mix.yaml").write_text(text)
             mix = seqrecord.SeqRecordMix.from_file("mix.yaml", clip_len=4, batch_size=2)
             names = next(iter(mix))["dataset"]  # for example ["a", "b"]
         """

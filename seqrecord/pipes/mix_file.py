@@ -139,7 +139,7 @@ def _by_source(
         argument = "weights" if key == "weight" else key
         if some and argument in options:
             problem = f"{argument} is given for the mix, and {key} for source {next(iter(some))!r}"
-            raise ClipError(problem, expected="one of them")
+            raise ClipError(problem, expected="only one")
         found |= {argument: some} if some else {}
     if lacking := [name for name in sources if name not in found.get("weights", sources)]:
         problem, some_names = f"source {lacking[0]!r} has no weight", ", ".join(found["weights"])

@@ -94,7 +94,7 @@ def _select_split(context: Context, options: dict[str, Any], splits: Any, datase
         expected = 'episodes by split: {train: "a*", val: [3, 4]}'
         raise ClipError("splits is not a mapping", expected=expected, got=repr_of(splits))
     if "episodes" in options:
-        raise ClipError("episodes excludes splits", expected="one of them")
+        raise ClipError("episodes excludes splits", expected="only one")
     if not isinstance(name, str):
         expected = f"from_file(…, split=…), or split: in the file, of {', '.join(splits)}"
         raise ClipError("splits without a chosen split", expected=expected, got=name)
