@@ -193,7 +193,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         missing file or dataset, and the errors of the sources and of the mix.
 
         Example:
-            text = "sources: {a: {location: records/}, b: {location: more-records/}}"
+            text = 'sources: {a: {location: "records/"}, b: {location: "more-records/"}}'
             Path("mix.yaml").write_text(text)
             mix = seqrecord.SeqRecordMix.from_file("mix.yaml", clip_len=4, batch_size=2)
             names = next(iter(mix))["dataset"]  # for example ["a", "b"]
