@@ -17,7 +17,7 @@ from seqrecord.text import counted, shape_text, shown_place, table_lines
 class MixSourceSummary:
     """A source: its share, the clips of its epoch, and how its features differ from stored ones.
 
-    `changes` has texts by kind of change: `renamed`, `resized`, `missing`.
+    `changes` has texts by kind of change: `renamed`, `resized`, `placed`, `normalized`, `missing`.
     """
 
     name: str
@@ -144,6 +144,12 @@ def _feature(batches: MixedBatches, name: str) -> tuple[MixFeatureSummary, list[
     ), [one.name for one in having]
 
 
+def _places_text(places: tuple[int, ...]) -> str:
+    if places == tuple(range(len(places))):
+        return f"0 to {len(places) - 1}"
+    return ", ".join(map(str, places))
+
+
 def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSummary:
     selection = source.selection
     clip_set, dataset = selection.clip_set, selection.dataset
@@ -155,6 +161,16 @@ def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSumma
         "resized": [
             f"{name} from {shape_text(features[name].stored.shape[:2])} to {shape_text(size)}"
             for name, size in sizes.items()
+        ],
+        "placed": [
+            f"{name}, {step.given.shape[0]} values at {_places_text(step.places)} of {step.size}"
+            for name, step in selection.vectors.items()
+            if step.places is not None
+        ],
+        "normalized": [
+            f"{name} by {step.normalization.mode} of {step.normalization.source or 'the argument'}"
+            for name, step in selection.vectors.items()
+            if step.normalization is not None
         ],
         "missing": [
             f"{name} (0 in batches)"
