@@ -294,13 +294,22 @@ def test_info(root: Path) -> None:
     table = [line.split() for line in text.splitlines()]
     assert ["a", str(root / "a"), "54.5%", "28", "2", "32"] in table
     assert ["state", "float32", "1", "x", "3", "b"] in table
-    for change in ("a: missing state", "b: renamed pose to state", "c: resized image from 9 x 8"):
+    for change in (
+        "a: missing state, 0 in batches",
+        "b: renamed pose to state",
+        "inner/c: resized image from 9 x 8",
+    ):
         assert change in text
     value = json.loads(run("info", path, "--split", "train", "--json").stdout)
     assert [source["share"] for source in value["sources"]] == [6 / 11, 4 / 11, 1 / 11]
     features = {one["name"]: (one["dtype"], one["shape"]) for one in value["features"]}
     assert features["image"] == ("uint8", [2, 6, 8, 3])
     assert value["columns"]["state_is_missing"] == "bool"
+    assert value["sources"][1]["renamed"] == {"state": "pose"}
+    assert value["unused_sources"] == []
+    assert (
+        "b: unused, with weight 0 or without episodes" in run("info", path, "--split", "val").stdout
+    )
     assert "splits without a chosen split" in fail("info", path)
     path.write_text("sources: {a: {location: a}}")
     assert "3 x 6 x 8 x 3" in run("info", path, "--clip-len", 3).stdout
