@@ -10,6 +10,7 @@ from typing import Any
 from seqrecord.errors import ClipError
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
+from seqrecord.pipes.mix import MIX_OPTIONS
 from seqrecord.pipes.mix_file_context import Context
 from seqrecord.pipes.mix_file_values import check_keys, python_value
 from seqrecord.pipes.options import LoaderOptions
@@ -20,10 +21,7 @@ from seqrecord.text import repr_of
 OF_PYTHON = ("frame_transform", "deterministic_transform")
 """Arguments of a source that a file cannot have."""
 
-_OF_MIX = (
-    *("batch_size", "drop_last", "even_batches", "memory_limit", "seed"),
-    *("rank", "world_size", "device", "order"),
-)
+_OF_MIX = (*MIX_OPTIONS, "order")  # a mix has no sequences
 OF_SOURCE = tuple(
     item.name for item in fields(LoaderOptions) if item.name not in (*_OF_MIX, *OF_PYTHON)
 )

@@ -7,23 +7,20 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from seqrecord.clips import transforms
 from seqrecord.clips.depth import DepthToMeters
-from seqrecord.clips.transforms import (
-    CenterCrop,
-    HorizontalFlip,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-)
+from seqrecord.clips.transforms import CropStep
 from seqrecord.clips.windows import Latest, Seconds
 from seqrecord.errors import ClipError
 from seqrecord.pipes.options import EngineOptions
 from seqrecord.text import repr_of
 
-_STEPS: dict[str, Callable[..., Any]] = {
-    step.__name__: step
-    for step in (CenterCrop, DepthToMeters, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize)
+_STEPS: dict[str, Callable[..., Any]] = {"DepthToMeters": DepthToMeters} | {
+    name: step
+    for name, step in vars(transforms).items()
+    if not name.startswith("_") and isinstance(step, type) and issubclass(step, CropStep)
 }
+_STEPS.pop("CropStep")  # their base class
 
 
 def python_value(key: str, value: Any) -> Any:
