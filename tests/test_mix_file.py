@@ -26,6 +26,7 @@ from seqrecord.errors import SeqRecordError
 from seqrecord.pipes.mix_file_values import python_value
 from tests.clip_data import digests
 from tests.command_line import fail, run
+from tests.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.mix_data import write_source
 
 FPS = {"slow": 10, "fast": 24}
@@ -327,3 +328,26 @@ def test_a_mix_with_batches_of_one_source_each(root: Path) -> None:
         ("where", (2, 3), ("a", "c")),
     ]
     assert "2 clips of one source each" in str(summary)
+
+
+def test_locations(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LeRobot dataset in place, a URL, and paths with `~`, of a file in another folder."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "index"))
+    monkeypatch.setenv("HOME", str(root))
+    original = unpack(tmp_path, "lerobot_v3")
+    for name in CAMERAS:
+        with_video(original, (5, 3, 7), name)
+    text = f"""
+sources:
+  lerobot: {{location: ../lerobot_v3, features: [action]}}
+  b: {{location: ~/b, features: [pose], rename: {{pose: action}}}}
+  url: {{location: "file://{root}/b", features: [where], open: {{verify: false}}}}
+clip_len: 2
+batch_size: 4
+"""
+    (tmp_path / "mixes").mkdir()
+    (tmp_path / "mixes" / "mix.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    mix = SeqRecordMix.from_file("mixes/mix.yaml")
+    assert {source.location for source in mix.summarize().sources} >= {str(root / "b")}
+    assert set(next(iter(mix))["dataset"]) <= {"lerobot", "b", "url"}
