@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 from pathlib import Path
@@ -23,6 +24,7 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SeqRecordError
+from seqrecord.pipes.mix_file_source import OF_SOURCE
 from seqrecord.pipes.mix_file_values import python_value
 from tests.clip_data import digests
 from tests.command_line import fail, run
@@ -219,7 +221,7 @@ A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
         (A.replace("a}", "a, frame_transform: f}"), "frame_transform needs a function"),
         (A.replace("a}", "a, clips: {}}"), "source 'a'.*clips"),
         (A.replace(" a}", " nowhere}"), "mix.yaml, line 1, source 'a': no dataset here"),
-        (A.replace(": 3", ": 0"), "source 'a': clip_len is too small"),
+        (A.replace(": 3", ": 0"), "line 2: clip_len is too small"),
         (A.replace(": 2", ": 0"), "line 3: batch_size is too small"),
         (A.replace("batch_size: 2", ""), "the mix has no batch_size.*from_file"),
         (A + "windows: {image: {strat: 0}}", "line 4: windows of image has an unknown key.*start"),
@@ -275,6 +277,22 @@ def test_faulty_files(root: Path, text: str, message: str) -> None:
         load(root, text)
     assert "mix.yaml" in str(caught.value) or "bad.yaml" in str(caught.value)
     assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)
+
+
+def test_odd_values_of_every_key(root: Path) -> None:
+    """Each loads, or raises an error of this package."""
+    of_mix = [name for name in inspect.signature(SeqRecordMix).parameters if name != "sources"]
+    of_source = [*OF_SOURCE, "weight", "repeat", "choose", "location", "open", "splits"]
+    for value in (-3, [[1]], {"image": [None]}, {"image": {"seconds": {"first": 0, "last": "x"}}}):
+        for key in (*of_mix, *of_source):
+            entry = {"location": "a", **({key: value} if key in of_source else {})}
+            file = {"sources": {"a": entry}, "clip_len": 3, "batch_size": 2, "split": "train"}
+            if "splits" not in entry:
+                del file["split"]
+            try:
+                load(root, json.dumps({**file, **({} if key in of_source else {key: value})}))
+            except SeqRecordError as error:
+                assert "mix.yaml" in str(error), (key, value)  # noqa: PT017
 
 
 def test_arguments_of_from_file(root: Path) -> None:

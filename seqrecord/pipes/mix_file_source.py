@@ -9,11 +9,12 @@ from typing import Any
 
 from seqrecord.errors import ClipError
 from seqrecord.indexing.opening import open as open_dataset
+from seqrecord.pipes.checks import check
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mix import MIX_OPTIONS
 from seqrecord.pipes.mix_file_context import Context
 from seqrecord.pipes.mix_file_values import check_keys, python_value
-from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.options import LoaderOptions, check_option
 from seqrecord.pipes.yaml_file import YamlDict, plain
 from seqrecord.reading.dataset import Dataset
 from seqrecord.text import repr_of
@@ -48,7 +49,8 @@ def source_keys(context: Context, entry: YamlDict, what: str) -> dict[str, Any]:
                 expected = f"from_file(…, {key}=…) for all sources, or a mix in Python"
                 raise ClipError(f"{key} needs a function", expected=expected)
             check_keys("the source has an unknown key", [key], known)
-            found[key] = python_value(key, plain(entry[key]))
+            value = python_value(key, plain(entry[key]))
+            found[key] = check_option(key, value) if key in OF_SOURCE else value
             if key == of_location and not (isinstance(found[key], str) and found[key]):
                 raise ClipError(f"{key} is not a text", expected="a path", got=repr_of(found[key]))
     if of_location not in found:
@@ -75,6 +77,9 @@ def _opened(context: Context, options: Mapping[str, Any]) -> Dataset:
     if not isinstance(given, dict):
         raise ClipError("open is not a mapping", expected=", ".join(_OPEN), got=repr_of(given))
     check_keys("open has an unknown key", given, _OPEN)
+    for key, kind in (("version", str), ("storage_options", dict)):
+        is_right = isinstance(given.get(key), kind | None)
+        check(key, given.get(key), is_right, "a mapping" if kind is dict else "a text")
     if isinstance(folder := given.get("cache_dir"), str):
         given = {**given, "cache_dir": context.resolved(folder)}
     return open_dataset(context.resolved(options["location"]), **given)
@@ -97,6 +102,8 @@ def _select_split(context: Context, options: dict[str, Any], splits: Any, datase
         expected = f"from_file(…, split=…), or split: in the file, of {', '.join(splits)}"
         raise ClipError("splits without a chosen split", expected=expected, got=name)
     check_keys("splits lacks the split", [name], splits)
+    for episodes in splits.values():
+        check_option("episodes", episodes)
     first: dict[int, str] = {}
     for one in _APART:
         for row in dataset.find_episodes(splits[one]).tolist() if splits.get(one) else ():

@@ -94,13 +94,17 @@ def _step(key: str, value: Any) -> Any:
         raise ClipError(f"{key} has an invalid step", expected=expected, got=repr_of(value, 100))
     check_keys(f"{key} has an unknown key", value, _STEPS)
     ((name, given),) = value.items()
-    if not isinstance(given, Mapping):
-        return _STEPS[name](given)
-    check_keys(f"{name} has an unknown key", given, [*inspect.signature(_STEPS[name]).parameters])
-    features = given.get("features") if name == "DepthToMeters" else None
-    if features is None:
-        return _STEPS[name](**given)
-    return DepthToMeters(*features, **{one: given[one] for one in given if one != "features"})
+    parameters = [*inspect.signature(_STEPS[name]).parameters]
+    options = dict(given) if isinstance(given, Mapping) else {}
+    check_keys(f"{name} has an unknown key", options, parameters)
+    values = [] if isinstance(given, Mapping) else [given]
+    if name == "DepthToMeters" and isinstance(features := options.pop("features", None), list):
+        values = features
+    try:
+        return _STEPS[name](*values, **options)
+    except TypeError:
+        expected = f"{name}: with values for {', '.join(parameters)}"
+        raise ClipError(f"{name} lacks a value", expected=expected, got=repr_of(given)) from None
 
 
 def _engine(key: str, value: Any) -> Any:
