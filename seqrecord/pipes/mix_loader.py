@@ -191,6 +191,8 @@ class MixLoader:
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
+        for source, rest in zip(self._sources, state.rests, strict=True):
+            source.check_rest(rest)
         try:
             plans = self._plans(state)
         except ClipError as error:
