@@ -155,7 +155,7 @@ def test_batches_are_those_of_numpy(
 def test_random_steps(path: Path, seed: int) -> None:
     """Any places, sizes, modes, windows and batch sizes; three loaders."""
     rng = np.random.default_rng(seed)
-    steps: dict[str, dict[str, Any]] = {"place": {}, "pad_to": {}, "normalize": {}}
+    steps: dict[str, Any] = {"place": {}, "pad_to": {}, "normalize": {}}
     for name, count in {"action": 5, "state": 3, "counts": 2, "flags": 2}.items():
         most = int(rng.integers(count, 20))
         if rng.random() < 0.6:
@@ -178,8 +178,8 @@ def test_random_steps(path: Path, seed: int) -> None:
     stored = SeqRecordMapDataset(path, **settings)
     clips = SeqRecordMapDataset(path, **settings, **steps)
     numbers = rng.integers(0, len(clips), size).tolist()
-    batches = (seqrecord.collate(one.__getitems__(numbers)) for one in (clips, stored))
-    check(*batches, statistics, steps)
+    batch, plain = (seqrecord.collate(one.__getitems__(numbers)) for one in (clips, stored))
+    check(batch, plain, statistics, steps)
     check(clips[numbers[0]], stored[numbers[0]], statistics, steps)
 
 
@@ -189,10 +189,13 @@ def test_functions_receive_stored_values(path: Path) -> None:
     def relative(clip: Any, _: Any) -> Any:
         return {**clip, "delta": clip["action"] - clip["action"][:1]}
 
-    normal = Normalization("quantiles", np.full(5, 0.5), np.arange(1, 6))
+    normal = Normalization("quantiles", np.full(5, 0.5), np.arange(1.0, 6.0))
     settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "clip_transform": relative}
     settings["features"] = ["action", "state"]
-    steps = {"pad_to": {"delta": 7}, "normalize": {"delta": normal, "state": "mean_std"}}
+    steps: dict[str, Any] = {
+        "pad_to": {"delta": 7},
+        "normalize": {"delta": normal, "state": "mean_std"},
+    }
     plain, moved = SeqRecordPipe(path, **settings), SeqRecordPipe(path, **settings, **steps)
     for batch, stored in zip(moved, plain, strict=True):
         delta = (stored["delta"].numpy() - np.float32(0.5)) / np.arange(1, 6, dtype="f4")
@@ -264,7 +267,7 @@ def test_loaders_with_steps_work_in_spawned_workers(path: Path) -> None:
         ({"normalize": {"action": "min_max"}}, "normalize of action is not valid", None),
         ({"normalize": "mean_std"}, "normalize is not valid", None),
         (
-            {"normalize": {"action": Normalization("mean_std", [0, 0], [1, 1])}},
+            {"normalize": {"action": Normalization("mean_std", np.zeros(2), np.ones(2))}},
             "channels",
             "action",
         ),

@@ -150,7 +150,7 @@ class MixForm:
                     raise ClipError(
                         "normalize of the mix, and of a source",
                         feature=name,
-                        expected="one of them",
+                        expected="normalize of the mix, or of its sources",
                     )
                 statistics = stored_statistics(selection, name)
                 parts.append(WeightedChannels(statistics, weight, step.places))
