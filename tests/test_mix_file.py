@@ -332,7 +332,9 @@ def test_info(root: Path) -> None:
     assert "splits without a chosen split" in fail("info", path)
     path.write_text("sources: {a: {location: a}}")
     assert "3 x 6 x 8 x 3" in run("info", path, "--clip-len", 3).stdout
-    assert "1 x 6 x 8 x 3" in run("info", path).stdout
+    text = run("info", path).stdout
+    assert "1 x 6 x 8 x 3" in text
+    assert "the file has no batch_size: shown with 1" in text
     assert "a mix file takes only" in fail("info", path, "--episodes", code=2)
     assert "--split requires a mix file" in fail("info", root / "a", "--split", "x", code=2)
 
