@@ -26,7 +26,7 @@ from seqrecord import (
 from seqrecord.errors import SeqRecordError
 from seqrecord.pipes.mix_file_source import OF_SOURCE
 from seqrecord.pipes.mix_file_values import python_value
-from tests.clip_data import digests
+from tests.clip_data import digests, leaves_nothing
 from tests.command_line import fail, run
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.mix_data import write_source
@@ -180,6 +180,14 @@ batch_size: 4
     assert shapes == {"image": [1, 3, 4, 3], "state": [2, 3], "pose": [1, 3]}
 
 
+def test_a_default_of_new_names(root: Path) -> None:
+    """`features` uses them, wherever `rename` is in the file."""
+    text = "sources: {a: {location: a}, b: {location: b}}\nfeatures: [camera, state]\nclip_len: 2\n"
+    mix = load(root, f"{text}rename: {{pose: state, image: camera}}\nbatch_size: 2")
+    shapes = {one.name: one.sources for one in mix.summarize().features}
+    assert shapes == {"camera": ("a", "b"), "state": ("b",)}
+
+
 def test_merged_keys_and_plain_scalars(root: Path) -> None:
     text = """
 sources:
@@ -304,6 +312,11 @@ def test_arguments_of_from_file(root: Path) -> None:
         SeqRecordMix.from_file("s3://bucket/mix.yaml")
     mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]})
     assert next(iter(mix))["x"].shape == (2, 3, 8, 3)
+    windows = {"x": [0, 1, 2, 3]}  # of an array that the function returns
+    mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]}, windows=windows)
+    assert next(iter(mix))["x"].shape == (2, 4, 8, 3)
+    with leaves_nothing(), pytest.raises(SeqRecordError, match="line 2, source 'z'"):
+        load(root, "sources:\n z: {location: a, episodes: [99]}\nclip_len: 2\nbatch_size: 1")
 
 
 def test_info(root: Path) -> None:
