@@ -151,6 +151,7 @@ class OpenBatch:
         size: number of clips.
         begin: allocates the memory, at the first clip.
         lock: serializes allocations.
+        frames: frames of each clip, if they vary between batches.
         source: source of each slot, int64[size]. Default: 0.
     """
 
@@ -160,8 +161,9 @@ class OpenBatch:
         begin: Callable[[], BatchBuilder[Any]],
         lock: threading.Lock,
         source: IntArray | None = None,
+        frames: int | None = None,
     ) -> None:
-        self.missing = size
+        self.missing, self.frames = size, frames
         self._source = np.zeros(size, np.int64) if source is None else source
         self._episode, self._start = np.empty(size, np.int64), np.empty(size, np.int64)
         self._epoch, self._place = np.zeros(size, np.int64), np.zeros(size, np.int64)

@@ -60,6 +60,7 @@ class BufferNeeds:
     device: torch.device | None = None  # with its number; `None`: host
     shared: bool = False  # batches are sent to another process
     decoded_there: tuple[FeatureSpec, ...] = ()  # videos for the device to decode
+    most_frames: int | None = None  # of a batch, if frames of clips vary between batches
 
 
 class ChunkBuffers:
@@ -111,8 +112,8 @@ class Buffers(Protocol[_ArenaT]):
         reads the frames from `rows`, unless the block raises.
         """
 
-    def begin_batch(self, size: int) -> BatchBuilder[_ArenaT]:
-        """Begin a batch of `size` clips."""
+    def begin_batch(self, size: int, frames: int | None = None) -> BatchBuilder[_ArenaT]:
+        """Begin a batch of `size` clips, of `frames` frames each if these vary."""
 
     def end(self) -> None:
         """End the iteration, in the scheduler's thread, after all other threads."""
@@ -129,8 +130,11 @@ class HostBuffers:
         self.arenas: Sequence[Arena] = [
             Arena(group.specs, group.num_rows) for group in needs.groups
         ]
+        size, lengths = needs.batch_size, needs.lengths
+        if needs.most_frames is not None:  # batches are views of one flat buffer
+            size, lengths = needs.most_frames, dict.fromkeys(lengths, 1)
         self._pools = batch_pools(
-            needs.specs, needs.batch_size, needs.lengths, needs.num_batches, shared=needs.shared
+            needs.specs, size, lengths, needs.num_batches, shared=needs.shared
         )
 
     def begin(self, stats: EngineStats) -> None:
@@ -142,9 +146,9 @@ class HostBuffers:
         """See `Buffers`; returns the rows unchanged."""
         return nullcontext((target, rows))
 
-    def begin_batch(self, size: int) -> HostBatchBuilder:
+    def begin_batch(self, size: int, frames: int | None = None) -> HostBatchBuilder:
         """See `Buffers`."""
-        return HostBatchBuilder(size, self.needs.specs, self._pools)
+        return HostBatchBuilder(size, self.needs.specs, self._pools, frames)
 
     def end(self) -> None:
         """See `Buffers`."""
@@ -200,17 +204,29 @@ class BufferCache:
 class HostBatchBuilder:
     """A batch of `size` clips in buffers of pools; see `batch_pools`.
 
-    Features are gathered, see `BatchBuilder`, or loaded directly into `rows`.
+    Features are gathered, see `BatchBuilder`, or loaded directly into `rows`. With `frames`, pools
+    have single frames, and the batch has `frames` of them for each clip.
     """
 
     def __init__(
-        self, size: int, specs: Mapping[str, ArraySpec], pools: Mapping[str, BufferPool]
+        self,
+        size: int,
+        specs: Mapping[str, ArraySpec],
+        pools: Mapping[str, BufferPool],
+        frames: int | None = None,
     ) -> None:
         self.size = size
         self._specs = specs
         self._pools = pools
         fixed = [name for name, spec in specs.items() if spec.is_fixed]
-        self._buffers = {name: pools[name].acquire() for name in fixed}
+        self._frames = frames
+        self._acquired = {name: pools[name].acquire() for name in fixed}
+        self._buffers = self._acquired
+        if frames is not None:
+            self._buffers = {
+                name: whole[: size * frames].reshape(size, frames, *whole.shape[2:])
+                for name, whole in self._acquired.items()
+            }
         self._variable: dict[str, PackedFrames] = {}
         self._texts: dict[str, list[Any]] = {}  # a list for each clip
         for name, spec in specs.items():
@@ -271,7 +287,11 @@ class HostBatchBuilder:
             elif name in self._variable:
                 features[name] = self._variable[name].finish(self.size)
             else:
-                features[name] = self._pools[name].lease(self._buffers[name], self.size)
+                shape = self._buffers[name].shape[1:]
+                count = self.size * (self._frames or 1)
+                features[name] = self._pools[name].lease(
+                    self._acquired[name], count, (self.size, *shape)
+                )
         return features, do_nothing
 
     def _parts(

@@ -281,7 +281,10 @@ def _begin(
     else:
         begin = first + 1 + (number - 1) * together
         size = min(together, plan.num_batches - begin) if number else 1
-    return OpenBatch(size, partial(buffers.begin_batch, size), lock)
+    if plan.batches.draws is None:
+        return OpenBatch(size, partial(buffers.begin_batch, size), lock)
+    frames = int(plan.batches.frames(np.array([number]))[0])
+    return OpenBatch(size, partial(buffers.begin_batch, size, frames), lock, frames=frames)
 
 
 def _needs(job: Job, resources: Resources) -> BufferNeeds:
@@ -303,6 +306,7 @@ def _needs(job: Job, resources: Resources) -> BufferNeeds:
         resources.device,
         resources.shared,
         video,
+        plan.batches.most_frames,
     )
 
 

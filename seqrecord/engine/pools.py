@@ -60,9 +60,14 @@ class BufferPool:
         except IndexError:
             return self._allocate()
 
-    def lease(self, array: npt.NDArray[Any], count: int | None = None) -> torch.Tensor:
-        """Lease the array, or its first `count` rows, as a tensor."""
-        rows = array[:count]
+    def lease(
+        self,
+        array: npt.NDArray[Any],
+        count: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """Lease the array, or its first `count` rows, as a tensor, in another `shape` if given."""
+        rows = array[:count] if shape is None else array[:count].reshape(shape)
         # All tensors and views refer to `rows`, and `rows` to `array`.
         finalizer = weakref.finalize(rows, _release, weakref.ref(self), array)
         finalizer.atexit = False
@@ -197,8 +202,13 @@ def batch_pools(
 class _FreshPool(BufferPool):
     """A pool without reuse: freed memory returns to the system."""
 
-    def lease(self, array: npt.NDArray[np.generic], count: int | None = None) -> torch.Tensor:
-        return torch.from_numpy(array[:count])
+    def lease(
+        self,
+        array: npt.NDArray[np.generic],
+        count: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        return torch.from_numpy(array[:count]).reshape(shape or (-1,))
 
     def _allocate(self) -> npt.NDArray[np.generic]:
         (nbytes,) = self._shape

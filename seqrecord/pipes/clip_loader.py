@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
@@ -73,7 +74,7 @@ class ClipLoader:
         planner = EpochPlanner.of(selection, options, limit_in)
         self._order = SourceOrder(planner)
         self.selection, self.ranks = planner.selection, planner.ranks
-        self.batch_size = options.batch_size
+        self.batch_size = options.most_clips
         self._has_sequences = options.order == "sequences"
         self._iteration = _Iteration()
 
@@ -162,11 +163,11 @@ class ClipLoader:
 
     def job(self, plan: Plan) -> Job:
         """The dataset, frames and results of a plan's clips."""
-        selection, seed = self.selection, self.planner.settings.seed
+        selection = self.selection
         return Job(
             selection.dataset,
             plan,
-            selection.drawn_frames(seed, plan.epoch),
+            self._drawn_frames(plan),
             selection.frames.arrays,
             selection.made,
             selection.lengths,
@@ -189,7 +190,7 @@ class ClipLoader:
         all. In a worker process they stay rows of shared memory, which is sent without a copy; each
         tensor of its own would take file descriptors.
         """
-        columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place)
+        columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place, plan)
         nested, squeezed = self.selection.nested, self.selection.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
@@ -232,7 +233,12 @@ class ClipLoader:
         return self.planner.residency.features(stays)
 
     def columns(
-        self, episode: IntArray, start: IntArray, epoch: int, place: IntArray
+        self,
+        episode: IntArray,
+        start: IntArray,
+        epoch: int,
+        place: IntArray,
+        plan: Plan | None = None,
     ) -> dict[str, Any]:
         """The columns of n clips beside features, each a list or a tensor.
 
@@ -241,13 +247,15 @@ class ClipLoader:
             start: starts, int64[n].
             epoch: number of the epoch.
             place: places in the epoch, int64[n].
+            plan: the plan of a batch, for draws per batch.
         """
         selection, drawn = self.selection, ClipDraws()
         frames = selection.windows.frames
         if selection.draws.is_any:
             drawn = self._draw_of(epoch)(episode, start, (), place)
         if selection.steps is not None:
-            frames = selection.drawn_frames(self.planner.settings.seed, epoch).at(place)
+            seed = self.planner.settings.seed
+            frames = selection.drawn_frames(seed, epoch, _frames_at(plan)).at(place)
         columns, num_far = selection.columns.of(episode, start, frames, drawn)
         self._iteration.times_without_frame += num_far
         return columns
@@ -273,6 +281,10 @@ class ClipLoader:
                 more = f"; mixed from {places} of an epoch"
         return self.selection.describe(more)
 
+    def _drawn_frames(self, plan: Plan) -> ClipFrames:
+        seed = self.planner.settings.seed
+        return self.selection.drawn_frames(seed, plan.epoch, _frames_at(plan))
+
     def _draw_of(self, epoch: int) -> DrawClips:
         """Sampler of an epoch's random parameters; clips of a sequence share them."""
         sequences = self.clips(epoch) if self._has_sequences else None
@@ -293,3 +305,10 @@ class ClipLoader:
                 got=device,
             )
         return find_device(device)
+
+
+def _frames_at(plan: Plan | None) -> Callable[[IntArray], IntArray] | None:
+    """The number of frames of a plan's clips by their places; `None` if it is not drawn."""
+    if plan is None or plan.batches.draws is None:
+        return None
+    return plan.frames_at

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from seqrecord.clips.cameras import EpisodeCamera, known_cameras
@@ -31,6 +32,7 @@ _MOST_EPISODES = 1 << 14  # with metadata in memory
 _SALT = 0x73746570  # separates these draws from crops
 _FRAMES = 0x66726D73  # … numbers of frame lists from numbers of starts
 _COPIES = 0x636F7079
+_POSITIONS = 2  # of the draws of steps; 0 and 1 are dilation and direction
 
 
 class EpisodeMetadata(NamedTuple):
@@ -311,18 +313,22 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class StepSampler:
-    """Draws dilation and direction of clips. Picklable.
+    """Draws dilation, direction and frames of clips. Picklable.
 
     Args:
         dilations: dilations to draw from.
         reverse: probability of a reversed clip.
         whole: for each of several dilations, the complete clips of stride 1.
+        clip_len: greatest number of frames of a clip.
+        span: number of frames to draw a clip's frames from; `None` if clips have no gaps.
     """
 
     dilations: Sequence[int]
     reverse: float
     whole: Sequence[ClipTable]
     episodes: ClipEpisodes
+    clip_len: int
+    span: int | None
 
     def draw(
         self,
@@ -331,11 +337,15 @@ class StepSampler:
         episode: IntArray,
         start: IntArray,
         place: IntArray | None = None,
+        *,
+        frames_at: Callable[[IntArray], IntArray] | None = None,
     ) -> ClipSteps:
         """Draw for n clips by episode row, start and place in the epoch, int64[n] each.
 
-        The draw depends only on seed, epoch, the episode's key and the start. All dilations with
-        which the clip is complete are equally likely.
+        The draw depends only on seed, epoch, the episode's key and the start, and on the number of
+        frames. All dilations with which the clip is complete are equally likely, and so are all
+        sets of frames. `frames_at` returns the number of frames of clips by their places, if it is
+        drawn for each batch.
         """
         numbers = self.episodes.numbers(episode, start, place)
         shares = [
@@ -348,7 +358,35 @@ class StepSampler:
             count = np.cumsum(fits, axis=1)
             chosen = (shares[0] * count[:, -1]).astype(np.int64)
             dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
-        return ClipSteps(dilation, shares[1] < self.reverse)
+        is_reversed = shares[1] < self.reverse
+        num_frames = None if frames_at is None or place is None else frames_at(place)
+        if num_frames is None and self.span is None:
+            return ClipSteps(dilation, is_reversed)
+        key = key_of(_SALT, seed, epoch, _POSITIONS)
+        found = self._positions(key, numbers, is_reversed, num_frames)
+        return ClipSteps(dilation, is_reversed, found, num_frames)
+
+    def _positions(
+        self,
+        key: int,
+        numbers: IntArray,
+        is_reversed: npt.NDArray[np.bool_],
+        count: IntArray | None,
+    ) -> IntArray:
+        """The positions of clips by their numbers, and their counts of frames, int64[n] each."""
+        if count is None:
+            count = np.full(len(numbers), self.clip_len)
+        place = np.minimum(np.arange(self.clip_len), count[:, None] - 1)
+        place = np.where(is_reversed[:, None], count[:, None] - 1 - place, place)
+        if self.span is None:
+            return place
+        each = np.arange(self.span)
+        drawn = hash64(key, (hash64(key, numbers)[:, None] + each.astype(np.uint64)).view(np.int64))
+        rank = np.argsort(np.argsort(drawn, axis=1, kind="stable"), axis=1, kind="stable")
+        is_left = rank >= count[:, None]
+        chosen = np.argsort(is_left, axis=1, kind="stable")[:, : self.clip_len]
+        found: IntArray = np.take_along_axis(chosen, place, axis=1)
+        return found
 
     def columns(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
         """Columns of drawn parameters: `dilation`, int64[n], and `reversed`, bool[n]."""

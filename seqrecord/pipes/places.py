@@ -138,7 +138,7 @@ def use_settings(loader: BatchSource, state: State) -> None:
 
 def _has_batches_of(loader: BatchSource, state: State) -> bool:
     """Whether a state counts batches of the loader's size."""
-    sizes = [source.planner.options.batch_size for source in loader.sources]
+    sizes = [source.planner.settings.batch_size for source in loader.sources]
     return sizes == [said.settings.batch_size for said in state.sources]
 
 

@@ -71,7 +71,14 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
     steps = None
     if options.has_drawn_steps:
-        steps = StepSampler(options.dilations, options.reverse, found.of_dilations(), clip_episodes)
+        steps = StepSampler(
+            options.dilations,
+            options.reverse,
+            found.of_dilations(),
+            clip_episodes,
+            options.most_frames or 1,
+            options.span,
+        )
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)
     first = found.clips.locate(np.zeros(1, np.int64))
@@ -88,6 +95,13 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
         windows.frames.lengths,
     )
     if functions:
+        if options.clip_lens is not None:
+            raise ClipError(
+                "functions of clip_transform make clips of one length",
+                expected="an integer clip_len; or crops and flips alone, and functions of whole "
+                "batches in the training loop",
+                got=f"clip_len={options.clip_len}",
+            )
         functions = tuple(bound(function, dataset.features) for function in functions)
         selection = _with_functions(selection, functions, *first)
     reserved: tuple[str, ...] = () if transform is None else _OF_DRAWS

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -331,11 +331,15 @@ class DeviceBuffers:
             yield staged, np.arange(len(rows))
         self._note_copies()
 
-    def begin_batch(self, size: int) -> DeviceBatchBuilder:
+    def begin_batch(self, size: int, frames: int | None = None) -> DeviceBatchBuilder:
         """See `Buffers`; waits until the device is near the last delivered batch."""
         self._taken.wait()
         needs = self.needs
-        return DeviceBatchBuilder(size, needs.lengths, needs.specs, self._stream, self._taken)
+        lengths, room = needs.lengths, None
+        if frames is not None:
+            lengths, room = dict.fromkeys(lengths, frames), needs.most_frames
+        specs, taken = needs.specs, self._taken
+        return DeviceBatchBuilder(size, lengths, specs, self._stream, taken, room)
 
     def end(self) -> None:
         """See `Buffers`; waits for the copies, for their times."""
@@ -358,7 +362,7 @@ class DeviceBatchBuilder:
     """A batch of `size` clips while the device gathers it; see `BatchBuilder`.
 
     Copies are queued on `stream`. Loads into the same rows are queued after `gather` returns. The
-    consuming thread must call `Batch.arrive`.
+    consuming thread must call `Batch.arrive`. With `room`, it takes the memory of so many frames.
     """
 
     def __init__(
@@ -368,6 +372,7 @@ class DeviceBatchBuilder:
         specs: Mapping[str, ArraySpec],
         stream: SideStream,
         taken: QueueLimit,
+        room: int | None = None,
     ) -> None:
         self._stream = stream
         self._taken = taken
@@ -380,8 +385,11 @@ class DeviceBatchBuilder:
                     is_text = spec.value != "array"
                     self._features[name] = [None if is_text else [] for _ in range(size)]
                     continue
-                shape: Any = (size, lengths[name], *spec.shape)
-                batch = torch.empty(shape, dtype=torch_dtype(spec), device=stream.device)
+                count, shape = size * lengths[name], cast("tuple[int, ...]", spec.shape)
+                # Batches of different numbers of frames reuse one size of memory.
+                rows = (count if room is None else room, *shape)
+                whole = torch.empty(rows, dtype=torch_dtype(spec), device=stream.device)
+                batch = whole[:count].view(size, lengths[name], *shape)
                 self._features[name] = batch
                 if (words := as_words(batch, spec)) is not None:
                     self._words[name] = words
