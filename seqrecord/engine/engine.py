@@ -301,13 +301,20 @@ def _needs(job: Job, resources: Resources) -> BufferNeeds:
         groups,
         job.made,
         job.lengths,
-        plan.first_clip(1) * memory.together if plan.num_batches else 1,
+        _most_clips(plan) * memory.together,
         memory.prefetch + CONSUMER,  # in the channel, and the consumer's last two
         resources.device,
         resources.shared,
         video,
         plan.batches.most_frames,
     )
+
+
+def _most_clips(plan: Plan) -> int:
+    """The clips of a plan's largest batch."""
+    if plan.batches.draws is not None:
+        return plan.batches.size  # in every epoch, so that buffers are kept
+    return plan.first_clip(1) if plan.num_batches else 1
 
 
 _Loader = TypeVar("_Loader", bound=ChunkLoader)

@@ -1,0 +1,278 @@
+"""Draws per batch: clip_len=(2, 5) with batch_size or frames_per_batch, and frames of a span."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord import (
+    ClipError,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    StateError,
+)
+from seqrecord.sampling import BatchDraws, PlanSettings, Shard, ShardBatches
+from tests.clip_data import digest, digests, expected_frame, possible_clips, resumed, write_numbered
+from tests.resume_contract import check_resume, check_stateful_loader
+
+FEATURES = ["image", "flow", "id"]
+VGGT: dict[str, Any] = {"clip_len": (2, 5), "frames_per_batch": 12, "features": FEATURES}
+CUT3R: dict[str, Any] = {"clip_len": (2, 5), "batch_size": 4, "features": FEATURES}
+SPAN = {"span": 7, "dilation": (1, 2), "reverse": 0.5}
+CASES = [VGGT, CUT3R, {**VGGT, **SPAN}, {**VGGT, "drop_last": True}, {**VGGT, "shuffle": False}]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    groups = {"image": 0, "flow": 1, "id": 1, "note": 1}
+    return write_numbered(tmp_path_factory.mktemp("draws") / "records", groups=groups)
+
+
+def shape(batch: dict[str, Any]) -> tuple[int, int]:
+    """The clips of a batch, and the frames of each."""
+    clips, frames = batch["image"].shape[:2]
+    return clips, frames
+
+
+def every_clip(case: dict[str, Any]) -> set[tuple[str, int]]:
+    """All clips that are complete with the greatest length, or with a span of 7 or 14 frames."""
+    if "span" not in case:
+        return set(possible_clips(FEATURES, 5))
+    return {clip for dilation in (1, 2) for clip in possible_clips(FEATURES, 7, 1, dilation)}
+
+
+def check(batch: dict[str, Any]) -> list[tuple[str, int]]:
+    """Each clip has the frames that its columns name. Returns keys and starts."""
+    clips, length = shape(batch)
+    dilations = batch.get("dilation", torch.ones(clips, dtype=torch.int64)).tolist()
+    turned = batch.get("reversed", torch.zeros(clips)).tolist()
+    for clip, (key, start) in enumerate(
+        zip(batch["episode"], batch["start"].tolist(), strict=True)
+    ):
+        frames = [start + i * dilations[clip] for i in range(length)]
+        if "frames" in batch:
+            frames = batch["frames"][clip].tolist()[:: -1 if turned[clip] else 1]
+            assert frames == sorted(set(frames))
+            of_span = [(frame - start) / dilations[clip] for frame in frames]
+            assert set(of_span) <= set(range(7))
+        for i, frame in enumerate(frames[::-1] if turned[clip] else frames):
+            whole = expected_frame(int(key[4:]), frame)
+            for name in FEATURES:
+                np.testing.assert_array_equal(batch[name][clip, i].numpy(), whole[name])
+    return list(zip(batch["episode"], batch["start"].tolist(), strict=True))
+
+
+@given(
+    st.integers(1, 5), st.integers(0, 9), st.integers(1, 40), st.integers(0, 900), st.integers(0, 3)
+)
+def test_batches_by_brute_force(
+    least: int, more: int, frames: int, clips: int, worker: int
+) -> None:
+    draws = BatchDraws(least, least + more, frames)
+    shard = Shard(4 + worker, 12, 4)
+    found = ShardBatches.of(PlanSettings(seed=3), draws, 2, 0, shard)
+    drawn = found.frames(np.arange(clips + 2)).tolist()
+    sizes = [max(1, frames // n) for n in drawn]
+    assert set(drawn) <= set(range(least, least + more + 1))
+    assert max(sizes) <= draws.most_clips
+    assert all(a * b <= draws.most_frames(1) for a, b in zip(sizes, drawn, strict=True))
+    places = [(batch, slot) for batch, size in enumerate(sizes) for slot in range(size)][:clips]
+    batch, slot = found.find(np.arange(clips))
+    assert list(zip(batch.tolist(), slot.tolist(), strict=True)) == places
+    assert found.count(clips) == len({batch for batch, _ in places})
+    for number in range(found.count(clips) + 1):
+        assert found.first_clip(number) == sum(sizes[:number])
+    ends = [0, *np.cumsum(sizes).tolist()]
+    assert found.whole(np.array([clips])).tolist() == [max(end for end in ends if end <= clips)]
+
+
+def test_steps_of_workers_draw_independently_and_ranks_equally() -> None:
+    draws, settings = BatchDraws(2, 24, 48), PlanSettings(seed=1)
+    each = {
+        (rank, worker): ShardBatches.of(settings, draws, 0, 0, Shard(4 * rank + worker, 8, 4))
+        for rank in range(2)
+        for worker in range(4)
+    }
+    drawn = {key: one.frames(np.arange(500)).tolist() for key, one in each.items()}
+    assert all(drawn[0, worker] == drawn[1, worker] for worker in range(4))
+    alone = ShardBatches.of(settings, draws, 0, 0, Shard()).frames(np.arange(2000)).tolist()
+    assert [drawn[0, step % 4][step // 4] for step in range(2000)] == alone
+    counts = Counter(alone)
+    assert set(counts) == set(range(2, 25))
+    assert max(counts.values()) < 2 * min(counts.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
+    pipe = SeqRecordPipe(path, **case, seed=2)
+    every = every_clip(case)
+    for _ in range(3):  # streamed, then full shuffles of frames that stay
+        length, given, sizes = len(pipe), list[Any](), list[tuple[int, int]]()
+        for batch in pipe:
+            given += check(batch)
+            sizes.append(shape(batch))
+        assert len(sizes) == length
+        whole = [max(1, 12 // n) if "frames_per_batch" in case else 4 for _, n in sizes]
+        is_whole = [size == most for (size, _), most in zip(sizes, whole, strict=True)]
+        assert all(is_whole[:-1])
+        assert len(given) == len(set(given))
+        assert set(given) <= every
+        if case.get("drop_last"):
+            assert is_whole[-1]
+        else:
+            assert set(given) == every
+        assert len({n for _, n in sizes}) > 1
+
+
+@pytest.mark.parametrize("case", [VGGT, {**CUT3R, **SPAN}])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_draw_equally_at_each_step(path: Path, case: dict[str, Any], workers: int) -> None:
+    every: list[list[tuple[int, int]]] = []
+    given: list[tuple[str, int]] = []
+    for rank in range(3):
+        stream = SeqRecordIterableDataset(path, **case, rank=rank, world_size=3)
+        loader = DataLoader(stream, batch_size=None, num_workers=workers)
+        length, batches = len(loader), list(loader)
+        assert length == len(batches)
+        every.append([shape(batch) for batch in batches])
+        given += [clip for batch in batches for clip in check(batch)]
+    assert every[0] == every[1] == every[2]
+    clips = every_clip(case)
+    assert set(given) == clips
+    assert len(given) <= len(clips) + 3 * max(1, workers)  # that even out
+
+
+@pytest.mark.parametrize("case", [VGGT, {**CUT3R, **SPAN}])
+def test_resume_at_every_batch(path: Path, case: dict[str, Any]) -> None:
+    case = {**case, "episodes": "set/[03]"}
+    check_resume(partial(SeqRecordPipe, path, **case), num_epochs=2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")
+def test_a_stateful_loader_resumes(path: Path) -> None:
+    def make(snapshot_every_n_steps: int) -> StatefulDataLoader[Any]:
+        stream = SeqRecordIterableDataset(path, **VGGT)
+        return StatefulDataLoader(
+            stream,
+            batch_size=None,
+            num_workers=2,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
+
+    check_stateful_loader(make)
+
+
+def test_resume_with_workers(path: Path) -> None:
+    stream = SeqRecordIterableDataset(path, **VGGT)
+    loader = DataLoader(stream, batch_size=None, num_workers=2)
+    stream.set_epoch(1)
+    whole = [digest(batch) for batch in loader]
+    for taken in (1, len(whole) // 2, len(whole) - 1):
+        stream.set_epoch(1, batches=taken)
+        state = stream.state_dict(batches=taken)
+        assert [digest(batch) for batch in loader] == whole[taken:]
+        again = resumed(SeqRecordIterableDataset(path, **VGGT), state)
+        loaded = DataLoader(again, batch_size=None, num_workers=2)
+        assert [digest(batch) for batch in loaded] == whole[taken:]
+
+
+@pytest.mark.parametrize("case", [VGGT, {**CUT3R, **SPAN}])
+def test_other_ranks_and_workers_in_the_middle_of_an_epoch(path: Path, case: Any) -> None:
+    """Every clip once, and equal draws of the ranks also in the rest."""
+    state, given = None, list[tuple[str, int]]()
+    for number, (ranks, workers, taken) in enumerate([(2, 2, 3), (3, 0, 1), (1, 2, None)]):
+        shapes = []
+        for rank in range(ranks):
+            stream = SeqRecordIterableDataset(path, **case, rank=rank, world_size=ranks)
+            if state is not None:
+                stream.load_state_dict(state)
+            loader = DataLoader(stream, batch_size=None, num_workers=workers)
+            batches = [batch for batch, _ in zip(loader, range(taken or 100), strict=False)]
+            given += [clip for batch in batches for clip in check(batch)]
+            shapes.append([shape(batch) for batch in batches])
+            after = stream.state_dict(batches=taken) if taken else None
+        assert all(one == shapes[0] for one in shapes), number
+        state = after
+    clips = every_clip(case)
+    assert set(given) == clips
+    assert len(given) <= len(clips) + 2  # that even out the last segment
+
+
+def test_states_of_other_draws(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **{**VGGT, "span": 7})
+    next(iter(pipe))
+    state = pipe.state_dict()
+    for name, value in {"clip_len": (2, 4), "frames_per_batch": 10, "span": 6}.items():
+        with pytest.raises(StateError, match=name):
+            SeqRecordPipe(path, **{**VGGT, "span": 7, name: value}).load_state_dict(state)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_device_gives_the_same(path: Path, case: dict[str, Any]) -> None:
+    found = digests(SeqRecordPipe(path, **case, device="cpu"), 2)
+    assert found == digests(SeqRecordPipe(path, **case), 2)
+
+
+def test_batches_reuse_buffers_of_the_largest_batch(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=(2, 24), frames_per_batch=30, features=["id"])
+    addresses = Counter(batch["id"].data_ptr() for _ in range(12) for batch in pipe)
+    assert len(addresses) <= 10 < sum(addresses.values()) // 5
+
+
+def test_frames_of_a_span_are_equally_likely(path: Path) -> None:
+    dataset = SeqRecordMapDataset(path, clip_len=3, span=6, features=FEATURES)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for _ in range(30):
+        for clip in dataset.__getitems__(list(range(len(dataset)))):
+            (key, start), frames = (clip["episode"], clip["start"]), clip["frames"].tolist()
+            counts[tuple(frame - start for frame in frames)] += 1
+            assert clip["id"][:, 1].tolist() == [
+                expected_frame(int(key[4:]), f)["id"][1] for f in frames
+            ]
+    assert len(counts) == 20
+    assert max(counts.values()) < 2 * min(counts.values())
+
+
+ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"clip_len": (5, 2)}, "clip_len"),
+    ({"clip_len": (2, 3, 4)}, "clip_len"),
+    ({"clip_len": (0, 3)}, "clip_len"),
+    ({"clip_len": (2, 5)}, "drawn for each batch"),
+    ({"clip_len": (2, 5), "batch_size": 2, "frames_per_batch": 8}, "drawn for each batch"),
+    ({"clip_len": 3, "frames_per_batch": 8}, "frames_per_batch"),
+    ({"clip_len": (2, 5), "batch_size": 2, "windows": {"id": [0]}}, "windows"),
+    ({"clip_len": (2, 5), "batch_size": 2, "order": "sequences"}, "sequences"),
+    ({"clip_len": 2, "span": 4, "batch_size": 2, "order": "sequences"}, "sequences"),
+    ({"clip_len": (2, 5), "batch_size": 2, "span": 4}, "span"),
+    ({"clips": {"episode": ["set/0"], "frames": [[0, 1]]}, "span": 4}, "span"),
+    (
+        {"clip_len": (2, 5), "batch_size": 2, "clip_transform": lambda clip, _: clip},
+        "clips of one length",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "match"), ERRORS)
+def test_errors(path: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ClipError, match=match):
+        SeqRecordPipe(path, **options)
+
+
+def test_errors_of_other_loaders(path: Path) -> None:
+    with pytest.raises(ClipError, match="map-style"):
+        SeqRecordMapDataset(path, clip_len=(2, 5))
+    with pytest.raises(ClipError, match="frames_per_batch"):
+        SeqRecordMix({"a": SeqRecordIterableDataset(path, **VGGT)}, batch_size=4)
