@@ -163,7 +163,7 @@ def test_resume_at_every_batch(path: Path, case: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")
 def test_a_stateful_loader_resumes(path: Path) -> None:
-    def make(snapshot_every_n_steps: int) -> StatefulDataLoader[Any]:
+    def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
         stream = SeqRecordIterableDataset(path, **VGGT)
         return StatefulDataLoader(
             stream,
@@ -182,8 +182,10 @@ def test_resume_with_workers(path: Path) -> None:
     whole = [digest(batch) for batch in loader]
     for taken in (1, len(whole) // 2, len(whole) - 1):
         stream.set_epoch(1, batches=taken)
-        state = stream.state_dict(batches=taken)
         assert [digest(batch) for batch in loader] == whole[taken:]
+        stream.set_epoch(1)
+        assert [digest(batch) for _, batch in zip(range(taken), loader, strict=False)]
+        state = stream.state_dict(batches=taken)
         again = resumed(SeqRecordIterableDataset(path, **VGGT), state)
         loaded = DataLoader(again, batch_size=None, num_workers=2)
         assert [digest(batch) for batch in loaded] == whole[taken:]
@@ -192,7 +194,7 @@ def test_resume_with_workers(path: Path) -> None:
 @pytest.mark.parametrize("case", [VGGT, {**CUT3R, **SPAN}])
 def test_other_ranks_and_workers_in_the_middle_of_an_epoch(path: Path, case: Any) -> None:
     """Every clip once, and equal draws of the ranks also in the rest."""
-    state, given = None, list[tuple[str, int]]()
+    state, after, given = None, None, list[tuple[str, int]]()
     for number, (ranks, workers, taken) in enumerate([(2, 2, 3), (3, 0, 1), (1, 2, None)]):
         shapes = []
         for rank in range(ranks):
