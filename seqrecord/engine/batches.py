@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -112,6 +112,22 @@ class ClipRows(Generic[_ArenaT]):
     rows: IntArray
     features: Sequence[str]
     crop: Crop | None = None
+
+
+@dataclass(frozen=True)
+class BatchForm:
+    """The drawn form of a batch: frames of each clip, and height and width of features.
+
+    `frames` is `None` if all batches have the same; so are `sizes` of features that are not there.
+    """
+
+    frames: int | None
+    sizes: Mapping[str, tuple[int, int]]
+
+    def shape(self, feature: str, length: int, frame: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a feature in a clip, from its usual length and shape of a frame."""
+        size = self.sizes.get(feature, tuple(frame[:2]))
+        return self.frames or length, *size, *frame[2:]
 
 
 class BatchBuilder(Protocol[_ArenaT]):

@@ -40,6 +40,11 @@ def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
     return memory[begin : begin + nbytes].view(dtype).reshape(shape)
 
 
+def view_of(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """View the first numbers of a contiguous array in a shape."""
+    return array.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
 class BufferPool:
     """Arrays of one shape and dtype, leased as tensors and reused.
 
@@ -66,8 +71,8 @@ class BufferPool:
         count: int | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        """Lease the array, or its first `count` rows, as a tensor, in another `shape` if given."""
-        rows = array[:count] if shape is None else array[:count].reshape(shape)
+        """Lease the array, its first `count` rows, or a view of this `shape`, as a tensor."""
+        rows = array[:count] if shape is None else view_of(array, shape)
         # All tensors and views refer to `rows`, and `rows` to `array`.
         finalizer = weakref.finalize(rows, _release, weakref.ref(self), array)
         finalizer.atexit = False
@@ -208,7 +213,7 @@ class _FreshPool(BufferPool):
         count: int | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        return torch.from_numpy(array[:count]).reshape(shape or (-1,))
+        return torch.from_numpy(array[:count] if shape is None else view_of(array, shape))
 
     def _allocate(self) -> npt.NDArray[np.generic]:
         (nbytes,) = self._shape

@@ -172,7 +172,8 @@ class ClipLoader:
             selection.made,
             selection.lengths,
             selection.frames.transform,
-            self._draw_of(plan.epoch) if selection.draws.is_any else None,
+            self._draw_of(plan.epoch, plan) if selection.draws.is_any else None,
+            partial(_sizes_in, selection, plan) if self.options.draws_sizes else None,
         )
 
     def trace(self) -> Trace:
@@ -252,7 +253,7 @@ class ClipLoader:
         selection, drawn = self.selection, ClipDraws()
         frames = selection.windows.frames
         if selection.draws.is_any:
-            drawn = self._draw_of(epoch)(episode, start, (), place)
+            drawn = self._draw_of(epoch, plan)(episode, start, (), place)
         if selection.steps is not None:
             seed = self.planner.settings.seed
             frames = selection.drawn_frames(seed, epoch, _frames_at(plan)).at(place)
@@ -285,11 +286,15 @@ class ClipLoader:
         seed = self.planner.settings.seed
         return self.selection.drawn_frames(seed, plan.epoch, _frames_at(plan))
 
-    def _draw_of(self, epoch: int) -> DrawClips:
+    def _draw_of(self, epoch: int, plan: Plan | None) -> DrawClips:
         """Sampler of an epoch's random parameters; clips of a sequence share them."""
         sequences = self.clips(epoch) if self._has_sequences else None
         return partial(
-            self.selection.draws.draw, self.planner.settings.seed, epoch, sequences=sequences
+            self.selection.draws.draw,
+            self.planner.settings.seed,
+            epoch,
+            sequences=sequences,
+            draw_at=None if plan is None else plan.draw_at,
         )
 
     def find_device(self) -> torch.device | None:
@@ -312,3 +317,8 @@ def _frames_at(plan: Plan | None) -> Callable[[IntArray], IntArray] | None:
     if plan is None or plan.batches.draws is None:
         return None
     return plan.frames_at
+
+
+def _sizes_in(selection: Selection, plan: Plan, batch: int) -> dict[str, tuple[int, int]]:
+    """The drawn height and width of features in a batch of a plan."""
+    return selection.draws.sizes(partial(plan.batches.draw, batch))

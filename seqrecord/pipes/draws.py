@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipDraws, ClipFunctions
-from seqrecord.engine.crops import ClipCrops, Crop
+from seqrecord.engine.crops import ClipCrops, Crop, DrawBatch
 from seqrecord.errors import ClipError, located
 from seqrecord.feature_kinds import partner_of
 from seqrecord.pipes.distributed import warn_once
@@ -33,6 +34,10 @@ _SALT = 0x73746570  # separates these draws from crops
 _FRAMES = 0x66726D73  # … numbers of frame lists from numbers of starts
 _COPIES = 0x636F7079
 _POSITIONS = 2  # of the draws of steps; 0 and 1 are dilation and direction
+
+
+DrawAt: TypeAlias = Callable[[IntArray, int], float]
+"""Draws a number in [0, 1) for the batch of clips: their places, int64[n], and a purpose."""
 
 
 class EpisodeMetadata(NamedTuple):
@@ -121,14 +126,21 @@ class CropSampler:
     sizes: IntArray | None
     url: str
 
-    def windows(self, seed: int, epoch: int, numbers: IntArray, episode: IntArray) -> CropWindows:
-        """The windows of n clips, by clip numbers and episode rows, int64[n] each."""
+    def windows(
+        self,
+        seed: int,
+        epoch: int,
+        numbers: IntArray,
+        episode: IntArray,
+        draw_batch: DrawBatch | None,
+    ) -> CropWindows:
+        """The windows of n clips of a batch, by clip numbers and episode rows, int64[n] each."""
         sizes, smallest = None if self.sizes is None else self.sizes[episode], dict[str, str]()
         if sizes is not None and len(sizes):
             row = int(episode[np.argmin((sizes - self.crops.size).min(axis=1))])
             smallest = self._place(row, min(self.crops.features))
         with located(ClipError, **smallest):
-            return self.crops.windows(seed, epoch, numbers, sizes)
+            return self.crops.windows(seed, epoch, numbers, sizes, draw_batch)
 
     def columns(
         self, windows: CropWindows, cameras: Sequence[Any], episode: IntArray
@@ -249,6 +261,7 @@ class AugmentationSampler:
         place: IntArray | None = None,
         *,
         sequences: ClipTable | None = None,
+        draw_at: DrawAt | None = None,
     ) -> ClipDraws:
         """Draw parameters for n clips by episode row and start, int64[n] each.
 
@@ -256,21 +269,29 @@ class AugmentationSampler:
         or the first frame of the clip's row in `sequences`, so that all clips of a row get the
         same. If an epoch repeats clips, it also depends on their `place` in the epoch, int64[n]. If
         frame sizes vary, windows depend on the sizes of the episodes' frames, measured in `sources`
-        at first.
+        at first. `draw_at` makes the draws of the batch of clips, by their places.
         """
         if not self.is_any:
             return ClipDraws()
         first = start if sequences is None else sequences.first_starts(episode, start)
         numbers, calls = self._episodes.numbers(episode, first, place), None
         episode, start = self._episodes.rows(episode), self._episodes.starts(episode, start)
+        draw_batch = None
+        if draw_at is not None and place is not None and len(place):
+            draw_batch = partial(draw_at, place)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for camera in self._cameras:
             camera.learn(episode, start, sources)
-            windows = camera.windows(seed, epoch, numbers, episode)
+            windows = camera.windows(seed, epoch, numbers, episode, draw_batch)
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         if self.functions is not None:
             calls = self.functions.calls(seed, epoch, numbers, episode, start)
         return ClipDraws(Crop(parts) if parts else None, calls)
+
+    def sizes(self, draw_batch: DrawBatch) -> dict[str, tuple[int, int]]:
+        """Height and width of features in a batch, if batches differ in size."""
+        found = [crops for crops in self.crops if crops.per_batch]
+        return {name: crops.size_in(draw_batch) for crops in found for name in crops.features}
 
     def columns(
         self, drawn: ClipDraws, metadata: Sequence[EpisodeMetadata], episode: IntArray

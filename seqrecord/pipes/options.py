@@ -22,6 +22,7 @@ from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
+from seqrecord.text import repr_of
 from seqrecord.units import MAX_INT, check_integer, check_seed, check_size, is_integer
 
 if TYPE_CHECKING:
@@ -221,17 +222,17 @@ class ClipOptions:
             results raise `ClipError`.
         deterministic_transform: declares that `frame_transform` always returns the same for a
             frame. Its results may then stay in memory; see `memory_limit`.
-        clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `HorizontalFlip`,
-            a function, or a list of these, applied in order. All frames of a clip share one crop
-            window, and only the window is copied or resized. Windows are drawn from seed, epoch and
-            clip (`SeqRecordMapDataset` draws from torch's global generator). Batches have the
-            columns `crop`, int64 [batch, 4], with top, left, height and width in pixels of the
-            stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch, 4], with fx,
-            fy, cx and cy of the visible image if the episode's metadata has a `camera`. These
-            columns stay on the host. A dict has separate steps for features, such as cameras of
-            different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
-            `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
-            episode.
+        clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `BatchResize`,
+            `HorizontalFlip`, a function, or a list of these, applied in order. All frames of a clip
+            share one crop window, and only the window is copied or resized. Windows are drawn from
+            seed, epoch and clip (`SeqRecordMapDataset` draws from torch's global generator).
+            Batches have the columns `crop`, int64 [batch, 4], with top, left, height and width in
+            pixels of the stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch,
+            4], with fx, fy, cx and cy of the visible image if the episode's metadata has a
+            `camera`. These columns stay on the host. A dict has separate steps for features, such
+            as cameras of different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`;
+            columns are then `front_crop` and so on. If frame sizes differ between episodes, each
+            window fits its own episode.
 
             Functions come after crops and flips. A function is called once for each clip with a
             dict of read-only arrays [clip_len, …], valid during the call (a list of arrays for a
@@ -355,6 +356,12 @@ class ClipOptions:
         return is_drawn or len(self.dilations) > 1 or self.reverse > 0
 
     @property
+    def draws_sizes(self) -> bool:
+        """Whether the size of frames is drawn for each batch."""
+        cameras = () if self.clip_transform is None else chain_of(self.clip_transform)[0]
+        return any(step.per_batch for camera in cameras for step in camera.steps)
+
+    @property
     def _drawn_steps(self) -> str:
         """The arguments of drawn steps, for errors."""
         values = {"clip_len": self.clip_lens, "span": self.span, "dilation": self.dilation}
@@ -400,11 +407,11 @@ class DatasetOptions(ClipOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clip_lens is not None:
+        if self.clip_lens is not None or self.draws_sizes:
             raise ClipError(
-                "a drawn clip_len is for batches, and a map-style dataset has clips by number",
-                expected="an integer; or a SeqRecordIterableDataset or SeqRecordPipe",
-                got=f"clip_len={self.clip_len}",
+                "draws per batch are for streams, and a map-style dataset has clips by number",
+                expected="an integer clip_len, and no BatchResize; or a SeqRecordIterableDataset",
+                got=f"clip_len={self.clip_len}, clip_transform={repr_of(self.clip_transform, 100)}",
             )
 
 
@@ -620,6 +627,12 @@ class LoaderOptions(ClipOptions):
                 expected="clip_len=(2, 24), for example; or batch_size",
                 got=f"clip_len={self.clip_len}",
             )
+        if self.draws_sizes and self.most_clips is None:
+            raise ClipError(
+                "BatchResize draws one size for each batch",
+                expected="a batch_size or frames_per_batch; a mix draws none",
+                got=got,
+            )
         if self.clip_lens is not None and (self.batch_size is None) == (not self.frames_per_batch):
             raise ClipError(
                 "clip_len is drawn for each batch",
@@ -636,6 +649,12 @@ class LoaderOptions(ClipOptions):
         if given := [name for name in taken if taken[name] is not None]:
             names = " and ".join(given)
             raise ClipError(f'order="sequences" takes no {names}', expected=f"no {names}")
+        if self.draws_sizes:
+            raise ClipError(
+                'order="sequences" takes no BatchResize: sequences keep their size',
+                expected="Resize",
+                got=repr_of(self.clip_transform, 100),
+            )
         if self.has_drawn_steps:
             raise ClipError(
                 'order="sequences" takes neither several dilations nor reverse, nor drawn frames',

@@ -101,6 +101,10 @@ class ShardBatches:
         drawn = hash64(key_of(self.key, purpose), step) >> np.uint64(11)
         return np.asarray(drawn * 2.0**-53, np.float64)
 
+    def draw(self, batch: int, purpose: int) -> float:
+        """A number in [0, 1) for one batch; see `uniform`."""
+        return float(self.uniform(purpose, np.array([batch]))[0])
+
     def frames(self, batch: IntArray) -> IntArray:
         """The frames of each clip of batches, int64[n]."""
         assert self.draws is not None

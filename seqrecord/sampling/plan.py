@@ -266,6 +266,10 @@ class Plan(ABC):
         ]
         return Round(start, clips, tuple(groups))
 
+    def draw_at(self, place: IntArray, purpose: int) -> float:
+        """A number in [0, 1) for the batch of this shard's clips, by their places."""
+        return self.batches.draw(int(self.batches_at(place[:1])[0]), purpose)
+
     def frames_at(self, place: IntArray) -> IntArray:
         """The frames of this shard's clips by `Clips.place`, int64[n] each, if they are drawn."""
         return self.batches.frames(self.batches_at(place))
