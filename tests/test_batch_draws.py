@@ -16,11 +16,16 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import (
+    BatchResize,
+    CenterCrop,
     ClipError,
+    HorizontalFlip,
+    Resize,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
+    SeqRecordWriter,
     StateError,
 )
 from seqrecord.sampling import BatchDraws, PlanSettings, Shard, ShardBatches
@@ -31,7 +36,15 @@ FEATURES = ["image", "flow", "id"]
 VGGT: dict[str, Any] = {"clip_len": (2, 5), "frames_per_batch": 12, "features": FEATURES}
 CUT3R: dict[str, Any] = {"clip_len": (2, 5), "batch_size": 4, "features": FEATURES}
 SPAN = {"span": 7, "dilation": (1, 2), "reverse": 0.5}
-CASES = [VGGT, CUT3R, {**VGGT, **SPAN}, {**VGGT, "drop_last": True}, {**VGGT, "shuffle": False}]
+SIZES = [(3, 4), (4, 4), (6, 3)]
+RESIZED = {"clip_transform": [BatchResize(SIZES, weights=[2, 1, 1]), HorizontalFlip()]}
+CASES = [
+    VGGT,
+    CUT3R,
+    {**VGGT, **SPAN},
+    {**VGGT, "drop_last": True, **RESIZED},
+    {**CUT3R, "shuffle": False, "clip_len": 3, **RESIZED},
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +53,24 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_numbered(tmp_path_factory.mktemp("draws") / "records", groups=groups)
 
 
-def shape(batch: dict[str, Any]) -> tuple[int, int]:
-    """The clips of a batch, and the frames of each."""
-    clips, frames = batch["image"].shape[:2]
-    return clips, frames
+def shape(batch: dict[str, Any]) -> tuple[int, ...]:
+    """The clips of a batch, the frames of each, and their height and width."""
+    return tuple(batch["image"].shape[:4])
 
 
 def every_clip(case: dict[str, Any]) -> set[tuple[str, int]]:
     """All clips that are complete with the greatest length, or with a span of 7 or 14 frames."""
     if "span" not in case:
-        return set(possible_clips(FEATURES, 5))
+        length = case["clip_len"]
+        return set(possible_clips(FEATURES, length if isinstance(length, int) else length[1]))
     return {clip for dilation in (1, 2) for clip in possible_clips(FEATURES, 7, 1, dilation)}
 
 
 def check(batch: dict[str, Any]) -> list[tuple[str, int]]:
     """Each clip has the frames that its columns name. Returns keys and starts."""
-    clips, length = shape(batch)
+    clips, length, *size = shape(batch)
+    resized = ["image"] if "crop" in batch else []
+    assert tuple(size) in (SIZES if resized else [(6, 8)])
     dilations = batch.get("dilation", torch.ones(clips, dtype=torch.int64)).tolist()
     turned = batch.get("reversed", torch.zeros(clips)).tolist()
     for clip, (key, start) in enumerate(
@@ -69,7 +84,7 @@ def check(batch: dict[str, Any]) -> list[tuple[str, int]]:
             assert set(of_span) <= set(range(7))
         for i, frame in enumerate(frames[::-1] if turned[clip] else frames):
             whole = expected_frame(int(key[4:]), frame)
-            for name in FEATURES:
+            for name in set(FEATURES) - {*resized}:
                 np.testing.assert_array_equal(batch[name][clip, i].numpy(), whole[name])
     return list(zip(batch["episode"], batch["start"].tolist(), strict=True))
 
@@ -119,13 +134,13 @@ def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
     pipe = SeqRecordPipe(path, **case, seed=2)
     every = every_clip(case)
     for _ in range(3):  # streamed, then full shuffles of frames that stay
-        length, given, sizes = len(pipe), list[Any](), list[tuple[int, int]]()
+        length, given, sizes = len(pipe), list[Any](), list[tuple[int, ...]]()
         for batch in pipe:
             given += check(batch)
             sizes.append(shape(batch))
         assert len(sizes) == length
-        whole = [max(1, 12 // n) if "frames_per_batch" in case else 4 for _, n in sizes]
-        is_whole = [size == most for (size, _), most in zip(sizes, whole, strict=True)]
+        whole = [max(1, 12 // n) if "frames_per_batch" in case else 4 for _, n, *_ in sizes]
+        is_whole = [size[0] == most for size, most in zip(sizes, whole, strict=True)]
         assert all(is_whole[:-1])
         assert len(given) == len(set(given))
         assert set(given) <= every
@@ -133,13 +148,13 @@ def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
             assert is_whole[-1]
         else:
             assert set(given) == every
-        assert len({n for _, n in sizes}) > 1
+        assert len({size[1:] for size in sizes}) > 1
 
 
-@pytest.mark.parametrize("case", [VGGT, {**CUT3R, **SPAN}])
+@pytest.mark.parametrize("case", [{**VGGT, **RESIZED}, {**CUT3R, **SPAN}])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_draw_equally_at_each_step(path: Path, case: dict[str, Any], workers: int) -> None:
-    every: list[list[tuple[int, int]]] = []
+    every: list[list[tuple[int, ...]]] = []
     given: list[tuple[str, int]] = []
     for rank in range(3):
         stream = SeqRecordIterableDataset(path, **case, rank=rank, world_size=3)
@@ -154,7 +169,7 @@ def test_ranks_draw_equally_at_each_step(path: Path, case: dict[str, Any], worke
     assert len(given) <= len(clips) + 3 * max(1, workers)  # that even out
 
 
-@pytest.mark.parametrize("case", [VGGT, {**CUT3R, **SPAN}])
+@pytest.mark.parametrize("case", [{**VGGT, **RESIZED}, {**CUT3R, **SPAN}])
 def test_resume_at_every_batch(path: Path, case: dict[str, Any]) -> None:
     case = {**case, "episodes": "set/[03]"}
     check_resume(partial(SeqRecordPipe, path, **case), num_epochs=2)
@@ -248,6 +263,66 @@ def test_frames_of_a_span_are_equally_likely(path: Path) -> None:
     assert max(counts.values()) < 2 * min(counts.values())
 
 
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_sizes_of_batches_by_single_resizes(tmp_path: Path, device: str | None) -> None:
+    """Image, depth and intrinsics, as with a crop of the window and a `Resize` to the size."""
+    rng, camera = np.random.default_rng(0), {"fx": 9.0, "fy": 8.0, "cx": 9.5, "cy": 6.0}
+    with SeqRecordWriter(tmp_path / "r", codecs={"image": "raw", "depth": "raw"}) as writer:
+        for key in "ab":
+            with writer.episode(key, metadata={"camera": camera}) as episode:
+                for _ in range(12):
+                    image = rng.integers(0, 255, (13, 20, 3), np.uint8)
+                    depth = rng.integers(0, 999, (13, 20), np.uint16)
+                    episode.append({"image": image, "depth": depth})
+    sizes = [(8, 20), (8, 8), (10, 6), (26, 40)]
+    pipe = SeqRecordPipe(
+        tmp_path / "r", clip_len=2, batch_size=3, clip_transform=BatchResize(sizes), device=device
+    )
+    found: set[tuple[int, ...]] = set()
+    for batch in (batch for _ in range(2) for batch in pipe):
+        size = tuple(batch["image"].shape[2:4])
+        (top, left, height, width), *others = batch["crop"].tolist()
+        assert all(other == [top, left, height, width] for other in others)
+        ratio = size[1] / size[0]
+        assert (height, width) == (13, round(13 * ratio)) or (height, width) == (
+            round(20 / ratio),
+            20,
+        )
+        steps = [CenterCrop((height, width)), Resize(size)]
+        clips = SeqRecordMapDataset(tmp_path / "r", clip_len=2, clip_transform=steps)
+        for i, (key, start) in enumerate(
+            zip(batch["episode"], batch["start"].tolist(), strict=True)
+        ):
+            clip = clips["ab".index(key) * 11 + start]
+            for name in ("image", "depth", "intrinsics", "crop"):
+                torch.testing.assert_close(batch[name][i], clip[name], atol=1, rtol=0)
+        found.add(size)
+    assert found == set(sizes)
+
+
+def test_weights_and_aspects() -> None:
+    step = BatchResize.of_aspects(518, (0.33, 1.0), multiple=14)
+    heights = [step.size_of(None, None, draw)[0] for draw in np.linspace(0, 1, 1001)[:-1]]
+    wanted = [int(518 * aspect) // 14 * 14 for aspect in np.linspace(0.33, 1, 1001)[:-1]]
+    assert np.mean(np.array(heights) == wanted) > 0.95
+    assert set(heights) == set(wanted)
+    counts = Counter(
+        BatchResize(SIZES, weights=[2, 1, 1]).size_of(None, None, draw)
+        for draw in (0.2, 0.4, 0.6, 0.8)
+    )
+    assert counts == {(3, 4): 2, (4, 4): 1, (6, 3): 1}
+    for make, match in (
+        (lambda: BatchResize([]), "not a list"),
+        (lambda: BatchResize([(0, 3)]), "invalid size"),
+        (lambda: BatchResize(SIZES, weights=[1, 0, 1]), "weights"),
+        (lambda: BatchResize(SIZES, weights=[1]), "weights"),
+        (lambda: BatchResize.of_aspects(14, (1.0, 0.5)), "aspects"),
+        (lambda: BatchResize.of_aspects(14, (0.1, 1), multiple=14), "one multiple"),
+    ):
+        with pytest.raises(ClipError, match=match):
+            make()
+
+
 ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"clip_len": (5, 2)}, "clip_len"),
     ({"clip_len": (2, 3, 4)}, "clip_len"),
@@ -262,7 +337,13 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"clips": {"episode": ["set/0"], "frames": [[0, 1]]}, "span": 4}, "span"),
     (
         {"clip_len": (2, 5), "batch_size": 2, "clip_transform": lambda clip, _: clip},
-        "clips of one length",
+        "clips of one shape",
+    ),
+    ({"clip_len": 2, **RESIZED}, "one size for each batch"),
+    ({"clip_len": 2, "batch_size": 2, "order": "sequences", **RESIZED}, "sequences"),
+    (
+        {"clip_len": 2, "batch_size": 2, "clip_transform": [BatchResize([3]), Resize(2)]},
+        "after Resize",
     ),
 ]
 
@@ -274,7 +355,8 @@ def test_errors(path: Path, options: dict[str, Any], match: str) -> None:
 
 
 def test_errors_of_other_loaders(path: Path) -> None:
-    with pytest.raises(ClipError, match="map-style"):
-        SeqRecordMapDataset(path, clip_len=(2, 5))
+    for options in ({"clip_len": (2, 5)}, {"clip_len": 3, **RESIZED}):
+        with pytest.raises(ClipError, match="map-style"):
+            SeqRecordMapDataset(path, **options)
     with pytest.raises(ClipError, match="frames_per_batch"):
         SeqRecordMix({"a": SeqRecordIterableDataset(path, **VGGT)}, batch_size=4)

@@ -395,7 +395,8 @@ class DeviceBatchBuilder:
                 whole = torch.empty(room, dtype=torch_dtype(spec), device=stream.device)
                 batch = whole[:count].view(shape)
                 self._features[name] = batch
-                if (words := as_words(batch, spec)) is not None:
+                is_whole = shape[2:] == tuple(spec.shape)  # others come as windows, not as rows
+                if is_whole and (words := as_words(batch, spec)) is not None:
                     self._words[name] = words
 
     def gather(
