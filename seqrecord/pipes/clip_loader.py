@@ -270,7 +270,9 @@ class ClipLoader:
 
     def describe(self) -> str:
         """A summary line, and a line for each feature with dtype and shape in a clip."""
-        more = ""
+        more, lengths = "", self.options.clip_lens
+        if lengths is not None:
+            more = f"; {lengths[0]} to {lengths[1]} frames each, drawn for each batch"
         if self._has_sequences:
             more = f"; {counted(len(self.clips(0).count), 'sequence')}"
             for frames in self.unused(0).values():
@@ -279,7 +281,7 @@ class ClipLoader:
             settings = self.planner.plan_memory(1).settings
             if settings.first_block_frames < self.planner.clip_stats().whole_block():
                 places = counted(settings.num_cursors, "place")
-                more = f"; mixed from {places} of an epoch"
+                more += f"; mixed from {places} of an epoch"
         return self.selection.describe(more)
 
     def _drawn_frames(self, plan: Plan) -> ClipFrames:
