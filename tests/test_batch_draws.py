@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,81 @@ def test_states_of_other_draws(path: Path) -> None:
             SeqRecordPipe(path, **{**VGGT, "span": 7, name: value}).load_state_dict(state)
 
 
+MIXES: list[dict[str, Any]] = [{"frames_per_batch": 12}, {"batch_size": 4}]
+
+
+def make_mix(path: Path, **options: Any) -> SeqRecordMix:
+    """A mix of two sources; "one" has twice the clips of "two", in turns."""
+    case: dict[str, Any] = {"clip_len": (2, 5), "features": FEATURES, **RESIZED}
+    sources = {
+        "one": SeqRecordIterableDataset(path, **case, span=7),
+        "two": SeqRecordIterableDataset(path, **case, episodes="set/[03]"),
+    }
+    return SeqRecordMix(sources, weights={"one": 2, "two": 1}, **options)
+
+
+def given_by(batch: dict[str, Any]) -> list[tuple[str, tuple[str, int]]]:
+    """Source, key and start of each clip, which are checked."""
+    found: list[tuple[str, tuple[str, int]]] = []
+    for name in ("one", "two"):
+        some = [i for i, source in enumerate(batch["dataset"]) if source == name]
+        clips = {n: v[some] for n, v in batch.items() if isinstance(v, torch.Tensor)}
+        clips["episode"] = [batch["episode"][i] for i in some]  # type: ignore[assignment]
+        if name == "two":
+            del clips["frames"]
+        found += [(name, clip) for clip in check(clips)] if some else []
+    return found
+
+
+@pytest.mark.parametrize("options", MIXES)
+def test_mixes(path: Path, options: dict[str, Any]) -> None:
+    mix = make_mix(path, **options)
+    given: list[Any] = []
+    for _ in range(3):
+        length, shapes = len(mix), list[tuple[int, ...]]()
+        for batch in mix:
+            assert batch["frames"].shape == shape(batch)[:2]
+            given += given_by(batch)
+            shapes.append(shape(batch))
+        assert len(shapes) == length
+        for clips, frames, *_ in shapes[:-1]:
+            assert clips == (4 if "batch_size" in options else 12 // frames)
+        assert len({one[1] for one in shapes}) > 2
+    counts = Counter(name for name, _ in given)
+    assert abs(counts["one"] - 2 * counts["two"]) <= 2
+    every = {("one", clip) for clip in every_clip({"clip_len": 7})}
+    once = [clip for clip in given if clip[0] == "one"][: len(every)]
+    assert set(once) == every
+    assert digests(make_mix(path, **options, device="cpu"), 2) == digests(
+        make_mix(path, **options), 2
+    )
+
+
+@pytest.mark.parametrize("options", MIXES)
+def test_mixes_resume(path: Path, options: dict[str, Any]) -> None:
+    check_resume(partial(make_mix, path, **options), num_epochs=2)
+
+
+@pytest.mark.parametrize("options", MIXES)
+def test_mixes_on_other_ranks(path: Path, options: dict[str, Any]) -> None:
+    state, after, given = None, None, list[Any]()
+    for ranks, workers, taken in [(2, 2, 3), (3, 0, 2), (1, 2, 9)]:
+        shapes = []
+        for rank in range(ranks):
+            mix = make_mix(path, **options, rank=rank, world_size=ranks)
+            if state is not None:
+                mix.load_state_dict(state)
+            loader = DataLoader(mix, batch_size=None, num_workers=workers)
+            batches = [batch for _, batch in zip(range(taken), loader, strict=False)]
+            given += [clip for batch in batches for clip in given_by(batch)]
+            shapes.append([shape(batch) for batch in batches])
+            after = mix.state_dict(batches=len(batches))
+        assert all(one == shapes[0] for one in shapes)
+        state = after
+    once = [clip for clip in given if clip[0] == "one"][:40]
+    assert len(set(once)) >= 38  # no clip twice in an epoch of the source, but to even out shards
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_device_gives_the_same(path: Path, case: dict[str, Any]) -> None:
     found = digests(SeqRecordPipe(path, **case, device="cpu"), 2)
@@ -311,14 +387,15 @@ def test_weights_and_aspects() -> None:
         for draw in (0.2, 0.4, 0.6, 0.8)
     )
     assert counts == {(3, 4): 2, (4, 4): 1, (6, 3): 1}
-    for make, match in (
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: BatchResize([]), "not a list"),
         (lambda: BatchResize([(0, 3)]), "invalid size"),
         (lambda: BatchResize(SIZES, weights=[1, 0, 1]), "weights"),
         (lambda: BatchResize(SIZES, weights=[1]), "weights"),
         (lambda: BatchResize.of_aspects(14, (1.0, 0.5)), "aspects"),
         (lambda: BatchResize.of_aspects(14, (0.1, 1), multiple=14), "one multiple"),
-    ):
+    ]
+    for make, match in cases:
         with pytest.raises(ClipError, match=match):
             make()
 
@@ -327,8 +404,8 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"clip_len": (5, 2)}, "clip_len"),
     ({"clip_len": (2, 3, 4)}, "clip_len"),
     ({"clip_len": (0, 3)}, "clip_len"),
-    ({"clip_len": (2, 5)}, "drawn for each batch"),
-    ({"clip_len": (2, 5), "batch_size": 2, "frames_per_batch": 8}, "drawn for each batch"),
+    ({"clip_len": (2, 5)}, "single clips"),
+    ({"clip_len": (2, 5), "batch_size": 2, "frames_per_batch": 8}, "exclude each other"),
     ({"clip_len": 3, "frames_per_batch": 8}, "frames_per_batch"),
     ({"clip_len": (2, 5), "batch_size": 2, "windows": {"id": [0]}}, "windows"),
     ({"clip_len": (2, 5), "batch_size": 2, "order": "sequences"}, "sequences"),
@@ -339,7 +416,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
         {"clip_len": (2, 5), "batch_size": 2, "clip_transform": lambda clip, _: clip},
         "clips of one shape",
     ),
-    ({"clip_len": 2, **RESIZED}, "one size for each batch"),
+    ({"clip_len": 2, **RESIZED}, "single clips"),
     ({"clip_len": 2, "batch_size": 2, "order": "sequences", **RESIZED}, "sequences"),
     (
         {"clip_len": 2, "batch_size": 2, "clip_transform": [BatchResize([3]), Resize(2)]},
@@ -351,12 +428,28 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "match"), ERRORS)
 def test_errors(path: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ClipError, match=match):
-        SeqRecordPipe(path, **options)
+        next(iter(SeqRecordPipe(path, **options)))
 
 
 def test_errors_of_other_loaders(path: Path) -> None:
     for options in ({"clip_len": (2, 5)}, {"clip_len": 3, **RESIZED}):
         with pytest.raises(ClipError, match="map-style"):
             SeqRecordMapDataset(path, **options)
-    with pytest.raises(ClipError, match="frames_per_batch"):
-        SeqRecordMix({"a": SeqRecordIterableDataset(path, **VGGT)}, batch_size=4)
+    drawn = {"clip_len": (2, 5), "features": ["image"]}
+    mixes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (VGGT, {"batch_size": 4}, "frames_per_batch"),
+        ({"clip_len": 2}, {"frames_per_batch": 4}, "source"),
+        (drawn, {"frames_per_batch": 4, "stopping_strategy": 3}, "number of batches"),
+        (drawn, {"frames_per_batch": 4, "single_source_batches": True}, "number of batches"),
+        (drawn, {"frames_per_batch": 4, "batch_size": 3}, "exclude each other"),
+        ({**drawn, **RESIZED}, {"batch_size": 4}, "size of a feature differently"),
+        ({**drawn, "clip_len": 3}, {"batch_size": 4}, "clip_len differently"),
+    ]
+    for source, options, match in mixes:
+        with pytest.raises(ClipError, match=match):
+            _mix_of(path, (source, drawn), options)
+
+
+def _mix_of(path: Path, sources: Sequence[dict[str, Any]], options: dict[str, Any]) -> SeqRecordMix:
+    loaders = (SeqRecordIterableDataset(path, **one) for one in sources)
+    return SeqRecordMix(dict(zip("ab", loaders, strict=True)), **options)

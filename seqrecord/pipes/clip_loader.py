@@ -29,7 +29,7 @@ from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, RemainingEpoch, Segments, State, segments_of
-from seqrecord.sampling import Plan, Shard, count_unused_frames
+from seqrecord.sampling import DrawsByPlace, Plan, Shard, count_unused_frames
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
@@ -108,6 +108,13 @@ class ClipLoader:
 
     def plan(self, epoch: int, shard: Shard, rest: RemainingEpoch | None = None) -> Plan:
         """See `BatchSource`."""
+        options = self.options
+        if options.most_clips is None and (options.clip_lens is not None or options.draws_sizes):
+            raise ClipError(
+                "clip_len or a size is drawn for each batch, and the loader makes single clips",
+                expected="a batch_size, or frames_per_batch; or a SeqRecordMix around the loader",
+                got=f"clip_len={options.clip_len}",
+            )
         return self.planner.plan(epoch, shard, segments_of(epoch, rest))
 
     def remainder_after(self, state: State) -> RemainingEpoch | None:
@@ -134,9 +141,10 @@ class ClipLoader:
         segments: Segments,
         stats: EngineStats,
         stream: SideStream | None = None,
+        draws: DrawsByPlace | None = None,
     ) -> Execution:
         """Prepare the execution of a plan without the clips of `segments`; in a mix, on its
-        `stream`.
+        `stream` and with the `draws` of its batches.
         """
         # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
         device = self.find_device() if stream is None else stream.device
@@ -159,20 +167,22 @@ class ClipLoader:
             decode_there=tuning.video_decoder == "torchcodec",
             rows=rows,
         )
-        return Execution(self.job(plan), resources, stats)
+        return Execution(self.job(plan, draws), resources, stats)
 
-    def job(self, plan: Plan) -> Job:
-        """The dataset, frames and results of a plan's clips."""
-        selection = self.selection
+    def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:
+        """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its
+        batches.
+        """
+        selection, draws = self.selection, plan.draws if draws is None else draws
         return Job(
             selection.dataset,
             plan,
-            self._drawn_frames(plan),
+            self._drawn_frames(plan.epoch, draws),
             selection.frames.arrays,
             selection.made,
             selection.lengths,
             selection.frames.transform,
-            self._draw_of(plan.epoch, plan) if selection.draws.is_any else None,
+            self._draw_of(plan.epoch, draws) if selection.draws.is_any else None,
             partial(_sizes_in, selection, plan) if self.options.draws_sizes else None,
         )
 
@@ -191,7 +201,7 @@ class ClipLoader:
         all. In a worker process they stay rows of shared memory, which is sent without a copy; each
         tensor of its own would take file descriptors.
         """
-        columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place, plan)
+        columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place, plan.draws)
         nested, squeezed = self.selection.nested, self.selection.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
@@ -239,7 +249,7 @@ class ClipLoader:
         start: IntArray,
         epoch: int,
         place: IntArray,
-        plan: Plan | None = None,
+        draws: DrawsByPlace | None = None,
     ) -> dict[str, Any]:
         """The columns of n clips beside features, each a list or a tensor.
 
@@ -248,15 +258,14 @@ class ClipLoader:
             start: starts, int64[n].
             epoch: number of the epoch.
             place: places in the epoch, int64[n].
-            plan: the plan of a batch, for draws per batch.
+            draws: draws of the batch.
         """
         selection, drawn = self.selection, ClipDraws()
         frames = selection.windows.frames
         if selection.draws.is_any:
-            drawn = self._draw_of(epoch, plan)(episode, start, (), place)
+            drawn = self._draw_of(epoch, draws)(episode, start, (), place)
         if selection.steps is not None:
-            seed = self.planner.settings.seed
-            frames = selection.drawn_frames(seed, epoch, _frames_at(plan)).at(place)
+            frames = self._drawn_frames(epoch, draws).at(place)
         columns, num_far = selection.columns.of(episode, start, frames, drawn)
         self._iteration.times_without_frame += num_far
         return columns
@@ -284,11 +293,13 @@ class ClipLoader:
                 more += f"; mixed from {places} of an epoch"
         return self.selection.describe(more)
 
-    def _drawn_frames(self, plan: Plan) -> ClipFrames:
-        seed = self.planner.settings.seed
-        return self.selection.drawn_frames(seed, plan.epoch, _frames_at(plan))
+    def _drawn_frames(self, epoch: int, draws: DrawsByPlace | None) -> ClipFrames:
+        """The frames of clips in an epoch, with the draws of their batches."""
+        is_drawn = draws is not None and draws.batches.draws is not None
+        frames_at = draws.frames if draws is not None and is_drawn else None
+        return self.selection.drawn_frames(self.planner.settings.seed, epoch, frames_at)
 
-    def _draw_of(self, epoch: int, plan: Plan | None) -> DrawClips:
+    def _draw_of(self, epoch: int, draws: DrawsByPlace | None) -> DrawClips:
         """Sampler of an epoch's random parameters; clips of a sequence share them."""
         sequences = self.clips(epoch) if self._has_sequences else None
         return partial(
@@ -296,7 +307,7 @@ class ClipLoader:
             self.planner.settings.seed,
             epoch,
             sequences=sequences,
-            draw_at=None if plan is None else plan.draw_at,
+            draw_at=None if draws is None else draws.draw,
         )
 
     def find_device(self) -> torch.device | None:
@@ -312,13 +323,6 @@ class ClipLoader:
                 got=device,
             )
         return find_device(device)
-
-
-def _frames_at(plan: Plan | None) -> Callable[[IntArray], IntArray] | None:
-    """The number of frames of a plan's clips by their places; `None` if it is not drawn."""
-    if plan is None or plan.batches.draws is None:
-        return None
-    return plan.frames_at
 
 
 def _sizes_in(selection: Selection, plan: Plan, batch: int) -> dict[str, tuple[int, int]]:

@@ -21,7 +21,7 @@ from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import StoppingStrategy
+from seqrecord.pipes.mix_sources import StoppingStrategy, agreed_clip_len
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
@@ -29,7 +29,7 @@ from seqrecord.units import MAX_INT, check_integer
 
 _MOST_BATCHES = 1 << 40  # of an epoch
 _MIX_OPTIONS = (
-    *("batch_size", "drop_last", "even_batches", "seed"),
+    *("batch_size", "frames_per_batch", "drop_last", "even_batches", "seed"),
     *("memory_limit", "rank", "world_size", "device"),
     *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
 )
@@ -91,7 +91,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             would begin again, but after at least one batch. "all_exhausted": when every source has
             returned its last clip. An integer: number of batches of each rank. The clips of the
             first epoch of each source determine the length.
-        batch_size: clips of a batch, at least 1.
+        batch_size: clips of a batch, at least 1. Not with `frames_per_batch`.
+        frames_per_batch: as in `SeqRecordIterableDataset`, if all sources have the same drawn
+            `clip_len`. Excludes an integer `stopping_strategy` and single-source batches. Without
+            it, `batch_size` is required.
         features: "union" (default) or "intersection" of the sources' features. In a union, a
             feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
             marks them; single-source batches have the features of their source. Features outside an
@@ -116,7 +119,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         *,
         weights: Mapping[str, float | Fraction] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
-        batch_size: int,
+        batch_size: int | None = None,
+        frames_per_batch: int | None = None,
         features: Join = "union",
         single_source_batches: bool | None = None,
         seed: int = 0,
@@ -127,9 +131,13 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         engine: EngineOptions | None = None,
     ) -> None:
         super().__init__()
+        drawn = _weighted(sources, weights)
+        if frames_per_batch is None:
+            batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
         options = LoaderOptions(
-            clip_len=1,
-            batch_size=check_integer("batch_size", batch_size, least=1, most=MAX_INT),
+            clip_len=agreed_clip_len({name: one for name, (one, _) in drawn.items()}),
+            batch_size=batch_size,
+            frames_per_batch=frames_per_batch,
             seed=seed,
             memory_limit=memory_limit,
             rank=rank,
@@ -148,7 +156,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         one_of("union", "intersection")("features", features)
         is_right = isinstance(alternate, bool | None)
         check("single_source_batches", alternate, is_right, "True, False or None")
-        self._mix = MixLoader(_weighted(sources, weights), options, stop, features, alternate)
+        self._mix = MixLoader(drawn, options, stop, features, alternate)
         self._epochs = Epochs(self._mix)
 
     @property
@@ -226,7 +234,9 @@ def _datasets(name: Any, source: Any) -> _Datasets:
     check("the name of a source", name, is_right, "a text")
     if isinstance(source, SeqRecordMix):
         mix = source._mix
-        _check_source(name, replace(mix.options, batch_size=None))
+        _check_source(
+            name, replace(mix.options, clip_len=1, batch_size=None, frames_per_batch=None)
+        )
         what, stop = f"stopping_strategy of source {name!r}", mix.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
         return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}

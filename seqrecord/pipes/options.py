@@ -151,8 +151,9 @@ class ClipOptions:
     Args:
         clip_len: frames of a clip, N, at most 2^20. Optional if there are `windows`; features with
             a window do not depend on it. `(2, 24)`: drawn for each batch from 2 to 24, each equally
-            likely, and equal on all ranks at each step; see `frames_per_batch`. A clip is skipped
-            if it is incomplete with the greatest length. Excludes `windows`, `order="sequences"`,
+            likely, and equal on all ranks at each step. Requires `batch_size` or
+            `frames_per_batch`, in a mix those of the mix. A clip is skipped if it is incomplete
+            with the greatest length. Excludes `windows`, `order="sequences"`,
             functions in `clip_transform`, and `SeqRecordMapDataset`.
         span: draw the frames of a clip from this many neighbouring frames, at the distance of
             `dilation`, without replacement: `clip_len=4, span=16` returns 4 of 16 frames, in
@@ -620,24 +621,17 @@ class LoaderOptions(ClipOptions):
         return max(1, self.frames_per_batch // self.clip_lens[0])
 
     def _check_batches(self) -> None:
-        got = f"batch_size={self.batch_size} frames_per_batch={self.frames_per_batch}"
         if self.frames_per_batch is not None and self.clip_lens is None:
             raise ClipError(
                 "frames_per_batch is for a clip_len that is drawn for each batch",
                 expected="clip_len=(2, 24), for example; or batch_size",
                 got=f"clip_len={self.clip_len}",
             )
-        if self.draws_sizes and self.most_clips is None:
+        if self.frames_per_batch is not None and self.batch_size is not None:
             raise ClipError(
-                "BatchResize draws one size for each batch",
-                expected="a batch_size or frames_per_batch; a mix draws none",
-                got=got,
-            )
-        if self.clip_lens is not None and (self.batch_size is None) == (not self.frames_per_batch):
-            raise ClipError(
-                "clip_len is drawn for each batch",
-                expected="a batch_size or frames_per_batch, and not both; a mix draws none",
-                got=got,
+                "batch_size and frames_per_batch exclude each other",
+                expected="one of them",
+                got=f"batch_size={self.batch_size} frames_per_batch={self.frames_per_batch}",
             )
 
     def _check_sequences(self) -> None:

@@ -1,6 +1,6 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
-from seqrecord.sampling.batches import BatchDraws, ShardBatches
+from seqrecord.sampling.batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.sampling.epoch import EpochPlan, check_drop_last
 from seqrecord.sampling.fixed_shards import Intervals, ShuffledPlan, shard_frames
@@ -13,6 +13,7 @@ __all__ = [
     "BatchDraws",
     "ClipStats",
     "Clips",
+    "DrawsByPlace",
     "EpochPlan",
     "Frees",
     "GroupPlan",

@@ -10,6 +10,7 @@ rank, so all ranks draw the same at a step. Two ranks of two workers::
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -149,3 +150,27 @@ class ShardBatches:
             ends = np.concatenate((ends, clips + ends[-1:].sum()))
         self._ends = ends
         return ends
+
+
+@dataclass(frozen=True, eq=False)
+class DrawsByPlace:
+    """The draws of the batches of clips, by `Clips.place`.
+
+    `batch_at` maps places to batches, int64[n] each.
+    """
+
+    batches: ShardBatches
+    batch_at: Callable[[IntArray], IntArray]
+
+    @classmethod
+    def of_one(cls, batches: ShardBatches, batch: int) -> DrawsByPlace:
+        """The draws of one batch, whatever the places of its clips."""
+        return cls(batches, lambda place: np.full(len(place), batch))
+
+    def frames(self, place: IntArray) -> IntArray:
+        """The frames of clips, int64[n]."""
+        return self.batches.frames(self.batch_at(place))
+
+    def draw(self, place: IntArray, purpose: int) -> float:
+        """A number in [0, 1) for the batch of clips that have one batch."""
+        return self.batches.draw(int(self.batch_at(place[:1])[0]), purpose)

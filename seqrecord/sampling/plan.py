@@ -14,7 +14,7 @@ import numpy.typing as npt
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
-from seqrecord.sampling.batches import BatchDraws, ShardBatches
+from seqrecord.sampling.batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.sampling.runs import Shard, Window
@@ -266,18 +266,15 @@ class Plan(ABC):
         ]
         return Round(start, clips, tuple(groups))
 
-    def draw_at(self, place: IntArray, purpose: int) -> float:
-        """A number in [0, 1) for the batch of this shard's clips, by their places."""
-        return self.batches.draw(int(self.batches_at(place[:1])[0]), purpose)
+    @property
+    def draws(self) -> DrawsByPlace:
+        """The draws of this shard's batches."""
+        return DrawsByPlace(self.batches, lambda place: self.batches.find(self.numbers(place))[0])
 
-    def frames_at(self, place: IntArray) -> IntArray:
-        """The frames of this shard's clips by `Clips.place`, int64[n] each, if they are drawn."""
-        return self.batches.frames(self.batches_at(place))
-
-    def batches_at(self, place: IntArray) -> IntArray:
-        """The batches of this shard's clips by `Clips.place`, int64[n] each."""
-        number = (place - (self._segment << _PLACE_BITS)) // self.shard.count
-        return self.batches.find(number)[0]
+    def numbers(self, place: IntArray) -> IntArray:
+        """The numbers of this shard's clips by `Clips.place`, int64[n] each."""
+        found: IntArray = (place - (self._segment << _PLACE_BITS)) // self.shard.count
+        return found
 
     def _places(self, number: IntArray) -> IntArray:
         """`Clips.place` of clips, by number in this shard."""
