@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from seqrecord import types as types
     from seqrecord.clips.depth import DepthToMeters as DepthToMeters
     from seqrecord.clips.tables import ClipSpec as ClipSpec
+    from seqrecord.clips.transforms import BatchResize as BatchResize
     from seqrecord.clips.transforms import CenterCrop as CenterCrop
     from seqrecord.clips.transforms import HorizontalFlip as HorizontalFlip
     from seqrecord.clips.transforms import RandomCrop as RandomCrop

@@ -55,12 +55,19 @@ class WindowFrames(NamedTuple):
 
 
 class ClipSteps(NamedTuple):
-    """Dilation and direction of n clips."""
+    """Dilation, direction and positions of n clips."""
 
     dilation: IntArray
     """int64[n]: factor of the offsets."""
     is_reversed: npt.NDArray[np.bool_]
     """bool[n]"""
+    positions: IntArray | None = None
+    """int64[n, T]: drawn positions in the window, in the order of the frames; `None` for all.
+
+    If a clip has fewer than T frames, the last one is repeated.
+    """
+    num_frames: IntArray | None = None
+    """int64[n]: the frames of each clip, if drawn for its batch."""
 
 
 DrawSteps: TypeAlias = Callable[[IntArray, IntArray, "IntArray | None"], ClipSteps]
@@ -72,23 +79,25 @@ class OffsetWindow:
     """Frames at fixed offsets from a clip's start: int64[rates, T], one row per frame rate.
 
     `rate`, int64[E], is the row of each episode, `None` for a single row. Rows differ if offsets
-    are given in seconds and episodes differ in fps.
+    are given in seconds and episodes differ in fps. With `most`, clips have at most `most` of the
+    frames, at drawn positions.
     """
 
     offsets: IntArray
     rate: IntArray | None = None
+    most: int | None = None
     pads = False
     lookback = 0
 
     @classmethod
-    def of(cls, offsets: Iterable[int]) -> OffsetWindow:
+    def of(cls, offsets: Iterable[int], most: int | None = None) -> OffsetWindow:
         """Build a window with the same offsets in all episodes."""
-        return cls(np.array([*offsets], np.int64)[None])
+        return cls(np.array([*offsets], np.int64)[None], most=most)
 
     @property
     def length(self) -> int:
         """Frames per clip."""
-        return len(self.offsets[0])
+        return len(self.offsets[0]) if self.most is None else self.most
 
     @property
     def key(self) -> object:
@@ -109,9 +118,12 @@ class OffsetWindow:
         """See `ClipFrames.find`."""
         offsets = self.offsets[0 if self.rate is None else self.rate[episode]]
         if frames.draw is not None:
-            dilation, is_reversed = frames.draw(episode, start, frames.place)
-            drawn = offsets * dilation[:, None]
-            offsets = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
+            dilation, is_reversed, positions, _ = frames.draw(episode, start, frames.place)
+            if positions is not None:
+                offsets = offsets[positions] * dilation[:, None]
+            else:
+                drawn = offsets * dilation[:, None]
+                offsets = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
         asked = start[:, None] + offsets
         last = frames.num_frames[episode][:, None] - 1
         found = np.minimum(np.maximum(asked, 0), last)  # three times as fast as np.clip

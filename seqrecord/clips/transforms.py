@@ -99,11 +99,13 @@ class CropStep(ABC):
             largest one.
         num_draws: random numbers per clip.
         shared: whether cameras share the draws of the n-th step of one type.
+        per_batch: draw once for each batch, equal on all ranks, instead of for each clip.
     """
 
     features: tuple[str, ...] | None
     num_draws = 0
     shared = True
+    per_batch = False
 
     @abstractmethod
     def size(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
@@ -115,6 +117,15 @@ class CropStep(ABC):
     @abstractmethod
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
         """Apply the step to windows; `draws` are in [0, 1), float64[num_draws, clips]."""
+
+    def size_of(
+        self,
+        height: int | None,
+        width: int | None,
+        draw: float,  # noqa: ARG002
+    ) -> tuple[int | None, int | None]:
+        """Output height and width in a batch; `draw` is its draw in [0, 1), with `per_batch`."""
+        return self.size(height, width)
 
     def of_features(self, features: tuple[str, ...] | None) -> Self:
         """A copy of the step for these features."""
@@ -323,6 +334,149 @@ class RandomResizedCrop(_Sized):
         return replace(windows.crop(top, left, height, width), size=self._size)
 
 
+class BatchResize(_Sized):
+    """Resize to a size drawn once for each batch, equal on all ranks at each step.
+
+    The window is the largest one at the center of the frame, or of the window of earlier crops,
+    that has the aspect ratio of the size. Only flips may follow. All cameras with a `BatchResize`
+    share the draw: cameras with as many sizes get the size with the same number. Interpolation and
+    values: see `Resize`. Requires a `batch_size` or `frames_per_batch`, in a mix those of the mix,
+    and there the same `BatchResize` in all sources. Excludes functions in `clip_transform`,
+    `order="sequences"` and `SeqRecordMapDataset`.
+
+    Args:
+        sizes: sizes to draw from, (height, width) in pixels or one number for both.
+        weights: relative frequency of each size, above 0. Default: equal.
+        features, shared: see `RandomCrop`.
+
+    Example:
+        sizes = [(24, 32), (32, 32), (32, 24)]
+        pipe = seqrecord.SeqRecordPipe(
+            "records/",
+            clip_len=4,
+            batch_size=2,
+            clip_transform=seqrecord.BatchResize(sizes, weights=[2, 1, 1]),
+        )
+        image = next(iter(pipe))["image"]  # uint8 [2, 4, 24, 32, 3], or of another size
+    """
+
+    num_draws = 1
+    per_batch = True
+
+    def __init__(
+        self,
+        sizes: Sequence[int | Sequence[int]],
+        weights: Sequence[float] | None = None,
+        *,
+        features: Sequence[str] | None = None,
+        shared: bool = True,
+    ) -> None:
+        given: Any = sizes
+        if not isinstance(given, Sequence) or isinstance(given, str) or not given:
+            raise ClipError(
+                "BatchResize: sizes is not a list",
+                expected="sizes such as [(384, 512), (512, 512)]",
+                got=repr_of(sizes, 50),
+            )
+        self.sizes = tuple(checked_size("BatchResize", size) for size in sizes)
+        self._ends = _cumulative(weights, len(sizes))
+        super().__init__(
+            max(self.sizes, key=lambda size: size[0] * size[1]), features=features, shared=shared
+        )
+
+    @classmethod
+    def of_aspects(
+        cls,
+        width: int,
+        aspects: Sequence[float],
+        *,
+        multiple: int = 1,
+        features: Sequence[str] | None = None,
+        shared: bool = True,
+    ) -> Self:
+        """Resize to a fixed width, and to a height drawn by its ratio to the width.
+
+        The ratio is uniform in [least, most]; the height is rounded down to a multiple of
+        `multiple` pixels, for example of the patches of a transformer.
+
+        Args:
+            width: width in pixels.
+            aspects: least and greatest height / width, such as `(0.33, 1.0)`.
+            multiple: divisor of all heights.
+            features, shared: see `RandomCrop`.
+
+        Example:
+            step = seqrecord.BatchResize.of_aspects(56, (0.33, 1.0), multiple=14)
+            print(step.sizes)  # ((14, 56), (28, 56), (42, 56), (56, 56))
+        """
+        (_, width), (_, unit) = checked_size("width", width), checked_size("multiple", multiple)
+        least, most = (width / unit * aspect for aspect in _checked_aspects(aspects))
+        first, last = int(least + 1e-9), int(most + 1e-9)
+        if not first:
+            raise ClipError(
+                "BatchResize: the least height is below one multiple",
+                expected=f"aspects of at least {unit / width:g}",
+                got=repr_of(aspects, 50),
+            )
+        numbers = range(first, last + 1)
+        shares = [min(most, n + 1) - max(least, n) for n in numbers]
+        pairs = [(n, share) for n, share in zip(numbers, shares, strict=True) if share > 1e-9]
+        pairs = pairs or [(first, 1.0)]
+        sizes = [(n * unit, width) for n, _ in pairs]
+        return cls(sizes, [share for _, share in pairs], features=features, shared=shared)
+
+    def __repr__(self) -> str:
+        weights = [round(weight, 6) for weight in np.diff(self._ends, prepend=0).tolist()]
+        return f"BatchResize({list(self.sizes)}, {weights}{_more_of(self)})"
+
+    def size_of(self, height: int | None, width: int | None, draw: float) -> tuple[int, int]:
+        del height, width  # of the frame: any
+        return self.sizes[int(np.searchsorted(self._ends, draw, side="right"))]
+
+    def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
+        if not len(windows):
+            return replace(windows, size=self._size)
+        size = self.size_of(None, None, float(draws[0, 0]))
+        ratio = size[1] / size[0]
+        high, wide = windows.height, windows.width
+        width = np.clip(np.rint(high * ratio).astype(np.int64), 1, wide)
+        height = np.clip(np.rint(wide / ratio).astype(np.int64), 1, high)
+        top, left = (high - height) // 2, (wide - width) // 2
+        return replace(windows.crop(top, left, height, width), size=size)
+
+
+def _cumulative(weights: Any, count: int) -> FloatArray:
+    """The cumulative shares of weights, float64[count]; the last is 1."""
+    given = [1.0] * count if weights is None else weights
+    try:
+        found = np.array([float(weight) for weight in given], np.float64)
+    except (TypeError, ValueError):
+        found = np.zeros(0)
+    if len(found) != count or not (np.isfinite(found).all() and (found > 0).all()):
+        raise ClipError(
+            "BatchResize: weights is not valid",
+            expected=f"{count} numbers above 0, one for each size",
+            got=repr_of(weights, 50),
+        )
+    ends: FloatArray = np.cumsum(found) / found.sum()
+    ends[-1] = 1.0
+    return ends
+
+
+def _checked_aspects(aspects: Any) -> tuple[float, float]:
+    try:
+        least, most = map(float, aspects)
+    except (TypeError, ValueError):
+        least, most = 0.0, 0.0
+    if not 0 < least <= most < MAX_INT:
+        raise ClipError(
+            "BatchResize: aspects is not valid",
+            expected="the least and the greatest height / width, such as (0.33, 1.0)",
+            got=repr_of(aspects, 50),
+        )
+    return least, most
+
+
 class HorizontalFlip(CropStep):
     """Mirror all frames of a clip from left to right with probability `p`.
 
@@ -381,8 +535,9 @@ def chain_of(transform: Any) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ..
     if not chain or not all(callable(f) and not isinstance(f, type) for f in functions):
         raise ClipError(
             "clip_transform is not valid",
-            expected="RandomCrop, CenterCrop, RandomResizedCrop, Resize, HorizontalFlip, a dict of "
-            "these by feature, a function of a clip and a generator, or a list",
+            expected="RandomCrop, CenterCrop, RandomResizedCrop, Resize, BatchResize or "
+            "HorizontalFlip, a dict of these by feature, a function of a clip and a generator, or "
+            "a list",
             got=repr_of(transform, 100),
         )
     if not all(is_first[: len(chain) - len(functions)]):
@@ -433,7 +588,7 @@ def _check_steps(camera: Camera, transform: Any) -> None:
             got=repr_of(transform),
         )
     sized = [step for step in camera.steps if isinstance(step, _Sized)]
-    if any(isinstance(step, (Resize, RandomResizedCrop)) for step in sized[:-1]):
+    if any(isinstance(step, (Resize, RandomResizedCrop, BatchResize)) for step in sized[:-1]):
         raise ClipError(
             "clip_transform crops or resizes after Resize",
             expected="crops in pixels of the stored frame, then at most one Resize",

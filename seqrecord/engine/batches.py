@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -115,6 +115,22 @@ class ClipRows(Generic[_ArenaT]):
     crop: Crop | None = None
 
 
+@dataclass(frozen=True)
+class BatchForm:
+    """The drawn form of a batch: frames of each clip, and height and width of features.
+
+    `frames` is `None` if all batches have the same; so are `sizes` of features that are not there.
+    """
+
+    frames: int | None
+    sizes: Mapping[str, tuple[int, int]]
+
+    def shape(self, feature: str, length: int, frame: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a feature in a clip, from its usual length and shape of a frame."""
+        size = self.sizes.get(feature, tuple(frame[:2]))
+        return self.frames or length, *size, *frame[2:]
+
+
 class BatchBuilder(Protocol[_ArenaT]):
     """Memory of a batch while clips are gathered from arenas.
 
@@ -154,6 +170,7 @@ class OpenBatch:
         size: number of clips.
         begin: allocates the memory, at the first clip.
         lock: serializes allocations.
+        frames: frames of each clip, if they vary between batches.
         source: source of each slot, int64[size]. Default: 0.
     """
 
@@ -163,8 +180,9 @@ class OpenBatch:
         begin: Callable[[], BatchBuilder[Any]],
         lock: threading.Lock,
         source: IntArray | None = None,
+        frames: int | None = None,
     ) -> None:
-        self.missing = size
+        self.missing, self.frames = size, frames
         self._source = np.zeros(size, np.int64) if source is None else source
         self._episode, self._start = np.empty(size, np.int64), np.empty(size, np.int64)
         self._epoch, self._place = np.zeros(size, np.int64), np.zeros(size, np.int64)

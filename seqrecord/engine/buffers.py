@@ -6,6 +6,7 @@ touching new memory is expensive.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from bisect import bisect_left, insort
@@ -24,11 +25,11 @@ import torch
 from seqrecord.clips.grids import run_bounds
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import Arena, FeatureRows, PackedFrames, clips_of
-from seqrecord.engine.batches import BatchBuilder, ClipRows, Copiers, Copy, do_nothing
+from seqrecord.engine.batches import BatchBuilder, BatchForm, ClipRows, Copiers, Copy, do_nothing
 from seqrecord.engine.calls import Calls, read_only
 from seqrecord.engine.crops import frames_in
 from seqrecord.engine.device.streams import SideStream, side_stream
-from seqrecord.engine.pools import BufferPool, batch_pools
+from seqrecord.engine.pools import BufferPool, batch_pools, view_of
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps
 from seqrecord.reading.frames import ArraySpec
@@ -61,6 +62,7 @@ class BufferNeeds:
     device: torch.device | None = None  # with its number; `None`: host
     shared: bool = False  # batches are sent to another process
     decoded_there: tuple[FeatureSpec, ...] = ()  # videos for the device to decode
+    most_frames: int | None = None  # of a batch, if frames of clips vary between batches
 
 
 class ChunkBuffers:
@@ -90,6 +92,25 @@ class ChunkBuffers:
             insort(self._idle, buffer, key=len)
 
 
+def shapes_of(needs: BufferNeeds, form: BatchForm) -> dict[str, tuple[int, ...]]:
+    """The shapes of features in a clip of a batch of this form."""
+    found = {name: spec for name, spec in needs.specs.items() if spec.is_fixed}
+    return {
+        name: form.shape(name, needs.lengths[name], [side or 0 for side in spec.shape])
+        for name, spec in found.items()
+    }
+
+
+def most_numbers(needs: BufferNeeds) -> dict[str, int]:
+    """The numbers of features in the largest batch."""
+    return {
+        name: (needs.most_frames or needs.batch_size * needs.lengths[name])
+        * math.prod(side or 0 for side in spec.shape)
+        for name, spec in needs.specs.items()
+        if spec.is_fixed
+    }
+
+
 class Buffers(Protocol[_ArenaT]):
     """Memory of an iteration. Its methods are thread-safe."""
 
@@ -112,8 +133,8 @@ class Buffers(Protocol[_ArenaT]):
         reads the frames from `rows`, unless the block raises.
         """
 
-    def begin_batch(self, size: int) -> BatchBuilder[_ArenaT]:
-        """Begin a batch of `size` clips."""
+    def begin_batch(self, size: int, form: BatchForm | None = None) -> BatchBuilder[_ArenaT]:
+        """Begin a batch of `size` clips, of this form if batches differ."""
 
     def end(self) -> None:
         """End the iteration, in the scheduler's thread, after all other threads."""
@@ -130,8 +151,11 @@ class HostBuffers:
         self.arenas: Sequence[Arena] = [
             Arena(group.specs, group.num_rows) for group in needs.groups
         ]
+        size, lengths = needs.batch_size, needs.lengths
+        if needs.most_frames is not None:  # batches are views of one flat buffer
+            size, lengths = needs.most_frames, dict.fromkeys(lengths, 1)
         self._pools = batch_pools(
-            needs.specs, needs.batch_size, needs.lengths, needs.num_batches, shared=needs.shared
+            needs.specs, size, lengths, needs.num_batches, shared=needs.shared
         )
 
     def begin(self, stats: EngineStats) -> None:
@@ -143,9 +167,10 @@ class HostBuffers:
         """See `Buffers`; returns the rows unchanged."""
         return nullcontext((target, rows))
 
-    def begin_batch(self, size: int) -> HostBatchBuilder:
+    def begin_batch(self, size: int, form: BatchForm | None = None) -> HostBatchBuilder:
         """See `Buffers`."""
-        return HostBatchBuilder(size, self.needs.specs, self._pools)
+        shapes = None if form is None else shapes_of(self.needs, form)
+        return HostBatchBuilder(size, self.needs.specs, self._pools, shapes)
 
     def end(self) -> None:
         """See `Buffers`."""
@@ -201,17 +226,29 @@ class BufferCache:
 class HostBatchBuilder:
     """A batch of `size` clips in buffers of pools; see `batch_pools`.
 
-    Features are gathered, see `BatchBuilder`, or loaded directly into `rows`.
+    Features are gathered, see `BatchBuilder`, or loaded directly into `rows`. With `shapes` of
+    features in a clip, the batch is a view of the first numbers of a larger buffer.
     """
 
     def __init__(
-        self, size: int, specs: Mapping[str, ArraySpec], pools: Mapping[str, BufferPool]
+        self,
+        size: int,
+        specs: Mapping[str, ArraySpec],
+        pools: Mapping[str, BufferPool],
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.size = size
         self._specs = specs
         self._pools = pools
         fixed = [name for name, spec in specs.items() if spec.is_fixed]
-        self._buffers = {name: pools[name].acquire() for name in fixed}
+        self._acquired = {name: pools[name].acquire() for name in fixed}
+        self._shapes = None
+        self._buffers = self._acquired
+        if shapes is not None:
+            self._shapes = {name: (size, *shapes[name]) for name in fixed}
+            self._buffers = {
+                n: view_of(whole, self._shapes[n]) for n, whole in self._buffers.items()
+            }
         self._variable: dict[str, PackedFrames] = {}
         self._texts: dict[str, list[Any]] = {}  # a list for each clip
         for name, spec in specs.items():
@@ -274,7 +311,9 @@ class HostBatchBuilder:
             elif name in self._variable:
                 features[name] = self._variable[name].finish(self.size)
             else:
-                features[name] = self._pools[name].lease(self._buffers[name], self.size)
+                shape = None if self._shapes is None else self._shapes[name]
+                whole = self._acquired[name]
+                features[name] = self._pools[name].lease(whole, self.size, shape)
         return features, do_nothing
 
     def _parts(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import torch
 
 from seqrecord.clips.grids import IntArray
 from seqrecord.clips.transforms import (
+    BatchResize,
     Camera,
     CropStep,
     CropWindows,
@@ -30,7 +31,12 @@ from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 
 _FEW_CHANNELS = 4  # NumPy is slow for items that are not 1, 2, 4 or 8 bytes
+_RESIZING = Resize | RandomResizedCrop | BatchResize
 _SALT = 0x63726F70  # independent of the draws of the order
+
+
+DrawBatch: TypeAlias = Callable[[int], float]
+"""Draws a number in [0, 1) for a batch, equal on all ranks, by the number of its purpose."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +116,30 @@ class ClipCrops:
             )
         return height, width
 
+    @property
+    def per_batch(self) -> bool:
+        """Whether batches differ in size."""
+        return any(step.per_batch for step in self.steps)
+
+    def size_in(self, draw_batch: DrawBatch) -> tuple[int, int]:
+        """Height and width in the batch with these draws."""
+        height, width = self.frame
+        for step, purpose in self._purposes():
+            draw = draw_batch(purpose) if step.per_batch else 0.0
+            height, width = step.size_of(height, width, draw)
+        assert height is not None
+        assert width is not None
+        return height, width
+
+    def _purposes(self) -> Iterator[tuple[CropStep, int]]:
+        """The steps, and a number for the draws of each: equal for cameras that share draws."""
+        seen: Counter[tuple[str, bool]] = Counter()
+        for step in self.steps:
+            kind = type(step).__name__
+            own = () if step.shared or self.name is None else (_number_of(self.name),)
+            yield step, key_of(_number_of(kind), seen[kind, step.shared], *own)
+            seen[kind, step.shared] += 1
+
     def specs(self, arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
         """Specs of the features in batches."""
         return {
@@ -120,19 +150,28 @@ class ClipCrops:
         }
 
     def windows(
-        self, seed: int, epoch: int, clips: IntArray, frames: IntArray | None = None
+        self,
+        seed: int,
+        epoch: int,
+        clips: IntArray,
+        frames: IntArray | None = None,
+        draw_batch: DrawBatch | None = None,
     ) -> CropWindows:
         """Windows of clips. `clips`, int64[n], identifies them in all epochs.
 
         The draws of a step depend on its type and its index among the steps of this type with the
         same `shared`. Cameras share draws whatever their other steps are. `frames`, int64[n, 2],
-        are heights and widths, if these vary.
+        are heights and widths, if these vary. `draw_batch` makes the draws of the clips' batch.
         """
         if frames is None:
             frames = np.broadcast_to(np.array(self.frame, np.int64), (len(clips), 2))
         windows = CropWindows.whole(*frames.T)
         seen: Counter[tuple[str, bool]] = Counter()
-        for step in self.steps:
+        for step, purpose in self._purposes():
+            if step.per_batch:
+                draw = 0.0 if draw_batch is None else draw_batch(purpose)
+                windows = step.apply(windows, np.full((1, len(clips)), draw))
+                continue
             kind = type(step).__name__
             number = seen[kind, step.shared]
             seen[kind, step.shared] += 1
@@ -370,7 +409,7 @@ def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[Crop
         kind == "flow" and spec.dtype.kind in "ub"
     )
     flips = any(isinstance(step, HorizontalFlip) and step.p for step in steps)
-    resizes = kind == "flow" and any(isinstance(s, Resize | RandomResizedCrop) for s in steps)
+    resizes = kind == "flow" and any(isinstance(s, _RESIZING) for s in steps)
     if is_coded and (flips or resizes):
         raise ClipError(
             f"{'HorizontalFlip' if flips else 'Resize'} of {kind} coded as integers",

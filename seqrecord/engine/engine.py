@@ -23,7 +23,7 @@ import torch
 
 from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import IntArray
-from seqrecord.engine.batches import Batch, Channel, ClosedError, OpenBatch
+from seqrecord.engine.batches import Batch, BatchForm, Channel, ClosedError, OpenBatch
 from seqrecord.engine.buffers import BufferCache, BufferNeeds, Buffers, GroupRows, HostBuffers
 from seqrecord.engine.calls import DrawClips
 from seqrecord.engine.device.streams import SideStream
@@ -59,6 +59,7 @@ class Job:
             batches.
         draw: draws crops and function calls for clips. Functions receive clips from the arenas.
         vectors: steps of vectors, after functions.
+        sizes: height and width of features in a batch by its number, if batches differ.
     """
 
     dataset: Dataset
@@ -70,6 +71,17 @@ class Job:
     frame_transform: FrameTransform | None = None
     draw: DrawClips | None = None
     vectors: VectorSteps = field(default_factory=dict)
+    sizes: Callable[[int], Mapping[str, tuple[int, int]]] | None = None
+
+    def form(self, batch: int) -> BatchForm | None:
+        """The drawn form of a batch; `None` if all batches have one."""
+        batches = self.plan.batches
+        if batches.draws is None and self.sizes is None:
+            return None
+        sizes = {} if self.sizes is None else self.sizes(batch)
+        if batches.draws is None:
+            return BatchForm(None, sizes)
+        return BatchForm(int(batches.frames(np.array([batch]))[0]), sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +257,8 @@ def run_plan(execution: Execution, stats: EngineStats, *, batch: int = 0) -> Eng
     """Create an engine for the batches of a plan, from number `batch` on."""
     plan, memory = execution.job.plan, execution.resources.memory
     first = min(batch, plan.num_batches)
-    begin = partial(_begin, plan, execution.buffers, threading.Lock(), first, memory.together)
+    job = execution.job
+    begin = partial(_begin, job, execution.buffers, threading.Lock(), first, memory.together)
     number = first if memory.together == 1 else 0
     channel = Channel(memory.prefetch, stats, begin, number)
     clips = plan.first_clip(first), plan.num_clips
@@ -272,7 +285,7 @@ def _slots(first: int, together: int, clips: Clips, number: int) -> tuple[IntArr
 
 
 def _begin(
-    plan: Plan,
+    job: Job,
     buffers: Buffers[Any],
     lock: threading.Lock,
     first: int,
@@ -280,12 +293,15 @@ def _begin(
     number: int,
 ) -> OpenBatch:
     """Create the batch with a number; see `_slots`."""
+    plan = job.plan
     if together == 1:
         size = plan.first_clip(number + 1) - plan.first_clip(number)
     else:
         begin = first + 1 + (number - 1) * together
         size = min(together, plan.num_batches - begin) if number else 1
-    return OpenBatch(size, partial(buffers.begin_batch, size), lock)
+    form = job.form(number)
+    frames = None if form is None else form.frames
+    return OpenBatch(size, partial(buffers.begin_batch, size, form), lock, frames=frames)
 
 
 def _needs(job: Job, resources: Resources) -> BufferNeeds:
@@ -302,12 +318,20 @@ def _needs(job: Job, resources: Resources) -> BufferNeeds:
         groups,
         job.made,
         job.lengths,
-        plan.first_clip(1) * memory.together if plan.num_batches else 1,
+        _most_clips(plan) * memory.together,
         memory.prefetch + CONSUMER,  # in the channel, and the consumer's last two
         resources.device,
         resources.shared,
         video,
+        plan.batches.most_frames,
     )
+
+
+def _most_clips(plan: Plan) -> int:
+    """The clips of a plan's largest batch."""
+    if plan.batches.draws is not None:
+        return plan.batches.size  # in every epoch, so that buffers are kept
+    return plan.first_clip(1) if plan.num_batches else 1
 
 
 _Loader = TypeVar("_Loader", bound=ChunkLoader)

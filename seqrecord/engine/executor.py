@@ -174,6 +174,8 @@ class Executor:
     ) -> None:
         """Submit copies of clips to slots of a batch."""
         drawn = ClipDraws()
+        if opened.frames is not None:
+            sources = [replace(one, rows=one.rows[:, : opened.frames]) for one in sources]
         if self._draw is not None:
             drawn = self._draw(clips.episode, clips.start, sources, clips.place)
             sources = [replace(source, crop=drawn.crop) for source in sources]

@@ -40,6 +40,11 @@ def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
     return memory[begin : begin + nbytes].view(dtype).reshape(shape)
 
 
+def view_of(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """View the first numbers of a contiguous array in a shape."""
+    return array.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
 class BufferPool:
     """Arrays of one shape and dtype, leased as tensors and reused.
 
@@ -60,9 +65,14 @@ class BufferPool:
         except IndexError:
             return self._allocate()
 
-    def lease(self, array: npt.NDArray[Any], count: int | None = None) -> torch.Tensor:
-        """Lease the array, or its first `count` rows, as a tensor."""
-        rows = array[:count]
+    def lease(
+        self,
+        array: npt.NDArray[Any],
+        count: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """Lease the array, its first `count` rows, or a view of this `shape`, as a tensor."""
+        rows = array[:count] if shape is None else view_of(array, shape)
         # All tensors and views refer to `rows`, and `rows` to `array`.
         finalizer = weakref.finalize(rows, _release, weakref.ref(self), array)
         finalizer.atexit = False
@@ -197,8 +207,13 @@ def batch_pools(
 class _FreshPool(BufferPool):
     """A pool without reuse: freed memory returns to the system."""
 
-    def lease(self, array: npt.NDArray[np.generic], count: int | None = None) -> torch.Tensor:
-        return torch.from_numpy(array[:count])
+    def lease(
+        self,
+        array: npt.NDArray[np.generic],
+        count: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        return torch.from_numpy(array[:count] if shape is None else view_of(array, shape))
 
     def _allocate(self) -> npt.NDArray[np.generic]:
         (nbytes,) = self._shape

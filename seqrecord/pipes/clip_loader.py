@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.engine.arena import for_users
 from seqrecord.engine.batches import Batch
@@ -28,7 +29,7 @@ from seqrecord.pipes.planning import EpochPlanner
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, RemainingEpoch, Segments, State, segments_of
-from seqrecord.sampling import Plan, Shard, count_unused_frames
+from seqrecord.sampling import DrawsByPlace, Plan, Shard, count_unused_frames
 from seqrecord.storage import local_path
 from seqrecord.text import counted
 
@@ -73,7 +74,7 @@ class ClipLoader:
         planner = EpochPlanner.of(selection, options, limit_in)
         self._order = SourceOrder(planner)
         self.selection, self.ranks = planner.selection, planner.ranks
-        self.batch_size = options.batch_size
+        self.batch_size = options.most_clips
         self._has_sequences = options.order == "sequences"
         self._iteration = _Iteration()
 
@@ -107,6 +108,13 @@ class ClipLoader:
 
     def plan(self, epoch: int, shard: Shard, rest: RemainingEpoch | None = None) -> Plan:
         """See `BatchSource`."""
+        options = self.options
+        if options.most_clips is None and (options.clip_lens is not None or options.draws_sizes):
+            raise ClipError(
+                "clip_len or a size is drawn for each batch, and the loader makes single clips",
+                expected="a batch_size, or frames_per_batch; or a SeqRecordMix around the loader",
+                got=f"clip_len={options.clip_len}",
+            )
         return self.planner.plan(epoch, shard, segments_of(epoch, rest))
 
     def remainder_after(self, state: State) -> RemainingEpoch | None:
@@ -133,9 +141,10 @@ class ClipLoader:
         segments: Segments,
         stats: EngineStats,
         stream: SideStream | None = None,
+        draws: DrawsByPlace | None = None,
     ) -> Execution:
         """Prepare the execution of a plan without the clips of `segments`; in a mix, on its
-        `stream`.
+        `stream` and with the `draws` of its batches.
         """
         # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
         device = self.find_device() if stream is None else stream.device
@@ -158,21 +167,24 @@ class ClipLoader:
             decode_there=tuning.video_decoder == "torchcodec",
             rows=rows,
         )
-        return Execution(self.job(plan), resources, stats)
+        return Execution(self.job(plan, draws), resources, stats)
 
-    def job(self, plan: Plan) -> Job:
-        """The dataset, frames and results of a plan's clips."""
-        selection, seed = self.selection, self.planner.settings.seed
+    def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:
+        """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its
+        batches.
+        """
+        selection, draws = self.selection, plan.draws if draws is None else draws
         return Job(
             selection.dataset,
             plan,
-            selection.drawn_frames(seed, plan.epoch),
+            self._drawn_frames(plan.epoch, draws),
             selection.frames.arrays,
             selection.made,
             selection.lengths,
             selection.frames.transform,
-            self._draw_of(plan.epoch) if selection.draws.is_any else None,
+            self._draw_of(plan.epoch, draws) if selection.draws.is_any else None,
             selection.vectors,
+            partial(_sizes_in, selection, plan) if self.options.draws_sizes else None,
         )
 
     def trace(self) -> Trace:
@@ -190,7 +202,7 @@ class ClipLoader:
         all. In a worker process they stay rows of shared memory, which is sent without a copy; each
         tensor of its own would take file descriptors.
         """
-        columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place)
+        columns = self.columns(batch.episode, batch.start, plan.epoch, batch.place, plan.draws)
         nested, squeezed = self.selection.nested, self.selection.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
@@ -233,7 +245,12 @@ class ClipLoader:
         return self.planner.residency.features(stays)
 
     def columns(
-        self, episode: IntArray, start: IntArray, epoch: int, place: IntArray
+        self,
+        episode: IntArray,
+        start: IntArray,
+        epoch: int,
+        place: IntArray,
+        draws: DrawsByPlace | None = None,
     ) -> dict[str, Any]:
         """The columns of n clips beside features, each a list or a tensor.
 
@@ -242,13 +259,14 @@ class ClipLoader:
             start: starts, int64[n].
             epoch: number of the epoch.
             place: places in the epoch, int64[n].
+            draws: draws of the batch.
         """
         selection, drawn = self.selection, ClipDraws()
         frames = selection.windows.frames
         if selection.draws.is_any:
-            drawn = self._draw_of(epoch)(episode, start, (), place)
+            drawn = self._draw_of(epoch, draws)(episode, start, (), place)
         if selection.steps is not None:
-            frames = selection.drawn_frames(self.planner.settings.seed, epoch).at(place)
+            frames = self._drawn_frames(epoch, draws).at(place)
         columns, num_far = selection.columns.of(episode, start, frames, drawn)
         self._iteration.times_without_frame += num_far
         return columns
@@ -262,7 +280,9 @@ class ClipLoader:
 
     def describe(self) -> str:
         """A summary line, and a line for each feature with dtype and shape in a clip."""
-        more = ""
+        more, lengths = "", self.options.clip_lens
+        if lengths is not None:
+            more = f"; {lengths[0]} to {lengths[1]} frames each, drawn for each batch"
         if self._has_sequences:
             more = f"; {counted(len(self.clips(0).count), 'sequence')}"
             for frames in self.unused(0).values():
@@ -271,14 +291,24 @@ class ClipLoader:
             settings = self.planner.plan_memory(1).settings
             if settings.first_block_frames < self.planner.clip_stats().whole_block():
                 places = counted(settings.num_cursors, "place")
-                more = f"; mixed from {places} of an epoch"
+                more += f"; mixed from {places} of an epoch"
         return self.selection.describe(more)
 
-    def _draw_of(self, epoch: int) -> DrawClips:
+    def _drawn_frames(self, epoch: int, draws: DrawsByPlace | None) -> ClipFrames:
+        """The frames of clips in an epoch, with the draws of their batches."""
+        is_drawn = draws is not None and draws.batches.draws is not None
+        frames_at = draws.frames if draws is not None and is_drawn else None
+        return self.selection.drawn_frames(self.planner.settings.seed, epoch, frames_at)
+
+    def _draw_of(self, epoch: int, draws: DrawsByPlace | None) -> DrawClips:
         """Sampler of an epoch's random parameters; clips of a sequence share them."""
         sequences = self.clips(epoch) if self._has_sequences else None
         return partial(
-            self.selection.draws.draw, self.planner.settings.seed, epoch, sequences=sequences
+            self.selection.draws.draw,
+            self.planner.settings.seed,
+            epoch,
+            sequences=sequences,
+            draw_at=None if draws is None else draws.draw,
         )
 
     def find_device(self) -> torch.device | None:
@@ -294,3 +324,8 @@ class ClipLoader:
                 got=device,
             )
         return find_device(device)
+
+
+def _sizes_in(selection: Selection, plan: Plan, batch: int) -> dict[str, tuple[int, int]]:
+    """The drawn height and width of features in a batch of a plan."""
+    return selection.draws.sizes(partial(plan.batches.draw, batch))

@@ -104,14 +104,16 @@ class SelectedWindows:
             if notice is not None:
                 warn_once(notice)
         step = 1 if options.has_drawn_steps else options.dilations[0]
-        offsets = OffsetWindow.of(np.arange(options.clip_len or 1) * step)
+        most = None if options.span is None else options.most_frames
+        offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, most)
         self._others: OffsetWindow | FrameLists = excerpts or offsets
         self._latest = options.latest
         self._windows = {**own, **self._known(own)}
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
             every = [window.frame_offsets for window in (self._others, *self._windows.values())]
-            whole = OffsetWindow.of(np.unique(np.concatenate(every)))
+            most = self._others.most if isinstance(self._others, OffsetWindow) else None
+            whole = OffsetWindow.of(np.unique(np.concatenate(every)), most)
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:
             self.stored = self.of_features(dict.fromkeys(dataset.features)).frames
@@ -122,6 +124,11 @@ class SelectedWindows:
             self._reach[rate] = np.where(self.pads, 0, reach)
         self._reach[:, 1] = np.maximum(self._reach[:, 1], self._drop_last)
         self.span = 1 + int(self._reach.sum(axis=1).min())
+
+    @property
+    def usual(self) -> OffsetWindow | FrameLists:
+        """The window of features without a window."""
+        return self._others
 
     def of_features(self, features: Mapping[str, str | None]) -> FeatureWindows:
         """The windows of features: names to `None`, or of a mask to its feature, which has the same

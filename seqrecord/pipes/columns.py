@@ -53,21 +53,29 @@ class BatchColumns:
             drawn: the random parameters.
         """
         metadata, windows, num_far = self.episodes.of(episode), self.windows, 0
+        steps, length = None, None
+        if frames.draw is not None:
+            steps = frames.draw(episode, start, frames.place)
+            if steps.num_frames is not None and len(start):  # equal in a batch
+                length = int(steps.num_frames[0])
         columns: dict[str, Any] = {"episode": [one.key for one in metadata]}
         listed = self.episodes.frames(episode, start)
         columns["start"] = torch.from_numpy(start if listed is None else listed.min(axis=1))
         if listed is not None:
             columns["frames"] = torch.from_numpy(listed)
+        elif self.steps is not None and self.steps.span is not None:
+            found = windows.selected.usual.find(episode, start, frames).frames
+            columns["frames"] = torch.from_numpy(found[:, :length])
         columns |= self.draws.columns(drawn, metadata, episode)
         for name in dict.fromkeys((*windows.padded, *windows.aged)):
-            found = frames.find(name, episode, start)
+            of_window = frames.find(name, episode, start)
             if name in windows.padded:
-                columns[f"{name}_is_pad"] = torch.from_numpy(found.is_pad)
-                num_far += found.num_far
-            if found.age is not None:
-                columns[f"{name}_age"] = torch.from_numpy(found.age)
-        if self.steps is not None and frames.draw is not None:
-            columns |= self.steps.columns(frames.draw(episode, start, frames.place))
+                columns[f"{name}_is_pad"] = torch.from_numpy(of_window.is_pad[:, :length])
+                num_far += of_window.num_far
+            if of_window.age is not None:
+                columns[f"{name}_age"] = torch.from_numpy(of_window.age[:, :length])
+        if self.steps is not None and steps is not None:
+            columns |= self.steps.columns(steps)
         for name, constant in self.constants.items():
             columns[name] = torch.from_numpy(np.tile(constant, (len(metadata), 1)))
         for name in self.metadata:  # users may change the copy

@@ -76,7 +76,7 @@ class Ranks:
         """The shards of this rank's workers."""
         rank = self.current()
         first, count = rank.index * num_workers, rank.count * num_workers
-        return [Shard(first + i, count) for i in range(num_workers)]
+        return [Shard(first + i, count, num_workers) for i in range(num_workers)]
 
     def shard_with_filter(self, num_instances: int) -> Shard:
         """The shard of a pipe before a `.sharding_filter()` with `num_instances` instances.

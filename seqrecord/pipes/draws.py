@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from seqrecord.clips.cameras import EpisodeCamera, known_cameras
@@ -18,7 +20,7 @@ from seqrecord.clips.tables import ClipTable, IntArray
 from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
 from seqrecord.engine.batches import ClipRows
 from seqrecord.engine.calls import ClipDraws, ClipFunctions
-from seqrecord.engine.crops import ClipCrops, Crop
+from seqrecord.engine.crops import ClipCrops, Crop, DrawBatch
 from seqrecord.errors import ClipError, located
 from seqrecord.feature_kinds import partner_of
 from seqrecord.pipes.distributed import warn_once
@@ -31,6 +33,11 @@ _MOST_EPISODES = 1 << 14  # with metadata in memory
 _SALT = 0x73746570  # separates these draws from crops
 _FRAMES = 0x66726D73  # … numbers of frame lists from numbers of starts
 _COPIES = 0x636F7079
+_POSITIONS = 2  # of the draws of steps; 0 and 1 are dilation and direction
+
+
+DrawAt: TypeAlias = Callable[[IntArray, int], float]
+"""Draws a number in [0, 1) for the batch of clips: their places, int64[n], and a purpose."""
 
 
 class EpisodeMetadata(NamedTuple):
@@ -119,14 +126,21 @@ class CropSampler:
     sizes: IntArray | None
     url: str
 
-    def windows(self, seed: int, epoch: int, numbers: IntArray, episode: IntArray) -> CropWindows:
-        """The windows of n clips, by clip numbers and episode rows, int64[n] each."""
+    def windows(
+        self,
+        seed: int,
+        epoch: int,
+        numbers: IntArray,
+        episode: IntArray,
+        draw_batch: DrawBatch | None,
+    ) -> CropWindows:
+        """The windows of n clips of a batch, by clip numbers and episode rows, int64[n] each."""
         sizes, smallest = None if self.sizes is None else self.sizes[episode], dict[str, str]()
         if sizes is not None and len(sizes):
             row = int(episode[np.argmin((sizes - self.crops.size).min(axis=1))])
             smallest = self._place(row, min(self.crops.features))
         with located(ClipError, **smallest):
-            return self.crops.windows(seed, epoch, numbers, sizes)
+            return self.crops.windows(seed, epoch, numbers, sizes, draw_batch)
 
     def columns(
         self, windows: CropWindows, cameras: Sequence[Any], episode: IntArray
@@ -247,6 +261,7 @@ class AugmentationSampler:
         place: IntArray | None = None,
         *,
         sequences: ClipTable | None = None,
+        draw_at: DrawAt | None = None,
     ) -> ClipDraws:
         """Draw parameters for n clips by episode row and start, int64[n] each.
 
@@ -254,21 +269,29 @@ class AugmentationSampler:
         or the first frame of the clip's row in `sequences`, so that all clips of a row get the
         same. If an epoch repeats clips, it also depends on their `place` in the epoch, int64[n]. If
         frame sizes vary, windows depend on the sizes of the episodes' frames, measured in `sources`
-        at first.
+        at first. `draw_at` makes the draws of the batch of clips, by their places.
         """
         if not self.is_any:
             return ClipDraws()
         first = start if sequences is None else sequences.first_starts(episode, start)
         numbers, calls = self._episodes.numbers(episode, first, place), None
         episode, start = self._episodes.rows(episode), self._episodes.starts(episode, start)
+        draw_batch = None
+        if draw_at is not None and place is not None and len(place):
+            draw_batch = partial(draw_at, place)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for camera in self._cameras:
             camera.learn(episode, start, sources)
-            windows = camera.windows(seed, epoch, numbers, episode)
+            windows = camera.windows(seed, epoch, numbers, episode, draw_batch)
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         if self.functions is not None:
             calls = self.functions.calls(seed, epoch, numbers, episode, start)
         return ClipDraws(Crop(parts) if parts else None, calls)
+
+    def sizes(self, draw_batch: DrawBatch) -> dict[str, tuple[int, int]]:
+        """Height and width of features in a batch, if batches differ in size."""
+        found = [crops for crops in self.crops if crops.per_batch]
+        return {name: crops.size_in(draw_batch) for crops in found for name in crops.features}
 
     def columns(
         self, drawn: ClipDraws, metadata: Sequence[EpisodeMetadata], episode: IntArray
@@ -311,18 +334,22 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class StepSampler:
-    """Draws dilation and direction of clips. Picklable.
+    """Draws dilation, direction and frames of clips. Picklable.
 
     Args:
         dilations: dilations to draw from.
         reverse: probability of a reversed clip.
         whole: for each of several dilations, the complete clips of stride 1.
+        clip_len: greatest number of frames of a clip.
+        span: number of frames to draw a clip's frames from; `None` if clips have no gaps.
     """
 
     dilations: Sequence[int]
     reverse: float
     whole: Sequence[ClipTable]
     episodes: ClipEpisodes
+    clip_len: int
+    span: int | None
 
     def draw(
         self,
@@ -331,11 +358,15 @@ class StepSampler:
         episode: IntArray,
         start: IntArray,
         place: IntArray | None = None,
+        *,
+        frames_at: Callable[[IntArray], IntArray] | None = None,
     ) -> ClipSteps:
         """Draw for n clips by episode row, start and place in the epoch, int64[n] each.
 
-        The draw depends only on seed, epoch, the episode's key and the start. All dilations with
-        which the clip is complete are equally likely.
+        The draw depends only on seed, epoch, the episode's key and the start, and on the number of
+        frames. All dilations with which the clip is complete are equally likely, and so are all
+        sets of frames. `frames_at` returns the number of frames of clips by their places, if it is
+        drawn for each batch.
         """
         numbers = self.episodes.numbers(episode, start, place)
         shares = [
@@ -348,7 +379,35 @@ class StepSampler:
             count = np.cumsum(fits, axis=1)
             chosen = (shares[0] * count[:, -1]).astype(np.int64)
             dilation = np.array(self.dilations)[np.argmax(count > chosen[:, None], axis=1)]
-        return ClipSteps(dilation, shares[1] < self.reverse)
+        is_reversed = shares[1] < self.reverse
+        num_frames = None if frames_at is None or place is None else frames_at(place)
+        if num_frames is None and self.span is None:
+            return ClipSteps(dilation, is_reversed)
+        key = key_of(_SALT, seed, epoch, _POSITIONS)
+        found = self._positions(key, numbers, is_reversed, num_frames)
+        return ClipSteps(dilation, is_reversed, found, num_frames)
+
+    def _positions(
+        self,
+        key: int,
+        numbers: IntArray,
+        is_reversed: npt.NDArray[np.bool_],
+        count: IntArray | None,
+    ) -> IntArray:
+        """The positions of clips by their numbers, and their counts of frames, int64[n] each."""
+        if count is None:
+            count = np.full(len(numbers), self.clip_len)
+        place = np.minimum(np.arange(self.clip_len), count[:, None] - 1)
+        place = np.where(is_reversed[:, None], count[:, None] - 1 - place, place)
+        if self.span is None:
+            return place
+        each = np.arange(self.span)
+        drawn = hash64(key, (hash64(key, numbers)[:, None] + each.astype(np.uint64)).view(np.int64))
+        rank = np.argsort(np.argsort(drawn, axis=1, kind="stable"), axis=1, kind="stable")
+        is_left = rank >= count[:, None]
+        chosen = np.argsort(is_left, axis=1, kind="stable")[:, : self.clip_len]
+        found: IntArray = np.take_along_axis(chosen, place, axis=1)
+        return found
 
     def columns(self, steps: ClipSteps) -> dict[str, torch.Tensor]:
         """Columns of drawn parameters: `dilation`, int64[n], and `reversed`, bool[n]."""

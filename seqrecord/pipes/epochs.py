@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -130,7 +131,7 @@ class Epochs:
         self._start, self._place, self._is_begun = Start(epoch), place, True
         self._publish()
         moved = (sharing.worker or 0) - (own.worker or 0)
-        plan = self.loader.plan(epoch, Shard(shard.index + moved, shard.count), rest)
+        plan = self.loader.plan(epoch, replace(shard, index=shard.index + moved), rest)
         self._last = iteration
         assert isinstance(batch, int)
         return plan, rest, batch

@@ -20,7 +20,7 @@ from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_form import MixForm, Scope
 from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import StoppingStrategy
+from seqrecord.pipes.mix_sources import StoppingStrategy, agreed_clip_len
 from seqrecord.pipes.mix_summary import MixSummary
 from seqrecord.pipes.mix_weights import Proportions, SourceSize, Weights
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _MOST_BATCHES = 1 << 40  # of an epoch
 MIX_OPTIONS = (
-    *("batch_size", "drop_last", "even_batches", "seed"),
+    *("batch_size", "frames_per_batch", "drop_last", "even_batches", "seed"),
     *("memory_limit", "rank", "world_size", "device"),
     *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
 )
@@ -106,7 +106,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             would begin again, but after at least one batch. "all_exhausted": when every source has
             returned its last clip. An integer: number of batches of each rank. The clips of the
             first epoch of each source determine the length.
-        batch_size: clips of a batch, at least 1.
+        batch_size: clips of a batch, at least 1. Not with `frames_per_batch`.
+        frames_per_batch: as in `SeqRecordIterableDataset`, if all sources have the same drawn
+            `clip_len`. Excludes an integer `stopping_strategy` and single-source batches. Without
+            it, `batch_size` is required.
         features: "union" (default) or "intersection" of the sources' features. In a union, a
             feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
             marks them; single-source batches have the features of their source. Features outside an
@@ -151,7 +154,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         repeat: Mapping[str, float | Fraction] | None = None,
         choose: Mapping[str, int] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
-        batch_size: int,
+        batch_size: int | None = None,
+        frames_per_batch: int | None = None,
         features: Join = "union",
         pad_to: Mapping[str, int] | None = None,
         normalize: Scope | Mapping[str, Scope | None] | None = None,
@@ -167,9 +171,15 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         engine: EngineOptions | None = None,
     ) -> None:
         super().__init__()
+        datasets, epoch_clips = _weighted(
+            sources, weights=weights, alpha=alpha, repeat=repeat, choose=choose
+        )
+        if frames_per_batch is None:
+            batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
         options = LoaderOptions(
-            clip_len=1,
-            batch_size=check_integer("batch_size", batch_size, least=1, most=MAX_INT),
+            clip_len=agreed_clip_len({name: one for name, (one, _) in datasets.items()}),
+            batch_size=batch_size,
+            frames_per_batch=frames_per_batch,
             seed=seed,
             memory_limit=memory_limit,
             rank=rank,
@@ -188,9 +198,6 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         one_of("union", "intersection")("features", features)
         is_right = isinstance(alternate, bool | None)
         check("single_source_batches", alternate, is_right, "True, False or None")
-        datasets, epoch_clips = _weighted(
-            sources, weights=weights, alpha=alpha, repeat=repeat, choose=choose
-        )
         problem = "repeat and choose determine the length of an epoch"
         expected = "no stopping_strategy; or weights"
         raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
@@ -328,7 +335,9 @@ def _datasets(name: Any, source: Any) -> _Datasets:
     check("the name of a source", name, is_right, "a text")
     if isinstance(source, SeqRecordMix):
         mix = source._mix
-        _check_source(name, replace(mix.options, batch_size=None))
+        _check_source(
+            name, replace(mix.options, clip_len=1, batch_size=None, frames_per_batch=None)
+        )
         what, stop = f"stopping_strategy of source {name!r}", mix.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
         return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}

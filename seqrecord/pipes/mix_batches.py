@@ -16,7 +16,7 @@ import torch
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.engine.arena import for_users
-from seqrecord.engine.batches import Batch, BatchBuilder, OpenBatch
+from seqrecord.engine.batches import Batch, BatchBuilder, BatchForm, OpenBatch
 from seqrecord.engine.buffers import BufferCache, BufferNeeds, HostBuffers
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
@@ -30,6 +30,7 @@ from seqrecord.pipes.mix_tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
+from seqrecord.sampling import DrawsByPlace, ShardBatches
 from seqrecord.schema import FeatureSpec
 
 _DATASET = "dataset"  # the column with the name of each clip's source
@@ -140,19 +141,39 @@ class MixedBatches:
         self.kept.release(buffers)  # batches that iterations have begun are theirs
         return buffers
 
-    def begin(self, buffers: BatchBuffers, lock: threading.Lock, source: IntArray) -> OpenBatch:
-        """Begin a batch with clips of these sources, int64[n]; missing features are 0."""
-        return OpenBatch(len(source), partial(self._build, buffers, source), lock, source)
+    def begin(
+        self,
+        buffers: BatchBuffers,
+        lock: threading.Lock,
+        source: IntArray,
+        batches: ShardBatches,
+        number: int,
+    ) -> OpenBatch:
+        """Begin batch `number` of `batches` with clips of these sources, int64[n].
 
-    def _build(self, buffers: BatchBuffers, source: IntArray) -> BatchBuilder[Any]:
-        builder = buffers.begin_batch(len(source))
+        Missing features are 0.
+        """
+        frames, sizes, form = _frames_of(batches, number), dict[str, tuple[int, int]](), None
+        for one in self.sources.values():
+            sizes |= one.selection.draws.sizes(partial(batches.draw, number))
+        if frames is not None or sizes:
+            form = BatchForm(frames, {n: size for n, size in sizes.items() if n in self.specs})
+        build = partial(self._build, buffers, source, form)
+        return OpenBatch(len(source), build, lock, source, frames)
+
+    def _build(
+        self, buffers: BatchBuffers, source: IntArray, form: BatchForm | None
+    ) -> BatchBuilder[Any]:
+        builder = buffers.begin_batch(len(source), form)
         for name, without in self.missing.items():
             if name in self.specs and self.specs[name].value == "array":
                 builder.clear(name, np.flatnonzero(np.isin(source, without)))
         return builder
 
-    def to_clips(self, batch: Batch) -> Clip:
-        """A batch for users: features, and columns of all sources."""
+    def to_clips(self, batch: Batch, batches: ShardBatches, number: int) -> Clip:
+        """Batch `number` of `batches` for users: features, and columns of all sources."""
+        frames = _frames_of(batches, number)
+        draws = DrawsByPlace.of_one(batches, number)
         size, found = len(batch), for_users(batch.features, self.nested, self.squeezed)
         found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
         for name, without in self.missing.items():
@@ -162,6 +183,8 @@ class MixedBatches:
             found[name + _IS_REAL] = torch.from_numpy(is_real)
         for name, none in self.columns.items():  # 0 or `None` for the clips of other sources
             if isinstance(none, torch.Tensor):
+                if name == "frames" or name.endswith(("_is_pad", "_age")):
+                    none = none[:, :frames]
                 found[name] = none.new_zeros((size, *none.shape[1:]))
             else:
                 found[name] = [None] * size
@@ -177,7 +200,7 @@ class MixedBatches:
         for (number, epoch), some in groups.items():
             slots, source = np.array(some), self.sources[number]
             place = batch.episode[slots], batch.start[slots], epoch, batch.place[slots]
-            columns = source.columns(*place)
+            columns = source.columns(*place, draws)
             if self.tasks is not None:
                 texts = [found[TASK][slot] for slot in some] if TASK in found else []
                 given = source.name, source.selection, place[0], texts
@@ -208,6 +231,35 @@ def _column_text(column: Any) -> str:
     if isinstance(column, list):
         return "list"
     return f"{column.dtype} {[*column.shape[1:]]}".removeprefix("torch.").removesuffix(" []")
+
+
+def _frames_of(batches: ShardBatches, number: int) -> int | None:
+    """The frames of each clip of a batch, if they are drawn."""
+    return None if batches.draws is None else int(batches.frames(np.array([number]))[0])
+
+
+def agreed_sizes(sources: Mapping[str, Selection]) -> bool:
+    """Whether the size of a feature is drawn for each batch.
+
+    Raises `ClipError` if sources draw the size of a feature differently.
+    """
+    drawn: dict[str, dict[str, str]] = {}  # of each feature, the steps of each source
+    for source, one in sources.items():
+        steps = dict.fromkeys(one.made, "none")
+        for crops in one.draws.crops:
+            text = ", ".join(repr(s.of_features(None)) for s in crops.steps if s.per_batch)
+            steps |= dict.fromkeys(crops.features, text or "none")
+        for name, text in steps.items():
+            drawn.setdefault(name, {})[source] = text
+    for name, texts in drawn.items():
+        if len({*texts.values()}) > 1:
+            raise ClipError(
+                "the sources of a mix draw the size of a feature differently",
+                feature=name,
+                expected="one BatchResize in the clip_transform of every source",
+                got=_listed(texts),
+            )
+    return any(text != "none" for texts in drawn.values() for text in texts.values())
 
 
 def _is_camera(selection: Selection, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import ceil
@@ -17,6 +18,7 @@ from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.engine.trace import Trace
 from seqrecord.errors import ClipError, StateError
+from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import check_machine
@@ -25,6 +27,7 @@ from seqrecord.pipes.mix_batches import (
     Join,
     MixedBatches,
     agreed_features,
+    agreed_sizes,
     joined_features,
 )
 from seqrecord.pipes.mix_form import MixForm
@@ -42,7 +45,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, RemainingEpoch, RemainingSource, State
 from seqrecord.reading.frames import clip_nbytes
-from seqrecord.sampling import Shard
+from seqrecord.sampling import BatchDraws, Shard, ShardBatches
 from seqrecord.sampling.memory import CONSUMER, PREFETCH, usual_limit
 from seqrecord.sampling.mix_memory import share_out
 from seqrecord.sampling.random_order import key_of
@@ -50,6 +53,7 @@ from seqrecord.sampling.shares import Shares, whole_shares
 
 _MOST_SLOTS = 1 << 60
 _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
+_DRAWS = 0x64726177  # draws of batches
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
 
 
@@ -76,10 +80,13 @@ class MixLoader:
         form: MixForm,
         epoch_clips: int | None = None,
     ) -> None:
-        assert options.batch_size is not None
+        assert options.most_clips is not None
         self.options, self.stop, self.join = options, stop, join
         self.epoch_clips = epoch_clips
-        self.batch_size = size = options.batch_size
+        self.batch_size = size = options.most_clips
+        self.draws = None
+        if options.clip_lens is not None:
+            self.draws = BatchDraws(*options.clip_lens, options.frames_per_batch)
         self.counts = whole_shares([weight for _, weight in sources.values()])
         each = zip(sources, self.counts, strict=True)
         self.shares = {name: Fraction(count, sum(self.counts)) for name, count in each}
@@ -88,6 +95,14 @@ class MixLoader:
         steps = form.steps(selections, self.shares, features)
         formed = {name: one.with_vectors(steps[name]) for name, one in selections.items()}
         self.alternate = agreed_features(selections, formed, features, alternate, form.own_units)
+        self._draws_sizes = agreed_sizes(selections)
+        frames = options.frames_per_batch
+        problem = "frames_per_batch is for batches of all sources, and epochs of whole ones"
+        expected = "batch_size; or sources of equal shapes, no number of batches, repeat or choose"
+        has_count = isinstance(stop, int) or epoch_clips is not None
+        got = f"stopping_strategy={stop!r}, single_source_batches={self.alternate}"
+        raise_if(frames is not None and (self.alternate or has_count), problem, expected, got)
+        self._unit = size if frames is None else 1  # slots that epochs are counted in
         self.loaders = {
             name: SourceLoader(
                 name,
@@ -108,7 +123,10 @@ class MixLoader:
         self._batches = [
             MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks) for some in alike
         ]
-        self._batch_bytes = sum(size * batches.clip_bytes for batches in self._batches)
+        most = size  # in clips of the greatest length
+        if self.draws is not None:
+            most = -(-self.draws.most_frames(size) // self.draws.most)
+        self._batch_bytes = sum(most * batches.clip_bytes for batches in self._batches)
         self._requests = {
             name: loader.planner.memory_request() for name, loader in self.loaders.items()
         }
@@ -140,7 +158,7 @@ class MixLoader:
 
     def shared_arguments(self) -> dict[str, Any]:
         """See `BatchSource`."""
-        each = zip(self.loaders, self.counts, strict=True)
+        each, frames = zip(self.loaders, self.counts, strict=True), self.options.frames_per_batch
         return {
             "shares": [list(pair) for pair in each],
             "stopping_strategy": self.stop if (n := self.epoch_clips) is None else f"{n} clips",
@@ -148,6 +166,7 @@ class MixLoader:
             "seed": self.options.seed,
             "features": self.join,
             "single_source_batches": self.alternate,
+            **({"frames_per_batch": frames} if frames is not None else {}),
         }
 
     # ---- plans and positions
@@ -168,7 +187,7 @@ class MixLoader:
         """
         rest = rest if rest is not None and epoch >= rest.epoch else None
         workers = workers or self._sources[0].planner.workers(shard.count)
-        worker, size = shard.index % workers, self.batch_size
+        worker, size = shard.index % workers, self._unit
         whole = self._count(
             self._stop(shard, workers), [WHOLE] * len(self._sources), shard, workers, least=1
         )
@@ -183,8 +202,14 @@ class MixLoader:
         change = () if rest is None or not rest.number else (rest.number,)
         key = key_of(self.options.seed, _SALT, worker, *change)
         shares = self._places.setdefault(key, Shares(self.counts, key))
-        turn = size if self.alternate else 1
-        return MixPlan(shard, num_batches, size, shares, turn, first, rest)
+        turn, drawn, num_slots = size if self.alternate else 1, None, num_batches * size
+        if self.draws is not None or self._draws_sizes:
+            key = key_of(self.options.seed, _DRAWS, epoch, *change)
+            drawn = ShardBatches(self.batch_size, self.draws, key, worker, workers)
+            num_batches = drawn.count(num_slots)
+        return MixPlan(
+            *(shard, num_batches, self.batch_size, shares, turn, first, rest, drawn, num_slots)
+        )
 
     def _stop(self, shard: Shard, workers: int) -> StoppingStrategy:
         """The end of an epoch; a number of batches on each rank if its clips are given."""
@@ -220,7 +245,7 @@ class MixLoader:
             max(least, source.first_clip(1, shard.count, rest)) / share
             for source, rest, share in each
         ]
-        return count_batches(stop, slots, self.batch_size, shard.index % workers, workers, least)
+        return count_batches(stop, slots, self._unit, shard.index % workers, workers, least)
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
@@ -240,7 +265,8 @@ class MixLoader:
         before, left = plans[0].rest, None
         went_on = before is not None and before.epoch == state.epoch and before.left is not None
         if any(state.batches) or went_on:
-            left = ranks * (sum(plan.num_batches for plan in plans) - sum(state.batches))
+            pairs = zip(plans, state.batches, strict=True)
+            left = ranks * sum(plan.left(batch) for plan, batch in pairs)
         each = zip(self._sources, plans[0].rests, state.sources, strict=True)
         sources = tuple(
             loader.remainder_of([int(clips[i]) for clips in given], ranks, old, saved)
@@ -268,6 +294,8 @@ class MixLoader:
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
         stream = self._batches[0].kept.stream(device)
         needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, device, in_worker)
+        if self.draws is not None:
+            needs = replace(needs, most_frames=self.draws.most_frames(self.batch_size))
         buffers = [batches.buffers(needs, stream) for batches in self._batches]
         begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
@@ -286,15 +314,16 @@ class MixLoader:
         """A batch to fill, by its number."""
         sources = plan.sources(number)
         which = int(sources[0]) if self.alternate else 0
-        return self._batches[which].begin(buffers[which], lock, sources)
+        return self._batches[which].begin(buffers[which], lock, sources, plan.batches, number)
 
     def trace(self) -> Trace:
         """See `BatchSource`."""
         return self._sources[0].trace()
 
-    def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
+    def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:
         """See `BatchSource`."""
-        return [self._batches[int(batch.source[0]) if self.alternate else 0].to_clips(batch)]
+        which = int(batch.source[0]) if self.alternate else 0
+        return [self._batches[which].to_clips(batch, plan.batches, number)]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `BatchSource`: of the mix, and of each source."""

@@ -25,7 +25,7 @@ from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.selecting import select
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import RemainingEpoch, RemainingSource, Segments, SourceState
-from seqrecord.sampling import Shard
+from seqrecord.sampling import DrawsByPlace, Plan, Shard, ShardBatches
 from seqrecord.sampling.elastic import EpochSegment
 from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares
@@ -37,6 +37,18 @@ WHOLE = RemainingSource((), 0)
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """The end of an epoch; see `SeqRecordMix`."""
+
+
+def agreed_clip_len(loaders: Mapping[str, ClipLoader]) -> int | tuple[int, int]:
+    """The `clip_len` that all sources draw for each batch; 1 if none is drawn.
+
+    Raises `ClipError` if sources differ.
+    """
+    found = {name: loader.options.clip_lens for name, loader in loaders.items()}
+    problem = "a batch of a mix has one number of frames, and sources draw clip_len differently"
+    got = ", ".join(f"{name}: {loaders[name].options.clip_len}" for name in found)
+    raise_if(len({*found.values()}) > 1, problem, "the same clip_len of all sources", got)
+    return next(iter(found.values())) or 1
 
 
 def count_batches(
@@ -68,6 +80,9 @@ class MixPlan:
     Batches are numbered over all epochs of the shard, since the last change of ranks or workers;
     `first` is the epoch's first batch. The clips of a source are numbered over all epochs:
     each epoch of the mix continues at the end of the last one.
+
+    `drawn` are batches with draws. If these differ in their number of clips, `first` is the epoch's
+    first slot, and the epoch has `num_slots`.
     """
 
     shard: Shard
@@ -77,12 +92,37 @@ class MixPlan:
     turn: int  # clips that a source gives in its turn: one, or a batch
     first: int
     rest: RemainingEpoch | None = None
+    drawn: ShardBatches | None = None
+    num_slots: int = 0
     counts: ClassVar[dict[str, int]] = {}  # statistics count the clips of each source
 
     @property
     def rests(self) -> Sequence[RemainingSource]:
         """The remaining epochs of each source."""
         return [WHOLE] * len(self.shares.counts) if self.rest is None else self.rest.sources
+
+    @property
+    def batches(self) -> ShardBatches:
+        """The batches of this epoch."""
+        return self.drawn or ShardBatches(self.batch_size, None, 0)
+
+    @property
+    def _are_drawn(self) -> bool:
+        return self.drawn is not None and self.drawn.are_drawn
+
+    def left(self, batch: int) -> int:
+        """The batches from a batch to the end of the epoch; slots, if batches differ in these."""
+        if self._are_drawn:
+            return self.num_slots - min(self.batches.first_clip(batch), self.num_slots)
+        return self.num_batches - batch
+
+    def draws(self, source: int, given: int, plan: Plan) -> DrawsByPlace | None:
+        """The draws for the clips of a source's plan, with `given` clips before it."""
+        if self.drawn is None:
+            return None
+        return DrawsByPlace(
+            self.batches, lambda place: self._find(source, given + plan.numbers(place))[0]
+        )
 
     def sources(self, batch: int) -> IntArray:
         """The source of each slot of a batch; int64[batch_size]."""
@@ -101,15 +141,25 @@ class MixPlan:
         `first` is the number of the first clip in an epoch of the source, and `given` the number of
         clips before that epoch.
         """
-        start, stop = given + first, given + first + len(clips)
-        turn, clip = np.divmod(np.arange(start, stop), self.turn)
-        begin, end = start // self.turn, -(-stop // self.turn)
+        return self._find(source, np.arange(given + first, given + first + len(clips)))
+
+    def _find(self, source: int, clips: IntArray) -> tuple[IntArray, IntArray]:
+        """Batch and slot of clips of a source by their numbers, int64[n] each."""
+        if not len(clips):
+            return clips, clips
+        turn, clip = np.divmod(clips, self.turn)
+        begin, end = int(turn.min()), int(turn.max()) + 1
         turns = self.shares.slots(source, begin, end)
-        batch, slot = np.divmod(turns[turn - begin] * self.turn + clip, self.batch_size)
-        return batch - self.first, slot
+        return self.batches.find(turns[turn - begin] * self.turn + clip - self._slots_before(0))
 
     def _turns_before(self, batch: int) -> int:
-        return (self.first + batch) * self.batch_size // self.turn
+        return self._slots_before(batch) // self.turn
+
+    def _slots_before(self, batch: int) -> int:
+        """The slots before a batch of this epoch, in all epochs."""
+        if self._are_drawn:
+            return self.first + self.num_slots - self.left(batch)
+        return (self.first + batch) * self.batch_size
 
 
 @dataclass
@@ -144,7 +194,8 @@ class SourceRun:
             plan = source.planner.plan(epoch, shard, segments)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
-            execution = source.execution(plan, segments, self.stats, self.stream)
+            draws = self.order.draws(self.number, given, plan)
+            execution = source.execution(plan, segments, self.stats, self.stream, draws)
             some = clip - given, min(last - given, plan.num_clips)
             slots = partial(self.order.places, self.number, given)
             try:

@@ -29,13 +29,14 @@ from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes
 from seqrecord.sampling.bounds import ORDERS
 from seqrecord.storage import local_path
+from seqrecord.text import repr_of
 from seqrecord.units import MAX_INT, check_integer, check_seed, check_size, is_integer
 
 if TYPE_CHECKING:
     import torch
 
 _MOST_RANKS = (1 << 31) - 1
-_OF_FRAMES = ("clip_len", "windows", "pad", "reverse")
+_OF_FRAMES = ("clip_len", "span", "windows", "pad", "reverse")
 _SHUFFLING = ("num_cursors", "shuffle_buffer")
 
 
@@ -99,6 +100,17 @@ def _check_dilation(name: str, value: Any) -> int | tuple[int, ...]:
     return tuple(several) if len(several) > 1 else several[0]
 
 
+def _check_clip_len(name: str, value: Any) -> int | tuple[int, int]:
+    """Return a length, or the least and the greatest one."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        return check_integer(name, value, least=1)
+    expected = "an integer, or the least and the greatest one such as (2, 24)"
+    check(name, value, len(value) == 2, expected)
+    least, most = (check_integer(name, one, least=1, expected=expected) for one in value)
+    check(name, value, least <= most, expected)
+    return (least, most) if least < most else most
+
+
 def _check_resize(name: str, value: Any) -> Any:
     """Return a size, or sizes by feature."""
     if not isinstance(value, Mapping):
@@ -145,7 +157,17 @@ class ClipOptions:
 
     Args:
         clip_len: frames of a clip, N, at most 2^20. Optional if there are `windows`; features with
-            a window do not depend on it.
+            a window do not depend on it. `(2, 24)`: drawn for each batch from 2 to 24, each equally
+            likely, and equal on all ranks at each step. Requires `batch_size` or
+            `frames_per_batch`, in a mix those of the mix. A clip is skipped if it is incomplete
+            with the greatest length. Excludes `windows`, `order="sequences"`,
+            functions in `clip_transform`, and `SeqRecordMapDataset`.
+        span: draw the frames of a clip from this many neighbouring frames, at the distance of
+            `dilation`, without replacement: `clip_len=4, span=16` returns 4 of 16 frames, in
+            ascending order, drawn like `dilation`. At least `clip_len`; default: `clip_len` frames
+            without gaps. A clip is skipped if one of the frames of its span is missing. Batches
+            have the column `frames`, int64 [batch, T], with the numbers of the frames; `start` is
+            the first frame of the span. Excludes `windows` and `order="sequences"`.
         stride: frames from the start of one clip to the start of the next, at least 1. Default: 1,
             every start; with `order="sequences"` the length of a clip.
         dilation: frames between neighbouring frames of a clip of `clip_len` frames, at least 1.
@@ -208,17 +230,17 @@ class ClipOptions:
             results raise `ClipError`.
         deterministic_transform: declares that `frame_transform` always returns the same for a
             frame. Its results may then stay in memory; see `memory_limit`.
-        clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `HorizontalFlip`,
-            a function, or a list of these, applied in order. All frames of a clip share one crop
-            window, and only the window is copied or resized. Windows are drawn from seed, epoch and
-            clip (`SeqRecordMapDataset` draws from torch's global generator). Batches have the
-            columns `crop`, int64 [batch, 4], with top, left, height and width in pixels of the
-            stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch, 4], with fx,
-            fy, cx and cy of the visible image if the episode's metadata has a `camera`. These
-            columns stay on the host. A dict has separate steps for features, such as cameras of
-            different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
-            `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
-            episode.
+        clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `BatchResize`,
+            `HorizontalFlip`, a function, or a list of these, applied in order. All frames of a clip
+            share one crop window, and only the window is copied or resized. Windows are drawn from
+            seed, epoch and clip (`SeqRecordMapDataset` draws from torch's global generator).
+            Batches have the columns `crop`, int64 [batch, 4], with top, left, height and width in
+            pixels of the stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch,
+            4], with fx, fy, cx and cy of the visible image if the episode's metadata has a
+            `camera`. These columns stay on the host. A dict has separate steps for features, such
+            as cameras of different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`;
+            columns are then `front_crop` and so on. If frame sizes differ between episodes, each
+            window fits its own episode.
 
             Functions come after crops and flips. A function is called once for each clip with a
             dict of read-only arrays [clip_len, …], valid during the call (a list of arrays for a
@@ -252,7 +274,8 @@ class ClipOptions:
             changes the feature.
     """
 
-    clip_len: int | None = _checked(None, _integer_from(1))
+    clip_len: int | Sequence[int] | None = _checked(None, _check_clip_len)
+    span: int | None = _checked(None, _integer_from(1))
     stride: int | None = _checked(None, _integer_from(1))
     dilation: int | Sequence[int] = _checked(1, _check_dilation)
     reverse: float = _checked(0.0, _check_probability)
@@ -292,13 +315,20 @@ class ClipOptions:
                 expected="no lists of frames, and clip_len=1 or none",
                 got=f"clip_len={self.clip_len}",
             )
+        if self.span is not None and self.span < (self.most_frames or MAX_INT):
+            raise ClipError(
+                "span has fewer frames than a clip, or there is no clip_len",
+                expected="at least the greatest clip_len",
+                got=f"span={self.span}, clip_len={self.clip_len}",
+            )
         for dilation in self.dilations:
-            ClipSpec(self.clip_len or 1, self.spec.stride, dilation)  # has limits of its own
+            ClipSpec(self.frames_of_span, self.spec.stride, dilation)  # has limits of its own
         if self.has_drawn_steps and self.own_windows:
             raise ClipError(
-                "several dilations, and reverse, are for clips of clip_len frames",
+                "several dilations, reverse, span, and a drawn clip_len are for clips of clip_len "
+                "frames",
                 expected="no windows, but for Latest()",
-                got=f"dilation={self.dilation}, reverse={self.reverse:g}",
+                got=self._drawn_steps,
             )
         taken = {"stride": self.stride not in (None, 1), "drop_last_frames": self.drop_last_frames}
         if self.lists_frames:
@@ -311,7 +341,9 @@ class ClipOptions:
     def spec(self) -> ClipSpec:
         """The clips, of phase 0; with windows or `pad`, clips of one frame at each start."""
         stride = self.stride or self._usual_stride
-        if self.clip_len is None or self.has_windows or not isinstance(self.dilation, int):
+        if self.has_windows or not isinstance(self.clip_len, int):
+            return ClipSpec(1, stride)
+        if not isinstance(self.dilation, int):
             return ClipSpec(1, stride)
         return ClipSpec(self.clip_len, stride, self.dilation)
 
@@ -326,9 +358,41 @@ class ClipOptions:
         return lists_frames(self.clips)
 
     @property
+    def clip_lens(self) -> tuple[int, int] | None:
+        """The least and the greatest `clip_len`, if it is drawn for each batch."""
+        if self.clip_len is None or isinstance(self.clip_len, int):
+            return None
+        least, most = self.clip_len
+        return least, most
+
+    @property
+    def most_frames(self) -> int | None:
+        """The greatest `clip_len`."""
+        return self.clip_len if self.clip_lens is None else self.clip_lens[1]  # type: ignore[return-value]
+
+    @property
+    def frames_of_span(self) -> int:
+        """The frames from which a clip's frames come; 1 without `clip_len`."""
+        return self.span or self.most_frames or 1
+
+    @property
     def has_drawn_steps(self) -> bool:
-        """Whether dilation or direction is drawn for each clip."""
-        return len(self.dilations) > 1 or self.reverse > 0
+        """Whether frames, dilation or direction are drawn for each clip."""
+        is_drawn = self.clip_lens is not None or self.span is not None
+        return is_drawn or len(self.dilations) > 1 or self.reverse > 0
+
+    @property
+    def draws_sizes(self) -> bool:
+        """Whether the size of frames is drawn for each batch."""
+        cameras = () if self.clip_transform is None else chain_of(self.clip_transform)[0]
+        return any(step.per_batch for camera in cameras for step in camera.steps)
+
+    @property
+    def _drawn_steps(self) -> str:
+        """The arguments of drawn steps, for errors."""
+        values = {"clip_len": self.clip_lens, "span": self.span, "dilation": self.dilation}
+        given = [f"{name}={value}" for name, value in values.items() if value not in (None, 1)]
+        return ", ".join([*given, f"reverse={self.reverse:g}"])
 
     @property
     def has_windows(self) -> bool:
@@ -366,6 +430,15 @@ class DatasetOptions(ClipOptions):
     """
 
     memory_limit: int | str = _checked("512MiB", check_size)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip_lens is not None or self.draws_sizes:
+            raise ClipError(
+                "draws per batch are for streams, and a map-style dataset has clips by number",
+                expected="an integer clip_len, and no BatchResize; or a SeqRecordIterableDataset",
+                got=f"clip_len={self.clip_len}, clip_transform={repr_of(self.clip_transform, 100)}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,6 +518,10 @@ class LoaderOptions(ClipOptions):
             every phase once, and so every start. A phase without clips is skipped. Epochs then
             differ in length by a few clips. Raises `ClipError` with a `stride` of 1.
         batch_size: clips of a batch; `None` (default) for single clips.
+        frames_per_batch: with a drawn `clip_len`, in place of `batch_size`: a batch has as many
+            clips as have at most this many frames together, and at least one. With
+            `clip_len=(2, 24)` and 48 frames: 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of
+            a rank may then differ in their numbers of batches; all ranks have the same.
         drop_last: drop clips that do not fill a batch on every rank. Without `batch_size`: drop
             clips so that all ranks get the same number. `ClipError` without `batch_size` if
             `even_batches` is false.
@@ -496,6 +573,7 @@ class LoaderOptions(ClipOptions):
     seed: int = _checked(0, lambda _, value: check_seed(value))
     rotate_phase: bool = _checked(False, _check_flag)
     batch_size: int | None = _checked(None, _integer_from(1))
+    frames_per_batch: int | None = _checked(None, _integer_from(1))
     drop_last: bool = _checked(False, _check_flag)
     fixed_shards: bool = _checked(True, _check_flag)
     even_batches: bool = _checked(True, _check_flag)
@@ -518,6 +596,7 @@ class LoaderOptions(ClipOptions):
                     got=f"rank={self.rank} world_size={self.world_size}",
                 )
             object.__setattr__(self, "rank", rank)
+        self._check_batches()
         if self.order == "sequences":
             self._check_sequences()
         for name in _SHUFFLING:
@@ -533,7 +612,7 @@ class LoaderOptions(ClipOptions):
                 "rotate_phase has no effect: with stride=1 every epoch has every start",
                 expected="a stride above 1, or no rotate_phase",
             )
-        if self.drop_last and self.batch_size is None and not self.even_batches:
+        if self.drop_last and self.most_clips is None and not self.even_batches:
             raise ClipError(
                 "drop_last has no effect on single clips with even_batches=False",
                 expected="a batch_size, or even_batches=True, or no drop_last",
@@ -557,7 +636,28 @@ class LoaderOptions(ClipOptions):
 
     @property
     def _usual_stride(self) -> int:
-        return (self.clip_len or 1) * self.dilations[0] if self.order == "sequences" else 1
+        return (self.most_frames or 1) * self.dilations[0] if self.order == "sequences" else 1
+
+    @property
+    def most_clips(self) -> int | None:
+        """The clips of the largest batch; `None` for single clips."""
+        if self.frames_per_batch is None or self.clip_lens is None:
+            return self.batch_size
+        return max(1, self.frames_per_batch // self.clip_lens[0])
+
+    def _check_batches(self) -> None:
+        if self.frames_per_batch is not None and self.clip_lens is None:
+            raise ClipError(
+                "frames_per_batch is for a clip_len that is drawn for each batch",
+                expected="clip_len=(2, 24), for example; or batch_size",
+                got=f"clip_len={self.clip_len}",
+            )
+        if self.frames_per_batch is not None and self.batch_size is not None:
+            raise ClipError(
+                "batch_size and frames_per_batch exclude each other",
+                expected="one of them",
+                got=f"batch_size={self.batch_size} frames_per_batch={self.frames_per_batch}",
+            )
 
     def _check_sequences(self) -> None:
         if self.batch_size is None:
@@ -568,11 +668,17 @@ class LoaderOptions(ClipOptions):
         if given := [name for name in taken if taken[name] is not None]:
             names = " and ".join(given)
             raise ClipError(f'order="sequences" takes no {names}', expected=f"no {names}")
+        if self.draws_sizes:
+            raise ClipError(
+                'order="sequences" takes no BatchResize: sequences keep their size',
+                expected="Resize",
+                got=repr_of(self.clip_transform, 100),
+            )
         if self.has_drawn_steps:
             raise ClipError(
-                'order="sequences" takes neither several dilations nor reverse',
-                expected="one dilation, reverse=0",
-                got=f"dilation={self.dilation}, reverse={self.reverse:g}",
+                'order="sequences" takes neither several dilations nor reverse, nor drawn frames',
+                expected="one clip_len, one dilation, reverse=0, no span",
+                got=self._drawn_steps,
             )
 
 

@@ -125,5 +125,5 @@ def use_settings(loader: BatchSource, state: State) -> None:
 
 def _has_batches_of(loader: BatchSource, state: State) -> bool:
     """Whether a state counts batches of the loader's size."""
-    sizes = [source.planner.options.batch_size for source in loader.sources]
+    sizes = [source.planner.settings.batch_size for source in loader.sources]
     return sizes == [source.settings.batch_size for source in state.sources]

@@ -21,6 +21,7 @@ from seqrecord.pipes.states import Segments
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.frames import clip_nbytes
 from seqrecord.sampling import (
+    BatchDraws,
     ClipStats,
     EpochPlan,
     Plan,
@@ -86,6 +87,7 @@ class EpochPlanner:
         does.
         """
         settings = PlanSettings(**{name: getattr(options, name) for name in REQUESTED})
+        settings = replace(settings, batch_size=options.most_clips)
         ranks = Ranks(options.rank, options.world_size)
         planner = cls(selection, options, settings, ranks, limit_in)
         try:
@@ -117,6 +119,14 @@ class EpochPlanner:
         """The window of clips in each group of features."""
         return self.selection.windows.of_groups(self.selection.clip_set.spec.stride)
 
+    @property
+    def draws(self) -> BatchDraws | None:
+        """The draws of each batch."""
+        options = self.options
+        if options.clip_lens is None:
+            return None
+        return BatchDraws(*options.clip_lens, options.frames_per_batch)
+
     def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
         """The clips of an epoch that remain after its segments.
 
@@ -128,7 +138,9 @@ class EpochPlanner:
             return table
         if (found := self._remaining.get((epoch, segments))) is None:
             episodes = self.selection.episodes
-            found = find_remaining(table, episodes, segments, epoch=epoch, windows=self.windows)
+            found = find_remaining(
+                table, episodes, segments, epoch=epoch, windows=self.windows, draws=self.draws
+            )
             self._remaining.clear()
             self._remaining[epoch, segments] = found
         return found
@@ -155,7 +167,7 @@ class EpochPlanner:
         kind = SequencePlan if settings.order == "sequences" else EpochPlan
         if settings.resident and epoch and not segments:
             kind = ShuffledPlan
-        make = partial(kind, windows=self.windows)
+        make = partial(kind, windows=self.windows, draws=self.draws)
         return make(table, episodes, settings, epoch=epoch, shard=shard, segment=len(segments))
 
     # ---- memory
@@ -272,7 +284,10 @@ class EpochPlanner:
     @cached_property
     def _sizes(self) -> FrameSizes:
         of_mix = self.limit_in is not None
-        return frame_sizes(self.selection, 0 if of_mix else self.options.batch_size or 1)
+        size = self.settings.batch_size or 1
+        if self.draws is not None:  # in clips of the greatest length
+            size = -(-self.draws.most_frames(size) // self.draws.most)
+        return frame_sizes(self.selection, 0 if of_mix else size)
 
     def _log_mixing(self, num_shards: int) -> None:
         """Log the reason if batches are not mixed well."""

@@ -26,7 +26,7 @@ from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.filters import check_metadata
 from seqrecord.sampling.memory import USUAL_LIMIT
 from seqrecord.sampling.sequences import COLUMNS as SEQUENCE_COLUMNS
-from seqrecord.text import shown_place
+from seqrecord.text import repr_of, shown_place
 from seqrecord.units import format_size, parse_size
 
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
@@ -72,7 +72,14 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.repeats)
     steps = None
     if options.has_drawn_steps:
-        steps = StepSampler(options.dilations, options.reverse, found.of_dilations(), clip_episodes)
+        steps = StepSampler(
+            options.dilations,
+            options.reverse,
+            found.of_dilations(),
+            clip_episodes,
+            options.most_frames or 1,
+            options.span,
+        )
     windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
     check_tensors(frames.arrays)
     first = found.clips.locate(np.zeros(1, np.int64))
@@ -89,6 +96,13 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
         windows.frames.lengths,
     )
     if functions:
+        if options.clip_lens is not None or options.draws_sizes:
+            raise ClipError(
+                "functions of clip_transform make clips of one shape",
+                expected="an integer clip_len, and no BatchResize; or crops and flips alone, and "
+                "functions of whole batches in the training loop",
+                got=f"clip_len={options.clip_len}, clip_transform={repr_of(transform, 100)}",
+            )
         functions = tuple(bound(function, dataset.features) for function in functions)
         selection = _with_functions(selection, functions, *first)
     if steps_of_vectors := vector_steps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from seqrecord.clips.frames import ClipFrames
-from seqrecord.clips.tables import EpisodeTable
+from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
@@ -110,11 +110,18 @@ class Selection:
         keys = self.dataset.contents.index.keys.take(self.clip_set.selected).to_pylist()
         return replace(options, episodes=keys)
 
-    def drawn_frames(self, seed: int, epoch: int) -> ClipFrames:
-        """The frames of each feature of clips in an epoch."""
+    def drawn_frames(
+        self, seed: int, epoch: int, frames_at: Callable[[IntArray], IntArray] | None = None
+    ) -> ClipFrames:
+        """The frames of each feature of clips in an epoch.
+
+        `frames_at` returns the number of frames of clips by their places, if it is drawn for each
+        batch.
+        """
         if self.steps is None:
             return self.windows.frames
-        return replace(self.windows.frames, draw=partial(self.steps.draw, seed, epoch))
+        draw = partial(self.steps.draw, seed, epoch, frames_at=frames_at)
+        return replace(self.windows.frames, draw=draw)
 
     @cached_property
     def columns(self) -> BatchColumns:

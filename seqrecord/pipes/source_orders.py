@@ -104,8 +104,9 @@ class SourceOrder:
         arrays = frames.stored if frames.transform is None else frames.arrays
         stored = selection.dataset.contents.stored_name
         windows = selection.clip_set.windows.describe()
+        drawn = {"span": options.span, "frames_per_batch": options.frames_per_batch}
         return {
-            "clip_len": options.clip_len,
+            "clip_len": list(options.clip_lens or ()) or options.clip_len,
             "stride": selection.clip_set.spec.stride,
             "dilation": dilations[0] if len(dilations) == 1 else list(dilations),
             "reverse": options.reverse,
@@ -117,6 +118,7 @@ class SourceOrder:
             "shuffle_buffer": options.tuning.shuffle_buffer,
             "clips": selection.clip_set.chosen_digest,
             "fixed_shards": options.fixed_shards,
+            **{name: value for name, value in drawn.items() if value is not None},
         }
 
     def remainder_after(self, state: State) -> RemainingEpoch | None:
@@ -148,12 +150,16 @@ class SourceOrder:
                 expected=f"at most {_MAX_CURSORS}",
                 got=cursors,
             )
-        try:  # no shard has more batches than the last one
-            last = Shard(count - 1, count)
-            plan = self.planner.plan_with(settings, state.epoch, last, segments)
+        workers, most = state.sharing.workers, dict[int, int]()
+        try:  # no shard of a worker has more batches than the last one; each draws its own sizes
+            for worker in range(workers) if self.planner.options.frames_per_batch else (0,):
+                last = Shard(count - 1 - worker, count, workers)
+                plan = self.planner.plan_with(settings, state.epoch, last, segments)
+                most[last.index % workers] = plan.num_batches
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
-        state.check_batches([plan.num_batches] * len(state.batches))
+        first, number = state.sharing.worker or 0, max(most.values())
+        state.check_batches(most.get(first + i, number) for i in range(len(state.batches)))
 
 
 def _settings(state: State) -> PlanSettings:

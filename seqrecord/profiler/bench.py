@@ -214,7 +214,9 @@ def _frames(batch: Mapping[str, Any], clips: int, options: BenchOptions) -> int:
     """Frames of a batch's clips, by the longest window or by the frame lists."""
     if options.lists_frames:
         return int(batch["frames"].shape[-1]) * clips
-    lengths = [options.clip_len or 1]
+    if options.clip_lens is not None:
+        return len(next(iter(batch.values()))[0]) * clips
+    lengths = [options.most_frames or 1]
     for name in options.own_windows.keys() & batch.keys():
         value = batch[name]
         if getattr(value, "is_nested", False):  # [clips * frames, …]

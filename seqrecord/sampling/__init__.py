@@ -1,5 +1,6 @@
 """An epoch as integers: which chunks to load, which clips to emit, which frames to free."""
 
+from seqrecord.sampling.batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.sampling.epoch import EpochPlan, check_drop_last
 from seqrecord.sampling.fixed_shards import Intervals, ShuffledPlan, shard_frames
@@ -9,8 +10,10 @@ from seqrecord.sampling.runs import Shard, Window
 from seqrecord.sampling.sequences import SequencePlan, count_unused_frames
 
 __all__ = [
+    "BatchDraws",
     "ClipStats",
     "Clips",
+    "DrawsByPlace",
     "EpochPlan",
     "Frees",
     "GroupPlan",
@@ -23,6 +26,7 @@ __all__ = [
     "Round",
     "SequencePlan",
     "Shard",
+    "ShardBatches",
     "ShuffledPlan",
     "Window",
     "check_drop_last",

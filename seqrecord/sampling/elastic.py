@@ -24,6 +24,7 @@ import numpy.typing as npt
 from seqrecord.clips.grids import frame_keys, ragged_arange, run_bounds
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import StateError
+from seqrecord.sampling.batches import BatchDraws, ShardBatches
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Cursors
 from seqrecord.sampling.epoch import EpochLayout
@@ -66,6 +67,7 @@ def find_remaining(
     *,
     epoch: int,
     windows: Sequence[Window] | None = None,
+    draws: BatchDraws | None = None,
     at_once: int = _AT_ONCE,
 ) -> ClipTable:
     """The clips of `table` that remain after all `segments` of an epoch.
@@ -84,7 +86,7 @@ def find_remaining(
             )
         else:
             table = _RemainingClips(
-                table, episodes, segment, epoch, number, windows, at_once
+                table, episodes, segment, epoch, number, windows, draws, at_once
             ).table()
     return table
 
@@ -112,6 +114,7 @@ class _RemainingClips:
         epoch: int,
         number: int,
         windows: Sequence[Window] | None,
+        draws: BatchDraws | None,
         at_once: int,
     ) -> None:
         self._table, self._at_once, count = table, at_once, segment.num_shards
@@ -122,17 +125,26 @@ class _RemainingClips:
         layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
         self._layout = layout
         self._sequence, self._shares = layout.share_out(table, np.arange(count))
-        clips = layout.num_clips(self._shares)
-        unit = 1 if segment.by_clip else settings.batch_size or 1
-        most = -(-int(clips.max(initial=0)) // unit)
-        if int(segment.given.max()) > most:
+        if segment.by_clip:
+            settings = replace(settings, batch_size=1)
+        workers = len(segment.batches)
+        batches = [
+            ShardBatches.of(settings, draws, epoch, number, Shard(worker, count, workers))
+            for worker in range(workers)
+        ]
+        clips = layout.num_clips(self._shares, batches)
+        longest = clips.reshape(segment.ranks, workers).max(axis=0).tolist()
+        most = [one.count(clip) for one, clip in zip(batches, longest, strict=True)]
+        if any(given > has for given, has in zip(segment.batches, most, strict=True)):
             raise StateError(
                 "a segment of an epoch is beyond the epoch's end",
-                expected=f"at most {most} batches of each of {count} shards",
-                got=f"{int(segment.given.max())} batches",
+                expected=f"at most {max(most)} batches of each of {count} shards",
+                got=f"{max(segment.batches)} batches",
             )
         # Products stay small: no shard has given more batches than it has.
-        self._given = np.minimum(segment.given * unit, clips)
+        pairs = zip(batches, segment.batches, strict=True)
+        given = np.array([one.first_clip(given) for one, given in pairs])
+        self._given = np.minimum(np.tile(given, segment.ranks), clips)
         self._is_over = bool((self._given == clips).all())
 
     def table(self) -> ClipTable:

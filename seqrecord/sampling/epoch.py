@@ -39,7 +39,7 @@ that overlaps no other clip of its possible batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ import numpy.typing as npt
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipTable, EpisodeTable, IntArray
 from seqrecord.errors import ClipError
+from seqrecord.sampling.batches import ShardBatches
 from seqrecord.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Cursors
 from seqrecord.sampling.plan import Clips, Plan
@@ -100,12 +101,13 @@ class EpochPlan(Plan):
             table, self._episodes, self._windows, settings, shard.count, epoch, segment
         )
         if not segment:
-            check_drop_last(table.num_clips, settings, shard.count)
+            least = min(settings.batch_size or 1, self.batches.first_clip(1))
+            check_drop_last(table.num_clips, replace(settings, batch_size=least), shard.count)
         runs, shares = layout.share_out(table, np.array([shard.index]))
         self.num_repeated = int(shares.repeated[0])
-        self.num_clips = int(layout.num_clips(shares)[0])
+        self.num_clips = int(layout.num_clips(shares, [self.batches])[0])
         self.num_dropped = int((shares.stop - shares.start).sum()) - self.num_clips
-        self.num_batches = -(-self.num_clips // self._batch_size)
+        self.num_batches = self.batches.count(self.num_clips)
         return layout, runs, shares
 
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
@@ -117,7 +119,7 @@ class EpochPlan(Plan):
         row, start = self._layout.deal(blocks, position, self.num_cursors)
         clip = np.arange(first, min(first + len(row), self.num_clips))
         row, start = row[: len(clip)], start[: len(clip)]
-        batch, slot = np.divmod(clip, self._batch_size)
+        batch, slot = self.batches.find(clip)
         place = self._places(clip)
         return Clips(
             blocks.cursor[row], blocks.run[row], blocks.episode[row], start, batch, slot, place
@@ -183,13 +185,18 @@ class EpochLayout:
             num_shares=settings.shares,
         )
 
-    def num_clips(self, shares: CursorShares) -> IntArray:
-        """The number of clips that shards with these shares emit; int64[shards]."""
+    def num_clips(self, shares: CursorShares, batches: Sequence[ShardBatches]) -> IntArray:
+        """The number of clips that shards with these shares emit; int64[shards].
+
+        `batches` are those of each worker, for the shards of one rank after the other.
+        """
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
         if self.settings.drop_last:
             if self.settings.even_batches:
                 clips = np.full_like(clips, self.stats.num_clips // self.num_shards)
-            clips -= clips % (self.settings.batch_size or 1)
+            for worker, of_worker in enumerate(batches):
+                mine = slice(worker, None, len(batches))
+                clips[mine] = of_worker.whole(clips[mine])
         return clips
 
     def cursors(self, runs: Runs, start: IntArray, stop: IntArray) -> Cursors:

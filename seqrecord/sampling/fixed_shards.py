@@ -152,7 +152,7 @@ class ShuffledPlan(EpochPlan):
         number = np.arange(start * _ROUND, min(stop * _ROUND, self.num_clips))
         row, first = self._mine.find(self._order[number])
         episode = self._mine.episode[row]
-        batch, slot = np.divmod(number, self._batch_size)
+        batch, slot = self.batches.find(number)
         place = self._places(number)
         clips = Clips(np.zeros_like(number), episode, episode, first, batch, slot, place)
         groups = range(len(self._windows)) if loads else ()

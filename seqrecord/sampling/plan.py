@@ -14,12 +14,14 @@ import numpy.typing as npt
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, IntArray
 from seqrecord.processes.forks import cached_property
+from seqrecord.sampling.batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.sampling.bounds import PlanSettings
 from seqrecord.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.sampling.runs import Shard, Window
 
 _WHOLE = Shard()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
+_PLACE_BITS = 48  # of a clip's place in a segment
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
 _Rows = TypeVar("_Rows", bound="_Columns")
@@ -129,11 +131,12 @@ class Plan(ABC):
     batches.
 
     `windows` are the windows of the groups of `episodes`; by default whole clips. In segment
-    `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`). A subclass lays
-    out the clips, and defines the order of a round's clips.
+    `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`). `draws` are
+    made for each batch. A subclass lays out the clips, and defines the order of a round's clips.
     """
 
     settings: PlanSettings
+    batches: ShardBatches
     epoch: int
     shard: Shard
     num_clips: int  # that this shard emits
@@ -163,8 +166,10 @@ class Plan(ABC):
         shard: Shard = _WHOLE,
         segment: int = 0,
         windows: Sequence[Window] | None = None,
+        draws: BatchDraws | None = None,
     ) -> None:
         self.settings, self.epoch, self.shard = settings, epoch, shard
+        self.batches = ShardBatches.of(settings, draws, epoch, segment, shard)
         self._spec, self._episodes = table.spec, episodes
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
@@ -261,13 +266,22 @@ class Plan(ABC):
         ]
         return Round(start, clips, tuple(groups))
 
+    @property
+    def draws(self) -> DrawsByPlace:
+        """The draws of this shard's batches."""
+        return DrawsByPlace(self.batches, lambda place: self.batches.find(self.numbers(place))[0])
+
+    def numbers(self, place: IntArray) -> IntArray:
+        """The numbers of this shard's clips by `Clips.place`, int64[n] each."""
+        found: IntArray = (place - (self._segment << _PLACE_BITS)) // self.shard.count
+        return found
+
     def _places(self, number: IntArray) -> IntArray:
         """`Clips.place` of clips, by number in this shard."""
-        place: IntArray = number * self.shard.count + self.shard.index + (self._segment << 48)
-        return place
+        return number * self.shard.count + self.shard.index + (self._segment << _PLACE_BITS)
 
     def _first_clip(self, batch: int) -> int:
-        return min(batch * self._batch_size, self.num_clips)
+        return min(self.batches.first_clip(batch), self.num_clips)
 
     def _rounds(self, start: int, stop: int) -> Iterator[Round]:
         marks = np.arange(start, stop + 1)

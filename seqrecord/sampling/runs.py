@@ -324,10 +324,14 @@ def shuffle_runs(
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard `index` of `count`: the clips of an epoch for one rank and worker."""
+    """Shard `index` of `count`: the clips of an epoch for one rank and worker.
+
+    Shards are numbered rank by rank, with `workers` shards of each rank.
+    """
 
     index: int = 0
     count: int = 1
+    workers: int = field(default=1, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:

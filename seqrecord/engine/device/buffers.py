@@ -15,6 +15,7 @@ conflicting pair, and gathers are limited by device memory anyway.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +29,8 @@ import torch
 
 from seqrecord.clips.grids import run_bounds
 from seqrecord.engine.arena import FeatureRows, Frames, FreshRows, ObjectRows
-from seqrecord.engine.batches import ClipRows, Copiers
-from seqrecord.engine.buffers import BufferNeeds, ChunkBuffers
+from seqrecord.engine.batches import BatchForm, ClipRows, Copiers
+from seqrecord.engine.buffers import BufferNeeds, ChunkBuffers, most_numbers, shapes_of
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop, Place, interpolated, nearest, runs
 from seqrecord.engine.device.streams import (
@@ -366,11 +367,15 @@ class DeviceBuffers:
             yield staged, np.arange(len(rows))
         self._note_copies()
 
-    def begin_batch(self, size: int) -> DeviceBatchBuilder:
+    def begin_batch(self, size: int, form: BatchForm | None = None) -> DeviceBatchBuilder:
         """See `Buffers`; waits until the device is near the last delivered batch."""
         self._taken.wait()
-        needs = self.needs
-        return DeviceBatchBuilder(size, needs.lengths, needs.specs, self._stream, self._taken)
+        needs, views = self.needs, None
+        if form is not None:
+            views = shapes_of(needs, form), most_numbers(needs)
+        return DeviceBatchBuilder(
+            size, needs.lengths, needs.specs, self._stream, self._taken, views
+        )
 
     def end(self) -> None:
         """See `Buffers`; waits for the copies, for their times."""
@@ -393,7 +398,8 @@ class DeviceBatchBuilder:
     """A batch of `size` clips while the device gathers it; see `BatchBuilder`.
 
     Copies are queued on `stream`. Loads into the same rows are queued after `gather` returns. The
-    consuming thread must call `Batch.arrive`.
+    consuming thread must call `Batch.arrive`. With `views`, shapes of features in a clip and the
+    numbers of the largest batch, batches of all forms take memory of one size.
     """
 
     def __init__(
@@ -403,6 +409,7 @@ class DeviceBatchBuilder:
         specs: Mapping[str, ArraySpec],
         stream: SideStream,
         taken: QueueLimit,
+        views: tuple[Mapping[str, tuple[int, ...]], Mapping[str, int]] | None = None,
     ) -> None:
         self._stream = stream
         self._taken = taken
@@ -416,9 +423,15 @@ class DeviceBatchBuilder:
                     self._features[name] = [None if is_text else [] for _ in range(size)]
                     continue
                 shape: Any = (size, lengths[name], *spec.shape)
-                batch = torch.empty(shape, dtype=torch_dtype(spec), device=stream.device)
+                if views is not None:
+                    shape = (size, *views[0][name])
+                count = math.prod(shape)
+                room = count if views is None else views[1][name]
+                whole = torch.empty(room, dtype=torch_dtype(spec), device=stream.device)
+                batch = whole[:count].view(shape)
                 self._features[name] = batch
-                if (words := as_words(batch, spec)) is not None:
+                is_whole = shape[2:] == tuple(spec.shape)  # others come as windows, not as rows
+                if is_whole and (words := as_words(batch, spec)) is not None:
                     self._words[name] = words
 
     def gather(

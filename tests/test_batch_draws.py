@@ -1,0 +1,455 @@
+"""Draws per batch: clip_len=(2, 5) with batch_size or frames_per_batch, and frames of a span."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from seqrecord import (
+    BatchResize,
+    CenterCrop,
+    ClipError,
+    HorizontalFlip,
+    Resize,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    StateError,
+)
+from seqrecord.sampling import BatchDraws, PlanSettings, Shard, ShardBatches
+from tests.clip_data import digest, digests, expected_frame, possible_clips, resumed, write_numbered
+from tests.resume_contract import check_resume, check_stateful_loader
+
+FEATURES = ["image", "flow", "id"]
+VGGT: dict[str, Any] = {"clip_len": (2, 5), "frames_per_batch": 12, "features": FEATURES}
+CUT3R: dict[str, Any] = {"clip_len": (2, 5), "batch_size": 4, "features": FEATURES}
+SPAN = {"span": 7, "dilation": (1, 2), "reverse": 0.5}
+SIZES = [(3, 4), (4, 4), (6, 3)]
+RESIZED = {"clip_transform": [BatchResize(SIZES, weights=[2, 1, 1]), HorizontalFlip()]}
+CASES = [
+    VGGT,
+    CUT3R,
+    {**VGGT, **SPAN},
+    {**VGGT, "drop_last": True, **RESIZED},
+    {**CUT3R, "shuffle": False, "clip_len": 3, **RESIZED},
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    groups = {"image": 0, "flow": 1, "id": 1, "note": 1}
+    return write_numbered(tmp_path_factory.mktemp("draws") / "records", groups=groups)
+
+
+def shape(batch: dict[str, Any]) -> tuple[int, ...]:
+    """The clips of a batch, the frames of each, and their height and width."""
+    return tuple(batch["image"].shape[:4])
+
+
+def every_clip(case: dict[str, Any]) -> set[tuple[str, int]]:
+    """All clips that are complete with the greatest length, or with a span of 7 or 14 frames."""
+    if "span" not in case:
+        length = case["clip_len"]
+        return set(possible_clips(FEATURES, length if isinstance(length, int) else length[1]))
+    return {clip for dilation in (1, 2) for clip in possible_clips(FEATURES, 7, 1, dilation)}
+
+
+def check(batch: dict[str, Any]) -> list[tuple[str, int]]:
+    """Each clip has the frames that its columns name. Returns keys and starts."""
+    clips, length, *size = shape(batch)
+    resized = ["image"] if "crop" in batch else []
+    assert tuple(size) in (SIZES if resized else [(6, 8)])
+    dilations = batch.get("dilation", torch.ones(clips, dtype=torch.int64)).tolist()
+    turned = batch.get("reversed", torch.zeros(clips)).tolist()
+    for clip, (key, start) in enumerate(
+        zip(batch["episode"], batch["start"].tolist(), strict=True)
+    ):
+        frames = [start + i * dilations[clip] for i in range(length)]
+        if "frames" in batch:
+            frames = batch["frames"][clip].tolist()[:: -1 if turned[clip] else 1]
+            assert frames == sorted(set(frames))
+            of_span = [(frame - start) / dilations[clip] for frame in frames]
+            assert set(of_span) <= set(range(7))
+        for i, frame in enumerate(frames[::-1] if turned[clip] else frames):
+            whole = expected_frame(int(key[4:]), frame)
+            for name in set(FEATURES) - {*resized}:
+                np.testing.assert_array_equal(batch[name][clip, i].numpy(), whole[name])
+    return list(zip(batch["episode"], batch["start"].tolist(), strict=True))
+
+
+@given(
+    st.integers(1, 5), st.integers(0, 9), st.integers(1, 40), st.integers(0, 900), st.integers(0, 3)
+)
+def test_batches_by_brute_force(
+    least: int, more: int, frames: int, clips: int, worker: int
+) -> None:
+    draws = BatchDraws(least, least + more, frames)
+    shard = Shard(4 + worker, 12, 4)
+    found = ShardBatches.of(PlanSettings(seed=3), draws, 2, 0, shard)
+    drawn = found.frames(np.arange(clips + 2)).tolist()
+    sizes = [max(1, frames // n) for n in drawn]
+    assert set(drawn) <= set(range(least, least + more + 1))
+    assert max(sizes) <= draws.most_clips
+    assert all(a * b <= draws.most_frames(1) for a, b in zip(sizes, drawn, strict=True))
+    places = [(batch, slot) for batch, size in enumerate(sizes) for slot in range(size)][:clips]
+    batch, slot = found.find(np.arange(clips))
+    assert list(zip(batch.tolist(), slot.tolist(), strict=True)) == places
+    assert found.count(clips) == len({batch for batch, _ in places})
+    for number in range(found.count(clips) + 1):
+        assert found.first_clip(number) == sum(sizes[:number])
+    ends = [0, *np.cumsum(sizes).tolist()]
+    assert found.whole(np.array([clips])).tolist() == [max(end for end in ends if end <= clips)]
+
+
+def test_steps_of_workers_draw_independently_and_ranks_equally() -> None:
+    draws, settings = BatchDraws(2, 24, 48), PlanSettings(seed=1)
+    each = {
+        (rank, worker): ShardBatches.of(settings, draws, 0, 0, Shard(4 * rank + worker, 8, 4))
+        for rank in range(2)
+        for worker in range(4)
+    }
+    drawn = {key: one.frames(np.arange(500)).tolist() for key, one in each.items()}
+    assert all(drawn[0, worker] == drawn[1, worker] for worker in range(4))
+    alone = ShardBatches.of(settings, draws, 0, 0, Shard()).frames(np.arange(2000)).tolist()
+    assert [drawn[0, step % 4][step // 4] for step in range(2000)] == alone
+    counts = Counter(alone)
+    assert set(counts) == set(range(2, 25))
+    assert max(counts.values()) < 2 * min(counts.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
+    pipe = SeqRecordPipe(path, **case, seed=2)
+    every = every_clip(case)
+    for _ in range(3):  # streamed, then full shuffles of frames that stay
+        length, given, sizes = len(pipe), list[Any](), list[tuple[int, ...]]()
+        for batch in pipe:
+            given += check(batch)
+            sizes.append(shape(batch))
+        assert len(sizes) == length
+        whole = [max(1, 12 // n) if "frames_per_batch" in case else 4 for _, n, *_ in sizes]
+        is_whole = [size[0] == most for size, most in zip(sizes, whole, strict=True)]
+        assert all(is_whole[:-1])
+        assert len(given) == len(set(given))
+        assert set(given) <= every
+        if case.get("drop_last"):
+            assert is_whole[-1]
+        else:
+            assert set(given) == every
+        assert len({size[1:] for size in sizes}) > 1
+
+
+@pytest.mark.parametrize("case", [{**VGGT, **RESIZED}, {**CUT3R, **SPAN}])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_draw_equally_at_each_step(path: Path, case: dict[str, Any], workers: int) -> None:
+    every: list[list[tuple[int, ...]]] = []
+    given: list[tuple[str, int]] = []
+    for rank in range(3):
+        stream = SeqRecordIterableDataset(path, **case, rank=rank, world_size=3)
+        loader = DataLoader(stream, batch_size=None, num_workers=workers)
+        length, batches = len(loader), list(loader)
+        assert length == len(batches)
+        every.append([shape(batch) for batch in batches])
+        given += [clip for batch in batches for clip in check(batch)]
+    assert every[0] == every[1] == every[2]
+    clips = every_clip(case)
+    assert set(given) == clips
+    assert len(given) <= len(clips) + 3 * max(1, workers)  # that even out
+
+
+@pytest.mark.parametrize("case", [{**VGGT, **RESIZED}, {**CUT3R, **SPAN}])
+def test_resume_at_every_batch(path: Path, case: dict[str, Any]) -> None:
+    case = {**case, "episodes": "set/[03]"}
+    check_resume(partial(SeqRecordPipe, path, **case), num_epochs=2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")
+def test_a_stateful_loader_resumes(path: Path) -> None:
+    def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
+        stream = SeqRecordIterableDataset(path, **VGGT)
+        return StatefulDataLoader(
+            stream,
+            batch_size=None,
+            num_workers=2,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
+
+    check_stateful_loader(make)
+
+
+def test_resume_with_workers(path: Path) -> None:
+    stream = SeqRecordIterableDataset(path, **VGGT)
+    loader = DataLoader(stream, batch_size=None, num_workers=2)
+    stream.set_epoch(1)
+    whole = [digest(batch) for batch in loader]
+    for taken in (1, len(whole) // 2, len(whole) - 1):
+        stream.set_epoch(1, batches=taken)
+        assert [digest(batch) for batch in loader] == whole[taken:]
+        stream.set_epoch(1)
+        assert [digest(batch) for _, batch in zip(range(taken), loader, strict=False)]
+        state = stream.state_dict(batches=taken)
+        again = resumed(SeqRecordIterableDataset(path, **VGGT), state)
+        loaded = DataLoader(again, batch_size=None, num_workers=2)
+        assert [digest(batch) for batch in loaded] == whole[taken:]
+
+
+@pytest.mark.parametrize("case", [VGGT, {**CUT3R, **SPAN}])
+def test_other_ranks_and_workers_in_the_middle_of_an_epoch(path: Path, case: Any) -> None:
+    """Every clip once, and equal draws of the ranks also in the rest."""
+    state, after, given = None, None, list[tuple[str, int]]()
+    for number, (ranks, workers, taken) in enumerate([(2, 2, 3), (3, 0, 1), (1, 2, None)]):
+        shapes = []
+        for rank in range(ranks):
+            stream = SeqRecordIterableDataset(path, **case, rank=rank, world_size=ranks)
+            if state is not None:
+                stream.load_state_dict(state)
+            loader = DataLoader(stream, batch_size=None, num_workers=workers)
+            batches = [batch for batch, _ in zip(loader, range(taken or 100), strict=False)]
+            given += [clip for batch in batches for clip in check(batch)]
+            shapes.append([shape(batch) for batch in batches])
+            after = stream.state_dict(batches=taken) if taken else None
+        assert all(one == shapes[0] for one in shapes), number
+        state = after
+    clips = every_clip(case)
+    assert set(given) == clips
+    assert len(given) <= len(clips) + 2  # that even out the last segment
+
+
+def test_states_of_other_draws(path: Path) -> None:
+    pipe = SeqRecordPipe(path, **{**VGGT, "span": 7})
+    next(iter(pipe))
+    state = pipe.state_dict()
+    for name, value in {"clip_len": (2, 4), "frames_per_batch": 10, "span": 6}.items():
+        with pytest.raises(StateError, match=name):
+            SeqRecordPipe(path, **{**VGGT, "span": 7, name: value}).load_state_dict(state)
+
+
+MIXES: list[dict[str, Any]] = [{"frames_per_batch": 12}, {"batch_size": 4}]
+
+
+def make_mix(path: Path, **options: Any) -> SeqRecordMix:
+    """A mix of two sources; "one" has twice the clips of "two", in turns."""
+    case: dict[str, Any] = {"clip_len": (2, 5), "features": FEATURES, **RESIZED}
+    sources = {
+        "one": SeqRecordIterableDataset(path, **case, span=7),
+        "two": SeqRecordIterableDataset(path, **case, episodes="set/[03]"),
+    }
+    return SeqRecordMix(sources, weights={"one": 2, "two": 1}, **options)
+
+
+def given_by(batch: dict[str, Any]) -> list[tuple[str, tuple[str, int]]]:
+    """Source, key and start of each clip, which are checked."""
+    found: list[tuple[str, tuple[str, int]]] = []
+    for name in ("one", "two"):
+        some = [i for i, source in enumerate(batch["dataset"]) if source == name]
+        clips = {n: v[some] for n, v in batch.items() if isinstance(v, torch.Tensor)}
+        clips["episode"] = [batch["episode"][i] for i in some]  # type: ignore[assignment]
+        if name == "two":
+            del clips["frames"]
+        found += [(name, clip) for clip in check(clips)] if some else []
+    return found
+
+
+@pytest.mark.parametrize("options", MIXES)
+def test_mixes(path: Path, options: dict[str, Any]) -> None:
+    mix = make_mix(path, **options)
+    given: list[Any] = []
+    for _ in range(3):
+        length, shapes = len(mix), list[tuple[int, ...]]()
+        for batch in mix:
+            assert batch["frames"].shape == shape(batch)[:2]
+            given += given_by(batch)
+            shapes.append(shape(batch))
+        assert len(shapes) == length
+        for clips, frames, *_ in shapes[:-1]:
+            assert clips == (4 if "batch_size" in options else 12 // frames)
+        assert len({one[1] for one in shapes}) > 2
+    counts = Counter(name for name, _ in given)
+    assert abs(counts["one"] - 2 * counts["two"]) <= 2
+    every = {("one", clip) for clip in every_clip({"clip_len": 7})}
+    once = [clip for clip in given if clip[0] == "one"][: len(every)]
+    assert set(once) == every
+    assert digests(make_mix(path, **options, device="cpu"), 2) == digests(
+        make_mix(path, **options), 2
+    )
+
+
+@pytest.mark.parametrize("options", MIXES)
+def test_mixes_resume(path: Path, options: dict[str, Any]) -> None:
+    check_resume(partial(make_mix, path, **options), num_epochs=2)
+
+
+@pytest.mark.parametrize("options", MIXES)
+def test_mixes_on_other_ranks(path: Path, options: dict[str, Any]) -> None:
+    state, after, given = None, None, list[Any]()
+    for ranks, workers, taken in [(2, 2, 3), (3, 0, 2), (1, 2, 9)]:
+        shapes = []
+        for rank in range(ranks):
+            mix = make_mix(path, **options, rank=rank, world_size=ranks)
+            if state is not None:
+                mix.load_state_dict(state)
+            loader = DataLoader(mix, batch_size=None, num_workers=workers)
+            batches = [batch for _, batch in zip(range(taken), loader, strict=False)]
+            given += [clip for batch in batches for clip in given_by(batch)]
+            shapes.append([shape(batch) for batch in batches])
+            after = mix.state_dict(batches=len(batches))
+        assert all(one == shapes[0] for one in shapes)
+        state = after
+    once = [clip for clip in given if clip[0] == "one"][:40]
+    assert len(set(once)) >= 38  # no clip twice in an epoch of the source, but to even out shards
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_device_gives_the_same(path: Path, case: dict[str, Any]) -> None:
+    found = digests(SeqRecordPipe(path, **case, device="cpu"), 2)
+    assert found == digests(SeqRecordPipe(path, **case), 2)
+
+
+def test_batches_reuse_buffers_of_the_largest_batch(path: Path) -> None:
+    pipe = SeqRecordPipe(path, clip_len=(2, 24), frames_per_batch=30, features=["id"])
+    addresses = Counter(batch["id"].data_ptr() for _ in range(12) for batch in pipe)
+    assert len(addresses) <= 10 < sum(addresses.values()) // 5
+
+
+def test_frames_of_a_span_are_equally_likely(path: Path) -> None:
+    dataset = SeqRecordMapDataset(path, clip_len=3, span=6, features=FEATURES)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for _ in range(30):
+        for clip in dataset.__getitems__(list(range(len(dataset)))):
+            (key, start), frames = (clip["episode"], clip["start"]), clip["frames"].tolist()
+            counts[tuple(frame - start for frame in frames)] += 1
+            assert clip["id"][:, 1].tolist() == [
+                expected_frame(int(key[4:]), f)["id"][1] for f in frames
+            ]
+    assert len(counts) == 20
+    assert max(counts.values()) < 2 * min(counts.values())
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_sizes_of_batches_by_single_resizes(tmp_path: Path, device: str | None) -> None:
+    """Image, depth and intrinsics, as with a crop of the window and a `Resize` to the size."""
+    rng, camera = np.random.default_rng(0), {"fx": 9.0, "fy": 8.0, "cx": 9.5, "cy": 6.0}
+    with SeqRecordWriter(tmp_path / "r", codecs={"image": "raw", "depth": "raw"}) as writer:
+        for key in "ab":
+            with writer.episode(key, metadata={"camera": camera}) as episode:
+                for _ in range(12):
+                    image = rng.integers(0, 255, (13, 20, 3), np.uint8)
+                    depth = rng.integers(0, 999, (13, 20), np.uint16)
+                    episode.append({"image": image, "depth": depth})
+    sizes = [(8, 20), (8, 8), (10, 6), (26, 40)]
+    pipe = SeqRecordPipe(
+        tmp_path / "r", clip_len=2, batch_size=3, clip_transform=BatchResize(sizes), device=device
+    )
+    found: set[tuple[int, ...]] = set()
+    for batch in (batch for _ in range(2) for batch in pipe):
+        size = tuple(batch["image"].shape[2:4])
+        (top, left, height, width), *others = batch["crop"].tolist()
+        assert all(other == [top, left, height, width] for other in others)
+        ratio = size[1] / size[0]
+        assert (height, width) == (13, round(13 * ratio)) or (height, width) == (
+            round(20 / ratio),
+            20,
+        )
+        steps = [CenterCrop((height, width)), Resize(size)]
+        clips = SeqRecordMapDataset(tmp_path / "r", clip_len=2, clip_transform=steps)
+        for i, (key, start) in enumerate(
+            zip(batch["episode"], batch["start"].tolist(), strict=True)
+        ):
+            clip = clips["ab".index(key) * 11 + start]
+            for name in ("image", "depth", "intrinsics", "crop"):
+                torch.testing.assert_close(batch[name][i], clip[name], atol=1, rtol=0)
+        found.add(size)
+    assert found == set(sizes)
+
+
+def test_weights_and_aspects() -> None:
+    step = BatchResize.of_aspects(518, (0.33, 1.0), multiple=14)
+    heights = [step.size_of(None, None, draw)[0] for draw in np.linspace(0, 1, 1001)[:-1]]
+    wanted = [int(518 * aspect) // 14 * 14 for aspect in np.linspace(0.33, 1, 1001)[:-1]]
+    assert np.mean(np.array(heights) == wanted) > 0.95
+    assert set(heights) == set(wanted)
+    counts = Counter(
+        BatchResize(SIZES, weights=[2, 1, 1]).size_of(None, None, draw)
+        for draw in (0.2, 0.4, 0.6, 0.8)
+    )
+    assert counts == {(3, 4): 2, (4, 4): 1, (6, 3): 1}
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: BatchResize([]), "not a list"),
+        (lambda: BatchResize([(0, 3)]), "invalid size"),
+        (lambda: BatchResize(SIZES, weights=[1, 0, 1]), "weights"),
+        (lambda: BatchResize(SIZES, weights=[1]), "weights"),
+        (lambda: BatchResize.of_aspects(14, (1.0, 0.5)), "aspects"),
+        (lambda: BatchResize.of_aspects(14, (0.1, 1), multiple=14), "one multiple"),
+    ]
+    for make, match in cases:
+        with pytest.raises(ClipError, match=match):
+            make()
+
+
+ERRORS: list[tuple[dict[str, Any], str]] = [
+    ({"clip_len": (5, 2)}, "clip_len"),
+    ({"clip_len": (2, 3, 4)}, "clip_len"),
+    ({"clip_len": (0, 3)}, "clip_len"),
+    ({"clip_len": (2, 5)}, "single clips"),
+    ({"clip_len": (2, 5), "batch_size": 2, "frames_per_batch": 8}, "exclude each other"),
+    ({"clip_len": 3, "frames_per_batch": 8}, "frames_per_batch"),
+    ({"clip_len": (2, 5), "batch_size": 2, "windows": {"id": [0]}}, "windows"),
+    ({"clip_len": (2, 5), "batch_size": 2, "order": "sequences"}, "sequences"),
+    ({"clip_len": 2, "span": 4, "batch_size": 2, "order": "sequences"}, "sequences"),
+    ({"clip_len": (2, 5), "batch_size": 2, "span": 4}, "span"),
+    ({"clips": {"episode": ["set/0"], "frames": [[0, 1]]}, "span": 4}, "span"),
+    (
+        {"clip_len": (2, 5), "batch_size": 2, "clip_transform": lambda clip, _: clip},
+        "clips of one shape",
+    ),
+    ({"clip_len": 2, **RESIZED}, "single clips"),
+    ({"clip_len": 2, "batch_size": 2, "order": "sequences", **RESIZED}, "sequences"),
+    (
+        {"clip_len": 2, "batch_size": 2, "clip_transform": [BatchResize([3]), Resize(2)]},
+        "after Resize",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "match"), ERRORS)
+def test_errors(path: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ClipError, match=match):
+        next(iter(SeqRecordPipe(path, **options)))
+
+
+def test_errors_of_other_loaders(path: Path) -> None:
+    for options in ({"clip_len": (2, 5)}, {"clip_len": 3, **RESIZED}):
+        with pytest.raises(ClipError, match="map-style"):
+            SeqRecordMapDataset(path, **options)
+    drawn = {"clip_len": (2, 5), "features": ["image"]}
+    mixes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (VGGT, {"batch_size": 4}, "frames_per_batch"),
+        ({"clip_len": 2}, {"frames_per_batch": 4}, "source"),
+        (drawn, {"frames_per_batch": 4, "stopping_strategy": 3}, "number of batches"),
+        (drawn, {"frames_per_batch": 4, "single_source_batches": True}, "number of batches"),
+        (drawn, {"frames_per_batch": 4, "batch_size": 3}, "exclude each other"),
+        ({**drawn, **RESIZED}, {"batch_size": 4}, "size of a feature differently"),
+        ({**drawn, "clip_len": 3}, {"batch_size": 4}, "clip_len differently"),
+    ]
+    for source, options, match in mixes:
+        with pytest.raises(ClipError, match=match):
+            _mix_of(path, (source, drawn), options)
+
+
+def _mix_of(path: Path, sources: Sequence[dict[str, Any]], options: dict[str, Any]) -> SeqRecordMix:
+    loaders = (SeqRecordIterableDataset(path, **one) for one in sources)
+    return SeqRecordMix(dict(zip("ab", loaders, strict=True)), **options)
