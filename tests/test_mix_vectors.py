@@ -389,3 +389,29 @@ def test_merged_normalizations_of_one_channel_and_of_none() -> None:
     assert two.scale[[0, 2]].tolist() == [1, 1]
     assert two.numbers.keys() == {"q01", "q99"}
     np.testing.assert_allclose(two.numbers["q01"][3], placed.statistics.quantile(0.01)[0])
+
+
+def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
+    """Steps of vectors apply to each frame of a span, in batches of different lengths."""
+    mix = SeqRecordMix(
+        sources(root, windows=None, pad=None, clip_len=(2, 5), span=6, features=["action", "step"]),
+        weights=WEIGHTS,
+        frames_per_batch=12,
+        normalize="source",
+        device=device,
+        pad_to={"action": 32},
+    )
+    lengths = set()
+    for batch in mix:
+        clips, length = batch["frames"].shape
+        lengths.add((clips, length))
+        assert batch["action"].shape == (clips, length, 32)
+        assert batch["action_dim_is_pad"].shape == (clips, 32)
+        assert (batch["step"].cpu() == batch["frames"]).all()
+        for row, (name, key) in enumerate(zip(batch["dataset"], batch["episode"], strict=True)):
+            episode = seqrecord.open(root / name).episodes[key]
+            values = np.stack([episode[int(frame)]["action"] for frame in batch["frames"][row]])
+            stored = mix.normalized[name]["action"].undo(batch["action"][row].cpu().numpy())
+            got = stored[:, places_of(name, "action")]
+            np.testing.assert_allclose(got, values, rtol=1e-4, atol=1e-5)
+    assert lengths == {(6, 2), (4, 3), (3, 4), (2, 5)}

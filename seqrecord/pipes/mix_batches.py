@@ -183,7 +183,7 @@ class MixedBatches:
             found[name + _IS_REAL] = torch.from_numpy(is_real)
         for name, none in self.columns.items():  # 0 or `None` for the clips of other sources
             if isinstance(none, torch.Tensor):
-                if name == "frames" or name.endswith(("_is_pad", "_age")):
+                if _has_frames(name):
                     none = none[:, :frames]
                 found[name] = none.new_zeros((size, *none.shape[1:]))
             else:
@@ -231,6 +231,13 @@ def _column_text(column: Any) -> str:
     if isinstance(column, list):
         return "list"
     return f"{column.dtype} {[*column.shape[1:]]}".removeprefix("torch.").removesuffix(" []")
+
+
+def _has_frames(column: str) -> bool:
+    """Whether a column of tensors has a value for each frame of a clip."""
+    if column.endswith(DIM_IS_PAD):
+        return False
+    return column == "frames" or column.endswith(("_is_pad", "_age"))
 
 
 def _frames_of(batches: ShardBatches, number: int) -> int | None:
