@@ -34,6 +34,7 @@ from seqrecord.sources.base import blocks_of
 from seqrecord.sources.common.file_types import explained
 from seqrecord.sources.common.limits import check_frames
 from seqrecord.sources.inventory import format_of
+from seqrecord.sources.video.streams import OtherSizeError
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
@@ -54,6 +55,7 @@ class BadEpisode:
 
     key: str
     error: str
+    is_other_size: bool = False  # its video has another size than the first one
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Job:
     statistics: bool
     externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
     checksums: bool = False  # of referenced data
+    skip_other_sizes: bool = False  # of video
 
     @property
     def num_frames(self) -> int:
@@ -157,7 +160,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                 with explained():
                     _write_frames(files, job, info, count)
             except SourceError as error:
-                if not job.skip_bad_episodes:
+                is_other_size = isinstance(error, OtherSizeError)
+                if not (job.skip_bad_episodes or (job.skip_other_sizes and is_other_size)):
                     others = (
                         "to pack the other episodes, resume with skip_bad_episodes (--resume "
                         "--skip-bad-episodes)"
@@ -176,7 +180,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                         **error.context(),
                     ) from error
                 files.drop()
-                bad.append(BadEpisode(info.key, str(error)))
+                bad.append(BadEpisode(info.key, str(error), is_other_size))
             else:
                 files.end()
     statistics = None if collector is None else collector.statistics()
