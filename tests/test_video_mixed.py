@@ -26,6 +26,7 @@ from seqrecord.format.video_pages import parse_video_page
 from seqrecord.indexing.doctor import examine
 from seqrecord.indexing.originals import index_source
 from tests.lerobot_video_data import CAMERAS, with_video
+from tests.test_device_video import MOST, NEEDS_TORCHCODEC
 from tests.test_references import _PAGE as REFERENCE
 from tests.test_sources_lerobot import at, column, rewrite
 from tests.test_sources_lerobot import unpack as unpack_rows
@@ -219,3 +220,18 @@ def test_another_dtype_is_refused() -> None:
     page = own_page(json.dumps(deep.to_json()).encode())
     with pytest.raises(FormatError, match="another dtype"):
         codec("h264").reader(memoryview(page), 4)
+
+
+@NEEDS_TORCHCODEC
+def test_a_device_decodes_each_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root, wanted = lerobot_v3(tmp_path)
+    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
+    engine = seqrecord.EngineOptions(video_decoder="torchcodec")
+    pipe = seqrecord.SeqRecordPipe(
+        tmp_path / "packed", clip_len=2, features=[VIDEO], batch_size=4, device="cpu", engine=engine
+    )
+    for batch in pipe:
+        for key, start, clip in zip(batch["episode"], batch["start"], batch[VIDEO], strict=True):
+            images = wanted[KEYS.index(key)][start : start + 2]
+            assert np.abs(clip.numpy().astype(int) - images).max() <= MOST
+    assert not [each for each in caplog.messages if "decoding on the host" in each]
