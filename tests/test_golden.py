@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,8 @@ def test_golden_files_hold_what_they_are_for() -> None:
     assert order != sorted(order)
     _, mixed = load(LocalStorage(GOLDEN / "mixed"))
     (file,) = (GOLDEN / "mixed" / "records").iterdir()
-    configs, lengths = [], mixed.groups[0].page_length[:, 0]
+    configs: list[Any] = []
+    lengths = mixed.groups[0].page_length[:, 0]
     for start, length in zip(mixed.groups[0].offset, lengths, strict=True):
         page = memoryview(file.read_bytes())[int(start) : int(start + length)]
         configs.append(parse_video_page(page, 3 if configs else 5, "image").config)

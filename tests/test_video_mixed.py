@@ -31,7 +31,7 @@ from tests.test_references import _PAGE as REFERENCE
 from tests.test_sources_lerobot import at, column, rewrite
 from tests.test_sources_lerobot import unpack as unpack_rows
 from tests.test_video_pages import GOPS, PAGE, codec
-from tests.video_file_data import HEIGHT, decoded, pictures, write_video
+from tests.video_file_data import HEIGHT, QUIET, decoded, pictures, write_video
 
 VIDEO, ROWS = CAMERAS[0], (5, 3, 7)
 KEYS = [f"episode_{i:06d}" for i in range(3)]
@@ -84,8 +84,10 @@ def test_packed_and_in_place(
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     root, wanted = make(tmp_path)
     source = open_source(root)
-    assert seqrecord.convert(source, tmp_path / "packed", workers=1).bad == ()
+    packed = seqrecord.convert(source, tmp_path / "packed", workers=1)
     index_source(source, tmp_path / "index", checksums=True)
+    assert packed.bad == ()
+    assert f"{VIDEO}: 1 episode in av1 yuv420p" in packed.inventory.notes
     for path in (tmp_path / "packed", tmp_path / "index", root):
         check(seqrecord.open(path), wanted)
         assert path == root or seqrecord.verify(path, deep=True).ok
@@ -131,6 +133,18 @@ def test_an_index_is_extended_by_another_codec(
         check(seqrecord.open(packed), wanted[:count])
 
 
+def test_a_mended_size_is_found_when_the_original_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    root, wanted = lerobot_v21(tmp_path, HEIGHT // 2)
+    for _ in range(2):
+        check(seqrecord.open(root), wanted[:2])
+    path = root / f"videos/chunk-000/{VIDEO}/{KEYS[2]}.mp4"
+    write_video(path, pictures(7, 40), "libx265", rate=10, options={"x265-params": QUIET})
+    check(seqrecord.open(root), [*wanted[:2], decoded(path)[1]])
+
+
 def test_export_to_lerobot(tmp_path: Path) -> None:
     root, wanted = lerobot_v21(tmp_path)
     seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
@@ -170,7 +184,8 @@ def own_page(text: bytes = TEXT, size: int | None = None) -> bytes:
     words[0] |= 1 << 30
     words[1:7] += 4 + len(text)
     size = len(text) if size is None else size
-    return words.tobytes() + size.to_bytes(4, "little") + text + PAGE[48:]
+    head: bytes = words.tobytes()
+    return head + size.to_bytes(4, "little") + text + PAGE[48:]
 
 
 def own_reference(text: bytes = TEXT) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -415,6 +416,11 @@ def _report(
             "%s: left out %s with video of another size; the first: %s",
             *(target.storage.url, counted(len(others), "episode"), others[0].error),
         )
+    codecs: Counter[tuple[str, str]] = Counter()
+    for job in jobs:
+        codecs.update(job.codecs)
+    mixed = (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
+    inventory = replace(inventory, notes=(*inventory.notes, *mixed))
     if irregular := [episode for job in jobs for episode in job.irregular]:
         note = irregular_note(irregular)
         _logger.warning("%s: %s", target.storage.url, note)

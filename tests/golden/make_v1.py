@@ -523,7 +523,7 @@ def _mixed() -> None:
         for key, gop in gops.items():
             with writer.episode(key) as episode:
                 episode.append_video("image", [gop])
-    frames = {key: ({}, [{"image": image} for image in some]) for key, some in decoded.items()}
+    frames: Any = {key: ({}, [{"image": a} for a in some]) for key, some in decoded.items()}
     text = json.dumps(expected(schema, frames), indent=1)
     root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
