@@ -24,6 +24,7 @@ from tqdm import tqdm
 import seqrecord
 from tests.command_line import main
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
+from tests.rank_jobs import finish, free_address, start
 
 ROOT = Path(__file__).parents[1]
 HEIGHT, WIDTH = 232, 240
@@ -278,6 +279,7 @@ def test_every_page_of_how_to_train_is_here() -> None:
     tested = {page.path for page in PAGES} | {
         "docs/from-lerobot.md",  # in test_from_lerobot.py
         "docs/in-place.md",  # in test_indexing.py
+        "docs/jax.md",  # below, in processes of its own: JAX and forks don't go together
     }
     there = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     wanted = {
@@ -313,3 +315,19 @@ def test_the_script_for_several_gpus(tmp_path: Path) -> None:
     lines = sorted(re.findall(r"rank \d: epoch \d, (\d+) batches", outputs[1]))
     assert len(lines) == 4
     assert len(set(lines)) == 1
+
+
+@pytest.mark.slow
+def test_the_scripts_for_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jax")
+    monkeypatch.chdir(tmp_path)
+    pages = [(ROOT / "docs" / name).read_text() for name in ("recipes.md", "jax.md")]
+    (make, *_), (alone, several) = ([s for _, s in blocks_of(page)] for page in pages)
+    exec(compile(make, "docs/recipes.md", "exec"), {})
+    connect, address = "jax.distributed.initialize(", free_address()
+    assert f"{connect})" in several
+    scripts = [f"{alone}\nassert inputs['action'].shape == (8, 20, 7)"]
+    for rank in range(2):
+        script = several.replace(connect, f"{connect}{address!r}, 2, {rank}")
+        scripts.append(f"{script}\nassert batch['image'].shape == (32, 4, 48, 64, 3)")
+    finish([start(["-c", script], JAX_PLATFORMS="cpu") for script in scripts])

@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from tests.tiny import copy_dataset
 _NAMES = (
     *("raw", "fast", "balanced", "small"),
     *("dtypes", "codecs", "variable", "images", "spanning", "measured", "groups", "video", "timed"),
-    *("referring", "files"),
+    *("referring", "files", "mixed"),
     *("changed", "rewritten"),
 )
 _FORMAT = Path(__file__).parents[1] / "docs" / "format.md"
@@ -143,8 +144,16 @@ def test_golden_files_hold_what_they_are_for() -> None:
     order = parse_video_page(page, 7, "kept").order.tolist()
     assert sorted(order) == [-1, -1, *range(7)]
     assert order != sorted(order)
+    _, mixed = load(LocalStorage(GOLDEN / "mixed"))
+    (file,) = (GOLDEN / "mixed" / "records").iterdir()
+    configs: list[Any] = []
+    lengths = mixed.groups[0].page_length[:, 0]
+    for start, length in zip(mixed.groups[0].offset, lengths, strict=True):
+        page = memoryview(file.read_bytes())[int(start) : int(start + length)]
+        configs.append(parse_video_page(page, 3 if configs else 5, "image").config)
+    assert [config and config.codec for config in configs] == [None, "ffv1"]
     total = sum(path.stat().st_size for path in GOLDEN.rglob("*") if path.is_file())
-    assert total < 350_000, "they are kept for ever"
+    assert total < 360_000, "they are kept for ever"
 
 
 def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:

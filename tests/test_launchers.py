@@ -6,7 +6,7 @@ import pytest
 
 from seqrecord import SeqRecordPipe
 from tests.clip_data import write_numbered
-from tests.rank_jobs import CLIPS, PATIENCE, check_equal, check_once, finish, start
+from tests.rank_jobs import CLIPS, PATIENCE, check_equal, check_once, finish, free_address, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE + 50)]
 
@@ -54,3 +54,16 @@ def test_accelerate(path: str) -> None:
             check_once([{name: part[name]} for part in found], 24)
     # A part of an epoch is not dealt out again.
     assert [part["refused"] for part in found] == [11, 11] == [part["ways"] for part in found]
+
+
+def test_jax(path: str) -> None:
+    pytest.importorskip("jax")
+    script = ["-m", "tests.rank_jobs.with_jax", path, free_address()]
+    found = finish([start([*script, str(rank)], JAX_PLATFORMS="cpu") for rank in range(2)])
+    check_once([{"named": part["named"]} for part in found], TOTAL // 8 * 8)
+    sums = [sum(own) for own in zip(*(part["own"] for part in found), strict=True)]
+    for part in found:
+        assert part["sums"] == sums, "every process computes with the clips of both"
+        assert part["kept"], "JAX uses the memory of a batch in place, and keeps it"
+        assert "rank=jax.process_index()" in part["refused"]
+        assert part["mixed"] == "ndarray"

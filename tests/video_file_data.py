@@ -114,7 +114,7 @@ def of_gops(spec: FeatureSpec, gops: Iterable[Gop]) -> npt.NDArray[np.uint8]:
     """The frames of GOPs of a feature, decoded one by one: uint8 [T, H, W, 3]."""
     height, width = (n or 0 for n in spec.shape[:2])
     config = VideoConfig.from_json(spec.codec[0])
-    parts = [decode_gop(config, height, width, gop) for gop in gops]
+    parts = [decode_gop(gop.config or config, height, width, gop) for gop in gops]
     return np.concatenate([np.empty((0, height, width, 3), np.uint8), *parts])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -117,6 +118,7 @@ class SharedBufferPool(BufferPool):
         super().__init__(shape, dtype, keep)
         self._away: deque[_SharedArray] = deque()  # unused here, possibly in use elsewhere
         ForkingPickler.register(torch.Tensor, _reduce)
+        ForkingPickler.register(np.ndarray, _reduce_array)
 
     def acquire(self) -> npt.NDArray[Any]:
         """Return an array to fill, which is newly allocated if all are in use."""
@@ -169,6 +171,31 @@ def _rebuild(
     if is_conj:
         made = made.conj()
     return torch._neg_view(made) if is_neg else made
+
+
+def _reduce_array(array: npt.NDArray[Any]) -> str | tuple[Any, ...]:
+    """Pickle an array: as a lease if it is a view of a leased tensor, else by value."""
+    base: Any = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, torch.Tensor) and array.size:
+        segment = _segments.get(base.untyped_storage().data_ptr())
+        if segment is not None and (lease := segment.lease()) is not None:
+            offset = array.ctypes.data - segment.data.ctypes.data
+            return _rebuild_array, (lease, array.dtype, array.shape, array.strides, offset)
+    return array.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+
+
+def _rebuild_array(
+    lease: Lease,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+) -> npt.NDArray[Any]:
+    data: npt.NDArray[Any] = torch.from_numpy(acquire(lease)).numpy()  # the base of all views
+    made: npt.NDArray[Any] = np.ndarray(shape, dtype, data, offset, strides)
+    return made
 
 
 def batch_pools(

@@ -218,12 +218,13 @@ class _Writer:
         gops: list[Gop] = []
         for page, data in DatasetSource(self._reader).pages(name, episode.key):
             gops += _gops(data, page.chunk.num_frames, name)
-        shown = _shown_only(gops, spec, f"{episode.key}, {name}")
+        config = gops[0].config or VideoConfig.from_json(spec.codec[0])
+        shown = _alike(gops, config, spec, f"{episode.key}, {name}")
         # Frames are decoded up to this many packets before they are shown.
         delay = max(at - frame for gop in shown for at, frame in enumerate(gop.order))
         mux_mp4(
             str(path),
-            spec.codec[0]["codec"],
+            config.codec,
             (spec.shape[0] or 0, spec.shape[1] or 0),
             shown[0].packets,
             _timed(shown, delay),
@@ -271,7 +272,7 @@ def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
     firsts = table.first_frame.tolist()
     for (start, stop), first in zip(pairwise(table.first_packet.tolist()), firsts, strict=False):
         order = [-1 if n < 0 else n - first for n in table.order[start:stop].tolist()]
-        yield Gop(tuple(packets[start:stop]), tuple(order))
+        yield Gop(tuple(packets[start:stop]), tuple(order), table.config)
 
 
 def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
@@ -284,16 +285,19 @@ def _timed(gops: Sequence[Gop], delay: int) -> Iterator[TimedPacket]:
         first += gop.num_frames
 
 
-def _shown_only(gops: Sequence[Gop], spec: FeatureSpec, where: str) -> list[Gop]:
-    """The GOPs, with hidden frames removed by encoding again; logs a warning about `where`."""
-    config = VideoConfig.from_json(spec.codec[0])
+def _alike(gops: Sequence[Gop], config: VideoConfig, spec: FeatureSpec, where: str) -> list[Gop]:
+    """The GOPs in one configuration without hidden frames; others are encoded again, with a warning
+    about `where`."""
+    feature = VideoConfig.from_json(spec.codec[0])
     height, width = (n or 0 for n in spec.shape[:2])
     found, count = [], 0
     for gop in gops:
-        if -1 in gop.order:
+        own = gop.config or feature
+        if -1 in gop.order or own != config:
             count += gop.num_frames
-            gop = encode_gop(config, decode_gop(config, height, width, gop))
+            gop = encode_gop(config, decode_gop(own, height, width, gop))
         found.append(gop)
     if count:
-        _logger.warning("%s: re-encoded %d frames (their GOPs have hidden frames)", where, count)
+        reason = "their GOPs have hidden frames, or another codec"
+        _logger.warning("%s: re-encoded %d frames (%s)", where, count, reason)
     return found

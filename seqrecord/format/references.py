@@ -6,11 +6,12 @@ Pages name their list, so the manifest need not.
 ::
 
     page     │ p u32 + 2^31 │ list u64 │ file u32 │ crc32c u32 │ start u64 │ extradata u32 │
-             │ offsets u32 [p] │ sizes u32 [p] │ frames u32 [p] │ extradata │
+             │ offsets u32 [p] │ sizes u32 [p] │ frames u32 [p] │ config │ extradata │
     list     JSON: names of files, sizes and identities (such as an e-tag)
 
 `start` is the offset of the page's range in the file. Packet i of the page is the bytes
 `[start + offsets[i], start + offsets[i] + sizes[i])` of the file, as its container stores it.
+`config` is there if p has the mark 2^30, as in a page with packets (`format.video_pages`).
 
 For a feature other than video, a packet is a frame encoded alone, such as a PNG file. `file` may
 then be a folder, and each frame a whole file in it. The range is the concatenation of these files,
@@ -32,10 +33,18 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.checksum import crc32c
+from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.packets import packet_format
 from seqrecord.errors import ChecksumError, FormatError, LocationError
 from seqrecord.format.text import parse_json
-from seqrecord.format.video_pages import BEGINS, NOT_SHOWN, page_of_packets
+from seqrecord.format.video_pages import (
+    BEGINS,
+    NOT_SHOWN,
+    OWN_CONFIG,
+    encode_config,
+    page_of_packets,
+    parse_config,
+)
 from seqrecord.json_object import JsonObject
 from seqrecord.processes.forks import cached_property
 from seqrecord.storage.base import check_path
@@ -80,6 +89,7 @@ class ReferencedGops:
     sizes: npt.NDArray[np.int64]  # [p]
     order: npt.NDArray[np.int64]  # [p]
     first: npt.NDArray[np.int64]  # [g]
+    config: VideoConfig | None = None  # as in `Gop`
 
     @cached_property
     def num_frames(self) -> npt.NDArray[np.int64]:
@@ -270,6 +280,7 @@ class Reference:
     extradata: bytes = b""
     crc32c: int = 0
     parts: tuple[FolderFile, ...] = ()
+    config: VideoConfig | None = None  # of the packets, instead of the feature's
 
     @classmethod
     def of(
@@ -288,7 +299,8 @@ class Reference:
         for begin, stop in pairwise(bounds):
             start = int(gops.starts[begin])
             tables = gops.starts[begin:stop] - start, gops.sizes[begin:stop], frames[begin:stop]
-            found.append(cls(list_id, file, start, *tables, gops.extradata))
+            extradata, config = gops.extradata, gops.config
+            found.append(cls(list_id, file, start, *tables, extradata, config=config))
         return found
 
     @classmethod
@@ -330,11 +342,12 @@ class Reference:
     def encode(self) -> bytes:
         """Encode the page."""
         head = _HEAD.pack(
-            _MARK | len(self.offsets),
+            _MARK | len(self.offsets) | (0 if self.config is None else OWN_CONFIG),
             *(int(self.list_id, 16), self.file, self.crc32c, self.start, len(self.extradata)),
         )
         tables = (np.asarray(t).astype("<u4").tobytes() for t in (self.offsets, self.sizes))
-        return b"".join((head, *tables, self.frames.astype("<u4").tobytes(), self.extradata))
+        frames = self.frames.astype("<u4").tobytes()
+        return b"".join((head, *tables, frames, encode_config(self.config), self.extradata))
 
     @property
     def offset_table_bytes(self) -> int:
@@ -362,14 +375,15 @@ class Reference:
             data[: self.offset_table_bytes] = offsets.astype("<u4").tobytes()
             return data
         try:
-            form = packet_format(codec, self.extradata)
+            own = self.config.codec if self.config is not None else codec
+            form = packet_format(own, self.extradata)
         except ValueError as error:
             raise FormatError(f"a page of references: {error}") from error
         begins = (self.frames >= BEGINS).tolist()
         places = zip(self.offsets.tolist(), self.sizes.tolist(), begins, strict=True)
         packets = [form.bare_packet(bytes(data[a : a + n]), first) for a, n, first in places]
         try:
-            return memoryview(page_of_packets(packets, self.frames))
+            return memoryview(page_of_packets(packets, self.frames, self.config))
         except ValueError as error:
             raise FormatError(f"a page of references to too many bytes: {error}") from error
 
@@ -408,9 +422,13 @@ def parse_reference(
     if len(page) < _HEAD.size or not page[3] & 0x80:  # the mark
         raise refuse("without its head", 0, f"{_HEAD.size} bytes or more", len(page))
     marked, list_id, file, stored, start, extra = _HEAD.unpack_from(page)
-    count = marked & ~_MARK
+    own = OWN_CONFIG if num_frames is None else 0
+    count, config = marked & ~(_MARK | own), None
+    begin = _HEAD.size + 12 * count  # of the extradata
+    if marked & own and begin <= len(page):
+        config, begin = parse_config(page, begin, feature)
     most = MAX_EXTRADATA if num_frames is None else MAX_NAMES
-    if not count or extra > most or len(page) != _HEAD.size + 12 * count + extra:
+    if not count or extra > most or len(page) != begin + extra:
         expected = f"tables of {count} packets and {extra} bytes"
         raise refuse("with a wrong length", 0, expected, len(page))
     table = np.frombuffer(page[_HEAD.size : _HEAD.size + 12 * count], "<u4").reshape(3, count)
@@ -424,7 +442,7 @@ def parse_reference(
         )
     if start + int(ends[-1]) >= 2**63:
         raise refuse("with an impossible start", 20, "below 2**63", start)
-    extradata = bytes(page[_HEAD.size + 12 * count :])
+    extradata = bytes(page[begin:])
     parts: tuple[FolderFile, ...] = ()
     if num_frames is not None:
         if count != num_frames or (table[2] != np.arange(count)).any():
@@ -437,7 +455,7 @@ def parse_reference(
                 at = len(page) - extra
                 raise refuse("with files that are not contiguous", at, count, len(parts))
     form = f"{list_id:016x}", file, start, offsets, sizes, table[2], extradata, stored, parts
-    return Reference(*form)
+    return Reference(*form, config)
 
 
 def _parts(names: bytes, count: int) -> tuple[FolderFile, ...]:

@@ -3,14 +3,17 @@
 ::
 
     │ p u32 │ offsets u32 [p + 1] │ frames u32 [p] │ packet 0 │ packet 1 │ …
+    │ p u32 + 2^30 │ offsets u32 [p + 1] │ frames u32 [p] │ n u32 │ config, n bytes │ packet 0 │ …
 
 Offsets count from the page's start; the first is that of packet 0, the last is the page's length.
 `frames` is the number of each packet's frame in the page, or `NOT_SHOWN`. Its highest bit is set
-at the first packet of each group of pictures.
+at the first packet of each group of pictures. `config` is the JSON of a video configuration that
+replaces the feature's, for packets of another codec or pixel format.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,16 +22,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.config import video_config
+from seqrecord.codecs.video.config import VideoConfig, video_config
 from seqrecord.codecs.video.decoding import GopFrames
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
 from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
 from seqrecord.feature_kinds import is_image, known_kind
 from seqrecord.format.pages import MAX_PAGE_BYTES
+from seqrecord.format.text import parse_json
 from seqrecord.schema import FeatureSpec
 
 BEGINS = 1 << 31  # in `frames`: first packet of a group of pictures
 NOT_SHOWN = BEGINS - 1  # in `frames`: the packet shows no frame
+OWN_CONFIG = 1 << 30  # in the number of packets: the page has a configuration of its own
+MAX_CONFIG = 1 << 10  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +49,7 @@ class VideoTable:
     order: npt.NDArray[np.int64]  # [packets], in the page
     first_packet: npt.NDArray[np.int64]  # [groups + 1]
     first_frame: npt.NDArray[np.int64]  # [groups + 1]
+    config: VideoConfig | None = None  # instead of the feature's
 
 
 class VideoPageCodec:
@@ -64,12 +71,13 @@ class VideoPageCodec:
         self.smooth = is_image(spec, known_kind(spec.name, spec, spec.kind))
 
     def join(self, gops: Sequence[Gop]) -> bytes:
-        """Encode groups of pictures as a page, empty for none.
+        """Encode groups of pictures of one configuration as a page, empty for none.
 
         Raises `FrameError` if it is too large.
         """
         if not gops:
             return b""
+        config = self.own_config(gops[0].config)
         packets = [packet for gop in gops for packet in gop.packets]
         numbers: list[int] = []
         first = 0
@@ -78,7 +86,7 @@ class VideoPageCodec:
             own[0] |= BEGINS
             numbers += own
             first += gop.num_frames
-        size = _first_packet(len(packets)) + sum(map(len, packets))
+        size = _first_packet(len(packets), config) + sum(map(len, packets))
         if size > MAX_PAGE_BYTES:
             raise FrameError(
                 "a page is too large",
@@ -86,7 +94,24 @@ class VideoPageCodec:
                 expected=f"at most {MAX_PAGE_BYTES} bytes",
                 got=f"{size} bytes",
             )
-        return page_of_packets(packets, np.array(numbers, np.uint32))
+        return page_of_packets(packets, np.array(numbers, np.uint32), config)
+
+    def own_config(self, config: VideoConfig | None) -> VideoConfig | None:
+        """Return the configuration that a page needs for packets of `config`; `None` for the
+        feature's.
+
+        Raises `FrameError` if frames have another dtype.
+        """
+        if config is None or config.decoding == self.config.decoding:
+            return None
+        if config.dtype != self.config.dtype:
+            raise FrameError(
+                "video of another dtype",
+                feature=self.spec.name,
+                expected=self.config.dtype,
+                got=f"{config.dtype} of {config.pixel_format}",
+            )
+        return config.decoding
 
     def reader(
         self,
@@ -98,7 +123,16 @@ class VideoPageCodec:
 
         `make` creates another reader with the same methods.
         """
-        return (make or VideoReader)(self, page, parse_video_page(page, count, self.spec.name))
+        table = parse_video_page(page, count, self.spec.name)
+        if table.config is not None and table.config.dtype != self.config.dtype:
+            raise FormatError(
+                "a page of video of another dtype",
+                feature=self.spec.name,
+                offset=0,
+                expected=self.config.dtype,
+                got=table.config.pixel_format,
+            )
+        return (make or VideoReader)(self, page, table)
 
 
 class VideoReader:
@@ -155,25 +189,62 @@ class VideoReader:
         packets = [np.frombuffer(self._page[a:b], np.uint8) for a, b in pairwise(ends)]
         order = table.order[start:stop]
         inside = np.where(order < 0, -1, order - table.first_frame[group]).tolist()
-        return GopFrames(codec.config, codec.height, codec.width, packets, inside)
+        config = table.config or codec.config
+        return GopFrames(config, codec.height, codec.width, packets, inside)
 
 
-def page_of_packets(packets: Sequence[bytes], frames: npt.NDArray[np.uint32]) -> bytes:
-    """Return the page of these packets. `frames`, [p], is each packet's frame number.
+def page_of_packets(
+    packets: Sequence[bytes], frames: npt.NDArray[np.uint32], config: VideoConfig | None = None
+) -> bytes:
+    """Return the page of these packets. `frames`, [p], is each packet's frame number. `config` is
+    the packets' configuration if it differs from the feature's.
 
     Raises `ValueError` if the page would be too large.
     """
-    offsets = np.cumsum([_first_packet(len(packets)), *map(len, packets)], dtype=np.int64)
+    first = _first_packet(len(packets), config)
+    offsets = np.cumsum([first, *map(len, packets)], dtype=np.int64)
     if offsets[-1] > MAX_PAGE_BYTES:
         raise ValueError(f"a page of {offsets[-1]} bytes")
-    head = np.array([len(packets)], "<u4").tobytes()
+    mark = 0 if config is None else OWN_CONFIG
+    head = np.array([len(packets) | mark], "<u4").tobytes()
     table = offsets.astype("<u4").tobytes() + frames.astype("<u4").tobytes()
-    return b"".join((head, table, *packets))
+    return b"".join((head, table, encode_config(config), *packets))
 
 
-def _first_packet(count: int) -> int:
+def encode_config(config: VideoConfig | None) -> bytes:
+    """Return the part of a page with a configuration of its own; empty for the feature's."""
+    if config is None:
+        return b""
+    text = json.dumps(config.to_json(), separators=(",", ":")).encode()
+    return len(text).to_bytes(4, "little") + text
+
+
+def parse_config(page: memoryview, at: int, feature: str) -> tuple[VideoConfig, int]:
+    """Return the configuration at offset `at` of a page, and the offset of its end.
+
+    Raises `FormatError` if it is invalid.
+    """
+    size = int.from_bytes(page[at : at + 4], "little")
+    end = at + 4 + size
+    try:
+        if size > MAX_CONFIG or end > len(page):
+            raise ValueError(f"{size} bytes in a page of {len(page)} bytes")
+        value = parse_json(bytes(page[at + 4 : end]))
+        if not isinstance(value, dict):
+            raise ValueError("no object")
+        return VideoConfig.from_json(value), end
+    except (FormatError, ValueError) as error:
+        raise FormatError(
+            "a page of video with an invalid configuration",
+            feature=feature,
+            offset=at,
+            got=str(error)[:200],
+        ) from error
+
+
+def _first_packet(count: int, config: VideoConfig | None = None) -> int:
     """Return the offset of the first of `count` packets."""
-    return 4 + 4 * (2 * count + 1)
+    return 4 + 4 * (2 * count + 1) + len(encode_config(config))
 
 
 def least_video_bytes(count: Any) -> Any:
@@ -190,12 +261,15 @@ def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
         )
 
     size = len(page)
-    num_packets = int(np.frombuffer(page[:4], "<u4")[0]) if size >= 4 else 0
-    begin = _first_packet(num_packets)
+    marked = int(np.frombuffer(page[:4], "<u4")[0]) if size >= 4 else 0
+    num_packets, config = marked & ~OWN_CONFIG, None
+    begin = tables = _first_packet(num_packets)
     if not max(1, count) <= num_packets <= (size - 8) // 9:
         expected = f"{max(1, count)} or more, in {size} bytes"
         raise refuse("with an impossible number of packets", 0, expected, num_packets)
-    numbers = np.frombuffer(page[4:begin], "<u4").astype(np.int64)
+    if marked & OWN_CONFIG:
+        config, begin = parse_config(page, tables, feature)
+    numbers = np.frombuffer(page[4:tables], "<u4").astype(np.int64)
     offsets, frames = numbers[: num_packets + 1], numbers[num_packets + 1 :]
     if offsets[0] != begin or offsets[-1] != size or (np.diff(offsets) < 1).any():
         expected = f"{num_packets + 1} that rise from {begin} to {size}"
@@ -223,4 +297,5 @@ def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
     if (most := int(np.diff(first_packet).max())) > MAX_GOP_PACKETS:
         expected = f"at most {MAX_GOP_PACKETS}"
         raise refuse("with a group of too many packets", at, expected, most)
-    return VideoTable(offsets, np.where(shown, frames, -1), first_packet, first_frame)
+    order = np.where(shown, frames, -1)
+    return VideoTable(offsets, order, first_packet, first_frame, config)

@@ -80,9 +80,13 @@ class VideoChecker:
         stream = (video.codec, video.pixel_format, *video.coded_size)
         self._stream = self._stream or stream
         if stream != self._stream:
+            is_size = stream[2:] != self._stream[2:]
             self._findings.add(
                 "stream",
-                "a video differs from the first one",
+                "a video has another size than the first one; its episodes are left out"
+                if is_size
+                else "a video has another codec or pixel format than the first one; both are read",
+                severity="error" if is_size else "warning",
                 expected=" ".join(map(str, self._stream)),
                 got=" ".join(map(str, stream)),
                 **facts,

@@ -218,21 +218,22 @@ class _OriginalIndex:
     def updated(self) -> Path:
         """Return the folder of the index, created or updated to the original's present state."""
         note, identity = self._note(), self.source.identity()
-        if note is not None and note["identity"] == identity:
+        if note is not None and self._is_current(note, identity):
             return self._folder(note)
         begin, content = time.monotonic(), self._content()
         if note is not None and self._has_grown(note):
             folder = self._folder(note)
-            self._index(folder, "append")
+            is_all = self._index(folder, "append")
         else:
             folder = self.base.with_name(f"{self.base.name}-{secrets.token_hex(4)}")
             try:
-                self._index(folder, "create")
+                is_all = self._index(folder, "create")
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         value = {"original": self.shown, "identity": identity, "content": content}
         value |= {"folder": folder.name, "size": _size_of(folder)}
+        value["left_out"] = "" if is_all else self._files()
         temporary = self.base.with_suffix(".json.new")
         temporary.write_text(json.dumps(value, indent=1))
         make_private(temporary)
@@ -253,9 +254,19 @@ class _OriginalIndex:
         if not (is_private(self.base.parent) and is_private(self.base.with_suffix(".json"))):
             return None
         note = self._note()
-        if note is None or note["identity"] != self.source.identity():
+        if note is None or not self._is_current(note, self.source.identity()):
             return None
         return self._folder(note)
+
+    def _is_current(self, note: dict[str, str], identity: str) -> bool:
+        """Whether nothing has changed; after left-out episodes, in no referenced file either."""
+        left_out = note["left_out"]
+        return note["identity"] == identity and (not left_out or left_out == self._files())
+
+    def _files(self) -> str:
+        """Return a hash of the states of all files that GOPs may reference."""
+        files = sorted(map(repr, map(_as_content, self.source.external_files().values())))
+        return hashlib.sha256("".join(files).encode()).hexdigest()
 
     def _folder(self, note: dict[str, str]) -> Path:
         return self.base.with_name(note["folder"])
@@ -264,7 +275,7 @@ class _OriginalIndex:
         """Read the index's entry; `None` if missing or unusable."""
         with suppress(OSError, ValueError, SeqRecordError):
             found = json.loads(self.base.with_suffix(".json").read_text())
-            names = {"original", "identity", "content", "folder", "size"}
+            names = {"original", "identity", "content", "folder", "size", "left_out"}
             if (
                 isinstance(found, dict)
                 and found.keys() == names
@@ -306,7 +317,8 @@ class _OriginalIndex:
             return False
         return is_same
 
-    def _index(self, folder: Path, mode: WriteMode) -> None:
+    def _index(self, folder: Path, mode: WriteMode) -> bool:
+        """Index the original; returns whether no episode was left out."""
         from tqdm import tqdm
 
         with tqdm(desc=f"indexing {self.shown}", unit="frame", leave=False, disable=None) as bar:
@@ -322,3 +334,4 @@ class _OriginalIndex:
         level = logging.WARNING if found.left_out_data else logging.INFO
         for line in found.lines(_LOGGED_LINES):
             _logger.log(level, "%s: %s", self.shown, line)
+        return not report.bad

@@ -13,7 +13,7 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate, default_convert
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper, ShardingFilter
 
 
@@ -46,22 +46,34 @@ def find_buffering_pipe() -> str | None:
 
 def is_batched_again(data: object) -> bool:
     """Whether a DataLoader batches the items of `data`, possibly mapped."""
-    frames = walk_stack(sys._getframe())
-    fetcher: Any = next(
-        (f.f_locals.get("self") for f, _ in frames if _of(f, "torch.utils.data._utils.fetch")), None
-    )
-    if not getattr(fetcher, "auto_collation", False):
-        return False
-    source = getattr(fetcher.dataset, "_datapipe", fetcher.dataset)  # of a wrapper for pickling
-    while isinstance(source, Mapper):
-        source = source.datapipe
-    return source is data
+    fetcher = _find_fetcher(data)
+    return bool(getattr(fetcher, "auto_collation", False))
+
+
+def is_made_tensors(data: object) -> bool:
+    """Whether a DataLoader makes tensors of arrays in the items of `data`, possibly mapped."""
+    collate_fn = getattr(_find_fetcher(data), "collate_fn", None)
+    return collate_fn is default_convert or collate_fn is default_collate
 
 
 def is_stateful() -> bool:
     """Whether a StatefulDataLoader is creating an iterator."""
     torchdata = sys.modules.get("torchdata.stateful_dataloader")  # imported where there is one
     return torchdata is not None and _find(torchdata.StatefulDataLoader._get_iterator) is not None
+
+
+def _find_fetcher(data: object) -> Any:
+    """The DataLoader's object that requests items of `data`, possibly mapped; or `None`."""
+    frames = walk_stack(sys._getframe())
+    fetcher: Any = next(
+        (f.f_locals.get("self") for f, _ in frames if _of(f, "torch.utils.data._utils.fetch")), None
+    )
+    if fetcher is None:
+        return None
+    source = getattr(fetcher.dataset, "_datapipe", fetcher.dataset)  # of a wrapper for pickling
+    while isinstance(source, Mapper):
+        source = source.datapipe
+    return fetcher if source is data else None
 
 
 def _find(*methods: Callable[..., Any]) -> Any:

@@ -18,6 +18,7 @@ from seqrecord.engine.adjacent import join
 from seqrecord.engine.arena import nested
 from seqrecord.engine.pools import BufferPool, SharedBufferPool, can_share
 from seqrecord.errors import ClipError
+from seqrecord.pipes.options import one_of
 from seqrecord.text import repr_of
 
 _KEEP = 3  # buffers of a kind that nobody uses
@@ -51,7 +52,21 @@ class SingleClip(dict[str, Any]):
         return made
 
 
-def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def make_numpy(clip: dict[str, Any]) -> dict[str, Any]:
+    """Replace the tensors of a clip or batch by arrays on the same memory, in place."""
+    for name, value in clip.items():
+        clip[name] = _as_numpy(value)
+    return clip
+
+
+def _as_numpy(value: Any) -> Any:
+    # An array's base is its tensor, not another array, so that views keep the leased memory.
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    return list(map(_as_numpy, value)) if type(value) is list else value
+
+
+def collate(clips: Sequence[Mapping[str, Any]], *, output: str = "torch") -> dict[str, Any]:
     """Join single clips to a batch, like a loader with `batch_size`.
 
     Use it as a DataLoader's `collate_fn`, with or without workers, or as
@@ -64,6 +79,11 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     reference is gone. Clips of one `SeqRecordMapDataset` call are adjacent in memory and need no
     copy. In a worker process, on Linux, batches are shared memory.
 
+    Args:
+        clips: single clips.
+        output: "numpy" makes NumPy arrays instead of tensors, without copying. A DataLoader around
+            a `SeqRecordMapDataset` with `output="numpy"` gets arrays without this argument.
+
     Raises `ClipError`, with the entry's name, for clips with different entries or shapes, and for
     batches: remove `batch_size` from the loader, or the `collate_fn`.
 
@@ -71,8 +91,9 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         clips = seqrecord.SeqRecordMapDataset("records/", clip_len=4)
         batch = seqrecord.collate([clips[0], clips[9]])  # image: uint8 [2, 4, height, width, 3]
     """
+    one_of("torch", "numpy")("output", output)
     if isinstance(clips, ClipSequence) and (whole := clips.whole()) is not None:
-        return whole
+        return make_numpy(whole) if output == "numpy" else whole
     if not clips or not all(issubclass(kind, Mapping) for kind in set(map(type, clips))):
         raise ClipError(
             "nothing to collate",
@@ -84,16 +105,18 @@ def collate(clips: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise ClipError("clips of different features make no batch", expected=expected, got=got)
     _check_single(clips)
     lists = clips[0].as_lists if isinstance(clips[0], SingleClip) else frozenset()
-    return {
+    batch = {
         name: values if name in lists else _collate(str(name), values)
         for name, values in ((name, [clip[name] for clip in clips]) for name in clips[0])
     }
+    return make_numpy(batch) if output == "numpy" else batch
 
 
 def _check_single(clips: Sequence[Mapping[str, Any]]) -> None:
     """Raise `ClipError` for batches in place of clips."""
     keys = clips[0].get("episode")
-    if isinstance(keys, list) and isinstance(clips[0].get("start"), torch.Tensor):
+    starts = clips[0].get("start")
+    if isinstance(keys, list) and isinstance(starts, (torch.Tensor, np.ndarray)):
         size = len(clips) * len(keys)
         raise ClipError(
             "collate received batches: the loader has a batch_size",
@@ -232,6 +255,15 @@ class ClipSequence(Sequence[dict[str, Any]]):
     def whole(self) -> dict[str, Any] | None:
         """The batch; `None` once a clip was accessed, because its user may have changed it."""
         return self.batch() if self._clips is None else None
+
+    def as_numpy(self) -> ClipSequence:
+        """The same clips with NumPy arrays."""
+        batch, single = self.batch, self.single
+
+        def clips() -> list[dict[str, Any]]:
+            return list(map(make_numpy, single()))
+
+        return ClipSequence(self.num_clips, lambda: make_numpy(batch()), clips)
 
     def __len__(self) -> int:
         return self.num_clips

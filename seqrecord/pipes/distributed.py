@@ -30,7 +30,7 @@ class Ranks:
             every process. By default the rank is detected at each use, from `torch.distributed` if
             initialized, else from the environment. With several ranks of Accelerate they are
             required: a process cannot detect whether Accelerate distributes the loader's batches
-            among ranks.
+            among ranks. With several processes of JAX, too: some of them may need equal batches.
 
     A process started by this one, such as a DataLoader worker, may lack the process group and the
     environment: the pickled object carries the rank of the sender.
@@ -46,20 +46,20 @@ class Ranks:
         with suppress(ClipError):  # not now: who iterates there will find the same
             found = self._find()
         if self.given is None:
-            _refuse_accelerate(found)
+            _check_launcher(found)
         senders = frozenset() if self._received() is None else self._senders
         return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
 
     def current(self) -> Shard:
         """This process's rank, as the shard that its workers share.
 
-        Raises `ClipError` for inconsistent environment variables, and if Accelerate has several
-        ranks and no rank was passed.
+        Raises `ClipError` for inconsistent environment variables, and if Accelerate or JAX has
+        several ranks and no rank was passed.
         """
         if self.given is not None:
             return self.given
         found = self._find()
-        _refuse_accelerate(found)
+        _check_launcher(found)
         return found or Shard()
 
     @property
@@ -164,6 +164,34 @@ def this_worker() -> tuple[int, int]:
     """Number of this DataLoader worker, and of workers; (0, 1) outside of workers."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info is not None else (0, 1)
+
+
+def _check_launcher(found: Shard | None) -> None:
+    """Raise `ClipError` if a launcher of several processes requires explicit ranks."""
+    _refuse_accelerate(found)
+    _refuse_jax(found)
+
+
+def _refuse_jax(found: Shard | None) -> None:
+    """Raise `ClipError` if JAX has several processes, and another rank or none was found."""
+    index, count = _jax_process()
+    if count > 1 and found != Shard(index, count):
+        got = "neither" if found is None else f"rank {found.index} of {found.count}"
+        raise ClipError(
+            "rank and world_size are required with several JAX processes",
+            expected="rank=jax.process_index(), world_size=jax.process_count(); processes that "
+            "share one model pass the number of their data-parallel group",
+            got=f"{got}, and JAX process {index} of {count}",
+        )
+
+
+def _jax_process() -> tuple[int, int]:
+    """Index and number of JAX's processes, from `jax.distributed.initialize`.
+
+    Neither imports JAX nor starts its backends, as its public functions do.
+    """
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    return getattr(state, "process_id", 0), getattr(state, "num_processes", None) or 1
 
 
 def _refuse_accelerate(found: Shard | None) -> None:

@@ -10,6 +10,7 @@ from seqrecord.engine.batches import Batch
 from seqrecord.engine.engine import Engine
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.trace import Trace
+from seqrecord.pipes.collating import make_numpy
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
@@ -118,6 +119,8 @@ class Iteration:
         try:
             for arrays in engine:
                 clips = self._waiting = source.to_clips(arrays, plan, self._made)
+                for clip in clips if source.options.output == "numpy" else ():
+                    make_numpy(clip)
                 del arrays  # the consumer's alone to keep
                 self._made += len(clips)
                 while clips:

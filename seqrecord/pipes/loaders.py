@@ -20,6 +20,7 @@ from seqrecord.pipes.callers import (
     find_filter,
     find_loader,
     is_batched_again,
+    is_made_tensors,
     is_stateful,
 )
 from seqrecord.pipes.clip_loader import ClipLoader
@@ -52,6 +53,8 @@ class EpochStream:
                 expected=f"DataLoader({type(self).__name__}(…), batch_size=None)",
                 got=f"a DataLoader with a batch_size (default: 1) around batches of {size} clips",
             )
+        if self._epochs.loader.options.output == "numpy":
+            _check_kept(self)
         return self._epochs.iterate(self._shard(), find_buffering_pipe())
 
     def __len__(self) -> int:
@@ -192,7 +195,7 @@ class StreamingLoader(EpochStream):
         """Open the dataset, and select its clips.
 
         Groups of arguments: `clip_len` to `drop_last_frames`, frames of a clip; `features` to
-        `metadata`, features and episodes; `resize` to `normalize`, transforms; `order` to
+        `metadata`, features and episodes; `resize` to `output`, transforms and form; `order` to
         `rotate_phase`, order; `batch_size` to `device`, batches and memory; `rank` and
         `world_size`, distribution; `engine`, tuning.
 
@@ -371,7 +374,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return self.clips.num_clips
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        [clip] = self._reader.read(self._checked([number]))
+        [clip] = self._read([number])
         return clip
 
     def __getitems__(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
@@ -383,7 +386,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         cls, own = type(self), SeqRecordMapDataset
         if cls.__getitem__ is not own.__getitem__ and cls.__getitems__ is own.__getitems__:
             return [self[number] for number in numbers]
-        return self._reader.read(self._checked(numbers)) if len(numbers) else []
+        return self._read(numbers) if len(numbers) else []
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of this process: `bytes_read`; `frames_decoded`;
@@ -397,6 +400,14 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._selection.describe()})"
 
+    def _read(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
+        """Read clips by number, in the form of `output`."""
+        clips = self._reader.read(self._checked(numbers))
+        if self._options.output == "torch":
+            return clips
+        _check_kept(self)
+        return clips.as_numpy()
+
     def _checked(self, numbers: Sequence[int]) -> IntArray:
         """Clip numbers from 0, int64[n]; negative ones count from the end."""
         asked, count = list(map(operator.index, numbers)), self.clips.num_clips
@@ -404,6 +415,17 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
             wrong = next(number for number in asked if not -count <= number < count)
             raise IndexError(f"clip {wrong} of {count}")
         return np.array(asked, np.int64) % count
+
+
+def _check_kept(data: object) -> None:
+    """Raise `ClipError` if a DataLoader makes tensors of the arrays of `data`."""
+    if is_made_tensors(data):
+        raise ClipError(
+            "a DataLoader without collate_fn makes tensors of NumPy arrays",
+            expected="collate_fn=dict around batches of the loader (batch_size=None); around clips "
+            'functools.partial(seqrecord.collate, output="numpy"); or output="torch"',
+            got='output="numpy" and no collate_fn',
+        )
 
 
 def loader_of(streaming: StreamingLoader) -> ClipLoader:

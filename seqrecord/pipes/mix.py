@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST_BATCHES = 1 << 40  # of an epoch
 MIX_OPTIONS = (
     *("batch_size", "frames_per_batch", "drop_last", "even_batches", "seed"),
-    *("memory_limit", "rank", "world_size", "device"),
+    *("memory_limit", "rank", "world_size", "device", "output"),
     *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
 )
 """Options of the mix; sources must not set them."""
@@ -139,6 +139,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         rank: as in `SeqRecordIterableDataset`.
         world_size: as in `SeqRecordIterableDataset`.
         device: as in `SeqRecordIterableDataset`.
+        output: as in `SeqRecordIterableDataset`.
         engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
             slow source can use every thread; `thread_niceness`, `trace` and `video_decoder` to the
             mix, except for video of sources with a `frame_transform`, which the host decodes.
@@ -168,6 +169,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         rank: int | None = None,
         world_size: int | None = None,
         device: str | torch.device | None = None,
+        output: str = "torch",
         engine: EngineOptions | None = None,
     ) -> None:
         super().__init__()
@@ -185,6 +187,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             rank=rank,
             world_size=world_size,
             device=device,
+            output=output,
             engine=engine,
         )
         for name in ("num_cursors", "shuffle_buffer"):

@@ -272,6 +272,10 @@ class ClipOptions:
             placement come last: `frame_transform` and the functions of `clip_transform` receive
             stored values. Raises `ClipError` for images, without statistics, and if a function
             changes the feature.
+        output: "torch" (default): tensors. "numpy": writable NumPy arrays on the same memory, which
+            is reused after the last array or view is gone. Extra columns are arrays as well. A
+            DataLoader needs a `collate_fn` that keeps arrays; see docs/jax.md. Excludes `device`
+            and nested tensors. Saved states do not depend on it.
     """
 
     clip_len: int | Sequence[int] | None = _checked(None, _check_clip_len)
@@ -299,10 +303,18 @@ class ClipOptions:
     place: Places | None = _checked(None, check_place)
     pad_to: Mapping[str, int] | None = _checked(None, check_pad_to)
     normalize: Normalize | None = _checked(None, check_normalize)
+    output: str = _checked("torch", one_of("torch", "numpy"))
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value, with the argument's name."""
         _check_fields(self)
+        forms = self.ragged.values() if isinstance(self.ragged, Mapping) else [self.ragged]
+        if self.output == "numpy" and any(isinstance(f, str) and f == "nested" for f in forms):
+            raise ClipError(
+                "NumPy has no nested arrays",
+                expected='ragged="list" or "pad"; or output="torch"',
+                got=f"output='numpy' ragged={self.ragged!r}",
+            )
         if self.clip_len is None and self.windows is None and not self.lists_frames:
             raise ClipError("neither clip_len nor windows is given", expected="one, or both")
         if self.clip_len is None and self.dilation != 1:
@@ -562,8 +574,8 @@ class LoaderOptions(ClipOptions):
         rank: rank of this process, in [0, world_size). Default: detected at the start of an epoch,
             from `torch.distributed` if initialized, else from `RANK` and `WORLD_SIZE` (torchrun) or
             `LOCAL_RANK`, `NODE_RANK` and `WORLD_SIZE` (Lightning). Workers inherit the rank of
-            their parent process and share its clips. Under Accelerate with several processes it is
-            required; see docs/ranks.md.
+            their parent process and share its clips. Under Accelerate and JAX with several
+            processes it is required; see docs/ranks.md.
         world_size: number of ranks that share an epoch. With 1, every process gets the whole epoch.
         engine: tuning of the execution, an `EngineOptions`.
     """
@@ -616,6 +628,12 @@ class LoaderOptions(ClipOptions):
             raise ClipError(
                 "drop_last has no effect on single clips with even_batches=False",
                 expected="a batch_size, or even_batches=True, or no drop_last",
+            )
+        if self.output == "numpy" and self.device is not None:
+            raise ClipError(
+                "NumPy arrays are in host memory",
+                expected="no device, and jax.device_put of the batches; or output='torch'",
+                got=f"output='numpy' device={self.device}",
             )
         decoder = f"engine.video_decoder={self.tuning.video_decoder!r}"
         if self.tuning.video_decoder != "pyav" and self.device is None:

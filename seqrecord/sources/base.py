@@ -49,7 +49,7 @@ class Source(Protocol):
     - `videos(info)` returns a dict: feature name to an iterable of `Gop`. Packets are stored
       unchanged. The GOPs of a feature contain `info.num_frames` frames in total. `frames` omits
       these features; it yields an empty dict per frame if there are no others. `describe_video`
-      gives the codec for the schema.
+      gives the codec for the schema. A `Gop` in another codec has a `config`.
     - `timestamps(info)` returns float64 [frames] in seconds. `convert` calls it if the schema has
       no timestamp feature and the episode has an `fps`. If the two disagree, the `fps` is dropped.
     - `account()` returns an `Account`: data in the original that the source does not pack.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from seqrecord.sources.common.file_types import explained
 from seqrecord.sources.inventory import inventory_of
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
+from seqrecord.text import counted
 from seqrecord.writing.convert_jobs import (
     BadEpisode,
     Job,
@@ -217,6 +219,7 @@ def convert(
                     statistics=statistics,
                     externals=externals,
                     checksums=checksums,
+                    skip_other_sizes=not strict,
                 )
                 for part in cut_in_jobs(todo, work, job_bytes)
             ]
@@ -401,9 +404,23 @@ def _report(
         # Features that stayed encoded have no new statistics.
         statistics = Statistics(known.num_frames, {**known, **statistics})
     splits = {info.key: info.split for info in episodes if info.split is not None}
-    if every := (*unlisted, *bad):
-        skipped = LeftOut("bad episodes", len(every), "skip_bad_episodes", "episodes", False)
+    every = (*unlisted, *bad)
+    others = [episode for episode in every if episode.is_other_size]
+    if count := len(every) - len(others):
+        skipped = LeftOut("bad episodes", count, "skip_bad_episodes", "episodes", False)
         inventory = replace(inventory, left_out=(*inventory.left_out, skipped))
+    if others:
+        skipped = LeftOut("episodes", len(others), "video of another size", "episodes")
+        inventory = replace(inventory, left_out=(*inventory.left_out, skipped))
+        _logger.warning(
+            "%s: left out %s with video of another size; the first: %s",
+            *(target.storage.url, counted(len(others), "episode"), others[0].error),
+        )
+    codecs: Counter[tuple[str, str]] = Counter()
+    for job in jobs:
+        codecs.update(job.codecs)
+    mixed = (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
+    inventory = replace(inventory, notes=(*inventory.notes, *mixed))
     if irregular := [episode for job in jobs for episode in job.irregular]:
         note = irregular_note(irregular)
         _logger.warning("%s: %s", target.storage.url, note)

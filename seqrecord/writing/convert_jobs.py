@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from seqrecord.sources.base import blocks_of
 from seqrecord.sources.common.file_types import explained
 from seqrecord.sources.common.limits import check_frames
 from seqrecord.sources.inventory import format_of
+from seqrecord.sources.video.streams import OtherSizeError
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.storage import Storage
@@ -54,6 +56,7 @@ class BadEpisode:
 
     key: str
     error: str
+    is_other_size: bool = False  # its video has another size than the first one
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,15 @@ class JobResult:
     """Result of a job: bad episodes, statistics of the others, episodes without a constant frame
     rate.
 
-    `frames` also counts the frames of bad episodes, as far as they were read.
+    `frames` also counts the frames of bad episodes, as far as they were read. `codecs` has the
+    number of episodes for each video feature and codec that is not the feature's.
     """
 
     frames: int
     bad: tuple[BadEpisode, ...]
     statistics: Statistics | None
     irregular: tuple[IrregularEpisode, ...] = ()
+    codecs: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class Job:
     statistics: bool
     externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
     checksums: bool = False  # of referenced data
+    skip_other_sizes: bool = False  # of video
 
     @property
     def num_frames(self) -> int:
@@ -132,6 +138,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
             advance(written)
 
     collector = StatisticsCollector(job.schema) if job.statistics else None
+    codecs: Counter[tuple[str, str]] = Counter()
     copied: frozenset[str] = getattr(job.source, "copied_features", frozenset())
     # Unchecked references and copies are as fast to repeat as to note for a resume.
     is_quick = (job.externals and not job.checksums) or copied >= job.schema.active.keys()
@@ -155,9 +162,10 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
             )
             try:
                 with explained():
-                    _write_frames(files, job, info, count)
+                    own = _write_frames(files, job, info, count)
             except SourceError as error:
-                if not job.skip_bad_episodes:
+                is_other_size = isinstance(error, OtherSizeError)
+                if not (job.skip_bad_episodes or (job.skip_other_sizes and is_other_size)):
                     others = (
                         "to pack the other episodes, resume with skip_bad_episodes (--resume "
                         "--skip-bad-episodes)"
@@ -176,11 +184,12 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                         **error.context(),
                     ) from error
                 files.drop()
-                bad.append(BadEpisode(info.key, str(error)))
+                bad.append(BadEpisode(info.key, str(error), is_other_size))
             else:
                 files.end()
+                codecs.update(own)
     statistics = None if collector is None else collector.statistics()
-    return JobResult(frames, tuple(bad), statistics, tuple(files.irregular))
+    return JobResult(frames, tuple(bad), statistics, tuple(files.irregular), codecs)
 
 
 def write_copy(job: Job, advance: Callable[[int], None] | None = None) -> JobResult:
@@ -197,8 +206,9 @@ def _write_frames(
     job: Job,
     info: EpisodeInfo,
     advance: Callable[[int], None],
-) -> None:
-    count = 0
+) -> set[tuple[str, str]]:
+    """Write an episode; returns video features and codecs that are not the feature's."""
+    count, codecs = 0, set()
     with located(SourceError, episode=info.key):
         check_frames(info.num_frames)
     videos = getattr(job.source, "videos", None)
@@ -211,6 +221,8 @@ def _write_frames(
         for name, parts in kept.items():
             for part in parts:
                 files.append_video(name, part)
+                if part.config is not None:
+                    codecs.add((name, f"{part.config.codec} {part.config.pixel_format}"))
                 advance(0)  # so that a stop is noticed
     has_others = len(kept) < len(job.schema.active)
     for block in blocks_of(job.source, info):
@@ -235,6 +247,7 @@ def _write_frames(
         files.check_times(timestamps(info))
     with _as_source_errors():
         files.check_lengths()
+    return codecs
 
 
 @contextlib.contextmanager

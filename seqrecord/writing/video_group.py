@@ -111,6 +111,7 @@ class VideoGroup:
             )
         if not self._has_gops:
             self._has_gops, self._present = True, []
+        video = replace(video, config=self.codec.own_config(video.config))
         count = int(np.sum(video.num_frames))
         if self._written + self._held + count > MAX_EPISODE_FRAMES:
             raise FrameError("video has too many frames", feature=self.name)
@@ -121,7 +122,8 @@ class VideoGroup:
         self._refer(video)
 
     def _keep_gop(self, gop: Gop) -> None:
-        self._end_chunk_if(bool(self._gops) and self._held + gop.num_frames > self._most)
+        is_full = self._held + gop.num_frames > self._most
+        self._end_chunk_if(bool(self._gops) and (is_full or gop.config != self._gops[-1].config))
         self._gops.append(gop)
         self._present += [True] * gop.num_frames
         self._end_chunk_if(self._held >= self._most)

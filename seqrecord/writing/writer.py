@@ -351,7 +351,8 @@ class EpisodeWriter:
     def append_video(self, name: str, gops: Iterable[Gop]) -> None:
         """Append encoded video: the next frames of a feature, which `append` then does not get.
 
-        The writer's `schema` must have the feature with the codec of the packets. All frames of the
+        The writer's `schema` must have the feature with the codec of the packets, or each `Gop` has
+        a `config` of its own. All frames of the
         episode come this way, at once or piece by piece, before or after the other features; a
         flush and the end need equal numbers of frames. Packets are not decoded here; `seqrecord
         verify --deep` decodes them. Raises `FrameError` if the feature is not video.

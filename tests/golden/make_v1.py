@@ -16,6 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from seqrecord.checksum import crc32c
 from seqrecord.codecs import resolve
 from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
+from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.edit import add_feature, clean, delete_episodes, drop_features, rewrite_files
 from seqrecord.errors import ConflictError
@@ -506,6 +508,26 @@ def _video() -> None:
     root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
+def _mixed() -> None:
+    """A camera of H.264 in one episode and FFV1 in the other, whose pages have a configuration."""
+    root = GOLDEN / "mixed"
+    if root.exists():
+        return
+    y, x = np.mgrid[:16, :32]
+    images = [np.stack([x * n, y + n, x + y], axis=-1).astype("u1") for n in range(1, 6)]
+    config, other = VideoConfig("h264", "gbrp"), VideoConfig("ffv1", "bgr0")
+    schema = Schema([FeatureSpec("image", np.dtype("u1"), (16, 32, 3), (config.to_json(),))])
+    gops = {"a": _h264_in_gbr(images), "b": replace(encode_gop(other, images[:3]), config=other)}
+    decoded = {key: decode_gop(gop.config or config, 16, 32, gop) for key, gop in gops.items()}
+    with SeqRecordWriter(root, schema=schema) as writer:
+        for key, gop in gops.items():
+            with writer.episode(key) as episode:
+                episode.append_video("image", [gop])
+    frames: Any = {key: ({}, [{"image": a} for a in some]) for key, some in decoded.items()}
+    text = json.dumps(expected(schema, frames), indent=1)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
 def _h264_in_gbr(images: Sequence[npt.NDArray[np.uint8]]) -> Gop:
     """One GOP in GBR with B-frames, by x264."""
     context = av.CodecContext.create("libx264rgb", "w")
@@ -613,6 +635,7 @@ def main() -> None:
     _changed()
     _rewritten()
     _video()
+    _mixed()
     _referring()
     _referring_to_files()
     _timed()

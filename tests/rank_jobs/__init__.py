@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CLIPS", "PATIENCE", "Found", "check_equal", "check_once", "finish", "report", "start"]
+__all__ = [
+    *("CLIPS", "PATIENCE", "Found", "check_equal", "check_once", "finish", "free_address"),
+    *("report", "start"),
+]
 
 PATIENCE = 350.0
 """Seconds: torch is imported often, and ranks that wait for each other would do so for 1800."""
@@ -38,6 +42,13 @@ def start(command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
         text=True,
         env={**os.environ, **more, **environment},
     )
+
+
+def free_address() -> str:
+    """A free port on loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = PATIENCE) -> list[Found]:

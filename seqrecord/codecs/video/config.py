@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,11 @@ class VideoConfig:
     def to_json(self) -> dict[str, Any]:
         """Configuration for a schema: all values except `None`."""
         return {"id": VIDEO} | {k: v for k, v in vars(self).items() if v is not None}
+
+    @property
+    def decoding(self) -> VideoConfig:
+        """The configuration without parameters for encoding."""
+        return replace(self, quality=None, gop=None)
 
     @property
     def dtype(self) -> np.dtype[Any]:

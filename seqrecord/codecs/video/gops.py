@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seqrecord.codecs.video.config import VideoConfig
 
 MAX_GOP_FRAMES = 256
 """Maximum visible frames of a GOP: decoding a frame requires all frames before it."""
@@ -22,11 +26,15 @@ class Gop:
     occurs once. It is -1 for a packet without a visible frame, such as a hidden reference frame of
     VP9, or a frame before the start of an edit list that other frames refer to.
 
+    `config` is the configuration of the packets if it may differ from the feature's, such as
+    another codec; frames have the same size and dtype.
+
     Raises `ValueError` for inconsistent values.
     """
 
     packets: tuple[bytes, ...]
     order: tuple[int, ...]
+    config: VideoConfig | None = None
 
     def __post_init__(self) -> None:
         shown = sorted(number for number in self.order if number != -1)

@@ -50,7 +50,7 @@ class DeviceVideo:
     def __init__(self, spec: FeatureSpec, stream: SideStream) -> None:
         self.stream = stream
         self.works = True
-        self.is_checked = False
+        self.checked: set[VideoConfig] = set()  # of frames that were compared
         self._name = spec.name
         self._lock = threading.Lock()
         # Unused decoders. They must be deleted with their GPU as the current device, but a
@@ -191,6 +191,7 @@ class _PageReader:
         self._host: VideoReader | None = None
         self._decoded = 0
         self._next = 0, 0  # group, and frame in it, that need no seek
+        self._config = table.config or codec.config
 
     @property
     def num_decoded(self) -> int:
@@ -234,15 +235,17 @@ class _PageReader:
             ticks = np.rint((found.pts_seconds.cpu().numpy() - begin) * _RATE).astype(np.int64)
             if (ticks != self._numbered.ticks[frames]).any():
                 raise ValueError("torchcodec returns wrong frames")
-            if not self._video.is_checked:
+            if self._config not in self._video.checked:
                 self._check(frames, found.data)
             for i, frame in zip(some, found.data, strict=True):
                 _tensor(out[i]).copy_(frame)
             self._count(frames)
 
     def _open(self) -> Any:
-        codec, size = self._of[0], (self._of[0].height, self._of[0].width)
-        contained = self._numbered.contained(codec.config.codec, size)
+        if reason := _refused(self._config):  # of this page
+            raise ValueError(reason)
+        size = self._of[0].height, self._of[0].width
+        contained = self._numbered.contained(self._config.codec, size)
         decoder = self._video.decoder(self, contained)
         found = decoder.metadata.height, decoder.metadata.width, len(decoder)
         if found != (*size, len(self._numbered)):
@@ -259,7 +262,7 @@ class _PageReader:
             difference = _difference(given, expected[0])
             if difference > _MOST_DIFFERENT:
                 raise ValueError(f"its frames differ from PyAV's by {difference:.1f} of 255")
-        self._video.is_checked = True
+        self._video.checked.add(self._config)
 
     def _count(self, frames: Sequence[int]) -> None:
         """Count the frames decoded for these ascending frames."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from seqrecord.sources.hdf5.files import (
 from seqrecord.sources.hdf5.layouts import Hdf5Episode, groups, is_droid_metadata, read_episode
 from seqrecord.sources.inventory import Account, LeftOut, unread_files
 from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile
-from seqrecord.sources.video.streams import check_file, read_gops, video_spec
+from seqrecord.sources.video.streams import own_config, read_gops, video_spec
 from seqrecord.sources.video.tables import read_references, read_table
 
 _ORDERS = ("rgb", "bgr")
@@ -338,9 +338,12 @@ def _gops(
 ) -> Iterator[Gop | ReferencedGops]:
     with located(SourceError, episode=info.key, feature=spec.name):
         with VideoFile(path) as video:
-            check_file(video, spec)
-            count = 0
-            kept = [read_references(video, read_table(video))] if in_place else read_gops(video)
+            config, count = own_config(video, spec), 0
+            kept: Iterable[Gop | ReferencedGops] = (
+                [read_references(video, read_table(video), config=config)]
+                if in_place
+                else read_gops(video, config=config)
+            )
             for gop in kept:
                 count += int(np.sum(gop.num_frames))
                 yield gop

@@ -24,7 +24,8 @@ from seqrecord.sources.common.specs import feature_spec
 from seqrecord.sources.lerobot.layout import INFO, LeRobotEpisode, LeRobotFeature
 from seqrecord.sources.video.files import VideoFile
 from seqrecord.sources.video.streams import (
-    check_file,
+    check_size,
+    own_config,
     read_frames,
     read_gops,
     video_spec,
@@ -61,6 +62,7 @@ class LeRobotVideos:
         self._file: VideoFile | None = None
         self._opened_last = ""
         self._table: PacketTable | None = None
+        self._how: dict[str, Any] = {}  # tolerance, and the file's configuration
 
     def gops(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
@@ -69,9 +71,9 @@ class LeRobotVideos:
         with located(SourceError, episode=episode.key, feature=self._spec.name):
             file, begin = self._opened(episode, times)
             if self._table is None:
-                yield from read_gops(file, times + begin, tolerance=self._tolerance)
+                yield from read_gops(file, times + begin, **self._how)
             else:
-                yield read_references(file, self._table, times + begin, tolerance=self._tolerance)
+                yield read_references(file, self._table, times + begin, **self._how)
 
     def depths(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
@@ -99,25 +101,16 @@ class LeRobotVideos:
         if self._file is None or self._opened_last != place.file:
             if self._file is not None:
                 self._file.close()
-                self._file = None
-            self._file, self._opened_last = VideoFile(self._root / place.file), place.file
+                self._file, self._opened_last = None, ""
+            self._file = VideoFile(self._root / place.file)
+            config = own_config(self._file, self._spec) if self._spec.is_video else None
+            self._how = {"tolerance": self._tolerance, "config": config}
             self._table = read_table(self._file) if self._reference else None
-        self._check(self._file)
+            self._opened_last = place.file
+        check_size(self._file, self._spec)
+        if self.is_depth:
+            _check_pixels(self._file)
         return self._file, place.begin
-
-    def _check(self, file: VideoFile) -> None:
-        if self._spec.is_video:
-            check_file(file, self._spec)
-            return
-        _check_pixels(file)
-        if file.size != self._spec.shape:
-            raise SourceError(
-                "the video differs from the first one",
-                file=str(file.path),
-                feature=self._spec.name,
-                expected=list(self._spec.shape),
-                got=list(file.size),
-            )
 
 
 def read_spec(feature: LeRobotFeature, path: Path) -> FeatureSpec:

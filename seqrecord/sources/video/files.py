@@ -107,11 +107,15 @@ class VideoFile:
 
     def close(self) -> None:
         self._file.close()
+        self.close_raw()
+        if self._remote is not None:
+            self._remote.close()
+
+    def close_raw(self) -> None:
+        """Close the file of `place_of`, until its next call."""
         if self._raw is not None:
             self._raw.close()
             self._raw = None
-        if self._remote is not None:
-            self._remote.close()
 
     @cached_property
     def turn(self) -> Turn:

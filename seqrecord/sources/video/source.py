@@ -24,7 +24,7 @@ from seqrecord.sources.common.references import external_files, identity_of_file
 from seqrecord.sources.common.specs import chosen_names, feature_spec
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile
-from seqrecord.sources.video.streams import check_file, read_gops, video_spec
+from seqrecord.sources.video.streams import own_config, read_gops, video_spec
 from seqrecord.sources.video.tables import read_references, read_table
 from seqrecord.text import counted
 
@@ -159,11 +159,11 @@ class VideoSource(Originals):
                 folder = next(iter(files.values())).parent
                 raise SourceError("the folder lacks a camera's video", file=str(folder))
             with VideoFile(files[spec.name], self.stream) as file:
-                check_file(file, spec)
+                config = own_config(file, spec)
                 if self.in_place:
-                    yield read_references(file, read_table(file))
+                    yield read_references(file, read_table(file), config=config)
                 else:
-                    yield from read_gops(file)
+                    yield from read_gops(file, config=config)
 
     def _paths(self) -> Iterator[Path]:
         return (path for files in self._files.values() for path in files.values())

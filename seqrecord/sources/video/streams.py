@@ -15,6 +15,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, groupby, islice
 from typing import Any, TypeAlias
 
@@ -51,7 +52,11 @@ _Wanted: TypeAlias = "tuple[VideoPacket, bool]"
 
 
 def read_gops(
-    file: VideoFile, times: npt.NDArray[np.float64] | None = None, *, tolerance: float = TOLERANCE
+    file: VideoFile,
+    times: npt.NDArray[np.float64] | None = None,
+    *,
+    tolerance: float = TOLERANCE,
+    config: VideoConfig | None = None,
 ) -> Iterator[Gop]:
     """Yield the frames nearest to `times`, or all displayed frames, as GOPs in order.
 
@@ -63,6 +68,7 @@ def read_gops(
         times: ascending seconds [rows] by the file's clock. Each row gets the nearest frame, which
             must be less than `tolerance` away, as in lerobot.
         tolerance: seconds.
+        config: the file's `own_config`.
 
     Raises `SourceError` for rows without a frame of their own, times that are not ascending, and
     files that are truncated, damaged, or do not begin with a keyframe.
@@ -78,10 +84,12 @@ def read_gops(
                 if reason := _TURNED if is_turned else _why_not(file, packets):
                     break
             if not reason:
-                yield from _passed_through(file, packets, rows)
+                for gop in _passed_through(file, packets, rows):
+                    yield replace(gop, config=config)
                 continue
             before = rows.taken
-            yield from _reencoded(file, chain(packets, group), rows)
+            for gop in _reencoded(file, chain(packets, group), rows):
+                yield replace(gop, config=config)
             if count := rows.taken - before:
                 _logger.warning("%s: re-encoded %s: %s", file.path, counted(count, "frame"), reason)
         rows.check_all()
@@ -121,21 +129,37 @@ def video_spec(name: str, file: VideoFile) -> FeatureSpec:
     return feature_spec(name, np.dtype(np.uint8), shape, file.path, codec=(config,), kind=kind)
 
 
-def check_file(file: VideoFile, spec: FeatureSpec) -> None:
-    """Raise `SourceError` unless a file's frames match the feature's codec, pixels and size."""
-    expected = spec.codec[0]["codec"], spec.codec[0]["pixel_format"], spec.shape[:2]
-    codec = stored_codec(file.codec)
-    pixels: str | None = expected[1]
-    if codec == file.codec and codec != "ffv1":
-        pixels = file.pixel_format and _stored_pixels(file, file.pixel_format)
-    if (codec, pixels, file.size) != expected:
-        raise SourceError(
-            "the video differs from the first one",
+class OtherSizeError(SourceError):
+    """A video whose frames have another size than the first one's."""
+
+
+def check_size(file: VideoFile, spec: FeatureSpec) -> None:
+    """Raise `OtherSizeError` unless a file's frames have the feature's size."""
+    if file.size != spec.shape[:2]:
+        height, width = spec.shape[:2]
+        raise OtherSizeError(
+            "the video has another size than the first one; for one dataset, scale it with "
+            f"`ffmpeg -i IN -vf scale={width}:{height} OUT`",
             file=str(file.path),
             feature=spec.name,
-            expected="{} {} {}".format(*expected),
-            got=f"{codec} {pixels} {file.size}",
+            expected=[height, width],
+            got=list(file.size),
         )
+
+
+def own_config(file: VideoFile, spec: FeatureSpec) -> VideoConfig | None:
+    """Return the configuration of a file's stored packets; `None` if it is the feature's.
+
+    Raises `OtherSizeError` for another size, and `SourceError` for an unsupported video.
+    """
+    check_size(file, spec)
+    known = VideoConfig.from_json(spec.codec[0]).decoding
+    pixels = file.pixel_format and _stored_pixels(file, file.pixel_format)
+    found: tuple[object, ...] = (file.codec, pixels, file.matrix, file.color_range)
+    if found == (known.codec, known.pixel_format, known.matrix, known.range):
+        return None
+    own = VideoConfig.from_json(video_spec(spec.name, file).codec[0])
+    return None if own == known else own
 
 
 def _stored_pixels(file: VideoFile, pixels: str) -> str:

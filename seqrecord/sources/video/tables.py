@@ -5,13 +5,14 @@ All computations are on whole arrays: an episode of a file with a million packet
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
 from seqrecord.codecs.video.packets import PASSTHROUGH
 from seqrecord.errors import SourceError, located
@@ -95,7 +96,12 @@ def read_table(file: VideoFile) -> PacketTable:
             where = (starts[key], sizes[key], ticks[key] * file.tick)
             file.forms.check_keyframes(*(each.tolist() for each in where))
         return PacketTable(ticks, ~hidden, key, key, starts, sizes)
-    packets = [(p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()]
+    try:
+        packets = [
+            (p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()
+        ]
+    finally:
+        file.close_raw()
     ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
     return PacketTable(ticks, shown > 0, key > 0, cut > 0, starts, sizes)
 
@@ -106,6 +112,7 @@ def read_references(
     times: npt.NDArray[np.float64] | None = None,
     *,
     tolerance: float = TOLERANCE,
+    config: VideoConfig | None = None,
 ) -> ReferencedGops:
     """Like `read_gops`, as references to GOPs in the file.
 
@@ -121,7 +128,7 @@ def read_references(
         ticks = table.ticks[wanted]
         if len(back := np.flatnonzero(ticks[1:] <= ticks[:-1])):
             raise SourceError("frame times are not ascending", frame=int(back[0]) + 1)
-        return _groups(file, table, wanted)
+        return replace(_groups(file, table, wanted), config=config)
 
 
 def _of_rows(

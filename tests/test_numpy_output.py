@@ -1,0 +1,206 @@
+"""`output="numpy"`: equal clips, as arrays that keep the memory of batches as tensors do."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordNode,
+    SeqRecordPipe,
+)
+from seqrecord.engine.pools import can_share
+from tests.clip_data import write_numbered
+from tests.test_shared_memory import mapped
+
+CLIPS: dict[str, Any] = {"clip_len": 3, "pad": "edge", "metadata": ["number"]}
+ARRAYS = partial(seqrecord.collate, output="numpy")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("numpy") / "records")
+
+
+def check_same(value: Any, tensor: Any) -> None:
+    """Assert that a value is the NumPy form of what comes as tensors."""
+    if isinstance(tensor, torch.Tensor):
+        assert type(value) is np.ndarray
+        assert value.flags.writeable
+        np.testing.assert_array_equal(value, tensor.numpy(), strict=True)
+    elif isinstance(tensor, (list, dict)):
+        assert type(value) is type(tensor)
+        assert len(value) == len(tensor)
+        keys = tensor if isinstance(tensor, dict) else range(len(tensor))
+        for key in keys:
+            check_same(value[key], tensor[key])
+    else:
+        assert value == tensor
+
+
+def streams(path: Path, **options: Any) -> Iterator[Any]:
+    for kind in (SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode):
+        for size in (None, 4):
+            yield kind(path, batch_size=size, seed=3, **CLIPS, **options)
+    sources = {"one": SeqRecordPipe(path, **CLIPS), "two": SeqRecordPipe(path, clip_len=3)}
+    yield SeqRecordMix(sources, batch_size=4, single_source_batches=True, **options)
+
+
+def numbered(path: Path, **options: Any) -> Iterator[Any]:
+    clips = SeqRecordMapDataset(path, **CLIPS, **options)
+    yield clips[7]
+    yield seqrecord.collate(clips.__getitems__([3, 9, 3]))
+    yield from clips.__getitems__([0, 4])
+
+
+def test_equal_to_tensors(path: Path) -> None:
+    crop: dict[str, Any] = {"clip_transform": {"image": [seqrecord.RandomCrop(4)]}}
+    loaders = [*streams(path), SeqRecordPipe(path, batch_size=2, **CLIPS, **crop)]
+    same = [
+        *streams(path, output="numpy"),
+        SeqRecordPipe(path, batch_size=2, **CLIPS, **crop, output="numpy"),
+    ]
+    for loader, tensors in zip(same, loaders, strict=True):
+        for made in (loader, tensors):
+            if isinstance(made, SeqRecordNode):
+                made.reset()
+        for clip, like in zip(loader, tensors, strict=True):
+            check_same(clip, like)
+    for clip, like in zip(numbered(path, output="numpy"), numbered(path), strict=True):
+        check_same(clip, like)
+    assert list(same[1].state_dict()) == list(loaders[1].state_dict())
+
+
+def test_a_state_does_not_depend_on_it(path: Path) -> None:
+    tensors, arrays = (
+        SeqRecordPipe(path, batch_size=4, output=form, **CLIPS) for form in ("torch", "numpy")
+    )
+    rest = iter(tensors)
+    next(rest)
+    arrays.load_state_dict(tensors.state_dict())
+    for batch, like in zip(arrays, rest, strict=True):
+        check_same(batch, like)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_memory_is_free_after_the_last_view(path: Path, workers: int) -> None:
+    stream: Any = SeqRecordIterableDataset(
+        path, batch_size=4, memory_limit="64MiB", output="numpy", **CLIPS
+    )
+    loader = stream
+    if workers:
+        loader = DataLoader(stream, None, collate_fn=dict, num_workers=workers)
+    kept, seen = [], set()
+    for _ in range(2):  # frames of the second epoch are resident
+        for batch in loader:
+            seen.add(batch["image"].ctypes.data)
+            row = batch["image"][1:, ::-1, 2]
+            kept.append((row, row.copy()))
+            batch["id"][...] = -1  # users may write
+            del batch, row
+            if len(kept) > 3:
+                row, copy = kept.pop(0)
+                np.testing.assert_array_equal(row, copy)
+                row[...] = 0
+                del row
+    assert len(seen) < 20, "of 38 batches: memory is used again"
+    for batch in stream:
+        assert (batch["id"] >= 0).all()
+        assert (batch["image"].any(axis=(1, 2, 3, 4))).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_share(), reason="needs memfd_create and /proc")
+def test_workers_send_shared_memory(path: Path) -> None:
+    options: dict[str, Any] = {"features": ["image", "note"], "output": "numpy"}
+    stream = SeqRecordIterableDataset(path, batch_size=4, **CLIPS, **options)
+    clips = SeqRecordMapDataset(path, **CLIPS, **options)
+    for loader, like in (
+        (DataLoader(stream, None, collate_fn=dict, num_workers=1), iter(stream)),
+        (DataLoader(clips, 4, collate_fn=seqrecord.collate, num_workers=1), None),
+    ):
+        before = set(mapped())
+        batch = next(iter(loader))
+        assert set(mapped()) - before
+        expected = next(like) if like else seqrecord.collate(clips.__getitems__(range(4)))
+        for name in batch:
+            np.testing.assert_equal(batch[name], expected[name])
+        batch["image"][0, 0] += 1
+
+
+def test_a_data_loader_that_makes_tensors(path: Path) -> None:
+    pipe = SeqRecordPipe(path, batch_size=4, output="numpy", **CLIPS)
+    single = SeqRecordPipe(path, output="numpy", **CLIPS)
+    clips = SeqRecordMapDataset(path, output="numpy", **CLIPS)
+    for loader in (
+        DataLoader(pipe, batch_size=None),
+        DataLoader(pipe.map(dict), batch_size=None),
+        DataLoader(single, batch_size=2),
+        DataLoader(clips, batch_size=2),
+    ):
+        with pytest.raises(ClipError, match="without collate_fn makes tensors"):
+            next(iter(loader))
+    for keeping in (
+        DataLoader(pipe, batch_size=None, collate_fn=dict),
+        DataLoader(single, batch_size=4, collate_fn=ARRAYS),
+        DataLoader(clips, batch_size=4, collate_fn=seqrecord.collate),
+    ):
+        batch = next(iter(keeping))
+        assert (type(batch["image"]), type(batch["start"])) == (np.ndarray, np.ndarray)
+        assert len(batch["image"]) == 4
+    made = ARRAYS([clips[1], clips[2]])
+    tensors = SeqRecordMapDataset(path, **CLIPS)
+    check_same(made, seqrecord.collate([tensors[1], tensors[2]]))
+    with pytest.raises(ClipError, match="received batches"):
+        seqrecord.collate([made, made])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"device": "cpu"}, "in host memory.*jax.device_put"),
+        ({"ragged": "nested"}, "NumPy has no nested"),
+        ({"ragged": {"note": "nested"}}, "NumPy has no nested"),
+    ],
+)
+def test_refused(path: Path, options: Any, match: str) -> None:
+    with pytest.raises(ClipError, match=match):
+        SeqRecordPipe(path, output="numpy", **CLIPS, **options)
+    with pytest.raises(ClipError, match=r"output is not valid.*numpy"):
+        SeqRecordPipe(path, output="jax", **CLIPS)
+    source = SeqRecordPipe(path, output="numpy", **CLIPS)
+    with pytest.raises(ClipError, match=r"sets options of the mix.*output"):
+        SeqRecordMix({"one": source}, batch_size=2)
+
+
+def test_several_jax_processes_need_a_rank(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SimpleNamespace(process_id=1, num_processes=2)
+    pipe = SeqRecordPipe(path, batch_size=4, **CLIPS)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", SimpleNamespace(global_state=state))
+    with pytest.raises(ClipError, match=r"rank=jax.process_index\(\).*JAX process 1 of 2"):
+        next(iter(pipe))
+    with pytest.raises(ClipError, match="JAX process 1 of 2"):
+        pickle.dumps(pipe)  # for a worker
+    given = SeqRecordPipe(path, batch_size=4, **CLIPS, rank=1, world_size=2)
+    whole = SeqRecordPipe(path, batch_size=4, **CLIPS, world_size=1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(list(pipe)) == len(list(given)) < len(list(whole))
+    monkeypatch.setenv("RANK", "0")  # of another launcher
+    with pytest.raises(ClipError, match="got: rank 0 of 2, and JAX process 1 of 2"):
+        next(iter(pipe))

@@ -1,0 +1,252 @@
+"""A camera whose files have several codecs: packed, in place, copied, extended, exported.
+
+LeRobot writes H.264 or AV1 as its settings say, so a dataset that it extends may have both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import seqrecord
+from seqrecord import open_source
+from seqrecord.codecs.video.config import VideoConfig
+from seqrecord.errors import FormatError, FrameError, SourceError
+from seqrecord.export import to_lerobot
+from seqrecord.format.references import parse_reference
+from seqrecord.format.video_pages import parse_video_page
+from seqrecord.indexing.doctor import examine
+from seqrecord.indexing.originals import index_source
+from tests.lerobot_video_data import CAMERAS, with_video
+from tests.test_device_video import MOST, NEEDS_TORCHCODEC
+from tests.test_references import _PAGE as REFERENCE
+from tests.test_sources_lerobot import at, column, rewrite
+from tests.test_sources_lerobot import unpack as unpack_rows
+from tests.test_video_pages import GOPS, PAGE, codec
+from tests.video_file_data import HEIGHT, QUIET, decoded, pictures, write_video
+
+VIDEO, ROWS = CAMERAS[0], (5, 3, 7)
+KEYS = [f"episode_{i:06d}" for i in range(3)]
+OTHERS: list[tuple[str, dict[str, Any]]] = [  # of the second and third episode; the first is H.264
+    ("libsvtav1", {"options": {"g": "2"}}),
+    ("libx264", {"pixels": "yuv444p"}),
+]
+
+
+def lerobot_v21(tmp_path: Path, height: int = HEIGHT) -> tuple[Path, list[npt.NDArray[np.uint8]]]:
+    """A file for each episode; the last one is `height` pixels high."""
+    root = unpack_rows(tmp_path, "v21")
+    with_video(root, ROWS)
+    paths = [root / f"videos/chunk-000/{VIDEO}/{key}.mp4" for key in KEYS]
+    for path, length, (encoder, more) in zip(paths[1:], ROWS[1:], OTHERS, strict=True):
+        some = pictures(length, 40)
+        some = some if path != paths[-1] else some[:, :height]
+        write_video(path, some, encoder, rate=10, **more)
+    return root, [decoded(path)[1] for path in paths]
+
+
+def lerobot_v3(tmp_path: Path) -> tuple[Path, list[npt.NDArray[np.uint8]]]:
+    """Extended by LeRobot: two episodes in a file of H.264, and the third in one of AV1."""
+    root = unpack_rows(tmp_path)
+    images = with_video(root, ROWS)
+    folder = root / f"videos/{VIDEO}/chunk-000"
+    path = write_video(folder / "file-001.mp4", pictures(7, 40), "libsvtav1", rate=10)
+    for name, value in (("file_index", 1), ("from_timestamp", 0.0)):
+        table = root / "meta/episodes/chunk-000/file-000.parquet"
+        rewrite(table, column(f"videos/{VIDEO}/{name}", at(2, value)))
+    return root, [images[:5], images[5:8], decoded(path)[1]]
+
+
+def check(dataset: Any, wanted: list[npt.NDArray[np.uint8]], name: str = VIDEO) -> None:
+    """Every frame is as PyAV decodes the file, alone and in batches of several episodes."""
+    keys = dataset.episodes.keys()
+    for key, images in zip(keys, wanted, strict=True):
+        np.testing.assert_array_equal(dataset.episodes[key][:][name], images)
+    pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, features=[name], batch_size=4)
+    for batch in pipe:
+        for key, start, clip in zip(batch["episode"], batch["start"], batch[name], strict=True):
+            images = wanted[list(keys).index(key)][start : start + 2]
+            np.testing.assert_array_equal(clip.numpy(), images)
+
+
+@pytest.mark.parametrize("make", [lerobot_v21, lerobot_v3])
+def test_packed_and_in_place(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    root, wanted = make(tmp_path)
+    source = open_source(root)
+    packed = seqrecord.convert(source, tmp_path / "packed", workers=1)
+    index_source(source, tmp_path / "index", checksums=True)
+    assert packed.bad == ()
+    assert f"{VIDEO}: 1 episode in av1 yuv420p" in packed.inventory.notes
+    for path in (tmp_path / "packed", tmp_path / "index", root):
+        check(seqrecord.open(path), wanted)
+        assert path == root or seqrecord.verify(path, deep=True).ok
+    for name in ("packed", "index"):  # chunks are copied, and references resolved
+        copied = open_source(tmp_path / name)
+        seqrecord.convert(copied, tmp_path / f"{name}-copy", workers=1)
+        check(seqrecord.open(tmp_path / f"{name}-copy"), wanted)
+        seqrecord.convert(copied, tmp_path / f"{name}-raw", codecs={VIDEO: "raw"}, workers=1)
+        check(seqrecord.open(tmp_path / f"{name}-raw"), wanted)
+    shutil.move(root, tmp_path / "gone")
+    check(seqrecord.open(tmp_path / "packed-copy"), wanted)
+    check(seqrecord.open(tmp_path / "index-copy"), wanted)
+    small = seqrecord.SeqRecordPipe(
+        tmp_path / "packed", clip_len=3, features=[VIDEO], batch_size=3, resize=(24, 32)
+    )
+    assert next(iter(small))[VIDEO].shape == (3, 3, 24, 32, 3)
+    assert not caplog.records or "indexed in" in caplog.text
+
+
+def test_an_index_is_extended_by_another_codec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    root, wanted = lerobot_v21(tmp_path)
+    packed, source = tmp_path / "packed", open_source(root)
+    listed = source.episodes()
+
+    class Some:
+        """The first episodes."""
+
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def episodes(self) -> Any:
+            return listed[: self.count]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(source, name)
+
+    for count, mode in ((1, "create"), (3, "append")):
+        some: Any = Some(count)
+        seqrecord.convert(some, packed, mode=mode, workers=1)  # type: ignore[arg-type]
+        check(seqrecord.open(packed), wanted[:count])
+
+
+def test_a_mended_size_is_found_when_the_original_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    root, wanted = lerobot_v21(tmp_path, HEIGHT // 2)
+    for _ in range(2):
+        check(seqrecord.open(root), wanted[:2])
+    path = root / f"videos/chunk-000/{VIDEO}/{KEYS[2]}.mp4"
+    write_video(path, pictures(7, 40), "libx265", rate=10, options={"x265-params": QUIET})
+    check(seqrecord.open(root), [*wanted[:2], decoded(path)[1]])
+
+
+def test_export_to_lerobot(tmp_path: Path) -> None:
+    root, wanted = lerobot_v21(tmp_path)
+    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
+    to_lerobot(tmp_path / "packed", tmp_path / "out")
+    exported = open_source(tmp_path / "out")
+    seqrecord.convert(exported, tmp_path / "again", workers=1)
+    check(seqrecord.open(tmp_path / "again"), wanted)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_another_size_is_left_out_with_a_count(
+    tmp_path: Path, in_place: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    root, wanted = lerobot_v21(tmp_path, HEIGHT // 2)
+    report = seqrecord.convert(open_source(root), tmp_path / "out", workers=1, in_place=in_place)
+    assert [bad.key for bad in report.bad] == KEYS[2:]
+    assert "episodes: 1 episode, video of another size" in map(str, report.inventory.left_out_data)
+    check(seqrecord.open(tmp_path / "out"), wanted[:2])
+    said = r"left out 1 episode with video of another size; .*ffmpeg -i IN -vf scale=64:48 OUT"
+    assert any(re.search(said, line) for line in caplog.messages)
+    with pytest.raises(SourceError, match=r"another size than the first one.*episode_000002"):
+        seqrecord.convert(open_source(root), tmp_path / "strict", workers=1, strict=True)
+    found = examine(root)
+    kinds = [each.severity for each in found.findings if each.kind == "stream"]
+    assert kinds == ["warning", "error"]
+
+
+# ---- bytes
+
+CONFIG = VideoConfig("av1", "yuv420p", matrix=1, range="full")
+TEXT = b'{"id":"video","codec":"av1","pixel_format":"yuv420p","matrix":1,"range":"full"}'
+
+
+def own_page(text: bytes = TEXT, size: int | None = None) -> bytes:
+    """The page of `tests.test_video_pages` with a configuration."""
+    words = np.frombuffer(PAGE[:48], "<u4").copy()
+    words[0] |= 1 << 30
+    words[1:7] += 4 + len(text)
+    size = len(text) if size is None else size
+    head: bytes = words.tobytes()
+    return head + size.to_bytes(4, "little") + text + PAGE[48:]
+
+
+def own_reference(text: bytes = TEXT) -> bytes:
+    head = REFERENCE[:3] + bytes([REFERENCE[3] | 0x40]) + REFERENCE[4:]
+    return head + len(text).to_bytes(4, "little") + text
+
+
+def test_bytes() -> None:
+    page = codec("h264").join([replace(gop, config=CONFIG) for gop in GOPS])
+    assert page == own_page()
+    table = parse_video_page(memoryview(page), 4, "image")
+    assert table.config == CONFIG
+    assert bytes(page[table.offsets[0] : table.offsets[1]]) == b"AAA"
+    same = VideoConfig.from_json({**codec("h264").spec.codec[0], "quality": 3})
+    assert codec("h264").join([replace(gop, config=same) for gop in GOPS]) == PAGE
+    found = parse_reference(memoryview(own_reference()), 15, "image")
+    assert (found.config, found.encode()) == (CONFIG, own_reference())
+    made = found.page(memoryview(b"AAABB-----CDDDD"), "h264")
+    assert parse_video_page(made, 3, "image").config == CONFIG
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"{", b"[]", b'{"id":"video"}', b'{"id":"video","codec":"av1"}'),
+        TEXT.replace(b"av1", b"theora"),
+        TEXT.replace(b"video", b"audio"),
+        TEXT.replace(b"}", b',"more":1}'),
+        TEXT.replace(b"}", b" " * 1024 + b"}"),
+    ],
+)
+def test_configurations_that_are_refused(text: bytes) -> None:
+    with pytest.raises(FormatError, match=r"an invalid configuration.*offset: 48"):
+        parse_video_page(memoryview(own_page(text)), 4, "image")
+    with pytest.raises(FormatError, match="an invalid configuration"):
+        parse_reference(memoryview(own_reference(text)), 15, "image")
+    with pytest.raises(FormatError, match="an invalid configuration"):
+        parse_video_page(memoryview(own_page(size=2**32 - 1)), 4, "image")
+    with pytest.raises(FormatError, match="of references"):  # frames of no video have none
+        parse_reference(memoryview(own_reference()), 10, "image", 4)
+
+
+def test_another_dtype_is_refused() -> None:
+    deep = VideoConfig("ffv1", "gray16le")
+    with pytest.raises(FrameError, match="another dtype"):
+        codec("h264").join([replace(GOPS[0], config=deep)])
+    page = own_page(json.dumps(deep.to_json()).encode())
+    with pytest.raises(FormatError, match="another dtype"):
+        codec("h264").reader(memoryview(page), 4)
+
+
+@NEEDS_TORCHCODEC
+def test_a_device_decodes_each_codec(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root, wanted = lerobot_v3(tmp_path)
+    seqrecord.convert(open_source(root), tmp_path / "packed", workers=1)
+    engine = seqrecord.EngineOptions(video_decoder="torchcodec")
+    pipe = seqrecord.SeqRecordPipe(
+        tmp_path / "packed", clip_len=2, features=[VIDEO], batch_size=4, device="cpu", engine=engine
+    )
+    for batch in pipe:
+        for key, start, clip in zip(batch["episode"], batch["start"], batch[VIDEO], strict=True):
+            images = wanted[KEYS.index(key)][start : start + 2]
+            assert np.abs(clip.numpy().astype(int) - images).max() <= MOST
+    assert not [each for each in caplog.messages if "decoding on the host" in each]
