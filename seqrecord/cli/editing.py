@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from seqrecord.edit import (
     set_metadata,
     set_text,
     split_episodes,
+    trim_episodes,
     values_of_dataset,
     values_of_files,
 )
@@ -92,6 +94,34 @@ def rename(path: str, old: str, new: str, **options: Any) -> None:
     In NEW_KEY, {} stands for the old key: seqrecord edit rename records/ 'episode_*' 'kitchen/{}'
     """
     _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
+
+
+def _frames(_ctx: click.Context, _param: click.Parameter, text: str) -> slice:
+    """Parse START:STOP; either may be empty or negative."""
+    if (match := re.fullmatch(r"(-?[0-9]+)?:(-?[0-9]+)?", text)) is None:
+        raise click.BadParameter(f"expected START:STOP, for example 30:-10, got {text!r}")
+    return slice(*(int(bound) if bound else None for bound in match.groups()))
+
+
+@edit.command()
+@_PATH
+@_EPISODES
+@click.option(
+    "--frames",
+    metavar="START:STOP",
+    required=True,
+    callback=_frames,
+    help="Frames that remain, as in a Python slice: 30:-10 removes the first 30 and the last 10.",
+)
+@_DRY_RUN
+@common
+def trim(path: str, episodes: EpisodeFilter, frames: slice, **options: Any) -> None:
+    """Cut frames off the start and the end of episodes.
+
+    Also removes the statistics; `seqrecord stats` recomputes them. `seqrecord clean` reclaims the
+    space of whole chunks.
+    """
+    _print_keys(path, trim_episodes(path, episodes, frames, **options), "trimmed", options)
 
 
 @edit.command("set-metadata")

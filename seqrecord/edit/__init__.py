@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from seqrecord.edit.episodes import set_metadata as set_metadata
     from seqrecord.edit.episodes import split_dataset as split_dataset
     from seqrecord.edit.episodes import split_episodes as split_episodes
+    from seqrecord.edit.episodes import trim_episodes as trim_episodes
     from seqrecord.edit.features import Values as Values
     from seqrecord.edit.features import add_feature as add_feature
     from seqrecord.edit.features import describe_features as describe_features

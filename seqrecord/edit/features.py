@@ -28,6 +28,7 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
+from seqrecord.reading.metadata import read_edits
 from seqrecord.schema import Block, FeatureSpec, Schema
 from seqrecord.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.statistics.by_feature import Statistics, num_channels
@@ -131,10 +132,12 @@ def add_feature(
             statistics=collector,
             only=[new.group],
         )
-        parts = complete_episodes(list(dataset.footers.items()), manifest.schema)
+        spans = read_edits(storage, manifest.edits).frames
+        parts = complete_episodes(list(dataset.footers.items()), manifest.schema, spans)
         try:
             for episode in episodes.values():
-                _write_values(files, parts[episode.uid], episode, name, values)
+                start, _ = spans.get(episode.uid, (0, 0))
+                _write_values(files, parts[episode.uid], start, episode, name, values)
             files.close()
             if files.irregular:
                 _logger.warning("%s: %s", storage.url, irregular_note(files.irregular))
@@ -320,11 +323,19 @@ def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> Fea
 
 
 def _write_values(
-    files: RecordFileWriter, part: EpisodePart, episode: Episode, name: str, values: Values
+    files: RecordFileWriter,
+    part: EpisodePart,
+    start: int,
+    episode: Episode,
+    name: str,
+    values: Values,
 ) -> None:
+    """Write an episode's values; frames outside of a trimmed episode, from `start`, lack them."""
     found = values(episode)
     _check_length(episode, found, name)
     files.begin_part(part)
+    if start:
+        files.append(Block(start, {}))
     count = 0
     for count, value in enumerate(found, start=1):
         if count > len(episode):
@@ -332,6 +343,8 @@ def _write_values(
         files.append(Block.of({} if value is None else {name: value}))
     if count < len(episode):
         raise _wrong_length(episode, count, name)
+    if after := (part.num_frames or 0) - start - count:
+        files.append(Block(after, {}))
     files.end()
 
 
