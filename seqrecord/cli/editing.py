@@ -20,6 +20,7 @@ from seqrecord.edit import (
     keep_episodes,
     merge_datasets,
     rename_episodes,
+    rename_features,
     set_metadata,
     set_text,
     split_episodes,
@@ -84,16 +85,32 @@ def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
 
 @edit.command()
 @_PATH
-@click.argument("old", metavar="KEY|GLOB")
-@click.argument("new", metavar="NEW_KEY")
+@click.argument("old", metavar="[KEY|GLOB", required=False)
+@click.argument("new", metavar="NEW_KEY]", required=False)
+@click.option(
+    "--feature",
+    "features",
+    metavar="OLD=NEW",
+    multiple=True,
+    help="Rename a feature instead of episodes (repeatable).",
+)
 @_DRY_RUN
 @common
-def rename(path: str, old: str, new: str, **options: Any) -> None:
-    """Rename episodes.
+def rename(
+    path: str, old: str | None, new: str | None, features: tuple[str, ...], **options: Any
+) -> None:
+    """Rename episodes, or features.
 
     In NEW_KEY, {} stands for the old key: seqrecord edit rename records/ 'episode_*' 'kitchen/{}'
     """
-    _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
+    if bool(features) == (old is not None) or (old is None) != (new is None):
+        raise click.UsageError("expected KEY|GLOB and NEW_KEY, or only --feature OLD=NEW")
+    if old is not None and new is not None:
+        _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
+        return
+    names = parse_by_feature(features, "NEW") or {}
+    renamed = rename_features(path, names, **options)
+    _print_done(path, ", ".join(spec.name for spec in renamed) or "nothing", "renamed", options)
 
 
 def _frames(_ctx: click.Context, _param: click.Parameter, text: str) -> slice:

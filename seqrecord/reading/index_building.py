@@ -1,7 +1,8 @@
 """Builds the index from the footers of record files, independent of their writers and order.
 
 The schema of each record file is the one it was written with. The dataset's schema continues it:
-features may have been dropped, or added at the end. An episode may span several record files.
+features may have been renamed or dropped, or added at the end. An episode may span several record
+files.
 """
 
 from __future__ import annotations
@@ -497,9 +498,10 @@ def matching_footers(
     """Return a dataset's schema, and its matching record files with their paths.
 
     Without `schema`, the longest schema among files with chunks of the first group is used; their
-    kinds and units must be equal. With `schema` they may differ if it was `edited`. Skips files
-    without chunks of the first group that are not `committed`: they are left from an interrupted
-    edit, and logged. Raises `FormatError` for any other file whose schema does not match.
+    names, kinds and units must be equal. With `schema` they may differ if it was `edited`. Skips
+    files without chunks of the first group that are not `committed`: they are left from an
+    interrupted edit, and logged. Raises `FormatError` for any other file whose schema does not
+    match.
     """
     edited = edited and schema is not None
     if schema is None:
@@ -526,14 +528,18 @@ def matching_footers(
 
 
 def _renamed(footer: Footer, schema: Schema) -> Footer:
-    """Keep only time spans of features that are still timestamps with the same name."""
+    """Keep only time spans of features that are still timestamps, under their present names."""
     timed = timestamp_features(schema)
-    now = dict(zip(footer.schema, schema, strict=False))
-    kept = {name for name, new in now.items() if name == new and name in timed}
-    if kept.issuperset(timestamp_features(footer.schema)):
+    now = {old: new for old, new in zip(footer.schema, schema, strict=False) if new in timed}
+    if all(now.get(name) == name for name in timestamp_features(footer.schema)):
         return footer
     episodes = [
-        replace(part, time_spans=tuple(item for item in part.time_spans if item[0] in kept))
+        replace(
+            part,
+            time_spans=tuple(
+                sorted((now[name], spans) for name, spans in part.time_spans if name in now)
+            ),
+        )
         for part in footer.episodes
     ]
     return replace(footer, episodes=tuple(episodes))
