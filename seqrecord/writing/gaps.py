@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -181,17 +181,18 @@ def split_at_gaps(
     return kind(source, clock, parts), note
 
 
-def _only(source: Source, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:
+def _only(source: Any, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:
     """The source with only its timestamps, if it has the same episodes then."""
+    whole: Source = source
     if not is_dataclass(source) or not hasattr(source, "features"):
-        return source
+        return whole
     try:
-        narrow: Any = replace(source, features=(clock,))
+        narrow: Any = replace(cast("Any", source), features=(clock,))
         listed = [(info.key, info.num_frames) for info in narrow.episodes()]
         is_same = listed == [(info.key, info.num_frames) for info in episodes]
-        return narrow if is_same and [*narrow.schema()] == [clock] else source
+        return narrow if is_same and [*narrow.schema()] == [clock] else whole
     except (SourceError, SchemaError):
-        return source
+        return whole
 
 
 def _values(source: Source, info: EpisodeInfo, clock: str) -> npt.NDArray[Any]:

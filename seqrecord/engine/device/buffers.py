@@ -41,6 +41,7 @@ from seqrecord.engine.device.streams import (
     upload,
 )
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
+from seqrecord.engine.intrinsics import IntrinsicsChange, changed_intrinsics
 from seqrecord.engine.stats import EngineStats
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.memory import CONSUMER
@@ -224,6 +225,15 @@ class DeviceArena:
                     scaled = (numbers.double() * factor).round()
                     numbers.copy_(scaled.clamp(limits.min, limits.max))
 
+    def change_intrinsics(
+        self, batch: torch.Tensor, slots: npt.NDArray[np.int64], change: IntrinsicsChange
+    ) -> None:
+        """Queue a change of gathered intrinsics in these slots of `batch`, [clips, frames, …]."""
+        with self.stream.use():
+            places, factor, offset = map(self._upload, (slots, change.factor, change.offset))
+            found = changed_intrinsics(batch[places], factor, offset)
+            batch.index_copy_(0, places, found.to(batch.dtype))
+
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """See `Arena`."""
         return np.array([self._rows[feature][row].shape[:2] for row in rows.tolist()], np.int64)
@@ -405,12 +415,14 @@ class DeviceBatchBuilder:
                 name: self._words[name][first : first + len(flat)] if is_run else self._words[name]
                 for name in source.features
                 if name in self._words
-                and not (source.crop is not None and name in source.crop.features)
+                and not (source.crop is not None and name in source.crop.parts)
             }
             if source.crop is not None:
                 self._crop(slots, source, source.crop)
             at = None if is_run else (slots[:, None] * length + np.arange(length)).reshape(-1)
             nbytes += arena.gather(flat, parts, at)
+            if source.crop is not None:
+                self._change_intrinsics(slots, source, source.crop)
             for name in source.features:
                 if name in self._features and not self._specs[name].is_fixed:
                     for place, clip in zip(slots.tolist(), rows, strict=True):
@@ -421,10 +433,17 @@ class DeviceBatchBuilder:
         self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
     ) -> None:
         """Queue copies of cropped windows."""
-        for name in sorted(crop.features & self._features.keys() & set(source.features)):
+        for name in sorted(crop.parts.keys() & self._features.keys() & set(source.features)):
             for clip, rows in enumerate(source.rows):
                 out = self._features[name][int(slots[clip])]
                 source.arena.gather_window(name, rows, out, crop.place(name, clip))
+
+    def _change_intrinsics(
+        self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
+    ) -> None:
+        """Queue changes of gathered intrinsics."""
+        for name in sorted(crop.intrinsics.keys() & self._features.keys() & set(source.features)):
+            source.arena.change_intrinsics(self._features[name], slots, crop.intrinsics[name])
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
         """Queue filling slots of a feature with a fixed shape with 0."""
