@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KINDS = tuple(
     "image depth disparity flow normals mask segmentation points pose action state imu timestamp "  # noqa: SIM905
-    "reward audio text frame_number frame_name".split()
+    "reward audio text frame_number frame_name intrinsics".split()
 )
 """Kinds that this package assigns or uses. Datasets may have others."""
 
@@ -169,6 +169,8 @@ def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
     elif kind == "timestamp":
         expected = "integers or floats"
         ok = numbers and spec.dtype.kind != "b"
+    elif kind == "intrinsics":
+        expected, ok = INTRINSICS_SHAPES, are_intrinsics(spec)
     elif kind in ("text", "frame_name"):
         expected, ok = "text", spec.value == "text"
     elif spec.value != "array":
@@ -261,6 +263,15 @@ class Pixels(Protocol):
     def shape(self) -> tuple[int | None, ...]: ...
     @property
     def value(self) -> str: ...
+
+
+INTRINSICS_SHAPES = "floats [4], fx, fy, cx and cy, or [3, 3]"
+
+
+def are_intrinsics(spec: Pixels) -> bool:
+    """Whether frames can be intrinsics: fx, fy, cx and cy in pixels, or a camera matrix."""
+    is_float = spec.value == "array" and spec.dtype.kind == "f"
+    return is_float and spec.shape in ((4,), (3, 3))
 
 
 def has_pixels(spec: Pixels) -> bool:

@@ -271,13 +271,13 @@ class Schema(Mapping[str, FeatureSpec]):
     def continues(self, other: Schema, *, edited: bool = False) -> bool:
         """Whether this schema equals `other` after appending or dropping features.
 
-        With `edited`, kinds and units may differ.
+        With `edited`, names, kinds and units may differ.
         """
         if len(other) > len(self):
             return False
         for mine, before in zip(self.values(), other.values(), strict=False):
-            if edited and (mine.kind, mine.unit) != (before.kind, before.unit):
-                before = replace(before, kind=mine.kind, unit=mine.unit)
+            if edited and mine != before:
+                before = replace(before, name=mine.name, kind=mine.kind, unit=mine.unit)
             if mine.is_dropped or before.is_dropped:
                 before = replace(before, name=mine.name)
             if mine != before:

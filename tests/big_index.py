@@ -58,7 +58,7 @@ def write_big_index(
         schema=_SCHEMA,
         features=np.arange(len(_SCHEMA)),
         num_chunks=np.full(episodes, chunks, np.int64),
-        first_frame=np.tile(np.arange(chunks, dtype=np.uint32) * np.uint32(chunk_frames), episodes),
+        first_frame=np.tile(np.arange(chunks, dtype=np.int32) * np.int32(chunk_frames), episodes),
         num_frames=held.reshape(-1).astype(np.uint32),
         file=file,
         offset=offset.astype(np.uint64),

@@ -484,7 +484,8 @@ _EPISODES = [
             ("fps", 10**400),
         )
     ),
-    Case("2**32 - 1 frames", _part(num_frames=2**32 - 1), "no complete episode"),
+    Case("2**31 - 1 frames", _part(num_frames=2**31 - 1), "no complete episode"),
+    Case("2**31 frames", _part(num_frames=2**31), "num_frames"),
     Case("4 of 5 frames", _part(num_frames=4), "beyond the end"),
     Case("an end that is missing", _part(num_frames=None), "no complete episode"),
     Case("metadata is an object", _part(metadata={}), "metadata"),
@@ -571,6 +572,14 @@ _FILES = [
         "metadata of an edit",
         _edits(_edit(f'{{"op":"relabel","metadata":{{"{"a" * 32}":"[]"}}}}')),
         "a JSON object",
+    ),
+    *(
+        Case(
+            f"frames {frames} of an edit",
+            _edits(_edit(f'{{"op":"trim","frames":{{"{"a" * 32}":{frames}}}}}')),
+            "start and stop",
+        )
+        for frames in ("[1,1]", "[-1,1]", "[0,2147483648]", "[0,true]", "[0.0,1]", "7")
     ),
     Case("schema of an edit", _edits(_edit('{"op":"features","schema":[{"name":"x"}]}')), "schema"),
     Case(
@@ -714,14 +723,17 @@ _INDEX = [
         for name, numbers, says in (
             ("first_frame", [1, 2, 4], "does not follow"),
             ("first_frame", [0, 3, 4], "does not follow"),
-            ("num_frames", [2, 2, 2], "do not end"),
+            ("first_frame", [-2, 2, 4], "does not follow"),
+            ("first_frame", [-1, 1, 3], "do not end"),
+            ("num_frames", [2, 2, 2], "wrong length"),
             ("num_frames", [2, 1, 1], "does not follow"),
             ("num_frames", [0, 2, 1], "impossible number of frames"),
             ("num_frames", [65537, 2, 1], "impossible number of frames"),
         )
     ),
     Case("no episodes", _table("episodes", lambda t: t.slice(0, 0))),
-    Case("2**32 - 1 frames in it", _column("episodes", "num_frames", [2**32 - 1]), "do not end"),
+    Case("2**31 - 1 frames in it", _column("episodes", "num_frames", [2**31 - 1]), "do not end"),
+    Case("2**31 frames in it", _column("episodes", "num_frames", [2**31]), "impossible num_frames"),
     Case("0 frames in the index", _column("episodes", "num_frames", [0]), "num_frames"),
     *(
         Case(f"index key {key!r:.20}", _column("episodes", "key", [key]), "episode key")

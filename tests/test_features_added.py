@@ -386,3 +386,46 @@ def test_relabel_the_text_of_frames(tmp_path: Path) -> None:
         run(*command[:4], *words, code=2)
     assert (path / "manifest.json").read_bytes() == check_files
     assert not seqrecord.verify(path, deep=True).problems
+
+
+def test_renamed_features(tmp_path: Path) -> None:
+    """Readers, rebuilt indexes and later writers have the new names; two may be exchanged."""
+    path, features = tmp_path / "records", {"t": {"kind": "timestamp", "unit": "s"}}
+    with SeqRecordWriter(path, features=features, codecs="raw") as writer:
+        for key in ("a", "b"):
+            camera = {"x": {"fx": 1}, "other": {"fx": 2}} if key == "a" else {"fx": 3}
+            with writer.episode(key, metadata={"camera": camera}) as episode:
+                for i in range(4):
+                    value = np.full(4, hash_of(key, "x", i), "<f4")
+                    episode.append({"x": value, "y": -value, "t": np.float64(i + i / 8)})
+    seqrecord.add_statistics(path)
+    expected, means = content(path), {}
+    with seqrecord.open(path) as dataset:
+        means = {name: one.mean.tolist() for name, one in dataset.statistics.items()}
+    for names in ({"x": "image"}, {"image": "y", "y": "image"}, {"t": "time", "image": "x"}):
+        assert edit.rename_features(path, names, dry_run=True)
+        assert content(path) == expected
+        options = [f"--feature={old}={new}" for old, new in names.items()]
+        assert "renamed" in run("edit", "rename", path, *options).output
+        expected = {
+            key: [{names.get(n, n): v for n, v in frame.items()} for frame in frames]
+            for key, frames in expected.items()
+        }
+        means = {names.get(name, name): mean for name, mean in means.items()}
+        with seqrecord.open(path) as dataset:
+            assert {n: one.mean.tolist() for n, one in dataset.statistics.items()} == means
+        check(path, expected)
+        seqrecord.add_statistics(path)
+    with seqrecord.open(path) as dataset:
+        assert dataset.episodes["a"].metadata["camera"] == {"y": {"fx": 1}, "other": {"fx": 2}}
+        assert dataset.episodes["b"].metadata["camera"] == {"fx": 3}
+        window = seqrecord.Seconds([-1.125, 0.0], timestamps="time")
+        clips = seqrecord.SeqRecordPipe(dataset, windows={"x": window}, shuffle=False)
+        assert len([*clips]) == 4
+    with SeqRecordWriter(path, mode="append") as writer, writer.episode("c") as episode:
+        episode.append({"y": np.ones(4, "<f4"), "x": np.zeros(4, "<f4"), "time": np.float64(0)})
+    check(path, {**expected, "c": [{"x": [0.0], "y": [1.0], "time": [0.0]}]})
+    for wrong in ({"gone": "z"}, {"x": "y"}, {"x": "z", "y": "z"}, {"x": "../x"}):
+        with pytest.raises(SchemaError):
+            edit.rename_features(path, wrong)
+    assert "only --feature" in run("edit", "rename", path, "a", "--feature=x=z", code=2).output

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from seqrecord.clips.grids import ChunkGrid
 from seqrecord.errors import FormatError
 from seqrecord.format import index as index_module
 from seqrecord.format.edits import (
@@ -65,7 +66,7 @@ def _index() -> Index:
         schema=_SCHEMA.group(0),
         features=np.array([0]),
         num_chunks=np.array([2, 1], np.int64),
-        first_frame=np.array([0, 2, 0], np.uint32),
+        first_frame=np.array([0, 2, 0], np.int32),
         num_frames=np.array([2, 1, 2], np.uint32),
         file=np.array([0, 1, 1], np.uint32),
         offset=np.array([64, 64, 256], np.uint64),
@@ -79,7 +80,7 @@ def _index() -> Index:
         schema=_SCHEMA.group(1),
         features=np.array([1]),
         num_chunks=np.array([1, 2], np.int64),
-        first_frame=np.array([0, 0, 1], np.uint32),
+        first_frame=np.array([0, 0, 1], np.int32),
         num_frames=np.array([3, 1, 1], np.uint32),
         file=np.array([0, 1, 1], np.uint32),
         offset=np.array([192, 384, 448], np.uint64),
@@ -176,7 +177,7 @@ def _tables(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], GroupIndex, list[li
         schema=_SCHEMA.group(0),
         features=np.array([0]),
         num_chunks=np.array([len(episode) for episode in lengths], np.int64),
-        first_frame=np.array([sum(e[:i]) for e in lengths for i in range(len(e))], np.uint32),
+        first_frame=np.array([sum(e[:i]) for e in lengths for i in range(len(e))], np.int32),
         num_frames=np.array(rows, np.uint32),
         file=empty,
         offset=64 + 128 * np.arange(len(rows), dtype=np.uint64),
@@ -189,19 +190,37 @@ def _tables(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], GroupIndex, list[li
     return np.array([sum(e) for e in lengths], np.int64), table, lengths
 
 
-@given(_tables(), st.integers(1, 5))
+@given(_tables(), st.integers(1, 5), st.data())
 def test_chunks_of_any_length(
-    case: tuple[npt.NDArray[np.int64], GroupIndex, list[list[int]]], block: int
+    case: tuple[npt.NDArray[np.int64], GroupIndex, list[list[int]]], block: int, data: st.DataObject
 ) -> None:
+    """Also of trimmed episodes: frames of the first and of the last chunk are outside of them."""
     frames, table, lengths = case
+    before = [data.draw(st.integers(0, cut[0] - 1)) for cut in lengths]
+    stops = [sum(c) - data.draw(st.integers(0, c[-1] - 1)) for c in lengths]
+    stops = [max(stop, b + 1) for stop, b in zip(stops, before, strict=True)]
+    table.first_frame[:] -= np.repeat(before, table.num_chunks).astype(np.int32)
+    frames[:] = np.array(stops) - before
     table.check_frames(frames, lambda: None, block)
+    grid = ChunkGrid.given(table.chunk_frames, frames, table.first_chunk, table.first_frame)
     row = 0
     for episode, cut in enumerate(lengths):
         owners = [row + i for i, n in enumerate(cut) for _ in range(n)]
-        assert table.chunks_of(episode, np.arange(sum(cut))).tolist() == owners
+        owners = owners[before[episode] : stops[episode]]
+        numbers = np.arange(len(owners))
+        assert table.chunks_of(episode, numbers).tolist() == owners
+        owner = np.full(len(owners), episode)
+        assert grid.row(owner, grid.place(owner, numbers)).tolist() == owners
+        start = [owners.index(own) for own in owners]
+        assert grid.start(owner, numbers).tolist() == start
+        last = [start[n] + owners.count(own) for n, own in enumerate(owners)]
+        assert np.minimum(grid.stop(owner, numbers), len(owners)).tolist() == last
         assert [table.episode_of(row + i) for i in range(len(cut))] == [episode] * len(cut)
         row += len(cut)
-    regular = [e[0] if set(e[:-1]) <= {e[0]} and e[-1] <= e[0] else 0 for e in lengths]
+    regular = [
+        e[0] if set(e[:-1]) <= {e[0]} and e[-1] <= e[0] and not b else 0
+        for e, b in zip(lengths, before, strict=True)
+    ]
     with mock.patch.object(index_module, "BLOCK_PAGES", block):
         assert table.chunk_frames.tolist() == regular
 
@@ -214,7 +233,9 @@ def test_chunks_that_do_not_cover_their_episodes(
     name = data.draw(st.sampled_from(["first_frame", "num_frames"]))
     column = getattr(table, name)
     row = data.draw(st.integers(0, len(column) - 1))
-    column[row] += np.uint32(data.draw(st.integers(1, 2)))
+    # The last chunk of a trimmed episode may be longer.
+    assume(name == "first_frame" or row + 1 not in [*table.first_chunk, len(column)])
+    column[row] += column.dtype.type(data.draw(st.integers(1, 2)))
     with pytest.raises(FormatError):
         table.check_frames(frames, lambda: None, block)
 
@@ -226,7 +247,7 @@ def test_fingerprint_is_of_the_content() -> None:
     ), "a saved state names it: it can't change"
     for name in ("page_crc32c", "page_length", "first_frame", "num_frames"):
         changed = _index()
-        getattr(changed.groups[1], name).flat[0] += np.uint32(1)
+        getattr(changed.groups[1], name).flat[0] += 1
         assert changed.fingerprint() != index.fingerprint(), name
     changed = _index()
     changed.fps[0] = 1

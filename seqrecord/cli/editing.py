@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,9 +20,11 @@ from seqrecord.edit import (
     keep_episodes,
     merge_datasets,
     rename_episodes,
+    rename_features,
     set_metadata,
     set_text,
     split_episodes,
+    trim_episodes,
     values_of_dataset,
     values_of_files,
 )
@@ -82,16 +85,60 @@ def keep(path: str, episodes: EpisodeFilter, **options: Any) -> None:
 
 @edit.command()
 @_PATH
-@click.argument("old", metavar="KEY|GLOB")
-@click.argument("new", metavar="NEW_KEY")
+@click.argument("old", metavar="[KEY|GLOB", required=False)
+@click.argument("new", metavar="NEW_KEY]", required=False)
+@click.option(
+    "--feature",
+    "features",
+    metavar="OLD=NEW",
+    multiple=True,
+    help="Rename a feature instead of episodes (repeatable).",
+)
 @_DRY_RUN
 @common
-def rename(path: str, old: str, new: str, **options: Any) -> None:
-    """Rename episodes.
+def rename(
+    path: str, old: str | None, new: str | None, features: tuple[str, ...], **options: Any
+) -> None:
+    """Rename episodes, or features.
 
     In NEW_KEY, {} stands for the old key: seqrecord edit rename records/ 'episode_*' 'kitchen/{}'
     """
-    _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
+    if bool(features) == (old is not None) or (old is None) != (new is None):
+        raise click.UsageError("expected KEY|GLOB and NEW_KEY, or only --feature OLD=NEW")
+    if old is not None and new is not None:
+        _print_keys(path, rename_episodes(path, {old: new}, **options), "renamed", options)
+        return
+    names = parse_by_feature(features, "NEW") or {}
+    renamed = rename_features(path, names, **options)
+    _print_done(path, ", ".join(spec.name for spec in renamed) or "nothing", "renamed", options)
+
+
+def _frames(_ctx: click.Context, _param: click.Parameter, text: str) -> slice:
+    """Parse START:STOP; either may be empty or negative."""
+    if (match := re.fullmatch(r"(-?[0-9]+)?:(-?[0-9]+)?", text)) is None:
+        raise click.BadParameter(f"expected START:STOP, for example 30:-10, got {text!r}")
+    return slice(*(int(bound) if bound else None for bound in match.groups()))
+
+
+@edit.command()
+@_PATH
+@_EPISODES
+@click.option(
+    "--frames",
+    metavar="START:STOP",
+    required=True,
+    callback=_frames,
+    help="Frames that remain, as in a Python slice: 30:-10 removes the first 30 and the last 10.",
+)
+@_DRY_RUN
+@common
+def trim(path: str, episodes: EpisodeFilter, frames: slice, **options: Any) -> None:
+    """Cut frames off the start and the end of episodes.
+
+    Also removes the statistics; `seqrecord stats` recomputes them. `seqrecord clean` reclaims the
+    space of whole chunks.
+    """
+    _print_keys(path, trim_episodes(path, episodes, frames, **options), "trimmed", options)
 
 
 @edit.command("set-metadata")

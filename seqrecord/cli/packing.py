@@ -116,6 +116,13 @@ _INVENTORY_LINES = 10
     help="Statistics to store. auto: features that are decoded anyway; all: also decode copied "
     "video and images; source: copy the ones of LeRobot's meta/.",
 )
+@click.option(
+    "--split-at-gaps",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Split an episode where its timestamps jump by more than this: KEY/0, KEY/1, … Needs a "
+    "feature of kind timestamp.",
+)
 @click.option("--quiet", is_flag=True, help="Print errors and skipped episodes only.")
 @common
 def write(

@@ -1,8 +1,8 @@
-"""Intrinsics of clips, from the metadata `camera` of their episodes."""
+"""Intrinsics of clips: cameras of the metadata `camera`, and features of kind `intrinsics`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from seqrecord.clips.grids import IntArray
 from seqrecord.clips.transforms import CropWindows, FloatArray
+from seqrecord.errors import ClipError
 
 _INTRINSICS = ("fx", "fy", "cx", "cy")
 
@@ -56,6 +57,45 @@ class EpisodeCamera(NamedTuple):
                 known = [camera.get(side) if n is None else n for side, n in size.items()]
                 return [n if type(n) in (int, float) else float("nan") for n in (*values, *known)]
         return [float("nan")] * (len(_INTRINSICS) + 2)
+
+
+OWN_INTRINSICS = "_intrinsics"
+
+
+def followed_feature(
+    name: str, others: Collection[str], images: Mapping[str, Hashable], names: Collection[str]
+) -> str | None:
+    """The feature whose windows the per-frame intrinsics `name` follow; `None` without images.
+
+    `X_intrinsics` follows the feature X. A single feature of another name follows all images.
+
+    Args:
+        others: all features of kind `intrinsics`.
+        images: of each feature with pixels, what equals for those with equal intrinsics.
+        names: all features of the dataset.
+
+    Raises `ClipError` if images differ in their crops or sizes, or the feature X is not read.
+    """
+    owner = name.removesuffix(OWN_INTRINSICS)
+    if owner != name and owner in {*names, *images}:
+        if owner not in images:
+            raise ClipError(
+                "per-frame intrinsics of an image that the loader does not read",
+                feature=name,
+                expected=f"{owner} in features, or features without {name}",
+                got=", ".join(images) or "no image",
+            )
+        return owner
+    alone = [each for each in others if each.removesuffix(OWN_INTRINSICS) not in images]
+    if len({*images.values()}) > 1 or (images and len(alone) > 1):
+        raise ClipError(
+            "per-frame intrinsics, and images of several cameras or sizes",
+            feature=name,
+            expected=f"a name such as {min(images)}{OWN_INTRINSICS} (rename=, or `seqrecord edit "
+            "rename --feature`), or features without it",
+            got=", ".join(images),
+        )
+    return min(images, default=None)
 
 
 def known_cameras(

@@ -109,7 +109,7 @@ class ChunkGrid:
         owner, place = ragged_arange(count)
         first_edge = np.cumsum(count) - count
         row = first_chunk[odd][owner] + place
-        start = first_frame[row].astype(np.int64)
+        start = np.maximum(first_frame[row], 0, dtype=np.int64)  # without hidden frames
         stop = np.append(start[1:], 0)
         stop[np.append(first_edge[1:], len(row)) - 1] = num_frames[odd]
         number, edge = np.zeros((2, len(chunk_frames)), np.int64)

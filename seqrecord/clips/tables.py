@@ -335,19 +335,23 @@ def enumerate_clips(
 
 
 def missing_from_bitmaps(
-    episodes: EpisodeTable, groups: Sequence[tuple[IntArray, IntArray, npt.NDArray[np.uint64]]]
+    episodes: EpisodeTable,
+    groups: Sequence[tuple[IntArray, IntArray, npt.NDArray[np.uint64]]],
+    hidden: Sequence[IntArray] | None = None,
 ) -> MissingFrames:
     """Frames that are missing in at least one bitmap.
 
     For each group in `episodes.groups`: `chunk`, rows of its chunk table, in any order and with
     repetitions (one per feature, for example); `word`; int64[m] each; and `present`, uint64[m]. Bit
-    `i` of `present` is set if frame `64 * word + i` of the chunk has the feature. Bits beyond the
-    chunk's last frame are ignored.
+    `i` of `present` is set if frame `64 * word + i` of the chunk has the feature. Bits of frames
+    outside the episode are ignored. `hidden`, int64[m] for each group, is the number of the chunk's
+    frames before a trimmed episode.
     """
     found = [
         part
-        for grid, (chunk, word, present) in zip(episodes.groups, groups, strict=True)
-        for part in _missing_of_group(episodes.num_frames, grid, chunk, word, present)
+        for at, (grid, bitmaps) in enumerate(zip(episodes.groups, groups, strict=True))
+        for before in [np.zeros_like(bitmaps[0]) if hidden is None else hidden[at]]
+        for part in _missing_of_group(episodes.num_frames, grid, *bitmaps, before)
     ]
     if not found:
         return MissingFrames.none()
@@ -360,6 +364,7 @@ def _missing_of_group(
     chunk: IntArray,
     word: IntArray,
     present: npt.NDArray[np.uint64],
+    hidden: IntArray,
 ) -> list[tuple[IntArray, IntArray, IntArray]]:
     """Runs of missing frames in batches: episode, start and stop, int64[n] each."""
     place = (chunk << _WORD_BITS) + word
@@ -372,7 +377,7 @@ def _missing_of_group(
     owned = np.flatnonzero(num_frames > 0)  # empty episodes have no chunk
     episode = owned[np.searchsorted(grid.first_chunk[owned], rows, side="right") - 1]
     start, stop = grid.bounds(episode, rows - grid.first_chunk[episode])
-    base = start + 64 * word
+    base = start - hidden[by_place][first] + 64 * word
     length = np.minimum(stop, num_frames[episode]) - base
     return [
         _runs_of_bits(absent[part], episode[part], base[part], length[part])
@@ -387,7 +392,7 @@ def _runs_of_bits(
     octets = bits.astype("<u8").view(np.uint8).reshape(len(bits), 8)
     flags = np.zeros((len(bits), 66), np.int8)
     flags[:, 1:65] = np.unpackbits(octets, axis=1, bitorder="little")
-    flags[:, 1:65] *= np.arange(64) < length[:, None]
+    flags[:, 1:65] *= (np.arange(64) < length[:, None]) & (np.arange(64) >= -base[:, None])
     edges = np.diff(flags, axis=1)
     row, start = np.nonzero(edges == 1)
     _, stop = np.nonzero(edges == -1)

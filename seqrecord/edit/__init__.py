@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from seqrecord.edit.episodes import set_metadata as set_metadata
     from seqrecord.edit.episodes import split_dataset as split_dataset
     from seqrecord.edit.episodes import split_episodes as split_episodes
+    from seqrecord.edit.episodes import trim_episodes as trim_episodes
     from seqrecord.edit.features import Values as Values
     from seqrecord.edit.features import add_feature as add_feature
     from seqrecord.edit.features import describe_features as describe_features
     from seqrecord.edit.features import drop_features as drop_features
+    from seqrecord.edit.features import rename_features as rename_features
     from seqrecord.edit.features import set_text as set_text
     from seqrecord.edit.features import values_of_dataset as values_of_dataset
     from seqrecord.edit.features import values_of_files as values_of_files

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import FormatError
-from seqrecord.format.edits import Delete, Edit
+from seqrecord.format.edits import Delete, Edit, Trim
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest, RecordFile
@@ -76,7 +76,8 @@ class EditedDataset:
                     "record files and index have different episodes; see `seqrecord verify`",
                     file=storage.url,
                 )
-            if is_same and version.index.schema == manifest.schema:
+            are_trimmed = any(isinstance(edit, Trim) for edit in edits)
+            if is_same and not are_trimmed and version.index.schema == manifest.schema:
                 version = replace(version, statistics=manifest.statistics)
             done = put_version(own, self.base, version, statistics, refused=_REFUSED)
         return done, list(sizes)

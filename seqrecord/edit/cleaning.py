@@ -1,4 +1,4 @@
-"""Rewrites record files without deleted data, and removes files that no manifest names.
+"""Rewrites record files without deleted or trimmed data, and removes files that no manifest names.
 
 Pages of remaining data are copied, without decoding, into new record files, and one commit replaces
 the old files. These stay until `clean` removes them, for readers that opened the dataset before.
@@ -18,9 +18,11 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.edit.changes import CopyProgress, read_existing
 from seqrecord.errors import ChecksumError, ConflictError, located
+from seqrecord.format.edits import Edits
 from seqrecord.format.footer import RECORDS, EpisodePart, Footer
 from seqrecord.format.manifest import (
     EDITS,
@@ -32,6 +34,7 @@ from seqrecord.format.manifest import (
     version_path,
 )
 from seqrecord.format.pages import chunk_bytes
+from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.reading.index_building import matching_footers
 from seqrecord.reading.metadata import read_edits, record_sizes
 from seqrecord.reading.versions import kept_versions
@@ -69,9 +72,9 @@ _logger = logging.getLogger("seqrecord")
 class RewriteReport:
     """Paths of record files that were rewritten, or would be with `dry_run`; sizes in bytes.
 
-    `freed_bytes` are pages of deleted episodes and dropped features: free once `clean` has removed
-    the old files, `rewritten`. `copied_bytes` are all other pages in these files, and `written` the
-    new files.
+    `freed_bytes` are pages of deleted episodes, trimmed frames and dropped features: free once
+    `clean` has removed the old files, `rewritten`. `copied_bytes` are all other pages in these
+    files, and `written` the new files.
     """
 
     rewritten: tuple[str, ...]
@@ -99,9 +102,10 @@ def rewrite_files(
     progress: Callable[[CopyProgress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RewriteReport:
-    """Rewrite record files without deleted episodes and dropped features.
+    """Rewrite record files without deleted episodes, trimmed frames and dropped features.
 
     A record file is rewritten if deleted data takes a share of at least `min_unused` of its bytes.
+    Of trimmed episodes, chunks without remaining frames are deleted.
     Other pages are copied, after a check of their checksums. Episodes, frames, statistics and
     fingerprint of the dataset stay the same. Old files stay until `clean` removes them, some time
     after they left the dataset: open readers continue, and until then the dataset takes more space.
@@ -132,19 +136,17 @@ def rewrite_files(
     file_bytes, most_bytes = check_sizes(None, max_file_size), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
         _, manifest = read_dataset(storage)
-        if (
-            not read_edits(storage, manifest.edits).deleted
-            and manifest.schema.active == manifest.schema
-        ):
+        edits = read_edits(storage, manifest.edits)
+        if not (edits.deleted or edits.frames) and manifest.schema.active == manifest.schema:
             return RewriteReport((), (), 0, 0)  # without reading footers
         dataset = read_existing(storage)
         manifest = dataset.manifest
-        deleted = read_edits(storage, manifest.edits).deleted
+        edits = read_edits(storage, manifest.edits)
         _, fitting = matching_footers(
             list(dataset.footers.items()), manifest.schema, dataset.footers
         )
         footers = dict(fitting)
-        plans = [_plan(path, footer, manifest, deleted) for path, footer in footers.items()]
+        plans = [_plan(path, footer, manifest.schema, edits) for path, footer in footers.items()]
         plans = [p for p in plans if p.dead and p.dead >= min_unused * (p.dead + p.live)]
         total = sum(plan.live for plan in plans)
         copied, written, writer = 0, list[str](), new_writer_id()
@@ -167,7 +169,7 @@ def rewrite_files(
             )
             try:
                 for path in (plan.path for plan in batch):
-                    chunks = _live_chunks(footers[path], deleted, manifest.schema)
+                    chunks = _live_chunks(footers[path], edits, manifest.schema)
                     for some in batched(chunks, lambda chunk: chunk.length, _READ_BYTES):
                         stored = _read(storage, path, footers[path], manifest.schema, some)
                         for part, of_part in groupby(stored, itemgetter(0)):
@@ -188,13 +190,13 @@ def rewrite_files(
         return RewriteReport(paths, tuple(written), dead, total)
 
 
-def _plan(path: str, footer: Footer, manifest: Manifest, deleted: frozenset[str]) -> _Plan:
-    gone = np.array([part.uid in deleted for part in footer.episodes], bool)
+def _plan(path: str, footer: Footer, schema: Schema, edits: Edits) -> _Plan:
     dead = live = 0
-    for rows, group in zip(footer.chunks, manifest.schema.groups, strict=False):
+    each = zip(footer.chunks, _live(footer, edits), strict=True)
+    for (rows, is_live), group in zip(each, schema.groups, strict=False):
         before = rows["pages"]["length"]
         after = before.copy()
-        after[gone[rows["episode"]]] = 0
+        after[~is_live] = 0
         after[:, [spec.is_dropped for spec in group.values()]] = 0
         kept = int(chunk_bytes(after, group).sum())
         dead += int(chunk_bytes(before, group).sum()) - kept
@@ -216,17 +218,40 @@ class _Chunk:
         return sum(page.length for page in self.pages)
 
 
-def _live_chunks(footer: Footer, deleted: frozenset[str], schema: Schema) -> Iterator[_Chunk]:
-    """Chunks of episodes that were not deleted, in file order, episode by episode."""
-    dropped = [[spec.is_dropped for spec in group.values()] for group in schema.groups]
+def _live(footer: Footer, edits: Edits) -> list[npt.NDArray[np.bool_]]:
+    """For each group, which chunks have frames of the dataset: bool [chunks].
+
+    A part with an episode's length keeps a chunk, since record files must state the length.
+    """
+    everything = 0, MAX_EPISODE_FRAMES
+    spans = [
+        (0, 0) if part.uid in edits.deleted else edits.frames.get(part.uid, everything)
+        for part in footer.episodes
+    ]
+    start, stop = np.array(spans, np.int64).T
+    found, kept = [], np.zeros(len(spans), bool)
+    for rows in footer.chunks:
+        first, episode = rows["first_frame"].astype(np.int64), rows["episode"]
+        is_live = (first < stop[episode]) & (first + rows["num_frames"] > start[episode])
+        kept[episode[is_live]] = True
+        found.append(is_live)
     for at, part in enumerate(footer.episodes):
-        if part.uid in deleted:
-            continue
+        if not kept[at] and part.num_frames is not None and part.uid not in edits.deleted:
+            group = next(n for n, rows in enumerate(footer.chunks) if at in rows["episode"])
+            found[group][np.searchsorted(footer.chunks[group]["episode"], at)] = True
+    return found
+
+
+def _live_chunks(footer: Footer, edits: Edits, schema: Schema) -> Iterator[_Chunk]:
+    """Chunks with frames of the dataset, in file order, episode by episode."""
+    dropped = [[spec.is_dropped for spec in group.values()] for group in schema.groups]
+    is_live = _live(footer, edits)
+    for at, part in enumerate(footer.episodes):
         found = []
         for group, rows in enumerate(footer.chunks):
             first, stop = np.searchsorted(rows["episode"], [at, at + 1]).tolist()
-            offsets = rows["offset"][first:stop].tolist()
-            found += [(offset, group, number) for number, offset in enumerate(offsets, start=first)]
+            numbers = (first + np.flatnonzero(is_live[group][first:stop])).tolist()
+            found += [(int(rows["offset"][number]), group, number) for number in numbers]
         for _, group, number in sorted(found):
             pages = zip(page_ranges(footer.chunks[group][number]), dropped[group], strict=True)
             left = [ByteRange(page.start, page.start) if gone else page for page, gone in pages]

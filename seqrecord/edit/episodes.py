@@ -1,4 +1,4 @@
-"""Edits of episodes: deletion, keys, metadata, splits.
+"""Edits of episodes: deletion, keys, metadata, trimmed frames, splits.
 
 Record files stay unchanged. An edit is stored in a file that the manifest names, so that a rebuilt
 index includes it and all readers have the same splits; one commit replaces index and manifest.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from seqrecord.edit.changes import Change, EditedDataset, edit_dataset, open_for_edit
 from seqrecord.errors import ClipError, FormatError, NotFoundError, SchemaError
-from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split
+from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split, Trim
 from seqrecord.format.footer import Footer
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import MAX_SPLITS
@@ -173,6 +173,54 @@ def set_metadata(
     return edit_dataset(location, make, dry_run, storage_options)
 
 
+def trim_episodes(
+    location: str | PathLike[str],
+    episodes: EpisodeFilter,
+    frames: slice,
+    *,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Cut frames off the start and the end of episodes; returns the changed episodes' keys.
+
+    `frames` are the remaining frames of each episode, like `episode[30:-10]`: half-open bounds,
+    which may be `None`, or negative to count from the end; no step. Readers that open the dataset
+    afterwards number the remaining frames from 0. No record file is rewritten: trimmed frames keep
+    their bytes until `rewrite_files`, and those in a chunk with remaining frames also afterwards.
+    Timestamps keep their values. Statistics are removed as by `delete_episodes`.
+
+    Other arguments and errors as for `delete_episodes`; also raises `ClipError` for a step, and for
+    an episode without remaining frames.
+
+    Example:
+        from seqrecord import edit
+
+        edit.trim_episodes("records/", ["demo/000"], slice(1, -1))
+    """
+
+    def make(dataset: EditedDataset) -> Change:
+        index, trimmed = dataset.index, {}
+        known = read_edits(dataset.storage, dataset.manifest.edits).frames
+        for i in dataset.find(episodes):
+            uid, length = index.uid(i), int(index.num_frames[i])
+            left = range(length)[frames]
+            if not left or left.step != 1:
+                raise ClipError(
+                    "no frame would be left" if left.step == 1 else "frames with a step",
+                    file=dataset.storage.url,
+                    episode=index.key(i),
+                    expected="start and stop of remaining frames, for example 30:-10; to delete "
+                    "the episode, use `seqrecord edit delete`",
+                    got=f"{repr_of(frames)} of {counted(length, 'frame')}",
+                )
+            if len(left) < length:
+                before, _ = known.get(uid, (0, 0))
+                trimmed[i] = uid, (before + left.start, before + left.stop)
+        return [*trimmed], [Trim(dict(trimmed.values()))]
+
+    return edit_dataset(location, make, dry_run, storage_options)
+
+
 def _deleted(episodes: EpisodeFilter, but_these: bool, dataset: EditedDataset) -> Change:
     """Delete these episodes, or with `but_these` all others."""
     chosen = dataset.find(episodes)
@@ -197,7 +245,7 @@ def _copies(dataset: EditedDataset, episodes: Iterable[int]) -> tuple[str, ...]:
     before = read_edits(storage, manifest.edits)
     keys = {dataset.index.key(i): dataset.index.uid(i) for i in episodes}
     footers = {**dataset.footers, **_unnamed(storage, dataset.footers)}
-    complete = complete_episodes(list(footers.items()), manifest.schema)
+    complete = complete_episodes(list(footers.items()), manifest.schema, before.frames)
     others = complete.keys() - set(keys.values()) - before.deleted
     return tuple(sorted(u for u in others if before.keys.get(u, complete[u].key) in keys))
 

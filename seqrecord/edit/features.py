@@ -1,4 +1,4 @@
-"""Edits of features: adding, dropping, kinds and units, texts.
+"""Edits of features: adding, dropping, names, kinds and units, texts.
 
 A new feature gets record files and a group of its own. A dropped feature's bytes stay in record
 files until these are rewritten; record files with dropped features only leave the dataset. The
@@ -20,14 +20,17 @@ from seqrecord.codecs.images import IMAGE
 from seqrecord.edit.changes import EditedDataset, open_for_edit
 from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
 from seqrecord.feature_kinds import check_kinds_and_units
-from seqrecord.format.edits import Features
+from seqrecord.format.edits import Edit, Features, Relabel
 from seqrecord.format.footer import EpisodePart
+from seqrecord.format.index import Index
+from seqrecord.format.text import encode_metadata
 from seqrecord.format.time_spans import is_timestamp
 from seqrecord.indexing.opening import opened
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.episode import Episode, values_in_order
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.index_building import complete_episodes
+from seqrecord.reading.metadata import read_edits
 from seqrecord.schema import Block, FeatureSpec, Schema
 from seqrecord.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.statistics.by_feature import Statistics, num_channels
@@ -131,10 +134,12 @@ def add_feature(
             statistics=collector,
             only=[new.group],
         )
-        parts = complete_episodes(list(dataset.footers.items()), manifest.schema)
+        spans = read_edits(storage, manifest.edits).frames
+        parts = complete_episodes(list(dataset.footers.items()), manifest.schema, spans)
         try:
             for episode in episodes.values():
-                _write_values(files, parts[episode.uid], episode, name, values)
+                start, _ = spans.get(episode.uid, (0, 0))
+                _write_values(files, parts[episode.uid], start, episode, name, values)
             files.close()
             if files.irregular:
                 _logger.warning("%s: %s", storage.url, irregular_note(files.irregular))
@@ -221,10 +226,68 @@ def describe_features(
         return changed
 
 
-def _commit_schema(dataset: EditedDataset, schema: Schema) -> None:
-    """Commit a schema; statistics of features with the same channels stay."""
+def rename_features(
+    location: str | PathLike[str],
+    names: Mapping[str, str],
+    *,
+    dry_run: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[FeatureSpec]:
+    """Rename features, `{old name: new name}`; returns the features under their new names.
+
+    No frame is read or written, and `reindex` keeps the new names. Statistics stay. A camera of
+    this name in the metadata `camera` is renamed too. Two features may swap their names. Saved
+    states of loaders name the old features. With `dry_run` nothing is changed.
+
+    Raises `NotFoundError` if there is no dataset, `SchemaError` for an unknown feature, an invalid
+    name or one of another feature, and `ConflictError` if another writer commits meanwhile.
+
+    Example:
+        from seqrecord import edit
+
+        edit.rename_features("records/", {"pose": "camera_pose"})
+    """
+    with open_for_edit(location, storage_options) as dataset:
+        before = dataset.manifest.schema
+        with located(SchemaError, file=dataset.storage.url):
+            before.select(list(names))
+            kept = before.active.keys() - names.keys()
+            for old, new in names.items():
+                if new in kept or [*names.values()].count(new) > 1:
+                    raise SchemaError("two features would have the same name", feature=old, got=new)
+            schema = before.renamed(names)
+        names = {old: new for old, new in names.items() if old != new}
+        if names and not dry_run:
+            _commit_schema(dataset, schema, names)
+        return [schema[new] for new in names.values()]
+
+
+def _renamed_cameras(index: Index, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Uid and new metadata of each episode with a camera of one of these features."""
+    for i, text in enumerate(index.metadata):
+        if '"camera"' not in text.as_py():
+            continue
+        metadata = index.episode_metadata(i)
+        camera = metadata.get("camera")
+        if isinstance(camera, dict) and not names.keys().isdisjoint(camera):
+            renamed = {names.get(name, name): value for name, value in camera.items()}
+            yield index.uid(i), encode_metadata({**metadata, "camera": renamed})
+
+
+def _commit_schema(
+    dataset: EditedDataset, schema: Schema, names: Mapping[str, str] | None = None
+) -> None:
+    """Commit a schema; statistics of features with the same channels stay.
+
+    `names` are the new names of renamed features, by their old ones.
+    """
     before, known = dataset.manifest.schema, stored_statistics(dataset.storage, dataset.manifest)
+    edits: list[Edit] = [Features(schema)]
+    if names:
+        before = before.renamed(names)
+        edits += [Relabel(found)] if (found := dict(_renamed_cameras(dataset.index, names))) else []
     if known is not None:
+        known = Statistics(known.num_frames, {(names or {}).get(n, n): s for n, s in known.items()})
         left = [name for name in known if name in schema]
         kept = [n for n in left if num_channels(schema[n]) == num_channels(before[n])]
         if gone := [name for name in left if name not in kept]:
@@ -233,7 +296,7 @@ def _commit_schema(dataset: EditedDataset, schema: Schema) -> None:
                 *(dataset.storage.url, ", ".join(gone)),
             )
         known = Statistics(known.num_frames, {name: known[name] for name in kept})
-    dataset.commit([Features(schema)], known)
+    dataset.commit(edits, known)
 
 
 def _check_time_spans(dataset: EditedDataset, spec: FeatureSpec) -> None:
@@ -320,11 +383,19 @@ def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> Fea
 
 
 def _write_values(
-    files: RecordFileWriter, part: EpisodePart, episode: Episode, name: str, values: Values
+    files: RecordFileWriter,
+    part: EpisodePart,
+    start: int,
+    episode: Episode,
+    name: str,
+    values: Values,
 ) -> None:
+    """Write an episode's values; frames outside of a trimmed episode, from `start`, lack them."""
     found = values(episode)
     _check_length(episode, found, name)
     files.begin_part(part)
+    if start:
+        files.append(Block(start, {}))
     count = 0
     for count, value in enumerate(found, start=1):
         if count > len(episode):
@@ -332,6 +403,8 @@ def _write_values(
         files.append(Block.of({} if value is None else {name: value}))
     if count < len(episode):
         raise _wrong_length(episode, count, name)
+    if after := (part.num_frames or 0) - start - count:
+        files.append(Block(after, {}))
     files.end()
 
 

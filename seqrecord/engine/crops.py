@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from seqrecord.errors import ClipError
 from seqrecord.feature_kinds import has_pixels, is_flow, is_image, known_kind
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
+
+if TYPE_CHECKING:
+    from seqrecord.engine.intrinsics import IntrinsicsChange
 
 _FEW_CHANNELS = 4  # NumPy is slow for items that are not 1, 2, 4 or 8 bytes
 _RESIZING = Resize | RandomResizedCrop | BatchResize
@@ -215,13 +218,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Crop:
-    """Windows of clips by feature."""
+    """Windows of clips by feature, and changes of intrinsics, a value per frame."""
 
     parts: Mapping[str, tuple[ClipCrops, CropWindows]]
+    intrinsics: Mapping[str, IntrinsicsChange] = field(default_factory=dict)
 
     @property
-    def features(self) -> Collection[str]:
-        return self.parts.keys()
+    def features(self) -> Set[str]:
+        return self.parts.keys() | self.intrinsics.keys()
 
     def place(self, name: str, clip: int) -> Place:
         """Place of a feature in clip number `clip`."""
@@ -244,6 +248,9 @@ class Crop:
 
         `array` is an array or `VariableRows`. Frames are resized one by one.
         """
+        if name in self.intrinsics:
+            out[...] = self.intrinsics[name].view(clip, array[rows])
+            return
         place = self.place(name, clip)
         if place.size is None and isinstance(array, np.ndarray):
             for target, source in runs(rows):
@@ -266,6 +273,8 @@ class Crop:
 
         A view, unless they are flipped, resized or scattered.
         """
+        if name in self.intrinsics:
+            return self.intrinsics[name].view(clip, array[rows])
         place = self.place(name, clip)
         if not place.flipped and place.size is None and isinstance(array, np.ndarray):
             return frames_in(array[place.pixels], rows)

@@ -202,7 +202,7 @@ class ChunkLoader:
         if load.group not in self.in_pieces:
             return True
         chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
-        return load.first == chunk.first_frame
+        return load.first == max(chunk.first_frame, 0)
 
     def has_parts(self, item: AssignedLoad) -> bool:
         """Whether a partial load saves time; see `begin`."""

@@ -216,8 +216,8 @@ class _Writer:
         path = root / f"videos/{name}/{file_name(number)}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         gops: list[Gop] = []
-        for page, data in DatasetSource(self._reader).pages(name, episode.key):
-            gops += _gops(data, page.chunk.num_frames, name)
+        for count, data in DatasetSource(self._reader).pages(name, episode.key):
+            gops += _gops(data, count, name)
         config = gops[0].config or VideoConfig.from_json(spec.codec[0])
         shown = _alike(gops, config, spec, f"{episode.key}, {name}")
         # Frames are decoded up to this many packets before they are shown.

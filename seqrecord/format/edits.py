@@ -13,6 +13,7 @@ from typing import Any
 
 from seqrecord.errors import FormatError
 from seqrecord.format.manifest import SPLIT_NAME
+from seqrecord.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.format.text import (
     ID,
     check_key,
@@ -33,6 +34,7 @@ _KEYS = {  # keys of an edit beside `op`, by op
     "split": ("uids", "split"),
     "rename": ("keys",),
     "relabel": ("metadata",),
+    "trim": ("frames",),
     "features": ("schema",),
 }
 
@@ -79,6 +81,16 @@ class Relabel:
 
 
 @dataclass(frozen=True)
+class Trim:
+    """Limits episodes to the frames `[start, stop)` of the record files, by uid."""
+
+    frames: Mapping[str, tuple[int, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": "trim", "frames": {uid: list(span) for uid, span in self.frames.items()}}
+
+
+@dataclass(frozen=True)
 class Features:
     """Replaces the dataset's schema: features were dropped, or added at the end."""
 
@@ -88,7 +100,7 @@ class Features:
         return {"op": "features", "schema": self.schema.to_json()}
 
 
-Edit = Delete | Split | Rename | Relabel | Features
+Edit = Delete | Split | Rename | Relabel | Trim | Features
 
 
 @dataclass(frozen=True)
@@ -96,8 +108,9 @@ class Edits:
     """Combined effect of a sequence of edits.
 
     `deleted` are uids, `splits` the split by uid, `names` the split names in order of their first
-    use. `keys` and `metadata` are by uid, only for episodes that differ from their record files.
-    `schema` is set if features were added or dropped.
+    use. `keys`, `metadata` and `frames` are by uid, only for episodes that differ from their record
+    files; `frames` are the frames `[start, stop)` of a trimmed episode. `schema` is set if features
+    were added, dropped or changed.
     """
 
     deleted: frozenset[str] = frozenset()
@@ -105,6 +118,7 @@ class Edits:
     names: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    frames: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     schema: Schema | None = None
 
     @classmethod
@@ -114,6 +128,7 @@ class Edits:
         names: dict[str, None] = {}
         keys: dict[str, str] = {}
         metadata: dict[str, str] = {}
+        frames: dict[str, tuple[int, int]] = {}
         schema = None
         for edit in edits:
             if isinstance(edit, Delete):
@@ -124,13 +139,15 @@ class Edits:
                 keys.update(edit.keys)
             elif isinstance(edit, Relabel):
                 metadata.update(edit.metadata)
+            elif isinstance(edit, Trim):
+                frames.update(edit.frames)
             elif edit.split is None:
                 for uid in edit.uids:
                     splits.pop(uid, None)
             else:
                 names[edit.split] = None
                 splits.update(dict.fromkeys(edit.uids, edit.split))
-        return cls(frozenset(deleted), splits, tuple(names), keys, metadata, schema)
+        return cls(frozenset(deleted), splits, tuple(names), keys, metadata, frames, schema)
 
 
 def encode_edit(edits: Sequence[Edit]) -> bytes:
@@ -173,10 +190,25 @@ def _edit(value: object) -> Edit:
     if op == "relabel":
         texts = _by_uid(found, "metadata")
         return Relabel({uid: encode_metadata(parse_metadata(text)) for uid, text in texts.items()})
+    if op == "trim":
+        return Trim({uid: _span(span) for uid, span in _by_uid(found, "frames").items()})
     uids = found.texts("uids", ID)
     if op == "delete":
         return Delete(uids)
     return Split(None if found.value["split"] is None else found.text("split", SPLIT_NAME), uids)
+
+
+def _span(value: object) -> tuple[int, int]:
+    """Check the frames `[start, stop)` of a trimmed episode."""
+    if isinstance(value, list) and [*map(type, value)] == [int, int]:
+        start, stop = value
+        if 0 <= start < stop <= MAX_EPISODE_FRAMES:
+            return start, stop
+    raise FormatError(
+        "not an edit",
+        expected=f"frames as start and stop, 0 <= start < stop <= {MAX_EPISODE_FRAMES}",
+        got=repr_of(value),
+    )
 
 
 def _by_uid(edit: JsonObject, key: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -76,6 +76,11 @@ class EpisodePart:
     fps: float | None
     metadata: str  # a JSON object
     time_spans: tuple[tuple[str, TimeSpans], ...] = ()
+
+    def trimmed(self, num_frames: int) -> EpisodePart:
+        """Return the entry of an episode with fewer frames; the time spans remain bounds."""
+        spans = tuple((name, each.cut(num_frames)) for name, each in self.time_spans)
+        return replace(self, num_frames=num_frames, time_spans=spans)
 
 
 @dataclass(frozen=True)

@@ -57,14 +57,16 @@ class GroupIndex:
 
     Chunk i has the frames `[first_frame[i], first_frame[i] + num_frames[i])` of its episode, at
     byte `offset[i]` of record file `file[i]` of the manifest. Rows are sorted by episode and
-    frame; the chunks of an episode cover it without gaps. `largest_frame` is the decoded size, in
-    bytes, of each page's largest frame, for features with a variable dimension.
+    frame; the chunks of an episode cover it without gaps. The first and the last chunk of a trimmed
+    episode may also have hidden frames, before frame 0 and after the last frame. `largest_frame` is
+    the decoded size, in bytes, of each page's largest frame, for features with a variable
+    dimension.
     """
 
     schema: Schema  # of the group
     features: npt.NDArray[np.int64]  # [F], their places in the dataset's schema
     num_chunks: npt.NDArray[np.int64]  # [E]
-    first_frame: npt.NDArray[np.uint32]  # [C]
+    first_frame: npt.NDArray[np.int32]  # [C]
     num_frames: npt.NDArray[np.uint32]  # [C]
     file: npt.NDArray[np.uint32]  # [C]
     offset: npt.NDArray[np.uint64]  # [C]
@@ -85,6 +87,7 @@ class GroupIndex:
         """Frames in a chunk, int64 [E]; 0 if an episode's chunks differ in length.
 
         The last chunk of an episode may be shorter. For an episode with a single chunk, its length.
+        0 for an episode whose first chunk has hidden frames before it.
         """
         cut = self.num_frames[self.first_chunk].astype(np.int64)
         last = self.first_chunk + self.num_chunks - 1
@@ -97,6 +100,7 @@ class GroupIndex:
             end[-1] = last[episode[-1]] == stop - 1
             other = (held > cut[episode]) | (~end & (held != cut[episode]))
             cut[episode[other]] = 0
+        cut[self.first_frame[self.first_chunk] < 0] = 0
         return cut
 
     def episode_of(self, row: int) -> int:
@@ -165,10 +169,11 @@ class GroupIndex:
             opens = np.diff(episode, prepend=self.episode_of(begin - 1) if begin else -1) > 0
             ends = np.concatenate(([end], first + held))
             message = "a chunk does not follow the one before it"
-            check_rows(first == np.where(opens, 0, ends[:-1]), message, 0, first=begin)
+            fits = np.where(opens, (first <= 0) & (ends[1:] > 0), first == ends[:-1])
+            check_rows(fits, message, 0, first=begin)
             closes = np.append(opens[1:], stop == len(self.file) or self._opens(stop))
             total = num_frames[episode]
-            fits = np.where(closes, ends[1:] == total, ends[1:] < total)
+            fits = np.where(closes, ends[1:] >= total, ends[1:] < total)
             check_rows(fits, "chunks that do not end with their episode", 0, first=begin)
             end = int(ends[-1])
             release()

@@ -106,6 +106,17 @@ class PageCodec:
             )
         return b"".join(parts)
 
+    def cut(self, page: memoryview, count: int, positions: range) -> bytes:
+        """Return the page of some consecutive frames of a page with `count` frames.
+
+        Nothing is decoded.
+        """
+        bounds = [self.blob_range(count, i, page) for i in positions]
+        shapes = [self.shape_of(count, i, page) for i in positions]
+        return self.join(
+            [Blob(page[a:b], shape) for (a, b), shape in zip(bounds, shapes, strict=True)]
+        )
+
     def shapes(self, page: memoryview, count: int) -> list[tuple[int, ...]]:
         """Return the shapes of the page's `count` frames, checked against the feature's."""
         if not self.spec.is_fixed:

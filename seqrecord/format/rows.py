@@ -27,7 +27,7 @@ from seqrecord.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
 
 HEADER_BYTES = 64  # before a record file's first chunk
 MAX_CHUNK_FRAMES = 1 << 16
-MAX_EPISODE_FRAMES = 2**32 - 1
+MAX_EPISODE_FRAMES = 2**31 - 1
 WORD = 64  # frames in a word of a validity bitmap
 _BLOCK = 1 << 18  # chunks processed at a time
 
@@ -313,7 +313,7 @@ def chunks_schema(group: Schema) -> pa.Schema:
     columns = {
         "file": pa.uint32(),
         "offset": pa.uint64(),
-        "first_frame": pa.uint32(),
+        "first_frame": pa.int32(),  # negative: frames before the start of a trimmed episode
         "num_frames": pa.uint32(),
         "page_length": _numbers(len(group)),
         "page_crc32c": _numbers(len(group)),
@@ -346,7 +346,7 @@ def most_table_bytes(
 
     `record_bytes` is the size of all record files. It bounds the tables: each chunk and gap has a
     row in a footer. Only chunks of dropped or added groups may have none; they follow the chunks of
-    another group.
+    another group. The first and last chunk of an episode may have hidden frames.
     """
     groups = schema.groups
     sizes = [chunk_row(len(group), len(group.variable)).itemsize for group in groups]
@@ -358,7 +358,7 @@ def most_table_bytes(
         chunks = absent if may_be_absent else min(num_frames, record_bytes // size)
         rows[f"chunks{number}"] = chunks * (24 + 8 * len(group) + 4 * len(group.variable))
         of_group = len(group) * (chunks + num_frames // WORD)
-        words += of_group
+        words += of_group + len(group) * 2 * min(chunks, num_episodes) * MAX_CHUNK_FRAMES // WORD
         more_words += of_group * may_be_absent
     gaps = min(words, more_words + record_bytes // GAP_ROW.itemsize)
     rows["gaps"] = gaps * GAP_ROW.itemsize

@@ -82,6 +82,11 @@ class TimeSpans:
     least: tuple[float, ...]
     most: tuple[float, ...]
 
+    def cut(self, num_frames: int) -> TimeSpans:
+        """Return the bounds for consecutive frames of the episode, `num_frames` of them."""
+        count = num_time_spans(num_frames)
+        return TimeSpans(self.least[:count], self.most[:count])
+
     def to_text(self) -> str:
         """Encode as base64 of little-endian float64: all of `least`, then `most`."""
         return base64.b64encode(np.array([*self.least, *self.most], "<f8").tobytes()).decode()

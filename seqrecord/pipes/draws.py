@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.random_order import hash64, key_of
 from seqrecord.text import repr_of
+
+if TYPE_CHECKING:
+    from seqrecord.pipes.intrinsics import FrameIntrinsics
 
 _MOST_EPISODES = 1 << 14  # with metadata in memory
 _SALT = 0x73746570  # separates these draws from crops
@@ -223,15 +226,23 @@ class AugmentationSampler:
             for name, size in dataset.contents.sizes.items()
             if name in arrays
         }
+        self._intrinsics: list[FrameIntrinsics] = []
+        if "intrinsics" in kinds.values():
+            from seqrecord.pipes.intrinsics import intrinsics_of  # rarely needed
+
+            self._intrinsics = intrinsics_of(self.crops, sizes, arrays, dataset)
+        own = {each.name for each in self._intrinsics}
         camera = episodes.of(episode)[0].metadata["camera"] if cameras or sizes else None
         self._cameras = []
         for crops in self.crops:
             may_share, count = crops.name is None, len(dataset.contents.episode_table)
             known = known_cameras(crops.features, crops.frame, sizes, camera, may_share=may_share)
+            known = [one for one in known if one.column not in own]  # the feature's values count
             frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
             self._cameras.append(CropSampler(crops, episodes, known, frames, dataset.url))
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
-        self._resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
+        resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
+        self._resized = [one for one in resized if one.column not in own]
         if camera is not None and not any((*(one.known for one in self._cameras), self._resized)):
             warn_once(
                 f"{dataset.url}: no intrinsics: the metadata `camera` is not "
@@ -249,7 +260,7 @@ class AugmentationSampler:
     @property
     def is_any(self) -> bool:
         """Whether there is anything to draw."""
-        return bool(self.crops) or self.functions is not None
+        return bool(self.crops or self._intrinsics) or self.functions is not None
 
     def draw(
         self,
@@ -284,9 +295,10 @@ class AugmentationSampler:
             camera.learn(episode, start, sources)
             windows = camera.windows(seed, epoch, numbers, episode, draw_batch)
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
+        changes = {each.name: each.change(parts, len(start)) for each in self._intrinsics}
         if self.functions is not None:
             calls = self.functions.calls(seed, epoch, numbers, episode, start)
-        return ClipDraws(Crop(parts) if parts else None, calls)
+        return ClipDraws(Crop(parts, changes) if parts or changes else None, calls)
 
     def sizes(self, draw_batch: DrawBatch) -> dict[str, tuple[int, int]]:
         """Height and width of features in a batch, if batches differ in size."""

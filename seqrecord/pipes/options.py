@@ -222,7 +222,7 @@ class ClipOptions:
             masks, segmentation and normals take the nearest pixel; other kinds raise `ClipError`.
             `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames. If the
             episode's metadata has a `camera`, batches have `<feature>_intrinsics` of the resized
-            frame, float64 [batch, 4].
+            frame, float64 [batch, 4]; features of kind `intrinsics` follow, too.
         frame_transform: function called once for each decoded frame with a dict of arrays. It
             returns the arrays that make up clips, with the same dtypes and shapes for every frame.
             Texts are `str` and `bytes`, also in results under the names of text features. It runs
@@ -237,10 +237,11 @@ class ClipOptions:
             Batches have the columns `crop`, int64 [batch, 4], with top, left, height and width in
             pixels of the stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch,
             4], with fx, fy, cx and cy of the visible image if the episode's metadata has a
-            `camera`. These columns stay on the host. A dict has separate steps for features, such
-            as cameras of different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`;
-            columns are then `front_crop` and so on. If frame sizes differ between episodes, each
-            window fits its own episode.
+            `camera`. These columns stay on the host. Features of kind `intrinsics` become those of
+            the visible image, too. A dict has separate steps for features, such as cameras of
+            different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
+            `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
+            episode.
 
             Functions come after crops and flips. A function is called once for each clip with a
             dict of read-only arrays [clip_len, …], valid during the call (a list of arrays for a

@@ -112,7 +112,8 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     reserved: tuple[str, ...] = () if transform is None else _OF_DRAWS
     if isinstance(options, LoaderOptions) and options.order == "sequences":
         reserved += SEQUENCE_COLUMNS
-    _check_names(selection, metadata, reserved)
+    own = {n for n, spec in dataset.features.items() if spec.kind == "intrinsics"}
+    _check_names(selection, metadata, [name for name in reserved if name not in own])
     check_metadata(dataset.contents.index, found.selected, metadata)
     made, squeezed = selection.made, frozenset[str]()
     if options.squeeze_time and not functions:

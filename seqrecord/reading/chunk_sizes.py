@@ -37,7 +37,9 @@ def overlapping_chunk_bytes(base: GroupIndex, other: GroupIndex, nbytes: IntArra
     keys = _keys(other)
     first = _keys(base)
     start = np.searchsorted(keys, first, side="right") - 1
-    stop = np.searchsorted(keys, first + base.num_frames, side="left")
+    stop = np.searchsorted(
+        keys, first + np.minimum(base.first_frame, 0) + base.num_frames, side="left"
+    )
     beside: IntArray = total[stop] - total[start]
     return beside
 
@@ -50,7 +52,7 @@ def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int
     """
     total = np.append(0, np.cumsum(nbytes))
     keys = _keys(group)
-    last = keys + group.num_frames - 1
+    last = keys + np.minimum(group.first_frame, 0) + group.num_frames - 1
     stop = np.searchsorted(keys, last + num_frames, side="left")
     return int((total[stop] - total[:-1]).max(initial=0))
 
@@ -89,6 +91,6 @@ def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
 
 
 def _keys(group: GroupIndex) -> IntArray:
-    """Return a sort key for each chunk, ascending by episode and first frame."""
+    """Return a sort key for each chunk, ascending by episode and first frame in the episode."""
     episode = np.repeat(np.arange(len(group.num_chunks)), group.num_chunks)
-    return frame_keys(episode, group.first_frame.astype(np.int64))
+    return frame_keys(episode, np.maximum(group.first_frame, 0, dtype=np.int64))

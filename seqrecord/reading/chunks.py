@@ -17,7 +17,12 @@ from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.manifest import MANIFEST
 from seqrecord.format.pages import ALIGNMENT, PageCodec, aligned, slice_sums, table_bytes
 from seqrecord.format.references import named_file, parse_reference, portable_checksum
-from seqrecord.format.video_pages import VideoPageCodec, VideoReader, parse_video_page
+from seqrecord.format.video_pages import (
+    VideoPageCodec,
+    VideoReader,
+    cut_video_page,
+    parse_video_page,
+)
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.externals import ExternalFiles
 from seqrecord.reading.raw_frames import RawFrames
@@ -157,6 +162,33 @@ class ChunkReader:
         first, frames = int(table.first_frame[row]), int(table.num_frames[row])
         path = self._paths[int(table.file[row])]
         return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
+
+    def shown(self, chunk: Chunk) -> range:
+        """Return the frames of a chunk in its episode, counted from the chunk's start.
+
+        The first and last chunk of a trimmed episode may have others.
+        """
+        stop = int(self._index.num_frames[chunk.episode]) - chunk.first_frame
+        return range(max(0, -chunk.first_frame), min(chunk.num_frames, stop))
+
+    def cut(self, page: Page, data: memoryview, frames: range) -> memoryview:
+        """Return the page of some consecutive frames of a page's chunk, without decoding.
+
+        References must be resolved. Raises `FormatError` for an invalid page.
+        """
+        there = np.ones(page.chunk.num_frames, bool) if page.present is None else page.present
+        start = int(there[: frames.start].sum())
+        positions = range(start, start + int(there[frames.start : frames.stop].sum()))
+        if len(positions) == page.num_present:
+            return data
+        try:
+            if page.feature in self._video:
+                cut = cut_video_page(data, page.num_present, positions, page.feature)
+            else:
+                cut = self._codecs[page.feature].cut(data, page.num_present, positions)
+        except FormatError as error:
+            raise self._located(page, error) from error.__cause__
+        return memoryview(cut)
 
     def pages(self, chunk: Chunk) -> list[Page]:
         """Return the pages of the selected features of the chunk's group, in selection order."""

@@ -96,14 +96,15 @@ class Contents:
 
     def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
         """Return the frames that lack any of the features (default: all selected)."""
-        index, found = self.index, []
+        index, found, hidden = self.index, [], []
         columns = [index.schema.position(name) for name in features or self.features]
         for grid in self.episode_table.groups:
-            gaps = index.groups[grid.group].gaps
-            gaps = gaps[np.isin(gaps["feature"], columns)]
+            table = index.groups[grid.group]
+            gaps = table.gaps[np.isin(table.gaps["feature"], columns)]
             chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
             found.append((chunk, word, gaps["present"]))
-        return missing_from_bitmaps(self.episode_table, found)
+            hidden.append(np.maximum(-table.first_frame[chunk].astype(np.int64), 0))
+        return missing_from_bitmaps(self.episode_table, found, hidden)
 
     def identity(self, episodes: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Return a JSON identity of episodes, given by row.
@@ -124,6 +125,9 @@ class Contents:
                 sums = self.chunks.portable_checksums(group, chunks)
                 tables = group.page_length[chunks][:, columns], sums[:, columns]
                 update_digest(digest, "<u4", group.num_frames[chunks], *tables)
+                first = group.first_frame[group.first_chunk[some]]
+                if (first < 0).any():  # of trimmed episodes
+                    update_digest(digest, "<i4", first)
         for number, name in enumerate(sorted(self.features, key=self.stored_name)):
             gaps = self.missing_frames([name])
             gaps = gaps.subset(np.isin(gaps.episode, episodes))

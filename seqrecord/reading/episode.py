@@ -99,8 +99,10 @@ class Episode:
         gaps = table.gaps_of(rows.start, rows.stop)
         present = np.ones(len(self), np.bool_)
         for row in np.unique(gaps["chunk"][gaps["feature"] == column]).tolist():
-            first = int(table.first_frame[row])
-            present[first : first + int(table.num_frames[row])] = table.present(row, column)
+            first, there = int(table.first_frame[row]), table.present(row, column)
+            assert there is not None, "its chunk has gap rows"
+            shown = present[max(first, 0) : first + len(there)]
+            shown[:] = there[max(-first, 0) :][: len(shown)]
         return present
 
     def read(

@@ -1,7 +1,8 @@
 """Builds the index from the footers of record files, independent of their writers and order.
 
 The schema of each record file is the one it was written with. The dataset's schema continues it:
-features may have been dropped, or added at the end. An episode may span several record files.
+features may have been renamed or dropped, or added at the end. An episode may span several record
+files.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def build_index(
         committed: paths named by a manifest. Their complete episodes are in the dataset, except
             `left_out` and deleted ones.
         left_out: uids of complete episodes in committed files that are not in the dataset.
-        edits: changes to keys, metadata, splits and schema.
+        edits: changes to keys, metadata, frames, splits and schema.
         splits: split names, which keep their numbers. New names in `edits` follow.
 
     Raises `FormatError` with the file for conflicting schemas or file ids, and for contradictory
@@ -90,13 +91,13 @@ def build_index(
         if (other := by_id.setdefault(footer.file_id, path)) != path:
             raise FormatError("record files with the same id: one is a copy", file=path, got=other)
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
-    complete = _complete_rows([footers[path] for path in paths], schema)
+    complete = _complete_rows([footers[path] for path in paths], schema, edits.frames)
     for uid in edits.deleted:
         complete.pop(uid, None)
-    for uid in (edits.keys.keys() | edits.metadata.keys()) & complete.keys():
+    for uid in (edits.keys.keys() | edits.metadata.keys() | edits.frames.keys()) & complete.keys():
         rows = complete[uid]
         episode = replace(
-            rows.episode,
+            rows.episode.trimmed(len(rows.span)),
             key=edits.keys.get(uid, rows.episode.key),
             metadata=edits.metadata.get(uid, rows.episode.metadata),
         )
@@ -137,17 +138,19 @@ def build_index(
 
 
 def complete_episodes(
-    footers: Sequence[tuple[str, Footer]], schema: Schema | None = None
+    footers: Sequence[tuple[str, Footer]],
+    schema: Schema | None = None,
+    frames: Mapping[str, tuple[int, int]] | None = None,
 ) -> dict[str, EpisodePart]:
     """Return the last part of each complete episode, by uid.
 
-    `schema` is the dataset's, if there is one. `footers` may repeat a path: unfinished files have
+    `schema` is the dataset's, if there is one, and `frames` are as in `Edits`. The parts are as in
+    the record files, before they are trimmed. `footers` may repeat a path: unfinished files have
     several. Raises `FormatError` like `build_index`, but does not check file ids.
     """
     schema, fitting = matching_footers(footers, schema)
-    return {
-        uid: rows.episode for uid, rows in _complete_rows([f for _, f in fitting], schema).items()
-    }
+    complete = _complete_rows([f for _, f in fitting], schema, frames or {})
+    return {uid: rows.episode for uid, rows in complete.items()}
 
 
 def _index_of(
@@ -165,8 +168,9 @@ def _index_of(
     used: list[int] = found[np.argsort(at)].tolist()
     number = np.zeros(max(used) + 1, np.uint32)
     number[used] = np.arange(len(used))
+    starts = [rows.span.start for rows in episodes]
     groups = tuple(
-        _group_of(group, features, [rows.groups[at] for rows in episodes], number)
+        _group_of(group, features, [rows.groups[at] for rows in episodes], number, starts)
         for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
     )
     time_spans, timestamps = None, timestamp_features(schema)
@@ -204,8 +208,13 @@ def _group_of(
     features: npt.NDArray[np.int64],
     episodes: Sequence[_GroupRows],
     number: npt.NDArray[np.uint32],
+    starts: Sequence[int],
 ) -> GroupIndex:
-    """Build the chunk table of one group. `number` maps file numbers to new ones."""
+    """Build the chunk table of one group.
+
+    `number` maps file numbers to new ones. `starts` are the first frames of the episodes in their
+    record files.
+    """
     counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
     first = np.cumsum(counts) - counts
     chunks = _stacked([rows.chunks for rows in episodes])
@@ -214,7 +223,7 @@ def _group_of(
         schema=schema,
         features=features,
         num_chunks=counts,
-        first_frame=chunks["first_frame"].copy(),
+        first_frame=(chunks["first_frame"] - np.repeat(starts, counts)).astype(np.int32),
         num_frames=chunks["num_frames"].copy(),
         file=number[np.concatenate([rows.files for rows in episodes])],
         offset=chunks["offset"].copy(),
@@ -241,17 +250,24 @@ class _GroupRows(NamedTuple):
 class _EpisodeRows:
     """Rows of one complete episode, by group.
 
-    `pieces` are the numbers of all its files, `length_files` of those with its length.
+    `span` are its frames in the record files: not all if it is trimmed. `pieces` are the numbers of
+    all its files, `length_files` of those with its length.
     """
 
+    span: range
     episode: EpisodePart
     groups: tuple[_GroupRows, ...]
     pieces: tuple[int, ...]
     length_files: tuple[int, ...]
 
 
-def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str, _EpisodeRows]:
-    """Return the rows of all complete episodes, by uid. `schema` is the dataset's."""
+def _complete_rows(
+    footers: Sequence[Footer], schema: Schema | None, frames: Mapping[str, tuple[int, int]]
+) -> dict[str, _EpisodeRows]:
+    """Return the rows of all complete episodes, by uid.
+
+    `schema` is the dataset's, `frames` are as in `Edits`.
+    """
     if schema is None:
         return {}
     parts: dict[str, list[tuple[int, int]]] = {}
@@ -260,7 +276,7 @@ def _complete_rows(footers: Sequence[Footer], schema: Schema | None) -> dict[str
             parts.setdefault(part.uid, []).append((file, number))
     groups = list(zip(schema.groups, features_of(schema), strict=True))
     files = [_FooterRows.of(footer) for footer in footers]
-    joined = {uid: _join(files, places, groups) for uid, places in parts.items()}
+    joined = {uid: _join(files, places, groups, frames.get(uid)) for uid, places in parts.items()}
     return {uid: rows for uid, rows in joined.items() if rows is not None}
 
 
@@ -268,12 +284,14 @@ def _join(
     files: Sequence[_FooterRows],
     parts: Sequence[tuple[int, int]],
     schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
+    frames: tuple[int, int] | None,
 ) -> _EpisodeRows | None:
     """Join an episode's rows from several files; `None` if a part is missing.
 
     `schemas` are the dataset's groups and their feature positions. A dropped group, and an added
     group without chunks, is missing in all frames. The episode is as long as its longest complete
-    part. The first of several copies of a chunk is used; copies must be equal.
+    part, or has those of its frames that are in `frames`, `[start, stop)`, which alone must be
+    complete then. The first of several copies of a chunk is used; copies must be equal.
     """
     described = [files[file].footer.episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in described if part.num_frames is not None}
@@ -297,14 +315,16 @@ def _join(
         elif next(iter(schema.values())).added is None or any(group < n for n in written):
             return None  # chunks of an added group may be missing
     for length in sorted(lengths, reverse=True) if groups else ():
-        first = {group: _first_frames(rows, length, episode) for group, rows in groups.items()}
-        if None not in first.values():
+        span = range(length) if frames is None else range(length)[slice(*frames)]
+        first = {group: _rows_within(rows, span, length, episode) for group, rows in groups.items()}
+        if span and None not in first.values():
             found = {group: rows for group, rows in first.items() if rows is not None}
             at = next(iter(found.values()))  # missing groups get chunks like these
+            chunks = _clipped(at.chunks, span)
             whole = tuple(
                 found[group]
                 if group in found
-                else _GroupRows(*absent_chunks(at.files, at.chunks, schema, features))
+                else _GroupRows(*absent_chunks(at.files, chunks, schema, features))
                 for group, (schema, features) in enumerate(schemas)
             )
             # Complete parts decide metadata. A flush at the same frame marks it as truncated.
@@ -323,7 +343,7 @@ def _join(
                 episode = replace(
                     episode, num_frames=length, metadata=chosen, time_spans=time_spans
                 )
-            return _EpisodeRows(episode, whole, numbers, length_files)
+            return _EpisodeRows(span, episode, whole, numbers, length_files)
     return None
 
 
@@ -349,20 +369,35 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     return episode
 
 
-def _first_frames(rows: _GroupRows, num_frames: int, episode: EpisodePart) -> _GroupRows | None:
-    """Return the chunks of the frames `[0, num_frames)`; `None` if one is missing.
+def _rows_within(
+    rows: _GroupRows, span: range, num_frames: int, episode: EpisodePart
+) -> _GroupRows | None:
+    """Return the chunks with frames in `span`, within `[0, num_frames)`; `None` if one is missing.
 
-    Raises `FormatError` if chunks overlap or contain frames on both sides of the end.
+    Raises `FormatError` if chunks overlap or contain frames on both sides of the episode's end.
     """
     first = rows.chunks["first_frame"].astype(np.int64)
-    stop = int(np.searchsorted(first, num_frames))
-    ends = np.concatenate(([0], first + rows.chunks["num_frames"]))
-    if (first < ends[:-1]).any() or ends[stop] > num_frames:
+    ends = first + rows.chunks["num_frames"]
+    if (first[1:] < ends[:-1]).any() or ((first < num_frames) & (ends > num_frames)).any():
         raise _contradiction(episode)
-    if ends[stop] < num_frames or not np.array_equal(first[:stop], ends[:stop]):
+    start = int(np.searchsorted(ends, span.start, side="right"))
+    stop = int(np.searchsorted(first, span.stop))
+    some = slice(start, stop)
+    if start >= stop or first[start] > span.start or ends[stop - 1] < span.stop:
         return None
-    gaps = rows.gaps[: np.searchsorted(rows.gaps["chunk"], stop)]
-    return _GroupRows(rows.files[:stop], rows.chunks[:stop], gaps)
+    if not np.array_equal(first[some][1:], ends[some][:-1]):
+        return None
+    gaps = rows.gaps[slice(*np.searchsorted(rows.gaps["chunk"], [start, stop]))]
+    return _GroupRows(rows.files[some], rows.chunks[some], _shifted(gaps, -start))
+
+
+def _clipped(chunks: npt.NDArray[Any], span: range) -> npt.NDArray[Any]:
+    """Return chunk rows with only their frames in `span`; each has some."""
+    rows: npt.NDArray[Any] = chunks.copy()
+    first = chunks["first_frame"].astype(np.int64)
+    rows["first_frame"] = np.maximum(first, span.start)
+    rows["num_frames"] = np.minimum(first + chunks["num_frames"], span.stop) - rows["first_frame"]
+    return rows
 
 
 def _gathered(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema) -> _GroupRows:
@@ -463,9 +498,10 @@ def matching_footers(
     """Return a dataset's schema, and its matching record files with their paths.
 
     Without `schema`, the longest schema among files with chunks of the first group is used; their
-    kinds and units must be equal. With `schema` they may differ if it was `edited`. Skips files
-    without chunks of the first group that are not `committed`: they are left from an interrupted
-    edit, and logged. Raises `FormatError` for any other file whose schema does not match.
+    names, kinds and units must be equal. With `schema` they may differ if it was `edited`. Skips
+    files without chunks of the first group that are not `committed`: they are left from an
+    interrupted edit, and logged. Raises `FormatError` for any other file whose schema does not
+    match.
     """
     edited = edited and schema is not None
     if schema is None:
@@ -492,14 +528,18 @@ def matching_footers(
 
 
 def _renamed(footer: Footer, schema: Schema) -> Footer:
-    """Keep only time spans of features that are still timestamps with the same name."""
+    """Keep only time spans of features that are still timestamps, under their present names."""
     timed = timestamp_features(schema)
-    now = dict(zip(footer.schema, schema, strict=False))
-    kept = {name for name, new in now.items() if name == new and name in timed}
-    if kept.issuperset(timestamp_features(footer.schema)):
+    now = {old: new for old, new in zip(footer.schema, schema, strict=False) if new in timed}
+    if all(now.get(name) == name for name in timestamp_features(footer.schema)):
         return footer
     episodes = [
-        replace(part, time_spans=tuple(item for item in part.time_spans if item[0] in kept))
+        replace(
+            part,
+            time_spans=tuple(
+                sorted((now[name], spans) for name, spans in part.time_spans if name in now)
+            ),
+        )
         for part in footer.episodes
     ]
     return replace(footer, episodes=tuple(episodes))

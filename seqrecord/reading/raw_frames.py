@@ -203,10 +203,11 @@ class RawFrames:
         """Return file and frames of a chunk, for errors."""
         table = self._table
         first, count = int(table.first_frame[row]), int(table.num_frames[row])
-        key = self._index.key(table.episode_of(row))
+        episode = table.episode_of(row)
+        key, total = self._index.key(episode), int(self._index.num_frames[episode])
         return {
             "file": f"{self._storage.url}/{self._paths[int(table.file[row])]}",
-            "episode": f"{key} (frames {first} to {first + count - 1})",
+            "episode": f"{key} (frames {max(first, 0)} to {min(first + count, total) - 1})",
         }
 
     def located(self, error: SeqRecordError, row: int, feature: str) -> SeqRecordError:

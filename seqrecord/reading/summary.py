@@ -265,10 +265,25 @@ def _group(number: int, group: GroupIndex) -> GroupSummary:
     )
 
 
+def _num_missing(index: Index, group: GroupIndex, feature: int) -> int:
+    """Count the frames of episodes without a feature."""
+    gaps = group.gaps[group.gaps["feature"] == feature]
+    count = int(num_absent(gaps, group.num_frames).sum())
+    last = group.first_chunk + group.num_chunks - 1
+    stop = group.first_frame[last].astype(np.int64) + group.num_frames[last]
+    is_trimmed = (group.first_frame[group.first_chunk] < 0) | (stop > index.num_frames)
+    for episode in np.flatnonzero(is_trimmed).tolist():  # without hidden frames
+        total = int(index.num_frames[episode])
+        for row in {int(group.first_chunk[episode]), int(last[episode])}:
+            if (present := group.present(row, feature)) is not None:
+                number = int(group.first_frame[row]) + np.arange(len(present))
+                count -= int((~present & ((number < 0) | (number >= total))).sum())
+    return count
+
+
 def _feature(index: Index, spec: FeatureSpec) -> FeatureSummary:
     group, lengths = index.groups[spec.group], index.lengths(spec.name)
-    gaps = group.gaps[group.gaps["feature"] == index.schema.position(spec.name)]
-    num_missing = int(num_absent(gaps, group.num_frames).sum())
+    num_missing = _num_missing(index, group, index.schema.position(spec.name))
     stored = int(lengths.sum(dtype=np.uint64))
     num_frames = int(index.num_frames.sum()) - num_missing
     raw = None

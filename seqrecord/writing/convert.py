@@ -43,6 +43,7 @@ from seqrecord.writing.convert_jobs import (
 from seqrecord.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.writing.edit_files import check_split_name
 from seqrecord.writing.external_lists import put_copied, put_lists
+from seqrecord.writing.gaps import split_at_gaps as cut_at_gaps
 from seqrecord.writing.rates import irregular_note
 from seqrecord.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
@@ -96,6 +97,7 @@ def convert(
     statistics: bool = True,
     in_place: bool = False,
     checksums: bool = False,
+    split_at_gaps: float | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
@@ -139,9 +141,13 @@ def convert(
             except with `checksums`.
         checksums: with `in_place`, read all referenced data and store checksums, which also detect
             changes that preserve a file's size and time.
+        split_at_gaps: seconds. An episode whose timestamps differ by more from one frame to the
+            next becomes several episodes, `KEY/0`, `KEY/1` and so on, with its metadata, split and
+            fps. Reads all timestamps first. Not with `in_place`, and not for packed datasets.
         progress: called from this thread, several times per second.
 
-    Raises `SchemaError` for an unknown kind or unit and for a feature that the source lacks,
+    Raises `SchemaError` for an unknown kind or unit, for a feature that the source lacks, and for
+    `split_at_gaps` without timestamps,
     `SourceError` for a broken original, `DestinationError` for a destination that does not fit
     `mode`, and `ConflictError` if another writer committed meanwhile; the episodes then stay there
     for `mode="resume"`.
@@ -170,6 +176,13 @@ def convert(
     features = (replace(each, **described.get(each.name, {})) for each in inventory.features)
     notes = (note for note in inventory.notes if not _is_answered(note, described))
     inventory = replace(inventory, features=tuple(features), notes=tuple(notes))
+    if split_at_gaps is not None:
+        if in_place:
+            raise SourceError("originals read in place cannot be split at gaps; convert them")
+        known_as = Schema([replace(s, **described.get(s.name, {})) for s in schema.values()])
+        source, note = cut_at_gaps(source, known_as, episodes, split_at_gaps)
+        episodes = source.episodes()
+        inventory = replace(inventory, notes=(*inventory.notes, note))
     if strict and inventory.left_out_data:
         _refuse(inventory)
     episodes, unlisted = _checked(episodes, skip_bad_episodes)

@@ -1,11 +1,13 @@
 """Datasets as sources: for conversion, appending and merging.
 
-A chunk is copied without decoding if the target stores its group in the same codecs. Single encoded
-images are copied too if their group changes. Other features are decoded and encoded again.
+A chunk is copied without decoding if the target stores its group in the same codecs; of a trimmed
+episode, its first and last chunk are cut, also without decoding. Single encoded images are copied
+too if their group changes. Other features are decoded and encoded again.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -212,12 +214,15 @@ class DatasetSource:
         """The episode's copied chunks, in the order in which a writer completes them."""
         return _located(info.key, self._copied_chunks(self._key(info)))
 
-    def pages(self, feature: str, key: str) -> Iterator[tuple[Page, memoryview]]:
-        """Pages of a feature in an episode, with their bytes; empty for a page without frames."""
+    def pages(self, feature: str, key: str) -> Iterator[tuple[int, memoryview]]:
+        """For each chunk of a feature in an episode, its number of frames and its page's bytes."""
         reader = self.reader.contents.chunks
         for chunk in self._chunks(self.stored[feature].group, key):
             [page] = (page for page in reader.pages(chunk) if page.feature == feature)
-            yield page, reader.read([page])[0] if page.num_present else memoryview(b"")
+            data, shown = memoryview(b""), reader.shown(chunk)
+            if page.num_present:
+                data = reader.cut(page, reader.read([page])[0], shown)
+            yield len(shown), data
 
     def values(
         self, group: int, names: Collection[str], key: str, frames: Sequence[int] | None = None
@@ -228,7 +233,7 @@ class DatasetSource:
         """
         reader = self.reader.contents.chunks
         for chunk in self._chunks(group, key):
-            inside: Sequence[int] = range(chunk.num_frames)
+            inside: Sequence[int] = reader.shown(chunk)
             if frames is not None:
                 first, stop = (
                     bisect_left(frames, n) for n in (chunk.first_frame, chunk.stop_frame)
@@ -253,39 +258,53 @@ class DatasetSource:
         ]
         found.sort(key=lambda item: (item[0].stop_frame, item[1]))
         for some in batched(found, lambda item: _nbytes(item[2]), _READ_BYTES):
-            for _, items in groupby(some, lambda item: item[0].path):
+            for (_, is_whole), items in groupby(some, self._together):
                 chunks = [*items]
                 pages = [page for *_, of in chunks for page in of.values() if page.num_present]
-                read = reader.read(pages, resolve=not self.keeps_references)
+                read = reader.read(pages, resolve=not (is_whole and self.keeps_references))
                 data = dict(zip(pages, read, strict=True))
                 for chunk, number, of_chunk in chunks:
                     yield self._copied_chunk(chunk, number, of_chunk, data)
+
+    def _together(self, item: tuple[Chunk, int, Mapping[str, Page]]) -> tuple[str, bool]:
+        """Equal for chunks that are read together: file, and whether no frame is hidden."""
+        chunk = item[0]
+        return chunk.path, len(self.reader.contents.chunks.shown(chunk)) == chunk.num_frames
 
     def _copied_chunk(
         self, chunk: Chunk, number: int, pages: Mapping[str, Page], data: Mapping[Page, memoryview]
     ) -> CopiedChunk:
         """A chunk of group `number` of the target, with empty pages for dropped features."""
         assert self.target is not None, "not fitted"
-        specs = self.target.group(number)
+        specs, reader = self.target.group(number), self.reader.contents.chunks
+        shown = reader.shown(chunk)
+        some, is_whole = slice(shown.start, shown.stop), len(shown) == chunk.num_frames
         gaps, largest, external, times = {}, [], 0, {}
         for name, spec in specs.items():
             page = pages.get(name)
             present = np.zeros(chunk.num_frames, bool) if page is None else page.present
             if present is not None:
-                gaps[self.target.position(name)] = present
+                gaps[self.target.position(name)] = present[some]
             if not spec.is_fixed:
-                largest.append(0 if page is None else page.largest or 0)
-            if page is not None and self.keeps_references:
+                most = 0 if page is None else page.largest or 0
+                if page is not None and page in data and not is_whole:
+                    there = filter(page.has, shown)
+                    shapes = reader.shapes(page, data[page])
+                    sizes = (math.prod(shapes[int(page.positions(i))]) for i in there)
+                    most = max(sizes, default=0) * spec.dtype.itemsize
+                largest.append(most)
+            if page is not None and is_whole and self.keeps_references:
                 external += page.external
         for name in timestamp_features(specs):
             if (page := pages[name]) in data:
-                frames = np.flatnonzero([page.has(i) for i in range(chunk.num_frames)])
+                frames = np.array([*filter(page.has, shown)], np.int64)
                 values = np.empty(len(frames), specs[name].dtype)
                 out = values.reshape(-1, *specs[name].shape)
-                self.reader.contents.chunks.decode(page, data[page], frames.tolist(), out)
+                reader.decode(page, data[page], frames.tolist(), out)
                 times[name] = (values, chunk.first_frame + frames)
-        parts = [data.get(pages[name], b"") if name in pages else b"" for name in specs]
-        span = range(chunk.first_frame, chunk.stop_frame)
+        cut = {n: reader.cut(page, data[page], shown) for n, page in pages.items() if page in data}
+        parts = [cut.get(name, b"") for name in specs]
+        span = range(chunk.first_frame + shown.start, chunk.first_frame + shown.stop)
         return StoredChunk.of(number, specs, span, gaps, parts, largest, external), times
 
     def _key(self, info: EpisodeInfo) -> str:

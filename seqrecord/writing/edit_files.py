@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split, encode_edit
+from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Split, Trim, encode_edit
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import EDITS, SPLIT_NAME, IndexFile
 from seqrecord.storage import Storage
@@ -101,6 +101,8 @@ def _pieces(edit: Edit) -> Iterator[Edit]:
         yield from (Rename(dict(some)) for some in _parts(edit.keys))
     elif isinstance(edit, Relabel):
         yield from (Relabel(dict(some)) for some in _parts(edit.metadata))
+    elif isinstance(edit, Trim):
+        yield from map(Trim, map(dict, batched(edit.frames.items(), lambda _: 1, _UIDS_AT_ONCE)))
     else:
         yield edit
 

@@ -34,7 +34,14 @@ from seqrecord.codecs.video.config import VideoConfig
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.encoding import encode_gop
 from seqrecord.codecs.video.gops import Gop
-from seqrecord.edit import add_feature, clean, delete_episodes, drop_features, rewrite_files
+from seqrecord.edit import (
+    add_feature,
+    clean,
+    delete_episodes,
+    drop_features,
+    rewrite_files,
+    trim_episodes,
+)
 from seqrecord.errors import ConflictError
 from seqrecord.format.edits import Delete, Split, encode_edit
 from seqrecord.format.footer import EpisodePart, Footer, encode_footer, encode_header
@@ -391,6 +398,43 @@ def _rewritten() -> None:
     root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
+def _trimmed() -> None:
+    """An episode without its first and last frames, also in chunks that others follow.
+
+    One feature lacks frames on both sides of the start, and another one was added later.
+    """
+    root = GOLDEN / "trimmed"
+    if root.exists():
+        return
+    frames: list[dict[str, Any]] = [
+        {
+            "time": np.array(i + i % 2 / 4, "<f8"),
+            "raw": np.arange(3, dtype="<f4") + i,
+            **({} if i in (2, 6, 9) else {"text": f"frame {i}"}),
+        }
+        for i in range(17)
+    ]
+    features: dict[str, Any] = {"time": {"kind": "timestamp", "unit": "s"}, "text": {"group": 1}}
+    with SeqRecordWriter(
+        root, codecs="raw", features=features, chunk_frames=4, max_file_size=700, statistics=False
+    ) as writer:
+        for key, count in (("a", 17), ("b", 3)):
+            with writer.episode(key) as episode:
+                for frame in frames[:count]:
+                    episode.append(frame)
+    trim_episodes(root, "a", slice(5, -2))
+    add_feature(root, "late", lambda e: np.arange(len(e), dtype="<i4"), codec="raw")
+    trim_episodes(root, "a", slice(None, -1))
+    clean(root, older_than=0)
+    written: dict[str, Any] = {
+        key: ({}, [{**frame, "late": np.array(i, "<i4")} for i, frame in enumerate(some)])
+        for key, some in (("a", frames[5:14]), ("b", frames[:3]))
+    }
+    with seqrecord.open(root) as dataset:
+        text = json.dumps(expected(dataset.features, written), indent=1)
+    root.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+
+
 def _changed() -> None:
     """Features that were added and dropped: alone in their group, beside others, and of one name.
 
@@ -634,6 +678,7 @@ def main() -> None:
     _groups()
     _changed()
     _rewritten()
+    _trimmed()
     _video()
     _mixed()
     _referring()

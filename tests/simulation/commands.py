@@ -22,6 +22,7 @@ from seqrecord.edit import (
     rewrite_files,
     set_metadata,
     split_episodes,
+    trim_episodes,
 )
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.simulation.model import Actor, Client, Server
@@ -251,6 +252,11 @@ def _renamed(before: Content, after: Content, actor: str, history: History) -> b
     )
 
 
+def _trimmed(before: Content, after: Content, actor: str, history: History) -> bool:
+    rest = before.episodes.get("e2", ())[1:]
+    return bool(rest) and after == replace(before, episodes={**before.episodes, "e2": rest})
+
+
 def _labelled(before: Content, after: Content, actor: str, history: History) -> bool:
     return after == replace(before, labels=dict.fromkeys(before.episodes, actor))
 
@@ -337,6 +343,9 @@ COMMANDS: dict[str, Command] = {
     "keep": Command(lambda where, actor, history: keep_episodes(where, "e[12]*"), _kept),
     "rename": Command(
         lambda where, actor, history: rename_episodes(where, {"e2": "two"}), _renamed
+    ),
+    "trim": Command(
+        lambda where, actor, history: trim_episodes(where, "e2", slice(1, None)), _trimmed
     ),
     "relabel": Command(
         lambda where, actor, history: set_metadata(where, None, {"label": actor}), _labelled

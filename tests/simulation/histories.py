@@ -391,7 +391,13 @@ _NEED_NO_COMMIT = {
     ),
 }
 _IN_STEPS = {"rewrite"}  # several commits
-_OF_WHAT_IS_THERE = {"delete", "rename", "keep", "drop"}  # errors where another has removed it
+_OF_WHAT_IS_THERE = {
+    "delete",
+    "rename",
+    "keep",
+    "drop",
+    "trim",
+}  # errors where another has removed it
 
 
 def _is_of(actor: Actor, commit: str) -> bool:

@@ -53,6 +53,14 @@ class Gop:
         """Number of visible frames."""
         return sum(number != -1 for number in self.order)
 
+    def cut(self, frames: range) -> Gop:
+        """The GOP of some consecutive frames; other packets that they may need stay, not shown."""
+        if len(frames) == self.num_frames:
+            return self
+        order = [n - frames.start if n in frames else -1 for n in self.order]
+        stop = max(at for at, n in enumerate(order) if n != -1) + 1
+        return Gop(self.packets[:stop], tuple(order[:stop]))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all packets."""

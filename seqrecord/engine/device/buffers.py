@@ -42,6 +42,7 @@ from seqrecord.engine.device.streams import (
     upload,
 )
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
+from seqrecord.engine.intrinsics import IntrinsicsChange, changed_intrinsics
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps, bits_of
 from seqrecord.reading.frames import ArraySpec
@@ -260,6 +261,15 @@ class DeviceArena:
             known = self._constants[feature] = step, list(map(self._upload, step.arrays()))
         return known[1]
 
+    def change_intrinsics(
+        self, batch: torch.Tensor, slots: npt.NDArray[np.int64], change: IntrinsicsChange
+    ) -> None:
+        """Queue a change of gathered intrinsics in these slots of `batch`, [clips, frames, …]."""
+        with self.stream.use():
+            places, factor, offset = map(self._upload, (slots, change.factor, change.offset))
+            found = changed_intrinsics(batch[places], factor, offset)
+            batch.index_copy_(0, places, found.to(batch.dtype))
+
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """See `Arena`."""
         return np.array([self._rows[feature][row].shape[:2] for row in rows.tolist()], np.int64)
@@ -455,12 +465,14 @@ class DeviceBatchBuilder:
                 for name in source.features
                 if name in self._words
                 and name not in vectors
-                and not (source.crop is not None and name in source.crop.features)
+                and not (source.crop is not None and name in source.crop.parts)
             }
             if source.crop is not None:
                 self._crop(slots, source, source.crop)
             at = None if is_run else (slots[:, None] * length + np.arange(length)).reshape(-1)
             nbytes += arena.gather(flat, parts, at)
+            if source.crop is not None:
+                self._change_intrinsics(slots, source, source.crop)
             for name in source.features if vectors else ():
                 if name not in self._words or (step := vectors.get(name)) is None:
                     continue
@@ -477,10 +489,17 @@ class DeviceBatchBuilder:
         self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
     ) -> None:
         """Queue copies of cropped windows."""
-        for name in sorted(crop.features & self._features.keys() & set(source.features)):
+        for name in sorted(crop.parts.keys() & self._features.keys() & set(source.features)):
             for clip, rows in enumerate(source.rows):
                 out = self._features[name][int(slots[clip])]
                 source.arena.gather_window(name, rows, out, crop.place(name, clip))
+
+    def _change_intrinsics(
+        self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
+    ) -> None:
+        """Queue changes of gathered intrinsics."""
+        for name in sorted(crop.intrinsics.keys() & self._features.keys() & set(source.features)):
+            source.arena.change_intrinsics(self._features[name], slots, crop.intrinsics[name])
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
         """Queue filling slots of a feature with a fixed shape with 0."""

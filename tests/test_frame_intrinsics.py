@@ -1,0 +1,246 @@
+"""Intrinsics of each frame follow the crops, sizes and flips of their camera."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+
+import seqrecord
+from seqrecord import (
+    CenterCrop,
+    ClipError,
+    HorizontalFlip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordWriter,
+)
+from seqrecord.engine.device.streams import streams_of
+from seqrecord.errors import SchemaError
+from tests import command_line
+from tests.side_streams import STREAMS, LateStream, on_host
+
+Array = npt.NDArray[Any]
+
+_HEIGHT, _WIDTH, _LENGTH = 24, 40, 9
+
+
+def _camera(i: int) -> Array:
+    return np.array([30 + i, 28 + i / 2, 19.5 + i / 4, 11.5 - i / 8])
+
+
+def _matrix(i: int) -> Array:
+    fx, fy, cx, cy = _camera(i)
+    return np.array([[fx, 0.5, cx], [0, fy, cy], [0, 0, 1]])
+
+
+def _write(path: Path, names: dict[str, Any], **images: tuple[int, int]) -> Path:
+    """Images whose pixels are their coordinates, and intrinsics of these names, a dtype each."""
+    sizes = images or {"image": (_HEIGHT, _WIDTH)}
+    kinds = {name: {"kind": "intrinsics"} for name in names}
+    with SeqRecordWriter(path, codecs="raw", features=kinds) as writer:
+        for key in ("a", "b"):
+            with writer.episode(
+                key, metadata={"camera": {"fx": 1, "fy": 1, "cx": 0, "cy": 0}}
+            ) as e:
+                for i in range(_LENGTH):
+                    frame: dict[str, Any] = {}
+                    for name, (height, width) in sizes.items():
+                        y, x = np.mgrid[:height, :width]
+                        frame[name] = np.stack((x, y, 0 * x), axis=-1).astype(np.uint8)
+                    for name, dtype in names.items():
+                        value = _matrix(i) if "matrix" in name else _camera(i)
+                        frame[name] = value.astype(dtype)
+                    e.append(frame)
+    return path
+
+
+def _expected(batch: Any, clip: int, value: Array, before: tuple[int, int] | None) -> Array:
+    """Brute force: points of a scene are projected, and moved as the batch's columns tell."""
+    matrix = value if value.shape == (3, 3) else np.array(
+        [[value[0], 0, value[2]], [0, value[1], value[3]], [0, 0, 1]]
+    )  # fmt: skip
+    flipped = bool(batch["flipped"][clip]) if "flipped" in batch else False
+    size = batch["image"].shape[2:4]
+    scene = np.random.default_rng(0).uniform(0.5, 2, (20, 3))
+    x, y, z = matrix @ scene.T
+    x, y = x / z, y / z
+    whole = before or (_HEIGHT, _WIDTH)
+    x = (x + 0.5) * whole[1] / _WIDTH - 0.5
+    y = (y + 0.5) * whole[0] / _HEIGHT - 0.5
+    top, left, height, width = batch["crop"][clip].tolist() if "crop" in batch else (0, 0, *whole)
+    x = (x - left + 0.5) * size[1] / width - 0.5
+    y = (y - top + 0.5) * size[0] / height - 0.5
+    if flipped:  # of the mirrored scene
+        x, scene = size[1] - 1 - x, scene * [-1, 1, 1]
+    found, *_ = np.linalg.lstsq(scene / scene[:, 2:], np.stack((x, y), 1), rcond=None)
+    fx, skew, cx = found[:, 0]
+    zero, fy, cy = found[:, 1]
+    assert abs(zero) < 1e-9
+    return np.array(
+        [[fx, skew, cx], [0, fy, cy], [0, 0, 1]] if value.shape == (3, 3) else [fx, fy, cx, cy]
+    )
+
+
+_STEPS = {
+    "crop": [RandomCrop((16, 20))],
+    "crop, flip": [RandomCrop((16, 20)), HorizontalFlip(0.5)],
+    "resize": [CenterCrop((20, 30)), Resize((10, 45)), HorizontalFlip(1)],
+    "resized crop": [RandomResizedCrop((12, 18)), HorizontalFlip(0.5)],
+    "flip": [HorizontalFlip(0.5)],
+    "none": None,
+}
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = {"image_intrinsics": "<f4"}
+    return _write(tmp_path_factory.mktemp("intrinsics") / "r", names)
+
+
+@pytest.mark.parametrize("resize", [None, (12, 30)])
+@pytest.mark.parametrize("steps", _STEPS)
+@pytest.mark.parametrize("name", ["intrinsics", "image_intrinsics", "matrix", "image_matrix"])
+def test_intrinsics_are_those_of_the_window(
+    tmp_path: Path, steps: str, resize: Any, name: str
+) -> None:
+    if resize and steps in ("crop", "crop, flip", "resize"):
+        resize = (22, 36)
+    stored = {"image_matrix": "matrix"}.get(name, name)
+    path = _write(tmp_path / "r", {stored: "<f4" if name == "matrix" else "<f8"})
+    settings: dict[str, Any] = {"clip_len": 3, "clip_transform": _STEPS[steps], "resize": resize}
+    if name == "image_matrix":
+        settings["rename"] = {"matrix": "image_intrinsics"}
+        name = "image_intrinsics"
+    batches = [*SeqRecordPipe(path, batch_size=4, seed=1, **settings)]
+    single = SeqRecordMapDataset(path, **settings)
+    clips = [single[i] for i in range(0, len(single), 5)]
+    batches += [
+        {n: v[None] if torch.is_tensor(v) else [v] for n, v in clip.items()} for clip in clips
+    ]
+    seen = 0
+    for batch in batches:
+        for clip in range(len(batch[name])):
+            for t in range(3):
+                frame = int(batch["start"][clip]) + t
+                value = _matrix(frame) if "matrix" in stored else _camera(frame)
+                want = _expected(batch, clip, value, resize)
+                got = batch[name][clip, t].numpy()
+                assert got.dtype == np.dtype("<f4" if stored == name == "matrix" else "<f8")
+                assert np.allclose(got, want, atol=2e-5 if got.dtype == np.float32 else 1e-9)
+                seen += 1
+    assert seen == 3 * (2 * (_LENGTH - 2) + len(clips))
+
+
+def test_functions_have_the_changed_intrinsics(records: Path) -> None:
+    def double(clip: dict[str, Any], _: Any) -> dict[str, Any]:
+        return {"twice": 2 * clip["image_intrinsics"], **clip}
+
+    steps: Any = [RandomCrop((16, 20)), HorizontalFlip(0.5), double]
+    for batch in SeqRecordPipe(records, clip_len=2, batch_size=2, clip_transform=steps):
+        assert torch.equal(batch["twice"], 2 * batch["image_intrinsics"])
+        left = batch["crop"][:, 1:2]
+        flipped, fx = batch["flipped"][:, None], batch["image_intrinsics"][..., 0]
+        cx = 19.5 + (fx - 30) / 4 - left
+        assert torch.allclose(
+            batch["image_intrinsics"][..., 2].double(), torch.where(flipped, 19 - cx, cx).double()
+        )
+
+
+def test_of_several_cameras(tmp_path: Path) -> None:
+    sizes = {"front": (_HEIGHT, _WIDTH), "wrist": (20, 20)}
+    path = _write(tmp_path / "r", {"front_intrinsics": "<f8", "wrist_intrinsics": "<f8"}, **sizes)
+    steps: Any = {"front": [CenterCrop((20, 30))], "wrist": [Resize((10, 10))]}
+    clip = SeqRecordMapDataset(path, clip_len=1, clip_transform=steps)[0]
+    assert clip["front_intrinsics"][0].tolist() == [30, 28, 14.5, 9.5]
+    assert clip["wrist_intrinsics"][0].tolist() == [15, 14, 9.5, 5.5]
+    clip = SeqRecordMapDataset(path, clip_len=1, resize={"wrist": (10, 10)})[0]
+    assert clip["front_intrinsics"][0].tolist() == _camera(0).tolist()
+    assert clip["wrist_intrinsics"][0].tolist() == [15, 14, 9.5, 5.5]
+    features = ["front", "wrist_intrinsics"]
+    with pytest.raises(ClipError, match="does not read"):
+        SeqRecordMapDataset(path, clip_len=1, features=features, clip_transform=CenterCrop(8))
+    assert len(SeqRecordMapDataset(path, clip_len=1, features=features)) == 2 * _LENGTH
+    alone = _write(tmp_path / "alone", {"k": "<f8"}, **sizes)
+    with pytest.raises(ClipError, match="front_intrinsics"):
+        SeqRecordMapDataset(alone, clip_len=1, clip_transform=steps)
+    alike = _write(tmp_path / "alike", {"k": "<f8"}, left=(24, 40), right=(24, 40))
+    clip = SeqRecordMapDataset(alike, clip_len=1, clip_transform=CenterCrop((20, 30)))[0]
+    assert clip["k"][0].tolist() == [30, 28, 14.5, 9.5]
+    two = _write(tmp_path / "two", {"k": "<f8", "l": "<f8"}, left=(24, 40), right=(24, 40))
+    with pytest.raises(ClipError, match="left_intrinsics"):
+        SeqRecordMapDataset(two, clip_len=1, clip_transform=CenterCrop((20, 30)))
+
+
+def test_a_feature_named_as_the_column_replaces_it(tmp_path: Path) -> None:
+    path = _write(tmp_path / "r", {"intrinsics": "<f8"})
+    clip = SeqRecordMapDataset(path, clip_len=1, clip_transform=CenterCrop((20, 30)))[3]
+    assert clip["intrinsics"].tolist() == [[33, 29.5, 15.25, 9.125]]
+    assert clip["crop"].tolist() == [2, 5, 20, 30]
+
+
+def test_in_a_mix(records: Path) -> None:
+    sources = {
+        name: SeqRecordIterableDataset(records, clip_len=2, clip_transform=CenterCrop(size))
+        for name, size in (("one", (20, 30)), ("two", (20, 30)))
+    }
+    for batch in SeqRecordMix(sources, batch_size=4):
+        frame = batch["start"][:, None] + torch.arange(2)
+        assert torch.equal(batch["image_intrinsics"][..., 2], (14.5 + frame / 4).float())
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("name", ["intrinsics", "matrix"])
+def test_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
+    path = _write(tmp_path / "r", {name: "<f4"})
+    settings: dict[str, Any] = {
+        "clip_len": 3,
+        "batch_size": 4,
+        "clip_transform": [RandomResizedCrop((12, 18)), HorizontalFlip(0.5)],
+        "resize": (22, 36),
+    }
+    with streams_of("cpu", lambda _: LateStream()) if stream == "late" else nullcontext():
+        device = "cuda" if stream == "cuda" else "cpu"
+        found = [on_host(b) for b in SeqRecordPipe(path, device=device, **settings)]
+    host = [*SeqRecordPipe(path, **settings)]
+    assert len(found) == len(host)
+    for got, want in zip(found, host, strict=True):
+        assert torch.equal(got["start"], want["start"])
+        torch.testing.assert_close(got[name], want[name])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((3,), "<f4"), ((4,), "<i4"), ((3, 4), "<f8"), ((None,), "<f4")]
+)
+def test_other_features_are_no_intrinsics(tmp_path: Path, shape: Any, dtype: str) -> None:
+    schema = seqrecord.Schema([seqrecord.FeatureSpec("k", np.dtype(dtype), shape)])
+    with SeqRecordWriter(tmp_path / "r", schema=schema) as writer, writer.episode("a") as episode:
+        episode.append({"k": np.ones([n or 4 for n in shape], dtype)})
+    with pytest.raises(SchemaError, match="kind intrinsics does not fit"):
+        seqrecord.edit.describe_features(tmp_path / "r", kinds={"k": "intrinsics"})
+
+
+def test_a_matrix_per_frame_in_text_files(tmp_path: Path) -> None:
+    for i in range(4):
+        for name in ("rgb", "K"):
+            (tmp_path / "raw/a" / name).mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(np.zeros((_HEIGHT, _WIDTH, 3), np.uint8))
+        image.save(tmp_path / f"raw/a/rgb/{i:03d}.png")
+        np.savetxt(tmp_path / f"raw/a/K/{i:03d}.txt", _matrix(i))
+    write = ["write", "--src", tmp_path / "raw", "--dst", tmp_path / "r", "--workers", 1]
+    command_line.run(*write, "--kind", "K=intrinsics")
+    clip = SeqRecordMapDataset(tmp_path / "r", clip_len=4, clip_transform=CenterCrop((20, 30)))[0]
+    want = np.stack([_matrix(i) for i in range(4)])
+    want[:, :2, 2] -= [5, 2]
+    assert np.allclose(clip["K"], want, atol=1e-12)
