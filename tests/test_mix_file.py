@@ -253,7 +253,7 @@ A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
         (A + "weights: equal\nalpha: 0.5", "line 5: alpha is the power"),
         (A + "alpha: 2", "line 4: alpha is not valid"),
         (A + "weights: {b: 1}", "line 4: weights is not valid"),
-        (A.replace("a}", "a, weight: -1}"), "the weight of source 'a' is not valid"),
+        (A.replace("a}", "a, weight: -1}"), "line 1, source 'a': weight is not valid"),
         (
             A.replace("a}", "a, weight: 1}") + "weights: equal",
             "weights is given for the mix, and",
