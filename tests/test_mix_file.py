@@ -261,7 +261,7 @@ A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
         (A.replace("a}", "a, weight: 1}, b: {location: b}"), "source 'b' has no weight"),
         (A.replace("a}", "a, repeat: 1, choose: 2}"), "source 'a' of a mix has repeat and choose"),
         (A.replace("a}", "a, weight: 1, choose: 2}"), "repeat and choose .*exclude weights"),
-        (A + "split: train", "source 'a': unknown split"),
+        (A + "split: train", "source 'a': unknown split.*or splits: of the source"),
         (A.replace("a}", "a, splits: {train: [0]}}"), "splits without a chosen split.*of train"),
         (A.replace("a}", "a, splits: {train: [0]}}") + "split: trian", "lacks.*expected: train"),
         (

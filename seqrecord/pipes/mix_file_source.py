@@ -97,6 +97,11 @@ def _select_split(context: Context, options: dict[str, Any], splits: Any, datase
     name = options.pop("split", None if default is None else default.value)
     name = context.split or name
     if splits is None:
+        stored = dataset.contents.manifest.splits
+        if name is not None and name not in stored:
+            known = ", ".join(stored) or "a dataset with splits"
+            expected, got = f"{known}; or splits: of the source", repr_of(name, 50)
+            raise ClipError("unknown split", file=dataset.url, expected=expected, got=got)
         options |= {} if name is None else {"split": name}
         return True
     if not isinstance(splits, dict) or not splits:
