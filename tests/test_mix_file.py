@@ -304,10 +304,14 @@ def test_odd_values_of_every_key(root: Path) -> None:
 
 
 def test_arguments_of_from_file(root: Path) -> None:
-    with pytest.raises(SeqRecordError, match=r"no such argument.*expected: batch_size"):
+    with pytest.raises(
+        SeqRecordError, match=r"from_file: there is no such arg.*expected: batch_size"
+    ):
         load(root, A, batchsize=3)
     with pytest.raises(SeqRecordError, match="argument of from_file: seed is not an integer"):
         load(root, A, seed="x")
+    with pytest.raises(SeqRecordError, match=r"argument of from_file: a window is not.*mix.yaml"):
+        load(root, A, windows={"image": "x"})
     with pytest.raises(SeqRecordError, match="a URL"):
         SeqRecordMix.from_file("s3://bucket/mix.yaml")
     mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]})
