@@ -251,7 +251,8 @@ def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:
         for i, name in enumerate(batch["dataset"]):
             assert batch["delta"][i, 1:, : SIZES[name]].all()
             assert not batch["delta"][i, :, SIZES[name] :].any()
-    for normalize in ("source", {"delta": "source"}):
+    wrong: list[Any] = ["source", {"delta": "source"}]
+    for normalize in wrong:
         with pytest.raises(ClipError, match="a function changes this feature") as info:
             SeqRecordMix(some, normalize=normalize, **settings)
         assert info.value.feature == "delta"
