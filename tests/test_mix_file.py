@@ -180,6 +180,37 @@ batch_size: 4
     assert shapes == {"image": [1, 3, 4, 3], "state": [2, 3], "pose": [1, 3]}
 
 
+def test_vectors_of_several_robots(root: Path) -> None:
+    text = """
+sources:
+  a: {location: a, place: {where: [0, 1, 5]}}
+  b: {location: b, normalize: {pose: quantiles}}
+clip_len: 2
+place: {where: [2, 1, 0], pose: [1, 2, 3]}
+pad_to: {where: 6}
+normalize: {where: source}
+camera_padding_masks: true
+number_tasks: true
+batch_size: 4
+"""
+    places = {"where": [2, 1, 0], "pose": [1, 2, 3]}
+    sources = {
+        "a": stream(root, "a", clip_len=2, place={"where": [0, 1, 5]}),
+        "b": stream(root, "b", clip_len=2, place=places, normalize={"pose": "quantiles"}),
+    }
+    options: dict[str, Any] = {"pad_to": {"where": 6}, "normalize": {"where": "source"}}
+    options |= {"camera_padding_masks": True, "number_tasks": True}
+    mix = load(root, text)
+    assert digests(mix) == digests(SeqRecordMix(sources, batch_size=4, **options))
+    summary = mix.summarize()
+    a, b = summary.sources
+    assert (a.placed, b.placed) == ({"where": (0, 1, 5)}, {"where": (2, 1, 0), "pose": (1, 2, 3)})
+    assert (a.normalized.keys(), b.normalized.keys()) == ({"where"}, {"where", "pose"})
+    assert summary.columns.keys() >= {"where_dim_is_pad", "image_padding_mask", "task_index"}
+    assert "a: placed where at 0, 1, 5\n" in str(summary)
+    assert summary.tasks == ("task 0", "task 1", "task 2")
+
+
 def test_a_default_of_new_names(root: Path) -> None:
     """`features` uses them, wherever `rename` is in the file."""
     text = "sources: {a: {location: a}, b: {location: b}}\nfeatures: [camera, state]\nclip_len: 2\n"
