@@ -180,6 +180,37 @@ batch_size: 4
     assert shapes == {"image": [1, 3, 4, 3], "state": [2, 3], "pose": [1, 3]}
 
 
+def test_vectors_of_several_robots(root: Path) -> None:
+    text = """
+sources:
+  a: {location: a, place: {where: [0, 1, 5]}}
+  b: {location: b, normalize: {pose: quantiles}}
+clip_len: 2
+place: {where: [2, 1, 0], pose: [1, 2, 3]}
+pad_to: {where: 6}
+normalize: {where: source}
+camera_padding_masks: true
+number_tasks: true
+batch_size: 4
+"""
+    places = {"where": [2, 1, 0], "pose": [1, 2, 3]}
+    sources = {
+        "a": stream(root, "a", clip_len=2, place={"where": [0, 1, 5]}),
+        "b": stream(root, "b", clip_len=2, place=places, normalize={"pose": "quantiles"}),
+    }
+    options: dict[str, Any] = {"pad_to": {"where": 6}, "normalize": {"where": "source"}}
+    options |= {"camera_padding_masks": True, "number_tasks": True}
+    mix = load(root, text)
+    assert digests(mix) == digests(SeqRecordMix(sources, batch_size=4, **options))
+    summary = mix.summarize()
+    a, b = summary.sources
+    assert (a.placed, b.placed) == ({"where": (0, 1, 5)}, {"where": (2, 1, 0), "pose": (1, 2, 3)})
+    assert (a.normalized.keys(), b.normalized.keys()) == ({"where"}, {"where", "pose"})
+    assert summary.columns.keys() >= {"where_dim_is_pad", "image_padding_mask", "task_index"}
+    assert "a: placed where at 0, 1, 5\n" in str(summary)
+    assert summary.tasks == ("task 0", "task 1", "task 2")
+
+
 def test_a_default_of_new_names(root: Path) -> None:
     """`features` uses them, wherever `rename` is in the file."""
     text = "sources: {a: {location: a}, b: {location: b}}\nfeatures: [camera, state]\nclip_len: 2\n"
@@ -253,7 +284,7 @@ A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
         (A + "weights: equal\nalpha: 0.5", "line 5: alpha is the power"),
         (A + "alpha: 2", "line 4: alpha is not valid"),
         (A + "weights: {b: 1}", "line 4: weights is not valid"),
-        (A.replace("a}", "a, weight: -1}"), "the weight of source 'a' is not valid"),
+        (A.replace("a}", "a, weight: -1}"), "line 1, source 'a': weight is not valid"),
         (
             A.replace("a}", "a, weight: 1}") + "weights: equal",
             "weights is given for the mix, and",
@@ -261,7 +292,7 @@ A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
         (A.replace("a}", "a, weight: 1}, b: {location: b}"), "source 'b' has no weight"),
         (A.replace("a}", "a, repeat: 1, choose: 2}"), "source 'a' of a mix has repeat and choose"),
         (A.replace("a}", "a, weight: 1, choose: 2}"), "repeat and choose .*exclude weights"),
-        (A + "split: train", "source 'a': unknown split"),
+        (A + "split: train", "source 'a': unknown split.*or splits: of the source"),
         (A.replace("a}", "a, splits: {train: [0]}}"), "splits without a chosen split.*of train"),
         (A.replace("a}", "a, splits: {train: [0]}}") + "split: trian", "lacks.*expected: train"),
         (
@@ -304,10 +335,14 @@ def test_odd_values_of_every_key(root: Path) -> None:
 
 
 def test_arguments_of_from_file(root: Path) -> None:
-    with pytest.raises(SeqRecordError, match=r"no such argument.*expected: batch_size"):
+    with pytest.raises(
+        SeqRecordError, match=r"from_file: there is no such arg.*expected: batch_size"
+    ):
         load(root, A, batchsize=3)
     with pytest.raises(SeqRecordError, match="argument of from_file: seed is not an integer"):
         load(root, A, seed="x")
+    with pytest.raises(SeqRecordError, match=r"argument of from_file: a window is not.*mix.yaml"):
+        load(root, A, windows={"image": "x"})
     with pytest.raises(SeqRecordError, match="a URL"):
         SeqRecordMix.from_file("s3://bucket/mix.yaml")
     mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]})

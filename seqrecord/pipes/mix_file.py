@@ -91,11 +91,13 @@ def _top_level(
             check_keys("the mix file has an unknown key", [name], known)
             if name != "sources":
                 top[name] = _value(name, plain(root[name]), of_mix)
-    check_keys("from_file has no such argument", overrides, [*of_mix, *OF_SOURCE, *OF_PYTHON])
     if any(name in overrides for name in _WEIGHTS):
         top = {name: value for name, value in top.items() if name not in _WEIGHTS}
-    top |= {name: _value(name, value, of_mix) for name, value in overrides.items()}
-    return top, lines | dict.fromkeys(overrides, "argument of from_file")
+    where, known = "argument of from_file", [*of_mix, *OF_SOURCE, *OF_PYTHON]
+    with context.naming(where):
+        check_keys("there is no such argument", overrides, known)
+        top |= {name: _value(name, value, of_mix) for name, value in overrides.items()}
+    return top, lines | dict.fromkeys(overrides, where)
 
 
 def _value(name: str, given: Any, of_mix: Collection[str]) -> Any:
