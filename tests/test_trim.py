@@ -23,6 +23,7 @@ from seqrecord.edit import (
     add_feature,
     clean,
     drop_features,
+    list_versions,
     merge_datasets,
     rename_episodes,
     rewrite_files,
@@ -288,3 +289,22 @@ def test_any_slices_of_any_chunks(tmp_path: Path) -> None:
                     rewrite_files(path, min_unused=0.01)
                     clean(path, older_than=-1)
                 _check(path, frames, f"{case} {key} {some}")
+
+
+def test_versions_and_states(whole: Path, tmp_path: Path) -> None:
+    """An earlier version has all frames; trims of equal length make different states."""
+    path, frames = _copy(whole, tmp_path), read_all(whole)
+    identities = []
+    for some in (slice(1, -1), slice(1, None), slice(None, -1)):
+        trim_episodes(path, ["b"], some)
+        with seqrecord.open(path) as dataset:
+            identities.append(dataset.contents.identity(np.arange(3)))
+    [first] = (v.id for v in list_versions(path) if v.num_frames == 132)
+    with seqrecord.open(path, version=first) as dataset:
+        assert len(dataset.episodes["b"]) == 90
+    assert same_frames(read_all(path, version=first), frames)
+    other = copy_dataset(whole, tmp_path / "other")
+    trim_episodes(other, ["b"], slice(0, -2))
+    with seqrecord.open(other) as dataset:
+        identities.append(dataset.contents.identity(np.arange(3)))
+    assert len({str(each) for each in identities}) == 4
