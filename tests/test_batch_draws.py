@@ -348,7 +348,7 @@ def test_mixes_on_other_ranks(path: Path, options: dict[str, Any]) -> None:
             after = mix.state_dict(batches=len(batches))
         assert all(one == shapes[0] for one in shapes)
         state = after
-        if state["rest"] is not None and "frames_per_batch" in options:
+        if state and state["rest"] is not None and "frames_per_batch" in options:
             with pytest.raises(StateError, match="no epoch"):
                 make_mix(path, **options).load_state_dict(
                     {**state, "rest": {**state["rest"], "epoch": 1, "left": 1 << 55}, "epoch": 1}
