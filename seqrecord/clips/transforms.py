@@ -341,8 +341,8 @@ class BatchResize(_Sized):
     that has the aspect ratio of the size. Only flips may follow. All cameras with a `BatchResize`
     share the draw: cameras with as many sizes get the size with the same number. Interpolation and
     values: see `Resize`. Requires a `batch_size` or `frames_per_batch`, of the loader or of the
-    mix around it; a mix requires the same `BatchResize` in all sources. Excludes functions in `clip_transform`,
-    `order="sequences"` and `SeqRecordMapDataset`.
+    mix around it; a mix requires the same `BatchResize` in all sources. Excludes functions in
+    `clip_transform`, `order="sequences"` and `SeqRecordMapDataset`.
 
     Args:
         sizes: sizes to draw from, (height, width) in pixels or one number for both.

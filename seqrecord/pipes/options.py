@@ -630,7 +630,7 @@ class LoaderOptions(ClipOptions):
         if self.frames_per_batch is not None and self.batch_size is not None:
             raise ClipError(
                 "batch_size and frames_per_batch exclude each other",
-                expected="one of them",
+                expected="a single argument",
                 got=f"batch_size={self.batch_size} frames_per_batch={self.frames_per_batch}",
             )
 
