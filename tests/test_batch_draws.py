@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import seqrecord
 from seqrecord import (
     BatchResize,
     CenterCrop,
@@ -264,6 +265,15 @@ def test_other_ranks_and_workers_in_the_middle_of_an_epoch(path: Path, case: Any
     clips = every_clip(case)
     assert set(given) == clips
     assert len(given) <= len(clips) + 2  # that even out the last segment
+
+
+def test_bench_and_plan(path: Path) -> None:
+    options: dict[str, Any] = {**VGGT, "shuffle": False}
+    sizes = [shape(batch)[:2] for batch in SeqRecordPipe(path, **options)]
+    report = seqrecord.bench(path, **options)
+    assert report.num_clips == sum(clips for clips, _ in sizes)
+    assert report.num_frames == sum(clips * frames for clips, frames in sizes)
+    assert seqrecord.plan(path, **options)
 
 
 def test_states_of_other_draws(path: Path) -> None:
