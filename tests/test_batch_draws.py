@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import seqrecord
 from seqrecord import (
     BatchResize,
     CenterCrop,
     ClipError,
     HorizontalFlip,
+    Latest,
     Resize,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
@@ -125,6 +127,7 @@ def test_steps_of_workers_draw_independently_and_ranks_equally() -> None:
     assert all(drawn[0, worker] == drawn[1, worker] for worker in range(4))
     alone = ShardBatches.of(settings, draws, 0, 0, Shard()).frames(np.arange(2000)).tolist()
     assert [drawn[0, step % 4][step // 4] for step in range(2000)] == alone
+    assert alone[:12] == [16, 15, 16, 13, 15, 16, 15, 14, 23, 13, 3, 14]  # in every version
     counts = Counter(alone)
     assert set(counts) == set(range(2, 25))
     assert max(counts.values()) < 2 * min(counts.values())
@@ -150,6 +153,41 @@ def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
         else:
             assert set(given) == every
         assert len({size[1:] for size in sizes}) > 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"pad": "edge", "span": 8},
+        {"windows": {"note": Latest(unknown="zeros")}, "span": 6},
+        {"frame_transform": lambda frame: {"image": frame["image"] / 2.0}, "span": 7},
+        {"ragged": "pad"},
+        {"ragged": "nested"},
+        {"stride": 3, "rotate_phase": True},
+        {
+            "clips": {"episode": ["set/0", "set/3"], "start": [3, 4], "weight": [2.0, 3.4]},
+            "span": 6,
+        },
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_other_arguments(path: Path, more: dict[str, Any]) -> None:
+    """Every feature and column of a batch has the drawn number of frames."""
+    options = {"clip_len": (2, 5), "frames_per_batch": 12, **more}
+    for batch in (batch for _ in range(2) for batch in SeqRecordPipe(path, **options)):
+        clips, frames, *_ = shape(batch)
+        for name, value in batch.items():
+            if name == "note" and more.get("ragged") == "nested":
+                assert value.size(0) == clips * frames
+            elif name == "note" and more.get("ragged") != "pad":
+                assert [len(one) for one in value] == [frames] * clips
+            elif name not in ("episode", "start"):
+                assert value.shape[:2] == (clips, frames)
+        if "id" in batch and "frames" in batch:
+            assert (batch["id"][..., 1] == batch["frames"]).all()
+    if more.get("ragged") != "nested":
+        found = digests(SeqRecordPipe(path, **options), 2)
+        assert found == digests(SeqRecordPipe(path, **options, device="cpu"), 2)
 
 
 @pytest.mark.parametrize("case", [{**VGGT, **RESIZED}, {**CUT3R, **SPAN}])
@@ -229,6 +267,15 @@ def test_other_ranks_and_workers_in_the_middle_of_an_epoch(path: Path, case: Any
     assert len(given) <= len(clips) + 2  # that even out the last segment
 
 
+def test_bench_and_plan(path: Path) -> None:
+    options: dict[str, Any] = {**VGGT, "shuffle": False}
+    sizes = [shape(batch)[:2] for batch in SeqRecordPipe(path, **options)]
+    report = seqrecord.bench(path, **options)
+    assert report.num_clips == sum(clips for clips, _ in sizes)
+    assert report.num_frames == sum(clips * frames for clips, frames in sizes)
+    assert seqrecord.plan(path, **options)
+
+
 def test_states_of_other_draws(path: Path) -> None:
     pipe = SeqRecordPipe(path, **{**VGGT, "span": 7})
     next(iter(pipe))
@@ -290,7 +337,9 @@ def test_mixes(path: Path, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", MIXES)
 def test_mixes_resume(path: Path, options: dict[str, Any]) -> None:
-    check_resume(partial(make_mix, path, **options), num_epochs=2)
+    check_resume(
+        partial(make_mix, path, **options), num_epochs=2, positions=lambda n: range(0, n, 4)
+    )
 
 
 @pytest.mark.parametrize("options", MIXES)
@@ -309,6 +358,11 @@ def test_mixes_on_other_ranks(path: Path, options: dict[str, Any]) -> None:
             after = mix.state_dict(batches=len(batches))
         assert all(one == shapes[0] for one in shapes)
         state = after
+        if state and state["rest"] is not None and "frames_per_batch" in options:
+            with pytest.raises(StateError, match="no epoch"):
+                make_mix(path, **options).load_state_dict(
+                    {**state, "rest": {**state["rest"], "epoch": 1, "left": 1 << 55}, "epoch": 1}
+                )
     once = [clip for clip in given if clip[0] == "one"][:40]
     assert len(set(once)) >= 38  # no clip twice in an epoch of the source, but to even out shards
 

@@ -52,6 +52,7 @@ from seqrecord.sampling.random_order import key_of
 from seqrecord.sampling.shares import Shares, whole_shares
 
 _MOST_SLOTS = 1 << 60
+_MOST_UNEVEN = 1 << 16  # slots of an epoch's rest in one shard, beyond twice a whole epoch's
 _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
 _DRAWS = 0x64726177  # draws of batches
 _SALT = 0x6D6978  # the places of sources are not drawn as clips are
@@ -197,7 +198,9 @@ class MixLoader:
             first = left + (epoch - rest.epoch - 1) * whole
             if epoch == rest.epoch:
                 first, num_batches = 0, left
-        if (first + num_batches) * size >= _MOST_SLOTS:
+        is_drawn = self.options.frames_per_batch is not None
+        is_too_long = is_drawn and num_batches > 2 * whole + _MOST_UNEVEN  # of a wrong state
+        if (first + num_batches) * size >= _MOST_SLOTS or is_too_long:
             raise ClipError("an epoch that no mix comes to", got=epoch)
         change = () if rest is None or not rest.number else (rest.number,)
         key = key_of(self.options.seed, _SALT, worker, *change)

@@ -159,8 +159,8 @@ class ClipOptions:
         clip_len: frames of a clip, N, at most 2^20. Optional if there are `windows`; features with
             a window do not depend on it. `(2, 24)`: drawn for each batch from 2 to 24, each equally
             likely, and equal on all ranks at each step. Requires `batch_size` or
-            `frames_per_batch`, in a mix those of the mix. A clip is skipped if it is incomplete
-            with the greatest length. Excludes `windows`, `order="sequences"`,
+            `frames_per_batch`, of the loader or of the mix around it. A clip is skipped if it is
+            incomplete with the greatest length. Excludes `windows`, `order="sequences"`,
             functions in `clip_transform`, and `SeqRecordMapDataset`.
         span: draw the frames of a clip from this many neighbouring frames, at the distance of
             `dilation`, without replacement: `clip_len=4, span=16` returns 4 of 16 frames, in
@@ -674,7 +674,7 @@ class LoaderOptions(ClipOptions):
         if self.frames_per_batch is not None and self.batch_size is not None:
             raise ClipError(
                 "batch_size and frames_per_batch exclude each other",
-                expected="one of them",
+                expected="a single argument",
                 got=f"batch_size={self.batch_size} frames_per_batch={self.frames_per_batch}",
             )
 

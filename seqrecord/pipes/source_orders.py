@@ -150,16 +150,17 @@ class SourceOrder:
                 expected=f"at most {_MAX_CURSORS}",
                 got=cursors,
             )
-        workers, most = state.sharing.workers, dict[int, int]()
-        try:  # no shard of a worker has more batches than the last one; each draws its own sizes
-            for worker in range(workers) if self.planner.options.frames_per_batch else (0,):
-                last = Shard(count - 1 - worker, count, workers)
+        workers, first, most = state.sharing.workers, state.sharing.worker or 0, list[int]()
+        are_alike = self.planner.options.frames_per_batch is None
+        try:  # of each worker, the shard of the last rank: none has more batches
+            for worker in range(first, first + (1 if are_alike else len(state.batches))):
+                index = count - 1 if are_alike else count - workers + worker
+                last = Shard(index, count, workers)
                 plan = self.planner.plan_with(settings, state.epoch, last, segments)
-                most[last.index % workers] = plan.num_batches
+                most.append(plan.num_batches)
         except ClipError as error:
             raise StateError(f"the saved state is of no epoch: {error}") from error
-        first, number = state.sharing.worker or 0, max(most.values())
-        state.check_batches(most.get(first + i, number) for i in range(len(state.batches)))
+        state.check_batches(most * len(state.batches) if are_alike else most)
 
 
 def _settings(state: State) -> PlanSettings:

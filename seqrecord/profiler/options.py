@@ -8,7 +8,7 @@ from typing import Any
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.text import repr_of
 
-_CLIP_LEN = 16
+_CLIP_LEN, _BATCH_SIZE = 16, 4
 _REPORTED = (
     *("clip_len", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
     *("split", "pad", "drop_last", "rotate_phase", "memory_limit"),
@@ -17,11 +17,15 @@ _REPORTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOptions(LoaderOptions):
-    """`clip_len` defaults to 16 without `windows` and frame lists."""
+    """`clip_len` defaults to 16 without `windows` and frame lists, and `batch_size` to 4 without
+    `frames_per_batch`.
+    """
 
-    batch_size: int | None = 4
+    batch_size: int | None = _BATCH_SIZE
 
     def __post_init__(self) -> None:
+        if self.frames_per_batch is not None and self.batch_size == _BATCH_SIZE:
+            object.__setattr__(self, "batch_size", None)
         if self.clip_len is None and self.windows is None and not self.lists_frames:
             object.__setattr__(self, "clip_len", _CLIP_LEN)
         super().__post_init__()
