@@ -80,7 +80,7 @@ def make(root: Path, number: int, kind: str | None = None) -> Case:
 
 
 class _Encoder:
-    """How all videos of a camera are written."""
+    """How videos of a camera are written."""
 
     def __init__(self, case: Case, endings: Sequence[str] = (".mp4",)) -> None:
         self.case, rng = case, case.rng
@@ -133,6 +133,8 @@ def _videos(case: Case) -> None:
         case.options["jitter"] = jitter
         times, columns = _times(case, length), {}
         for at, (name, encoder) in enumerate(encoders.items()):
+            if number and case.maybe(0.2):
+                encoder = _Encoder(case, (".mp4", ".mov", ".mkv"))
             path = case.root / key / name if case.kind == "cameras" else case.root / key
             path = path.with_name(path.name + encoder.ending)
             encoder.write(path, times, [], 1000 * at + 50 * number)
@@ -178,6 +180,8 @@ def _lerobot(case: Case) -> None:
             folder = f"videos/{name}/chunk-000" if is_v3 else f"videos/chunk-000/{name}"
             stem = f"file-{number:03d}" if is_v3 else f"episode_{number:06d}"
             path = root / folder / f"{stem}.mp4"
+            if number and case.maybe(0.3):  # LeRobot extends a dataset in another codec
+                encoder = _Encoder(case)
             encoder.write(path, all_times, cuts, 100 * number + 7 * names.index(name))
             found, images = video.decoded(path)
             for episode in episodes:

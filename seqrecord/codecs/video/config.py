@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.codecs.video.gops import MAX_GOP_FRAMES
 from seqrecord.schema import CodecConfig
 
 VIDEO = "video"
 """Id of the codec configuration of a video feature."""
+
+MAX_GOP_FRAMES = 256
+"""Maximum visible frames of a GOP: decoding a frame requires all frames before it."""
 
 GREY16 = "gray16le"
 """Pixel format of frames uint16 [H, W]; frames of other formats are uint8 [H, W, 3]."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from seqrecord.codecs.video.config import VideoConfig
-
-MAX_GOP_FRAMES = 256
-"""Maximum visible frames of a GOP: decoding a frame requires all frames before it."""
+from seqrecord.codecs.video.config import MAX_GOP_FRAMES as MAX_GOP_FRAMES
+from seqrecord.codecs.video.config import VideoConfig
 
 MAX_GOP_PACKETS = 2 * MAX_GOP_FRAMES
 
