@@ -113,9 +113,6 @@ def test_names_of_formats_are_plain_and_those_of_their_modules() -> None:
         "webdataset",
         "folders",
     ]
-
-
-def test_docs_list_every_format() -> None:
     page = Path(seqrecord.__file__).parents[1] / "docs" / "reference" / "sources.md"
     table = page.read_text().partition("| format |")[2].partition("\n\n")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
@@ -247,25 +244,29 @@ def test_a_package_that_is_not_there_is_named(
 # Folders above datasets, and parts of datasets
 
 
-@pytest.mark.parametrize("version", ["v21", "v3"])
-def test_a_folder_above_two_lerobot_datasets(tmp_path: Path, version: str) -> None:
-    for name in ("org/one", "org/two"):
-        shutil.copytree(unpack(tmp_path / "x", f"lerobot_video_{version}"), tmp_path / "y" / name)
-    for use in (open_source, seqrecord.open):
-        with pytest.raises(SourceError, match=r"contains 2 datasets \(lerobot\)") as caught:
-            use(tmp_path / "y")
-        assert caught.value.got == "org/one, org/two"
-        assert f"seqrecord write --src {tmp_path}/y/org/one" in caught.value.message
-    assert "org/one, org/two" in fail("write", "--src", tmp_path / "y", "--dst", tmp_path / "r")
-
-
-def test_a_url_above_lerobot_datasets(tmp_path: Path, memory_url: str) -> None:
-    upload(unpack(tmp_path, "lerobot_video_v21"), f"{memory_url}/org/one")
-    for use in (open_source, seqrecord.open):
-        with pytest.raises(SourceError, match="contains 1 dataset") as caught:
-            use(memory_url)
-        assert caught.value.got == "org/one"
-        assert f"--src {memory_url}/org/one" in caught.value.message
+def test_a_place_above_datasets(tmp_path: Path, memory_url: str) -> None:
+    """Of LeRobot, also on a URL, of packed ones and of replay buffers."""
+    pytest.importorskip("zarr")  # it needs Python 3.11
+    places: dict[Any, str] = {}
+    for version in ("v21", "v3"):
+        original = unpack(tmp_path / version / "x", f"lerobot_video_{version}")
+        for name in ("org/one", "org/two"):
+            shutil.copytree(original, tmp_path / version / "y" / name)
+        places[tmp_path / version / "y"] = "org/one, org/two"
+    upload(original, f"{memory_url}/org/one")
+    places[memory_url] = "org/one"
+    for name in ("a", "b"):
+        write_tiny(tmp_path / "records" / name)
+        write_buffer(tmp_path / "buffers" / name / "x.zarr")
+    places |= {tmp_path / "records": "a, b", tmp_path / "buffers": "a/x.zarr, b/x.zarr"}
+    for place, names in places.items():
+        for use in (open_source, seqrecord.open):
+            with pytest.raises(SourceError, match=f"contains {len(names.split(','))} dataset") as e:
+                use(place)
+            assert e.value.got == names
+            assert "org" not in names or f"write --src {place}/org/one" in e.value.message
+    root = tmp_path / "v3" / "y"
+    assert "org/one, org/two" in fail("write", "--src", root, "--dst", tmp_path / "r")
 
 
 @pytest.mark.parametrize("part", ["videos", "videos/*", "videos/*/*", "data", "meta"])
@@ -280,18 +281,6 @@ def test_a_part_of_a_lerobot_dataset(tmp_path: Path, part: str) -> None:
         assert isinstance(source, VideoSource)
         with pytest.raises(SourceError, match="part of a LeRobot dataset"):
             open_source(next(path.rglob("*.mp4")))
-
-
-def test_a_folder_above_packed_datasets_and_replay_buffers(tmp_path: Path) -> None:
-    pytest.importorskip("zarr")  # it needs Python 3.11
-    for name in ("a", "b"):
-        write_tiny(tmp_path / "records" / name)
-        write_buffer(tmp_path / "buffers" / name / "x.zarr")
-    for folder, names in (("records", "a, b"), ("buffers", "a/x.zarr, b/x.zarr")):
-        for use in (open_source, seqrecord.open):
-            with pytest.raises(SourceError, match="folder contains 2 datasets") as caught:
-                use(tmp_path / folder)
-            assert caught.value.got == names
 
 
 # Opening
