@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.errors import FormatError
-from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.statistics import Statistics
-from seqrecord.statistics.by_feature import num_channels
-from seqrecord.statistics.collecting import FRAME_PIXELS, StatisticsCollector
 
 
 def spec(name: str, dtype: str, shape: tuple[int | None, ...]) -> FeatureSpec:
@@ -57,16 +57,16 @@ def episodes(seed: int, lengths: Sequence[int]) -> dict[str, list[dict[str, npt.
     return {f"e{i}": [frame(rng) for _ in range(count)] for i, count in enumerate(lengths)}
 
 
-def collected(
-    schema: Schema, data: dict[str, list[dict[str, npt.NDArray[Any]]]]
-) -> StatisticsCollector:
-    collector = StatisticsCollector(schema)
-    for key, frames in data.items():
-        collector.begin(key)
-        for item in frames:
-            collector.add(item)
-        collector.keep()
-    return collector
+def statistics_of(schema: Schema, data: Mapping[str, Iterable[dict[str, Any]]]) -> Statistics:
+    """Those of a dataset of these episodes."""
+    with TemporaryDirectory() as folder:
+        with SeqRecordWriter(f"{folder}/d", schema=schema, codecs="raw") as writer:
+            for key, frames in data.items():
+                with writer.episode(key) as episode:
+                    for item in frames:
+                        episode.append(item)
+        with seqrecord.open(f"{folder}/d") as dataset:
+            return dataset.statistics
 
 
 def test_the_last_axis_is_of_channels_where_it_is_short() -> None:
@@ -76,12 +76,15 @@ def test_the_last_axis_is_of_channels_where_it_is_short() -> None:
         (480, 640, 3): 3,
         **dict.fromkeys([(10, 6), (None, 6)], 6),
     }
-    assert {shape: num_channels(spec("x", "<f4", shape)) for shape in shapes} == shapes
+    schema = Schema([spec(f"f{n}", "|u1", shape) for n, shape in enumerate(shapes)])
+    frame = {s.name: np.ones([n or 2 for n in s.shape], "u1") for s in schema.values()}
+    found = statistics_of(schema, {"e": [frame]})
+    assert [len(found[name].mean) for name in schema] == [*shapes.values()]
 
 
 def test_small_features_are_looked_at_whole() -> None:
     data = episodes(1, [30, 1, 12])
-    statistics = collected(SCHEMA, data).statistics()
+    statistics = statistics_of(SCHEMA, data)
     frames = [item for items in data.values() for item in items]
     assert statistics.num_frames == 43
     assert set(statistics) == set(SCHEMA) - {"spectrum"}
@@ -108,9 +111,8 @@ def test_pixels_of_large_frames_are_drawn_evenly_for_quantiles() -> None:
     height, width, count = 60, 80, 200
     places = np.arange(height * width, dtype="<f4").reshape(height, width)
     schema = Schema([spec("place", "<f4", (height, width))])
-    collector = collected(schema, {"e": [{"place": places}] * count})
-    got = collector.statistics()["place"]
-    assert got.num_drawn.tolist() == [count * FRAME_PIXELS]
+    got = statistics_of(schema, {"e": [{"place": places}] * count})["place"]
+    assert got.num_drawn.tolist() == [count * 128]
     assert got.quantile([0, 1]).tolist() == [[0], [places.size - 1]]
     shares = [0.01, 0.25, 0.5, 0.75, 0.99]
     np.testing.assert_allclose(got.quantile(shares)[:, 0] / places.size, shares, atol=0.005)
@@ -118,7 +120,7 @@ def test_pixels_of_large_frames_are_drawn_evenly_for_quantiles() -> None:
 
 def test_channels_stay_apart_and_infinities_are_counted() -> None:
     data = episodes(2, [40])
-    statistics = collected(SCHEMA, data).statistics()
+    statistics = statistics_of(SCHEMA, data)
     for name, channels in (("image", 3), ("depth", 1)):
         rows = np.stack([item[name] for item in data["e0"]]).reshape(-1, channels)
         exact, got = rows[np.isfinite(rows).all(axis=1)].astype(np.float64), statistics[name]
@@ -129,7 +131,7 @@ def test_channels_stay_apart_and_infinities_are_counted() -> None:
     assert (depth.num_nan[0], depth.num_infinite[0]) == (40 * 2, 40 * 4 * 40)
     colours = Schema([spec("image", "|u1", (32, 40, 3))])
     image = np.broadcast_to(np.array([10, 20, 30], np.uint8), (32, 40, 3))
-    got = collected(colours, {"e": [{"image": image}]}).statistics()["image"]
+    got = statistics_of(colours, {"e": [{"image": image}]})["image"]
     assert (got.min.tolist(), got.max.tolist()) == ([10, 20, 30], [10, 20, 30])
 
 
@@ -148,42 +150,35 @@ def test_how_an_array_lies_in_memory_does_not_matter(view: Any) -> None:
         key: [{n: view(a) if a.ndim else a for n, a in f.items()} for f in frames]
         for key, frames in data.items()
     }
-    one, two = (collected(SCHEMA, item).statistics().to_json() for item in (data, moved))
+    one, two = (statistics_of(SCHEMA, item).to_json() for item in (data, moved))
     assert one == two
 
 
 def test_arrays_may_be_filled_again_after_they_were_added() -> None:
     schema = Schema([spec("action", "<f4", (2,)), spec("big", "<f4", (50, 50))])
-    frame: Frame = {"action": np.ones(2, "<f4"), "big": np.ones((50, 50), "<f4")}
-    collector = StatisticsCollector(schema)
-    collector.begin("e")
-    collector.add(frame)
-    for array in frame.values():
-        np.asarray(array)[...] = 5
-    collector.keep()
-    got = collector.statistics()
-    assert got["action"].max.tolist() == [1, 1]
-    assert got["big"].max.tolist() == [1]
+    frame = {"action": np.ones(2, "<f4"), "big": np.ones((50, 50), "<f4")}
+
+    def refilled() -> Iterator[dict[str, Any]]:
+        yield frame
+        for array in frame.values():
+            array[...] = 0
+
+    got = statistics_of(schema, {"e": refilled()})
+    assert got["action"].min.tolist() == [1, 1]
+    assert got["big"].min.tolist() == [1]
 
 
 def test_many_frames_are_sketched_in_pieces() -> None:
-    schema = Schema([spec("x", "<f4", ()), spec("big", "<f4", (40, 40))])
-    rng = np.random.default_rng(6)
-    values = rng.normal(0, 1, (60_000, 1)).astype("<f4")
-    collector = StatisticsCollector(schema)
-    collector.begin("e")
-    for value in values:
-        collector.add({"x": value[0]})
-    for value in values[:2000]:
-        collector.add({"big": np.full((40, 40), value[0])})
-    collector.keep()
-    got = collector.statistics()
+    schema = Schema([spec("x", "<f4", (None,)), spec("big", "<f4", (40, 40))])
+    values = np.random.default_rng(6).normal(0, 1, (1000, 120)).astype("<f4")
+    frames = ({"x": row, "big": np.full((40, 40), row[0])} for row in values)
+    got = statistics_of(schema, {"e": frames})
     assert 0 < got["x"].rank_error < 0.002
-    ordered = np.sort(values[:, 0])
+    ordered = np.sort(values.ravel())
     for share in (0.01, 0.5, 0.99):
         rank = np.searchsorted(ordered, got["x"].quantile(share)[0].astype("<f4")) / len(ordered)
         assert rank == pytest.approx(share, abs=got["x"].rank_error + 1e-5)
-    np.testing.assert_allclose(got["big"].mean[0], values[:2000].mean(), rtol=1e-4)
+    np.testing.assert_allclose(got["big"].mean[0], values[:, 0].mean(), rtol=1e-4)
 
 
 def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
@@ -197,7 +192,7 @@ def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
 
 
 def test_bad_json_is_refused() -> None:
-    good = collected(SCHEMA, episodes(8, [11])).statistics().to_json()
+    good = statistics_of(SCHEMA, episodes(8, [11])).to_json()
     bad: list[tuple[str, object]] = [
         *(("format", "seqrecord"), ("version", 2), ("version", True), ("more", 1)),
         *(("num_frames", value) for value in (-1, 10, 1.0)),
@@ -213,7 +208,7 @@ def test_bad_json_is_refused() -> None:
 
 def test_statistics_of_another_schema_are_refused() -> None:
     schema = Schema([spec("action", "<f8", (7,))])
-    statistics = collected(schema, {"e": [{"action": np.zeros(7)}]}).statistics()
+    statistics = statistics_of(schema, {"e": [{"action": np.zeros(7)}]})
     statistics.check(schema)
     for name, dtype, channels in (
         *(("action", "<f4", 7), ("action", "<f8", 6), ("action", "<c8", 7)),
@@ -232,7 +227,7 @@ def test_normalising_is_one_line(dtype: Any, channels: int) -> None:
     numbers = np.random.default_rng(0).integers(0, 200, (50, 4, channels)).astype(dtype)
     numbers[..., 0] = 7  # always the same
     schema = Schema([FeatureSpec("x", np.dtype(dtype), (4, channels))])
-    statistics = collected(schema, {"e": [{"x": frame} for frame in numbers]}).statistics()["x"]
+    statistics = statistics_of(schema, {"e": [{"x": frame} for frame in numbers]})["x"]
     expected = numbers.astype(np.float64) - 7
     for channel in range(1, channels):
         column = numbers[..., channel].astype(np.float64)
@@ -262,7 +257,7 @@ def test_to_normalise_on_a_gpu_waits_for_nothing() -> None:
 
     schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3,))])
     frames = [{"x": np.arange(3, dtype="<f4") * n} for n in range(5)]
-    statistics = collected(schema, {"e": frames}).statistics()["x"]
+    statistics = statistics_of(schema, {"e": frames})["x"]
     numbers = torch.ones(2, 3)
     found = statistics.normalize(numbers.as_subclass(OnGpu))
     assert asked == ["pinned", {"non_blocking": True}] * 2

@@ -17,17 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
+from seqrecord import FeatureSpec
 from seqrecord.checksum import crc32c
-from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import EpisodeTable
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FormatError, MemoryLimitError
 from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
-from seqrecord.pipes.arrays import in_pieces
-from seqrecord.reading.chunk_sizes import open_chunk_bytes, overlapping_chunk_bytes
-from seqrecord.schema import FeatureSpec
-from seqrecord.writing.commits import reindex
 from tests.clip_data import effective
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
@@ -197,7 +192,7 @@ def _changed_footer(root: Path, change: Callable[[bytes], bytes]) -> None:
     tail = struct.pack("<Q", length)
     tail += struct.pack("<I", crc32c(footer + tail)) + data[-12:]
     path.write_bytes(data[: -24 - length] + footer + tail)
-    reindex(root, created_by="test")
+    seqrecord.reindex(root, created_by="test")
 
 
 def test_video_in_a_group_of_two(tmp_path: Path) -> None:
@@ -237,40 +232,9 @@ def test_a_codec_of_video_that_is_not_known(tmp_path: Path) -> None:
     assert len(seqrecord.open(tmp_path, features=["state"]).episodes["a"]) == 3
 
 
-# Long chunks of video in pieces: grids against brute force, and each frame decoded once
+# Long chunks of video in pieces: each frame is decoded once, in little memory
 
 Pixels = npt.NDArray[np.uint8]
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=5), min_size=1, max_size=4),
-    st.integers(1, 12),
-)
-def test_pieces_are_those_of_the_chunks(episodes: list[list[int]], most: int) -> None:
-    lengths = np.array([sum(chunks) for chunks in episodes])
-    first_chunk = np.cumsum([0, *map(len, episodes[:-1])])
-    first_frame = np.concatenate([np.cumsum([0, *chunks[:-1]]) for chunks in episodes])
-    whole = ChunkGrid.of(lengths, first_chunk, first_frame)
-    grid = whole.in_pieces(lengths, most)
-    if max(map(max, episodes)) <= most:
-        assert grid.largest.max() <= most
-    for number, chunks in enumerate(episodes):
-        episode = np.full(lengths[number], number)
-        frames = np.arange(lengths[number])
-        place = grid.place(episode, frames)
-        start, stop = grid.bounds(episode, place)
-        stop = np.minimum(stop, lengths[number])
-        assert (np.diff(place) >= 0).all()
-        assert ((start <= frames) & (frames < stop)).all()
-        assert (stop - start <= most).all()
-        expected = first_chunk[number] + np.repeat(np.arange(len(chunks)), chunks)
-        assert grid.row(episode, place).tolist() == expected.tolist()
-        assert grid.take(np.array([number])).row(np.zeros_like(episode), place).tolist() == (
-            expected.tolist()
-        )
-        # No piece has frames of two chunks.
-        assert (grid.row(episode, grid.place(episode, start)) == expected).all()
-        assert (grid.row(episode, grid.place(episode, stop - 1)) == expected).all()
 
 
 @pytest.fixture(scope="module")
@@ -380,8 +344,17 @@ def test_a_transform_gets_frames_piece_by_piece(
     )
     assert stats["peak_buffer_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
     video, states = seqrecord.open(path).contents.index.groups
-    beside = overlapping_chunk_bytes(video, states, states.page_length[:, 0].astype(np.int64))
-    assert stats["bytes_read"] == int(video.page_length.sum()) + int(beside.sum())
+    expected = int(video.page_length.sum())
+    for chunk in spans(video):
+        for other, nbytes in zip(spans(states), states.page_length[:, 0].tolist(), strict=True):
+            expected += nbytes * (max(chunk[0], other[0]) < min(chunk[1], other[1]))
+    assert stats["bytes_read"] == expected
+
+
+def spans(group: Any) -> list[tuple[int, int]]:
+    """First and last frame of each chunk; episodes are far from each other."""
+    begin = group.first_frame + 1000 * np.cumsum(group.first_frame == 0)
+    return [*zip(begin.tolist(), (begin + group.num_frames).tolist(), strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -467,20 +440,3 @@ def test_resume_in_the_middle_of_a_chunk(long: tuple[Path, dict[str, Pixels]]) -
     resumed.load_state_dict(saved)
     rest = [(b["episode"], b["start"].tolist(), b["image"].sum().item()) for b in resumed]
     assert rest == batches[17:]
-
-
-def test_memory_is_counted_for_what_stays_open(long: tuple[Path, dict[str, Pixels]]) -> None:
-    dataset = seqrecord.open(long[0])
-    table = dataset.contents.episode_table
-    pieces = in_pieces(table, dataset.features)
-    assert isinstance(pieces, EpisodeTable)
-    assert table.groups[0].largest.tolist() == [100, 120, 20]
-    assert pieces.groups[0].largest.tolist() == [25, 30, 20]
-    assert pieces.groups[1].whole is None
-    groups = dataset.contents.index.groups
-    kept = 30 * open_chunk_bytes(pieces.groups[0], groups[:1], dataset.features)
-    assert kept >= int(groups[0].page_length.max()) + 16 * HEIGHT * WIDTH * 3
-    assert open_chunk_bytes(table.groups[0], groups[:1], dataset.features) == 0
-    states = int(groups[1].page_length.max())
-    beside = 30 * open_chunk_bytes(pieces.groups[0], groups, dataset.features)
-    assert kept + states <= beside <= kept + states + 64 + 30

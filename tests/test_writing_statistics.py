@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordWriter, add_statistics, convert, errors
+from seqrecord import SeqRecordWriter, add_statistics, convert, errors, open_source
 from seqrecord.checksum import crc32c
 from seqrecord.statistics import Statistics
-from seqrecord.statistics.collecting import StatisticsCollector
 from seqrecord.types import StatisticsProgress
 from tests import command_line
 from tests.datasets import EPISODES, small_frames, small_schema, write_small
@@ -238,18 +237,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_those_computed_are_those_of_the_frames(small: Path, num_threads: int) -> None:
+def test_those_computed_are_those_of_the_frames(
+    small: Path, tmp_path: Path, num_threads: int
+) -> None:
     told: list[StatisticsProgress] = []
     with seqrecord.open(small) as reader:
         got = reader.compute_statistics(num_threads=num_threads, progress=told.append)
-        collector = StatisticsCollector(reader.features)
-        for key in EPISODES:
-            episode = reader.episodes[key]
-            collector.begin(key)
-            for number in range(len(episode)):
-                collector.add(episode[number])
-            collector.keep()
-    assert_alike(got, collector.statistics())
+    convert(open_source(small), tmp_path / "d", codecs={"photo": "balanced"}, workers=1)
+    kept = statistics_of(tmp_path / "d")  # of which a writer got all frames
+    assert_alike(got, Statistics(kept.num_frames, {name: kept[name] for name in got}))
     assert got.num_frames == sum(EPISODES.values())
     assert set(got) == set(small_schema())
     assert got["flow"].num_frames == got.num_frames - len(EPISODES)  # their last frame lacks it
