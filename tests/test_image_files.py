@@ -126,8 +126,8 @@ def test_values_are_those_of_the_files(tmp_path: Path) -> None:
     for number, (ending, data, _) in enumerate(files):
         folder = tmp_path / "src" / "run" / f"f{number}"
         folder.mkdir(parents=True)
-        for frame in range(2):
-            (folder / f"{frame}{ending}").write_bytes(data)
+        for index in range(2):
+            (folder / f"{index}{ending}").write_bytes(data)
     seqrecord.convert(open_source(tmp_path / "src"), tmp_path / "records", workers=1)
     with seqrecord.open(tmp_path / "records") as dataset:
         frame = dataset.episodes["run"][1]
@@ -216,9 +216,8 @@ def test_damaged_openexr_is_an_error_or_an_image(
         assert np.asarray(frame["depth"]).dtype.kind in "fu"
 
 
-def test_a_tree_of_rasters_has_kinds(tmp_path: Path) -> None:
-    """Three frames of flow, depth and normals; a shape that changes is an error."""
-    tree = tmp_path / "scene"
+def write_tree(tree: Path) -> None:
+    """Three frames of flow, depth and normals."""
     for name in ("flow", "depth", "normal"):
         (tree / name).mkdir(parents=True)
     for number in range(3):
@@ -226,6 +225,12 @@ def test_a_tree_of_rasters_has_kinds(tmp_path: Path) -> None:
         (tree / "depth" / f"{number}.pfm").write_bytes((FOLDER / "depth.pfm").read_bytes())
         planes = {name: (rasters()[..., i] + number).astype("<f2") for i, name in enumerate("RGB")}
         exr(tree / "normal" / f"{number}.exr", planes)
+
+
+def test_a_tree_of_rasters_has_kinds(tmp_path: Path) -> None:
+    """A shape that changes is an error."""
+    tree = tmp_path / "scene"
+    write_tree(tree)
     source = FolderSource(tmp_path)
     assert [(str(s), s.kind, s.unit) for s in source.schema().values()] == [
         ("depth: float32 [5, 7]", "depth", None),

@@ -241,7 +241,7 @@ def test_a_place_above_datasets(tmp_path: Path, memory_url: str) -> None:
         for name in ("org/one", "org/two"):
             shutil.copytree(original, tmp_path / version / "y" / name)
         places[tmp_path / version / "y"] = "org/one, org/two"
-    upload(original, f"{memory_url}/org/one")
+    upload(tmp_path / "v21" / "y" / "org" / "one", f"{memory_url}/org/one")
     places[memory_url] = "org/one"
     for name in ("a", "b"):
         write_tiny(tmp_path / "records" / name)

@@ -300,7 +300,7 @@ def check(
             seen += 1
     assert seen == len(pipe) * 4 - (-pipe.stats()["clips"] % 4)
     own = {n: v for n, v in options.items() if n in CLIP_OPTIONS}
-    clips = seqrecord.SeqRecordMapDataset(path, **own) if at else []
+    clips: Any = seqrecord.SeqRecordMapDataset(path, **own) if at else []
     for number in at:
         clip = clips[number]
         check_clip(clip["episode"], clip["start"], clip)
