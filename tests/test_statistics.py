@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import reduce
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -11,11 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.errors import FormatError
-from seqrecord.statistics import Statistics
+from seqrecord.statistics import FeatureStatistics, Statistics
+
+Array = npt.NDArray[Any]
 
 
 def spec(name: str, dtype: str, shape: tuple[int | None, ...]) -> FeatureSpec:
@@ -36,7 +42,7 @@ SCHEMA = Schema(
 )
 
 
-def frame(rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
+def frame(rng: np.random.Generator) -> dict[str, Array]:
     depth = rng.normal(5, 2, (32, 40)).astype("<f4")
     depth[:4] = np.inf
     depth[4, :2] = np.nan
@@ -52,7 +58,7 @@ def frame(rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def episodes(seed: int, lengths: Sequence[int]) -> dict[str, list[dict[str, npt.NDArray[Any]]]]:
+def episodes(seed: int, lengths: Sequence[int]) -> dict[str, list[dict[str, Array]]]:
     rng = np.random.default_rng(seed)
     return {f"e{i}": [frame(rng) for _ in range(count)] for i, count in enumerate(lengths)}
 
@@ -181,8 +187,169 @@ def test_many_frames_are_sketched_in_pieces() -> None:
     np.testing.assert_allclose(got["big"].mean[0], values[:, 0].mean(), rtol=1e-4)
 
 
+# ---- numbers that are hard in their own way
+
+SHARES = [0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0]
+KINDS: dict[str, Callable[[np.random.Generator, int], Array]] = {
+    "normal": lambda rng, count: rng.normal(3, 100, count),
+    "few values": lambda rng, count: rng.integers(0, 5, count),
+    "sorted": lambda rng, count: np.arange(count) % 30_000,
+    "falling": lambda rng, count: np.arange(count)[::-1] % 30_000,
+    "heavy tail": lambda rng, count: rng.pareto(1, count).clip(0, 30_000),
+    "constant": lambda rng, count: np.full(count, 7),
+}
+
+
+def draw(kind: str, rng: np.random.Generator, count: int, dtype: str) -> Array:
+    values = KINDS[kind](rng, count)
+    if np.dtype(dtype).kind in "iu":
+        values = values.clip(np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return values.astype(dtype)
+
+
+def of_numbers(values: Array) -> FeatureStatistics:
+    """Of one channel, in frames that are so small that each number is looked at."""
+    frames = [{"x": part} for part in np.split(values, range(120, len(values), 120))]
+    return statistics_of(Schema([spec("x", values.dtype.str, (None,))]), {"e": frames})["x"]
+
+
+def in_json(found: FeatureStatistics) -> str:
+    return json.dumps(Statistics(found.num_frames, {"x": found}).to_json())
+
+
+def through_json(found: FeatureStatistics) -> FeatureStatistics:
+    return Statistics.from_json(json.loads(in_json(found)))["x"]
+
+
+def check(found: FeatureStatistics, values: Array) -> None:
+    """The statistics of all these numbers keep their promises."""
+    assert found.count.tolist() == found.num_drawn.tolist() == [len(values)]
+    if not len(values):
+        return
+    assert (found.min[0], found.max[0]) == (values.min(), values.max())
+    exact = values.astype(np.float64)
+    size = max(abs(exact.min()), abs(exact.max()))
+    assert found.mean[0] == pytest.approx(exact.mean(), rel=1e-9, abs=1e-12 * size)
+    assert found.std[0] == pytest.approx(exact.std(), rel=1e-9, abs=1e-9 * size)
+    ordered, error = np.sort(values), found.rank_error * len(values)
+    for share, [number] in zip(SHARES, found.quantile(SHARES), strict=True):
+        value = np.array(number).astype(values.dtype)
+        assert value in values
+        assert np.searchsorted(ordered, value, "left") <= share * len(values) + error + 1e-6
+        assert np.searchsorted(ordered, value, "right") >= share * len(values) - error - 1e-6
+
+
+@given(
+    kind=st.sampled_from([*KINDS]),
+    dtype=st.sampled_from(["|u1", "<i2", "<u4", "<i8", "<f4", "<f8"]),
+    parts=st.lists(st.integers(0, 6_000), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+)
+def test_parts_added_and_merged(kind: str, dtype: str, parts: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrays = [draw(kind, rng, count, dtype) for count in parts]
+    found = [of_numbers(array) for array in arrays]
+    before = [*map(in_json, found)]
+    merged = reduce(FeatureStatistics.merged, found)
+    assert ([*map(in_json, found)] == before) is True, "what is merged is left as it is"
+    values = np.concatenate(arrays)
+    for each in (of_numbers(values), merged, through_json(merged)):
+        check(each, values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_merged_parts_stay_within_half_a_percent(kind: str) -> None:
+    values = draw(kind, np.random.default_rng(1), 64_000, "<f4")
+    found = [of_numbers(part) for part in np.array_split(values, 16)]
+    while len(found) > 1:  # as those of workers
+        found = [one.merged(two) for one, two in zip(found[::2], found[1::2], strict=True)]
+    check(found[0], values)
+    assert 0 < found[0].rank_error < 0.005
+
+
+@pytest.mark.parametrize("channels", [1, 3, 7])
+@pytest.mark.parametrize("dtype", ["|u1", "<u2", "<i8", "<f4", "<f8"])
+def test_moments_of_all_numbers(dtype: str, channels: int) -> None:
+    """Those that are not finite are counted apart."""
+    for count in (1, 500, 70_001):
+        rng = np.random.default_rng(count)
+        pixels = (1e6 * (dtype != "|u1") + rng.integers(0, 200, (count, channels))).astype(dtype)
+        if dtype[1] == "f" and count > 1:
+            for row, value in enumerate((np.nan, np.inf, -np.inf, np.inf)):
+                pixels[row::100, 0] = value
+        schema = Schema([spec("x", dtype, (count, channels))])
+        found = statistics_of(schema, {"e": [{"x": pixels}]})["x"]
+        for column, sketch in enumerate(found.sketches):
+            numbers = pixels[:, column].astype(np.float64)
+            exact = numbers[np.isfinite(numbers)]
+            assert sketch.count == len(exact)
+            odd = (sketch.nan, sketch.positive_infinity, sketch.negative_infinity)
+            assert odd == (
+                np.isnan(numbers).sum(),
+                *((numbers == s * np.inf).sum() for s in (1, -1)),
+            )
+            np.testing.assert_allclose(
+                (sketch.mean, sketch.std), (exact.mean(), exact.std()), 1e-12
+            )
+            assert (sketch.min, sketch.max) == (exact.min(), exact.max())
+
+
+def test_numbers_without_a_square_and_without_quantiles() -> None:
+    for size in (1e300, 1e-200):
+        pixels = np.array([[1, 1], [np.nan, 2], [3, 3]]) * [size, 1]
+        found = statistics_of(Schema([spec("x", "<f8", (2,))]), {"e": [{"x": p} for p in pixels]})
+        got = [found["x"].mean, found["x"].std, found["x"].min, found["x"].max]
+        np.testing.assert_allclose(np.array(got)[:, 0] / size, [2, 1, 1, 3])
+        np.testing.assert_allclose(np.array(got)[:, 1], [2, np.sqrt(2 / 3), 1, 3])
+    nothing = through_json(of_numbers(np.array([np.nan])))
+    assert np.isnan(nothing.quantile([0, 0.5, 1])).all()
+    assert nothing.rank_error == 0
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            nothing.quantile(share)
+
+
+def test_the_largest_numbers_overflow_nothing() -> None:
+    most = np.finfo(np.float64).max
+    values = np.tile([most, -most, most, most], 1000)
+    with np.errstate(all="raise", under="ignore"):
+        one = through_json(of_numbers(values).merged(of_numbers(values[:3])))
+    assert one.mean[0] == pytest.approx(most / 2, rel=1e-3)
+    assert one.std[0] == pytest.approx(most * np.sqrt(0.75), rel=1e-3)
+    integers = of_numbers(np.array([2**63 - 1, -(2**63) + 1, 5], np.int64))
+    for found in (integers, through_json(integers)):
+        [sketch] = found.sketches
+        assert (sketch.min, sketch.max) == (-(2**63) + 1, 2**63 - 1)
+
+
+BAD: dict[str, list[Any]] = {
+    "count": [3, -1, 1.0, True, None, 2**60],
+    "nan": [-1, "1", None],
+    "positive_infinity": [-1],
+    "negative_infinity": [0.5],
+    "over": [-1, 2**52],
+    "under": [None],
+    "mean": [9.0, float("nan"), float("inf"), "1", None, True],
+    "std": [-1.0, 50.0, float("nan")],
+    "min": [2.0, None, "1", float("nan"), 0.1],
+    "max": [3.0, 1e300, 10**400, None],
+    "levels": [None, ["AAA="], ["é"], [1], ["AAAA"], [""] * 60, ["A" * 10**6], ["AADAfw=="]],
+}
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_bad_json_of_a_channel_is_refused(key: str) -> None:
+    values = np.array([1, 2, 3, 4], np.float32)
+    good = Statistics(1, {"x": of_numbers(values)}).to_json()
+    [channel] = good["features"]["x"]["channels"]
+    others: list[Any] = [None, [], "x", {}, {"count": 1}, {**channel, "more": 1}]
+    for bad in (*({**channel, key: value} for value in BAD[key]), *others):
+        with pytest.raises(FormatError):
+            Statistics.from_json(changed(good, "features/x/channels", [bad]))
+
+
 def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
-    copy: dict[str, Any] = json.loads(json.dumps(value))
+    copy: dict[str, Any] = deepcopy(value)
     *inner, last = path.split("/")
     place: Any = copy
     for key in inner:
