@@ -467,3 +467,8 @@ def test_npz(tmp_path: Path) -> None:
         np.testing.assert_array_equal(frame["actions"], depth[index, 0, :2], strict=True)
         assert (frame["state"], frame["reward"]) == (state[index], index)
     seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=1)
+    alone = tmp_path / "run" / "alone"  # which is an episode
+    alone.mkdir()
+    np.savez(alone / "data.npz", state=state, limits=np.zeros((2, 3)))
+    [info] = FolderSource(alone).episodes()
+    assert [frame["state"] for frame in FolderSource(alone).frames(info)] == state.tolist()

@@ -345,7 +345,7 @@ def test_an_index_of_which_a_part_was_removed_is_made_anew(tmp_path: Path, home:
             assert dataset.url == url
 
 
-@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("number", [*range(10), 11, 13])
 def test_random_originals(number: int, tmp_path: Path) -> None:
     check(tmp_path, number)
 

@@ -260,7 +260,7 @@ def test_parts_added_and_merged(kind: str, dtype: str, parts: list[int], seed: i
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_merged_parts_stay_within_half_a_percent(kind: str) -> None:
     values = draw(kind, np.random.default_rng(1), 64_000, "<f4")
-    found = [of_numbers(part) for part in np.array_split(values, 16)]
+    found = [of_numbers(part) for part in np.array_split(values, 8)]
     while len(found) > 1:  # as those of workers
         found = [one.merged(two) for one, two in zip(found[::2], found[1::2], strict=True)]
     check(found[0], values)
