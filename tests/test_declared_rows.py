@@ -58,7 +58,7 @@ def test_num_samples_is_the_number_of_rows(tmp_path: Path, value: Any) -> None:
     assert len(list(source.frames(source.episodes()[0]))) == 3
 
 
-def test_num_samples_that_is_no_number(tmp_path: Path) -> None:
+def test_num_samples_that_is_no_number_and_masks_of_missing_demonstrations(tmp_path: Path) -> None:
     write_robomimic(tmp_path / "a.hdf5")
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["data/demo_0"].attrs["num_samples"] = "three"
@@ -66,6 +66,10 @@ def test_num_samples_that_is_no_number(tmp_path: Path) -> None:
     assert (error.expected, error.got) == ("a whole number", "'three'")
     assert [info.key for info in Hdf5Source(tmp_path).episodes()] == ["a/demo_0", "a/demo_1"]
     assert len(list(Hdf5Source(tmp_path).frames(Hdf5Source(tmp_path).episodes()[1]))) == 5
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["mask/test"] = np.array([b"demo_0", b"demo_7", b"demo_9"], "S8")
+    [note] = inventory_of(Hdf5Source(tmp_path)).notes
+    assert note == "a.hdf5: 2 of 3 demonstrations of mask/test missing: demo_7, demo_9"
 
 
 @pytest.mark.parametrize("name", ["num_samples", "num_timesteps", "num_frames"])
@@ -92,14 +96,6 @@ def test_totals_of_robomimic(tmp_path: Path, name: str, value: int) -> None:
     assert str(error.file).endswith("a.hdf5")
     with pytest.raises(SourceError, match="disagrees with the demonstrations"):
         seqrecord.convert(source, tmp_path / "records", workers=1)
-
-
-def test_masks_of_missing_demonstrations_are_noted(tmp_path: Path) -> None:
-    write_robomimic(tmp_path / "a.hdf5")
-    with h5py.File(tmp_path / "a.hdf5", "a") as file:
-        file["mask/test"] = np.array([b"demo_0", b"demo_7", b"demo_9"], "S8")
-    [note] = inventory_of(Hdf5Source(tmp_path)).notes
-    assert note == "a.hdf5: 2 of 3 demonstrations of mask/test missing: demo_7, demo_9"
 
 
 def test_rows_that_were_never_written_are_counted(tmp_path: Path) -> None:

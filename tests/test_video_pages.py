@@ -189,47 +189,38 @@ def _changed_footer(root: Path, change: Callable[[bytes], bytes]) -> None:
     (length,) = struct.unpack_from("<Q", data, len(data) - 24)
     footer = change(data[-24 - length : -24])
     assert len(footer) == length
+    assert footer != data[-24 - length : -24]
     tail = struct.pack("<Q", length)
     tail += struct.pack("<I", crc32c(footer + tail)) + data[-12:]
     path.write_bytes(data[: -24 - length] + footer + tail)
     seqrecord.reindex(root, created_by="test")
 
 
-def test_video_in_a_group_of_two(tmp_path: Path) -> None:
-    """The footer of a dataset where both features are in group 0."""
-    _written(tmp_path)
-
-    def change(footer: bytes) -> bytes:
-        changed = footer.replace(b'"group":1', b'"group":0').replace(
-            b'"num_chunks":[1,1]', b'"num_chunks":[1]  '
-        )
-        assert changed != footer
-        return changed
-
-    with pytest.raises(FormatError, match="shares its group"):
-        _changed_footer(tmp_path, change)
+def in_one_group(footer: bytes) -> bytes:
+    groups = footer.replace(b'"group":1', b'"group":0')
+    return groups.replace(b'"num_chunks":[1,1]', b'"num_chunks":[1]  ')
 
 
-def test_a_chunk_of_257_frames(tmp_path: Path) -> None:
-    _written(tmp_path)
-
-    def change(footer: bytes) -> bytes:
-        frames, episode = struct.pack("<4I", 0, 3, 0, 0), b'"num_frames":3,'
-        changed = footer.replace(frames, struct.pack("<4I", 0, 257, 0, 0))
-        changed = changed.replace(episode, b'"num_frames":257,').replace(b"  ", b"", 1)
-        assert changed.count(b'"num_frames":257,') == 1
-        return changed
-
-    with pytest.raises(FormatError, match="wrong length"):
-        _changed_footer(tmp_path, change)
+def of_257_frames(footer: bytes) -> bytes:
+    changed = footer.replace(struct.pack("<4I", 0, 3, 0, 0), struct.pack("<4I", 0, 257, 0, 0))
+    changed = changed.replace(b'"num_frames":3,', b'"num_frames":257,').replace(b"  ", b"", 1)
+    assert changed.count(b'"num_frames":257,') == 1
+    return changed
 
 
-def test_a_codec_of_video_that_is_not_known(tmp_path: Path) -> None:
-    _written(tmp_path)
-    _changed_footer(tmp_path, lambda footer: footer.replace(b'"codec":"ffv1"', b'"codec":"ffv2"'))
+def test_footers_of_video_that_are_refused(tmp_path: Path) -> None:
+    """Two features in a group, chunks that are too long, and a codec that is not known."""
+    for name, change, says in (
+        ("group", in_one_group, "shares its group"),
+        ("frames", of_257_frames, "wrong length"),
+    ):
+        with pytest.raises(FormatError, match=says):
+            _changed_footer(_written(tmp_path / name), change)
+    path = _written(tmp_path / "codec")
+    _changed_footer(path, lambda footer: footer.replace(b'"codec":"ffv1"', b'"codec":"ffv2"'))
     with pytest.raises(seqrecord.errors.SchemaError, match="no video codec 'ffv2'"):
-        seqrecord.open(tmp_path)
-    assert len(seqrecord.open(tmp_path, features=["state"]).episodes["a"]) == 3
+        seqrecord.open(path)
+    assert len(seqrecord.open(path, features=["state"]).episodes["a"]) == 3
 
 
 # Long chunks of video in pieces: each frame is decoded once, in little memory
