@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -161,19 +158,6 @@ def test_a_database_whose_log_is_not_in_it(tmp_path: Path, ending: str, command:
         packed(tmp_path / "bags", tmp_path / "x")
     assert (caught.value.file, caught.value.got) == (str(path), "100 bytes")
     assert sorted(folder.iterdir()) == before
-
-
-def test_messages_that_are_only_in_the_log(tmp_path: Path) -> None:
-    """The case that was reported: a recorder that was killed, without a checkpoint."""
-    folder = bag(tmp_path / "bags", sqlite=True)
-    [path] = folder.glob("*.db3")
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("DELETE FROM messages WHERE id > 3")
-        database.commit()
-        shutil.copytree(folder, tmp_path / "killed" / "run")
-    with pytest.raises(SourceError, match="wal_checkpoint"):
-        packed(tmp_path / "killed", tmp_path / "x")
 
 
 def without_messages(path: Path, drop: int) -> None:

@@ -123,15 +123,6 @@ def test_keys_are_paths_at_any_depth(tmp_path: Path) -> None:
     assert len(_read(one)) == 2
 
 
-def test_frames_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    images = _images(0, 3, 4, 5)
-    _save(tmp_path / "run" / "gray", images, ["frame_2", "frame_10", "frame_100"])
-    _save(tmp_path / "run" / "level", np.arange(3), ["frame_2", "frame_10", "frame_100"], "npy")
-    for index, frame in enumerate(_read(FolderSource(tmp_path, allow_gaps=True))):
-        assert frame["level"] == index
-        np.testing.assert_array_equal(frame["gray"], images[index])
-
-
 def _touch(folder: Path, *names: str) -> None:
     """One file for each name: images, and arrays of one number."""
     folder.mkdir(parents=True, exist_ok=True)
