@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +39,14 @@ from seqrecord.storage.base import StorageWrapper
 from tests.command_line import run
 from tests.lerobot_data import write_v21
 from tests.lerobot_video_data import unpack
-from tests.tiny import change_manifest, index_entry, sign_manifest, split_record, write_tiny
+from tests.tiny import (
+    change_manifest,
+    change_table,
+    index_entry,
+    sign_manifest,
+    split_record,
+    write_tiny,
+)
 
 _HUGE = 1 << 43  # 8 TiB
 
@@ -177,9 +186,14 @@ def test_the_largest_manifest_is_read() -> None:
     assert Manifest.parse(data) == large
 
 
-def test_values_in_strings_are_not_counted() -> None:
+def test_values_are_counted_before_they_are_made() -> None:
+    """Those in strings are none."""
     text = json.dumps({"a": '[{",' * 300_000, "b\\": '\\"[\\'}).encode()
     assert parse_json(text)["b\\"] == '\\"[\\'
+    for item in (b"[]", b"{}", b"0", b'"\\""'):
+        text = b"[" + b",".join([item] * (MAX_JSON_VALUES + 1)) + b"]"
+        with pytest.raises(FormatError, match="too many values"):
+            parse_json(text)
 
 
 @pytest.mark.parametrize("inner", ["", "1", "{}", '{"a":1}'])
@@ -193,24 +207,14 @@ def test_levels_of_nesting(left: str, inner: str) -> None:
         parse_json(left * (levels + 1) + inner + right * (levels + 1))
 
 
-@pytest.mark.parametrize("item", [b"[]", b"{}", b"0", b'"\\""'])
-def test_values_are_counted_before_they_are_made(item: bytes) -> None:
-    text = b"[" + b",".join([item] * (MAX_JSON_VALUES + 1)) + b"]"
-    with pytest.raises(FormatError, match="too many values"):
-        parse_json(text)
-
-
-def test_a_footer_of_nothing_but_small_values(root: Path) -> None:
+def test_footers_that_claim_more_than_any_has(root: Path) -> None:
+    """One of nothing but small values, and one that is longer than the limit."""
     [path] = (root / "records").iterdir()
     parts = split_record(path.read_bytes())
     start = 64 + len(parts.pages)
     parts.text = b'{"episodes":[' + b",".join([b"{}"] * 5_000_000) + b"]}"
     data = parts.joined()[start:]
     assert _refused(lambda: parse_footer(data, start)) < 5 * len(data)
-
-
-def test_a_footer_that_claims_more_than_any_has(root: Path) -> None:
-    [path] = (root / "records").iterdir()
     parts = split_record(path.read_bytes())
     parts.length = MAX_FOOTER_BYTES + 64
     tail = parts.joined()[-24:]
@@ -240,11 +244,8 @@ def test_a_record_file_is_full_before_its_footer_is(tmp_path: Path) -> None:
 
 def test_pages_that_no_file_can_hold(root: Path) -> None:
     """The index and the manifest say that a page of 4 GiB is there; the record file is short."""
-    from tests.tiny import change_table
 
     def change(table: Any) -> Any:
-        import pyarrow as pa
-
         lengths = table.column("page_length").to_pylist()
         lengths[0][1] = 2**32 - 1
         field = table.schema.field("page_length")
@@ -286,8 +287,6 @@ def test_notes_of_8_tib(tmp_path: Path) -> None:
 
 def test_a_table_of_more_rows_than_meta_lists(tmp_path: Path) -> None:
     """Of run lengths: a few kilobytes."""
-    import pyarrow as pa
-
     features = {"action": {"dtype": "float32", "shape": [1], "names": None}}
     source = open_source(write_v21(tmp_path, {"action": np.zeros(2_000_000, "f4")}, features, 5))
     [info] = source.episodes()
@@ -303,9 +302,6 @@ def test_a_table_of_more_rows_than_meta_lists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["meta/episodes/chunk-000/file-000.parquet", "meta/tasks.parquet"])
 def test_a_table_of_meta_of_more_rows_than_declared(tmp_path: Path, name: str) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     root = unpack(tmp_path, "lerobot_video_v3")
     row = pq.read_table(root / name).slice(0, 1)
     pq.write_table(pa.concat_tables([row] * 2000).combine_chunks(), root / name)
@@ -315,8 +311,6 @@ def test_a_table_of_meta_of_more_rows_than_declared(tmp_path: Path, name: str) -
 
 
 def test_a_row_of_more_numbers_than_declared(tmp_path: Path) -> None:
-    import pyarrow as pa
-
     features = {"action": {"dtype": "float32", "shape": [2], "names": None}}
     lists = pa.array([[0.0] * 1_000_000, *([[0.0, 0.0]] * 4)], pa.list_(pa.float32()))
     source = open_source(write_v21(tmp_path, {"action": lists}, features, 5))
@@ -327,8 +321,6 @@ def test_a_row_of_more_numbers_than_declared(tmp_path: Path) -> None:
 @pytest.mark.slow  # decodes 300 MB
 def test_a_text_that_is_stored_once(tmp_path: Path) -> None:
     """For many rows: only as many of them are decoded at a time as 256 MiB hold."""
-    import pyarrow as pa
-
     features = {"note": {"dtype": "string", "shape": [1], "names": None}}
     count, text = 500, "x" * (1 << 20)
     notes = pa.array([text] * count)  # which parquet stores once

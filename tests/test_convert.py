@@ -26,7 +26,7 @@ from seqrecord.errors import (
     SourceError,
 )
 from seqrecord.sources import EpisodeInfo
-from seqrecord.writing.convert_jobs import Progress
+from seqrecord.types import Progress
 from tests.made_source import EndlessSource, MadeSource, made_frame
 
 # Forking with threads is what some of these tests are about.

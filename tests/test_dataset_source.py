@@ -120,16 +120,6 @@ def test_codecs_stay_unless_others_are_named(tmp_path: Path) -> None:
     assert_same(tmp_path / "a", tmp_path / "d")
 
 
-def test_features_are_chosen(tmp_path: Path) -> None:
-    write_small(tmp_path / "a")
-    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--features", "pose,photo")
-    with seqrecord.open(tmp_path / "b") as made:
-        assert list(made.features) == ["pose", "photo"]
-        with seqrecord.open(tmp_path / "a", features=["pose", "photo"]) as dataset:
-            assert frames_of(made) == frames_of(dataset)
-        assert list(made.statistics) == ["pose"]
-
-
 def video_schema(name: str = "h264") -> Schema:
     image = FeatureSpec(
         "image", np.dtype("u1"), (HEIGHT, WIDTH, 3), codec=(config_of(name).to_json(),)
@@ -452,7 +442,7 @@ def test_what_is_broken_is_the_episode_s(tmp_path: Path) -> None:
     assert str(record) in report.bad[0].error
 
 
-def test_how_a_dataset_is_found(tmp_path: Path) -> None:
+def test_how_a_dataset_is_found_and_features_are_chosen(tmp_path: Path) -> None:
     write_small(tmp_path / "a")
     assert "seqrecord" in format_names()
     assert open_source(tmp_path / "a", format="seqrecord").schema() == (
@@ -473,3 +463,9 @@ def test_how_a_dataset_is_found(tmp_path: Path) -> None:
         open_source(other, format="seqrecord")
     with pytest.raises(NotFoundError, match="no dataset here"):
         open_source(tmp_path / "gone", format="seqrecord")
+    run("write", "--src", tmp_path / "a", "--dst", tmp_path / "b", "--features", "pose,photo")
+    with seqrecord.open(tmp_path / "b") as made:
+        assert list(made.features) == ["pose", "photo"]
+        with seqrecord.open(tmp_path / "a", features=["pose", "photo"]) as dataset:
+            assert frames_of(made) == frames_of(dataset)
+        assert list(made.statistics) == ["pose"]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import shutil
-import sqlite3
-import tarfile
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import seqrecord
@@ -20,6 +15,7 @@ from seqrecord.errors import SourceError
 from seqrecord.sources import LeftOut, inventory_of
 from tests.bags import STORE, imu, write_bag, write_mcap
 from tests.command_line import fail
+from tests.test_source_contract import upload
 from tests.test_sources_mcap import CAMERA, KINDS, MS, START, frames_of, recording, write
 
 YAML = "metadata.yaml"
@@ -164,19 +160,6 @@ def test_a_database_whose_log_is_not_in_it(tmp_path: Path, ending: str, command:
     assert sorted(folder.iterdir()) == before
 
 
-def test_messages_that_are_only_in_the_log(tmp_path: Path) -> None:
-    """The case that was reported: a recorder that was killed, without a checkpoint."""
-    folder = bag(tmp_path / "bags", sqlite=True)
-    [path] = folder.glob("*.db3")
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("DELETE FROM messages WHERE id > 3")
-        database.commit()
-        shutil.copytree(folder, tmp_path / "killed" / "run")
-    with pytest.raises(SourceError, match="wal_checkpoint"):
-        packed(tmp_path / "killed", tmp_path / "x")
-
-
 def without_messages(path: Path, drop: int) -> None:
     """Cut the last messages out of an MCAP file, and leave its statistics."""
     data = path.read_bytes()
@@ -219,14 +202,16 @@ def test_topics_that_are_not_read_are_in_the_inventory(tmp_path: Path) -> None:
     assert not chosen[0].is_data
 
 
-def test_an_empty_topic_is_a_line_and_an_error_where_it_is_asked_for(tmp_path: Path) -> None:
-    def add_topic(writer: Any) -> None:
+def test_empty_topics_and_attachments_are_in_the_inventory(tmp_path: Path) -> None:
+    def add_records(writer: Any) -> None:
         name = next(message.__msgtype__ for topic, _, message in recording() if topic == CAMERA)
         text = STORE.generate_msgdef(name, ros_version=2)[0]
         number = writer.register_schema(name, "ros2msg", text.encode())
         writer.register_channel("/camera/other", "cdr", number)
+        writer.add_attachment(0, 0, "calibration.yaml", "text/yaml", b"fx: 1")
+        writer.add_metadata("robot", {"name": "arm"})
 
-    path = write_mcap(tmp_path / "run.mcap", recording(), add=add_topic)
+    path = write_mcap(tmp_path / "run.mcap", recording(), add=add_records)
     source = open_source(path, clock=CAMERA)
     assert LeftOut("topic /camera/other", 0, "empty topic", "messages", False) in (
         inventory_of(source).left_out
@@ -236,30 +221,21 @@ def test_an_empty_topic_is_a_line_and_an_error_where_it_is_asked_for(tmp_path: P
         with pytest.raises(SourceError, match="has no message") as caught:
             open_source(path, clock=CAMERA, **asked).schema()
         assert caught.value.got == "/camera/other"
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_is_cut_is_never_shorter_in_silence(
-    tmp_path: Path, kind: str, share: float
-) -> None:
-    write(tmp_path, recording(), kind)
-    [path] = [each for each in tmp_path.rglob("*") if each.suffix in (".mcap", ".db3")]
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    with pytest.raises(SourceError) as caught:
-        packed(tmp_path, tmp_path / "x")
-    assert caught.value.file is not None
-
-
-def test_attachments_are_in_the_inventory(tmp_path: Path) -> None:
-    def add_records(writer: Any) -> None:
-        writer.add_attachment(0, 0, "calibration.yaml", "text/yaml", b"fx: 1")
-        writer.add_metadata("robot", {"name": "arm"})
-
-    path = write_mcap(tmp_path / "run.mcap", recording(), add=add_records)
-    found = inventory_of(open_source(path, clock=CAMERA)).left_out
+    found = inventory_of(source).left_out
     assert LeftOut("attachments of MCAP", 1, "no reader", "records") in found
     assert LeftOut("metadata records of MCAP", 1, "no reader", "records", False) in found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_cut_is_never_shorter_in_silence(tmp_path: Path, kind: str) -> None:
+    write(tmp_path, recording(), kind)
+    [path] = [each for each in tmp_path.rglob("*") if each.suffix in (".mcap", ".db3")]
+    whole = path.read_bytes()
+    for share in (0.2, 0.5, 0.9, 0.999):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(SourceError) as caught:
+            packed(tmp_path, tmp_path / f"{share}")
+        assert caught.value.file is not None
 
 
 # --- types of files ----------------------------------------------------------------------------
@@ -267,49 +243,41 @@ def test_attachments_are_in_the_inventory(tmp_path: Path) -> None:
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
 
-def tgz(path: Path) -> None:
-    with tarfile.open(path, "w:gz") as tar:
-        tar.add(__file__, "a.txt")
-
-
-TYPES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "data.tgz": (tgz, "gzip.*tar -xzf data.tgz"),
-    "run.mcap.zstd": (lambda p: p.write_bytes(b"\x28\xb5\x2f\xfd1234"), "Zstandard.*zstd -d"),
-    "run.bag": (lambda p: p.write_bytes(b"#ROSBAG V2.0\n123"), "ROS 1 bag.*rosbags-convert"),
-    "data.bin": (lambda p: p.write_bytes(LFS), "Git LFS pointer.*git lfs pull"),
-    "data.gz": (lambda p: p.write_bytes(gzip.compress(b"1")), "gzip"),
-    "data.pkl": (lambda p: p.write_bytes(b"\x80\x04"), "pickle, which is never loaded"),
+TYPES: dict[str, tuple[bytes, str]] = {
+    "run.mcap.zstd": (b"\x28\xb5\x2f\xfd1234", "Zstandard.*zstd -d"),
+    "run.bag": (b"#ROSBAG V2.0\n123", "ROS 1 bag.*rosbags-convert"),
+    "data.bin": (LFS, "Git LFS pointer.*git lfs pull"),
+    "data.gz": (gzip.compress(b"1"), "gzip"),
+    "data.tgz": (gzip.compress(bytes(1024)), "gzip.*tar -xzf data.tgz"),
+    "data.pkl": (b"\x80\x04", "pickle, which is never loaded"),
 }
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("as_folder", [False, True])
-def test_types_of_files_are_named(tmp_path: Path, name: str, *, as_folder: bool) -> None:
-    make, message = TYPES[name]
+def test_types_of_files_are_named(tmp_path: Path, name: str) -> None:
+    data, message = TYPES[name]
     folder = tmp_path / "originals" / "deeper"
     folder.mkdir(parents=True)
-    make(folder / name)
-    path = tmp_path / "originals" if as_folder else folder / name
-    with pytest.raises(SourceError, match=message):
-        open_source(path)
+    (folder / name).write_bytes(data)
+    for path in (tmp_path / "originals", folder / name):
+        with pytest.raises(SourceError, match=message):
+            open_source(path)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a.mcap", "a.hdf5", "a.tar", "a.mp4", "run/image/000000.png", "run/state.npy"],
-)
-def test_pointers_in_the_place_of_files_are_named(tmp_path: Path, name: str) -> None:
+POINTERS = ["a.mcap", "a.hdf5", "a.tar", "a.mp4", "run/image/000000.png", "run/state.npy"]
+
+
+@pytest.mark.parametrize("name", POINTERS)
+def test_pointers_in_the_place_of_files_are_named(
+    tmp_path: Path, name: str, memory_url: str
+) -> None:
     path = tmp_path / "originals" / name
     path.parent.mkdir(parents=True)
     path.write_bytes(LFS)
-    message = fail("write", "--src", tmp_path / "originals", "--dst", tmp_path / "x")
-    assert "Git LFS pointer" in message
-    assert "git lfs pull" in message
-    assert str(path) in message
-
-
-def test_a_pointer_on_a_url_is_named(memory_url: str, tmp_path: Path) -> None:
-    with fsspec.open(f"{memory_url}/run/a.tar", "wb") as file:
-        file.write(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-    with pytest.raises(SourceError, match=r"git lfs pull.*memory://.*a\.tar"):
-        seqrecord.convert(seqrecord.open_source(memory_url), tmp_path / "out", workers=1)
+    url = upload(tmp_path / "originals", memory_url) if name == "a.tar" else None
+    for place, file in ((tmp_path / "originals", str(path)), (url, f"{url}/{name}")):
+        if place is not None:
+            message = fail("write", "--src", place, "--dst", tmp_path / "x")
+            assert "Git LFS pointer" in message
+            assert "git lfs pull" in message
+            assert file in message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def test_num_samples_is_the_number_of_rows(tmp_path: Path, value: Any) -> None:
     assert len(list(source.frames(source.episodes()[0]))) == 3
 
 
-def test_num_samples_that_is_no_number(tmp_path: Path) -> None:
+def test_num_samples_that_is_no_number_and_masks_of_missing_demonstrations(tmp_path: Path) -> None:
     write_robomimic(tmp_path / "a.hdf5")
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         file["data/demo_0"].attrs["num_samples"] = "three"
@@ -67,6 +66,10 @@ def test_num_samples_that_is_no_number(tmp_path: Path) -> None:
     assert (error.expected, error.got) == ("a whole number", "'three'")
     assert [info.key for info in Hdf5Source(tmp_path).episodes()] == ["a/demo_0", "a/demo_1"]
     assert len(list(Hdf5Source(tmp_path).frames(Hdf5Source(tmp_path).episodes()[1]))) == 5
+    with h5py.File(tmp_path / "a.hdf5", "a") as file:
+        file["mask/test"] = np.array([b"demo_0", b"demo_7", b"demo_9"], "S8")
+    [note] = inventory_of(Hdf5Source(tmp_path)).notes
+    assert note == "a.hdf5: 2 of 3 demonstrations of mask/test missing: demo_7, demo_9"
 
 
 @pytest.mark.parametrize("name", ["num_samples", "num_timesteps", "num_frames"])
@@ -93,14 +96,6 @@ def test_totals_of_robomimic(tmp_path: Path, name: str, value: int) -> None:
     assert str(error.file).endswith("a.hdf5")
     with pytest.raises(SourceError, match="disagrees with the demonstrations"):
         seqrecord.convert(source, tmp_path / "records", workers=1)
-
-
-def test_masks_of_missing_demonstrations_are_noted(tmp_path: Path) -> None:
-    write_robomimic(tmp_path / "a.hdf5")
-    with h5py.File(tmp_path / "a.hdf5", "a") as file:
-        file["mask/test"] = np.array([b"demo_0", b"demo_7", b"demo_9"], "S8")
-    [note] = inventory_of(Hdf5Source(tmp_path)).notes
-    assert note == "a.hdf5: 2 of 3 demonstrations of mask/test missing: demo_7, demo_9"
 
 
 def test_rows_that_were_never_written_are_counted(tmp_path: Path) -> None:
@@ -238,7 +233,7 @@ def test_missing_chunks_are_counted(tmp_path: Path, zarr_format: int, is_zip: bo
     assert inventory_of(open_source(path, features=["action"])).notes == (success,)
 
 
-def test_a_requested_array_without_chunks(tmp_path: Path) -> None:
+def test_arrays_without_chunks_and_shards_are_counted(tmp_path: Path) -> None:
     write_buffer(tmp_path / "a.zarr")
     zarr.open_group(tmp_path / "a.zarr")["data"].create_array("depth", shape=(13, 4), dtype="f4")
     assert "1 of 1 chunk of data/depth missing: filled with 0.0" in "\n".join(
@@ -246,14 +241,11 @@ def test_a_requested_array_without_chunks(tmp_path: Path) -> None:
     )
     with pytest.raises(SourceError, match=r"no values; .*depth.*got: 1 chunk, none"):
         inventory_of(open_source(tmp_path, features=["depth", "action"]))
-
-
-def test_shards_of_zarr_are_counted(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", zarr_format=3)
+    group = zarr.open_group(tmp_path / "shards" / "a.zarr", zarr_format=3)
     group.create_group("meta").create_array("episode_ends", data=np.array([8]))
     options: dict[str, Any] = {"shape": (8, 2), "dtype": "f4", "chunks": (2, 2), "shards": (4, 2)}
     group.create_group("data").create_array("x", **options)[:4] = 1
-    [note] = inventory_of(open_source(tmp_path)).notes
+    [note] = inventory_of(open_source(tmp_path / "shards")).notes
     assert note == "1 of 2 shards of data/x missing: filled with 0.0"
 
 
@@ -313,7 +305,7 @@ def write_rlds(
     return root
 
 
-def test_records_beyond_those_declared_are_refused(tmp_path: Path) -> None:
+def test_records_beyond_and_below_those_declared_are_refused(tmp_path: Path) -> None:
     write_rlds(tmp_path / "set", {"train": (2, 3)}, {"train": [2, 1]})
     source = RldsSource(tmp_path / "set", features=["state"])
     assert len(list(source.episodes())) == 5
@@ -324,11 +316,8 @@ def test_records_beyond_those_declared_are_refused(tmp_path: Path) -> None:
         seqrecord.convert(source, tmp_path / "records", workers=1)
     report = seqrecord.convert(source, tmp_path / "others", workers=1, skip_bad_episodes=True)
     assert report.written == ("train/000000", "train/000001", "train/000002")
-
-
-def test_a_file_that_ends_between_two_records(tmp_path: Path) -> None:
-    write_rlds(tmp_path, {"train": (2, 1)}, {"train": [2, 4]})
-    source = RldsSource(tmp_path, features=["state"])
+    write_rlds(tmp_path / "fewer", {"train": (2, 1)}, {"train": [2, 4]})
+    source = RldsSource(tmp_path / "fewer", features=["state"])
     error = refused(source, 5)
     assert "fewer records than dataset_info.json declares" in str(error)
     assert (error.episode, error.expected, error.got) == ("train/000005", "4 records", "1 record")
@@ -369,34 +358,19 @@ def test_declared_splits_and_shards(
         RldsSource(tmp_path, features=["state"]).episodes()
 
 
-def _one_shard_less(root: Path) -> None:
-    (root / "a-train.tfrecord-00001-of-00003").unlink()
-
-
-def _other_number(root: Path) -> None:
-    (root / "a-train.tfrecord-00001-of-00003").rename(root / "a-train.tfrecord-00001-of-00004")
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        (
-            _one_shard_less,
-            "missing shard; download it again; .*expected: train, 1 of 3; got: 2 files of train",
-        ),
-        (
-            _other_number,
-            "do not belong to one dataset; .*one file per shard, 3 shards .*got: shard 1 of 4",
-        ),
-    ],
-)
-def test_numbers_in_the_names_of_shards(
-    tmp_path: Path, change: Callable[[Path], None], match: str
-) -> None:
-    write_rlds(tmp_path, {"train": (1, 1, 1)})
-    change(tmp_path)
-    with pytest.raises(SourceError, match=match):
-        RldsSource(tmp_path, features=["state"]).episodes()
+def test_numbers_in_the_names_of_shards(tmp_path: Path) -> None:
+    """A shard that is missing, and one of another dataset."""
+    for name in ("less", "other"):
+        write_rlds(tmp_path / name, {"train": (1, 1, 1)})
+    shard = "a-train.tfrecord-00001-of-0000"
+    (tmp_path / "less" / f"{shard}3").unlink()
+    (tmp_path / "other" / f"{shard}3").rename(tmp_path / "other" / f"{shard}4")
+    for name, match in (
+        ("less", "missing shard; download it again; .*expected: train, 1 of 3; got: 2 files"),
+        ("other", "not belong to one dataset; .*file per shard, 3 shards .*got: shard 1 of 4"),
+    ):
+        with pytest.raises(SourceError, match=match):
+            RldsSource(tmp_path / name, features=["state"]).episodes()
 
 
 def test_the_inventory_of_rlds(tmp_path: Path) -> None:

@@ -397,16 +397,13 @@ def test_statistics_of_index_columns_are_warnings(tmp_path: Path) -> None:
     assert "error: statistics: " in run("doctor", root, "--quiet", code=1).stdout
 
 
-def test_what_is_no_data_set(tmp_path: Path) -> None:
+def test_what_is_no_data_set_and_a_part_of_one(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
         examine(tmp_path)
     assert caught.value.expected == "meta/info.json"
     (tmp_path / "x.hdf5").touch()
     with pytest.raises(SourceError, match="not a LeRobot dataset"):
         examine(tmp_path / "x.hdf5")
-
-
-def test_a_folder_above_data_sets_and_a_part_of_one(tmp_path: Path) -> None:
     root = made(tmp_path)
     with pytest.raises(SourceError, match=r"contains 1 dataset \(lerobot\)"):
         examine(root.parent)

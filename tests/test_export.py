@@ -295,37 +295,28 @@ def test_a_vector_that_a_frame_lacks_is_a_file_a_frame(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_holds_something(dataset: Dataset, tmp_path: Path) -> None:
-    folder = tmp_path / "alpha" / "Easy" / "P000"
-    folder.mkdir(parents=True)
-    (folder / "mine.txt").write_text("precious")
-    with pytest.raises(DestinationError, match="not empty"):
-        to_files(dataset, KEY, tmp_path)
-    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
-
-
-def test_a_link_that_leads_out(dataset: Dataset, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "out" / "alpha").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DestinationError, match="not inside the destination"):
-        to_files(dataset, KEY, tmp_path / "out")
-    assert not any((tmp_path / "elsewhere").iterdir())
-
-
-@pytest.mark.parametrize("frames", [[11], [-1], [3, 2], [2, 2], []])
-def test_frames_that_are_not_there(dataset: Dataset, tmp_path: Path, frames: list[int]) -> None:
-    with pytest.raises(ClipError, match="invalid frame numbers"):
-        to_files(dataset, KEY, tmp_path / "out", frames=frames)
-
-
-def test_what_is_not_there(dataset: Dataset, tmp_path: Path) -> None:
+def test_what_is_not_there_and_what_is_in_the_way(dataset: Dataset, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for frames in ([11], [-1], [3, 2], [2, 2], []):
+        with pytest.raises(ClipError, match="invalid frame numbers"):
+            to_files(dataset, KEY, out, frames=frames)
     for key in ("alpha/Easy", "../records", "/etc", ""):
         with pytest.raises(ClipError, match="unknown episode"):
-            to_files(dataset, key, tmp_path / "out")
+            to_files(dataset, key, out)
     with pytest.raises(SchemaError, match="no such feature"):
-        to_files(dataset, KEY, tmp_path / "out", features=["nothing"])
-    assert not (tmp_path / "out").exists()
+        to_files(dataset, KEY, out, features=["nothing"])
+    assert not out.exists()
+    (out / KEY).mkdir(parents=True)
+    (out / KEY / "mine.txt").write_text("precious")
+    with pytest.raises(DestinationError, match="not empty"):
+        to_files(dataset, KEY, out)
+    assert [path.name for path in (out / KEY).iterdir()] == ["mine.txt"]
+    (out / "alpha").rename(tmp_path / "elsewhere")
+    (out / "alpha").symlink_to(tmp_path / "elsewhere")  # a link that leads out
+    (tmp_path / "elsewhere/Easy/P000/mine.txt").unlink()
+    with pytest.raises(DestinationError, match="not inside the destination"):
+        to_files(dataset, KEY, out)
+    assert not any((tmp_path / "elsewhere/Easy/P000").iterdir())
 
 
 # --- where an episode cannot go, and files that are not as they were written -------------------
@@ -353,11 +344,18 @@ def test_features_whose_files_would_collide(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("key", [".hidden/a", "a/.b", "__MACOSX/a", "/".join("a" * 40), "a" * 300])
-def test_keys_that_would_not_be_found_again(tmp_path: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "match"),
+    [
+        *((key, ".") for key in (".hidden/a", "a/.b", "__MACOSX/a")),
+        ("/".join("a" * 40), "too many levels.*seqrecord edit rename.*got: 40"),
+        ("a" * 300, "too long; .*seqrecord edit rename"),
+    ],
+)
+def test_keys_that_would_not_be_found_again(tmp_path: Path, key: str, match: str) -> None:
     spec = FeatureSpec("x", np.dtype("<i8"), ())
     _write(tmp_path / "records", Schema([spec]), {key: ({}, [{"x": np.int64(1)}])})
-    with pytest.raises(DestinationError) as caught:
+    with pytest.raises(DestinationError, match=match) as caught:
         to_files(seqrecord.open(tmp_path / "records"), key, tmp_path / "tree")
     assert caught.value.episode == key
     assert not list(tmp_path.glob("tree/**/*.npy"))

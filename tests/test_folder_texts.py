@@ -114,39 +114,38 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_with_a_row_a_frame(tmp_path: Path, name: str) -> None:
-    line, columns = TABLES[name]
+def test_tables_with_a_row_a_frame(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", numbered(3))
-    text = f"# a comment\n{','.join(columns)}\n" if columns else ""
-    (tmp_path / "run" / "motion.csv").write_bytes((text + line * 3).replace("\ufeff", "").encode())
-    if name == "windows":
-        (tmp_path / "run" / "motion.csv").write_bytes((line + line[1:] * 2).encode())
+    for letter, (line, columns) in zip("abcdefg", TABLES.values(), strict=True):
+        text = f"# a comment\n{','.join(columns)}\n" if columns else ""
+        text += line + line.removeprefix("\ufeff") * 2
+        (tmp_path / "run" / f"motion_{letter}.csv").write_bytes(text.encode())
     source = FolderSource(tmp_path)
-    assert features(source)["motion"] == "float64 [3]"
-    assert [frame["motion"].tolist() for frame in frames(source)] == [[0.5, 1, -2000]] * 3
-    assert source.episodes()[0].metadata.get("columns", {}) == (
-        {"motion": columns} if columns else {}
-    )
+    for letter, (name, (_, columns)) in zip("abcdefg", TABLES.items(), strict=True):
+        feature = f"motion_{letter}"
+        assert features(source)[feature] == "float64 [3]", name
+        assert [frame[feature].tolist() for frame in frames(source)] == [[0.5, 1, -2000]] * 3
+        assert source.episodes()[0].metadata["columns"].get(feature, []) == columns
 
 
-@pytest.mark.parametrize("base", [1403636579763555584 + 1, 2**53 + 1])
-def test_integers_that_float64_cannot_represent(tmp_path: Path, base: int) -> None:
+def test_integers_that_float64_cannot_represent(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", numbered(3))
-    (tmp_path / "run" / "times.txt").write_text("".join(f"{base + i}\n" for i in range(3)))
-    rows = "".join(f"{base + i},{i}.5,2\n" for i in range(3))
-    (tmp_path / "run" / "poses.csv").write_text(f"time,x,y\n{rows}")
-    source = FolderSource(tmp_path)
-    assert features(source) == {
-        "poses": "float64 [2]",
-        "poses.time": "int64 []",
-        "rgb": "uint8 [4, 6, 3]",
-        "times": "int64 []",
-    }
+    bases = {"ns": 1403636579763555584 + 1, "few": 2**53 + 1}
+    for n, base in bases.items():
+        (tmp_path / "run" / f"times_{n}.txt").write_text("".join(f"{base + i}\n" for i in range(3)))
+        rows = "".join(f"{base + i},{i}.5,2\n" for i in range(3))
+        (tmp_path / "run" / f"poses_{n}.csv").write_text(f"time,x,y\n{rows}")
+    source, found = FolderSource(tmp_path), {"rgb": "uint8 [4, 6, 3]"}
+    for n in bases:
+        found |= {f"poses_{n}": "float64 [2]", f"poses_{n}.time": "int64 []"}
+        found[f"times_{n}"] = "int64 []"
+    assert features(source) == found
     for i, frame in enumerate(frames(source)):
-        assert (int(frame["times"]), int(frame["poses.time"])) == (base + i, base + i)
-        assert frame["poses"].tolist() == [i + 0.5, 2]
-    assert source.episodes()[0].metadata["columns"] == {"poses": ["x", "y"]}
+        for n, base in bases.items():
+            assert int(frame[f"times_{n}"]) == int(frame[f"poses_{n}.time"]) == base + i
+            assert frame[f"poses_{n}"].tolist() == [i + 0.5, 2]
+    columns = source.episodes()[0].metadata["columns"]
+    assert columns == {f"poses_{n}": ["x", "y"] for n in bases}
 
 
 def test_one_table_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -161,22 +160,16 @@ def test_one_table_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1 2\n3 4\n",
-        "1 2\n3 4\n5 6\n7 8\n9 10\n",
-        "1 2\n3\n4 5\n",
-        "1,5 2,5\n1,5 2,5\n1,5 2,5\n",
-        "a\nb\nc\n",
-        "1_0\n2\n3_0\n",
-        "",
-    ],
-    ids=repr,
-)
-def test_other_text_is_no_feature(tmp_path: Path, text: str) -> None:
+OTHER_TEXTS = [
+    *("1 2\n3 4\n", "1 2\n3 4\n5 6\n7 8\n9 10\n", "1 2\n3\n4 5\n"),
+    *("1,5 2,5\n1,5 2,5\n1,5 2,5\n", "a\nb\nc\n", "1_0\n2\n3_0\n", ""),
+]
+
+
+def test_other_text_is_no_feature(tmp_path: Path) -> None:
     images(tmp_path / "run" / "rgb", numbered(3))
-    (tmp_path / "run" / "imu.csv").write_text(text)
+    for number, text in enumerate(OTHER_TEXTS):
+        (tmp_path / "run" / f"imu_{number}.csv").write_text(text)
     assert features(FolderSource(tmp_path)) == {"rgb": "uint8 [4, 6, 3]"}
 
 
@@ -205,113 +198,96 @@ CAMERAS = {
 }
 
 
-@pytest.mark.parametrize("name", CAMERAS)
-def test_cameras(tmp_path: Path, name: str) -> None:
-    images(tmp_path / "run" / "rgb", numbered(3))
-    (tmp_path / "run" / name).write_text(CAMERAS[name])
-    np.savetxt(tmp_path / "run" / "extrinsics.txt", np.eye(4))
-    source = FolderSource(tmp_path)
-    assert source.episodes()[0].metadata["camera"] == CAMERA
-    assert [*features(source)] == ["rgb"]
+AMBIGUOUS: list[dict[str, str]] = [
+    {"K_left.txt": CAMERAS["K.txt"], "K_right.txt": CAMERAS["K.txt"]},
+    {"K.txt": "5 0.1 3\n0 5.5 2\n0 0 1\n"},
+    {"K.txt": "5 0 9\n0 5.5 2\n0 0 1\n"},
+    {"K.txt": "-5 0 3\n0 5.5 2\n0 0 1\n"},
+    {"K.txt": "nan 0 3\n0 5.5 2\n0 0 1\n"},
+    {"calib.yaml": "fx: 5\n"},
+    {"camera.json": '{"fx": 5}'},
+    {"camera.json": "[" * 100_000},
+    {"intrinsics.txt": "cup"},
+]
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"K_left.txt": CAMERAS["K.txt"], "K_right.txt": CAMERAS["K.txt"]},
-        {"K.txt": "5 0.1 3\n0 5.5 2\n0 0 1\n"},
-        {"K.txt": "5 0 9\n0 5.5 2\n0 0 1\n"},
-        {"K.txt": "-5 0 3\n0 5.5 2\n0 0 1\n"},
-        {"K.txt": "nan 0 3\n0 5.5 2\n0 0 1\n"},
-        {"calib.yaml": "fx: 5\n"},
-        {"camera.json": '{"fx": 5}'},
-        {"camera.json": "[" * 100_000},
-        {"intrinsics.txt": "cup"},
-    ],
-    ids=repr,
-)
-def test_cameras_that_are_ambiguous(tmp_path: Path, files: dict[str, str]) -> None:
-    images(tmp_path / "run" / "rgb", numbered(3))
-    for name, text in files.items():
-        (tmp_path / "run" / name).write_text(text)
-    source = FolderSource(tmp_path)
-    assert "camera" not in source.episodes()[0].metadata
-    assert [*features(source)] == ["rgb"]
-
-
-def test_a_table_that_is_called_like_a_camera(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", numbered(5))
-    np.savetxt(tmp_path / "run" / "camera_poses.txt", np.zeros((5, 7)))
-    assert features(FolderSource(tmp_path))["camera_poses"] == "float64 [7]"
+def test_cameras(tmp_path: Path) -> None:
+    """Of an episode for each case; a table is one, whatever it is called."""
+    pose = "1 0 0 0\n0 1 0 0\n0 0 1 0\n0 0 0 1\n"
+    cases = [({name: text, "extrinsics.txt": pose}, CAMERA) for name, text in CAMERAS.items()]
+    cases += [(files, {}) for files in AMBIGUOUS]
+    cases.append(({"camera_poses.txt": "0 0 0 0 0 0 1\n" * 5}, {}))
+    for number, (files, camera) in enumerate(cases):
+        images(tmp_path / f"{number}" / "rgb", numbered(5))
+        for name, text in files.items():
+            (tmp_path / f"{number}" / name).write_text(text)
+        source = FolderSource(tmp_path / f"{number}")
+        assert source.episodes()[0].metadata.get("camera", {}) == camera, files
+        assert [*features(source)] == [*(n[:-4] for n in files if "poses" in n), "rgb"], files
 
 
 # --- names of files ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    [
-        (["a_0.png", "a_1.png", "a_2.png", "b_3.png", "b_4.png"], "b_3.png"),
-        (["IMG_1.png", "IMG_2.png", "DSC_3.png"], "DSC_3.png"),
-        ([*numbered(4), "000003 (1).png"], "000003 (1).png"),
-        ([*numbered(3), "000003 (1).png"], "000003 (1).png"),
-        ([*numbered(4), "000003_1.png"], "000003_1.png"),
-        ([*numbered(4), "000003 - Copy.png"], "000003 - Copy.png"),
-        ([*numbered(4), "000003copy.png"], "000003copy.png"),
-        ([*numbered(4), "preview.png"], "preview.png"),
-        (["0.5.png", "1.5.png", "2.png"], "2.png"),
-    ],
-    ids=str,
-)
-def test_files_that_are_of_another_recording(tmp_path: Path, names: list[str], shown: str) -> None:
-    images(tmp_path / "run" / "rgb", names)
+STRANGERS = [
+    (["a_0.png", "a_1.png", "a_2.png", "b_3.png", "b_4.png"], "b_3.png"),
+    (["IMG_1.png", "IMG_2.png", "DSC_3.png"], "DSC_3.png"),
+    ([*numbered(4), "000003 (1).png"], "000003 (1).png"),
+    ([*numbered(3), "000003 (1).png"], "000003 (1).png"),
+    ([*numbered(4), "000003_1.png"], "000003_1.png"),
+    ([*numbered(4), "000003 - Copy.png"], "000003 - Copy.png"),
+    ([*numbered(4), "000003copy.png"], "000003copy.png"),
+    ([*numbered(4), "preview.png"], "preview.png"),
+    (["0.5.png", "1.5.png", "2.png"], "2.png"),
+]
+
+
+def refused(source: FolderSource, episode: int, match: str) -> SourceError:
+    with pytest.raises(SourceError, match=match) as caught:
+        frames(source, episode)
+    return caught.value
+
+
+def test_files_that_are_of_another_recording(tmp_path: Path) -> None:
+    """They break their own episode, and no other one; also among features in one folder."""
+    for number, (names, _) in enumerate(STRANGERS):
+        images(tmp_path / f"{number}" / "rgb", names)
+    flat = [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")]
+    images(tmp_path / "copy", [*flat, "1_rgb (1).png"])
     images(tmp_path / "sound" / "rgb", numbered(3))
     source = FolderSource(tmp_path)
-    assert len(frames(source, 1)) == 3
-    with pytest.raises(SourceError, match="differ by more than a number") as caught:
-        frames(source)
-    error = caught.value
-    assert (error.episode, error.feature, error.got) == ("run", "rgb", shown)
-    assert error.file == str(tmp_path / "run" / "rgb" / shown)
-    assert names[0] in str(error.expected)
-
-
-def test_a_copy_among_features_in_one_folder(tmp_path: Path) -> None:
-    """It breaks its own episode, and no other one."""
-    for run in "ab":
-        names = [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")]
-        images(tmp_path / run, names)
-    images(tmp_path / "a", ["1_rgb (1).png"])
-    source = FolderSource(tmp_path)
-    assert [info.key for info in source.episodes()] == ["a", "b"]
-    assert len(frames(source, 1)) == 3
-    with pytest.raises(SourceError, match="differ by more than a number") as caught:
-        frames(source)
-    assert caught.value.got == "1_rgb (1).png"
+    keys = [info.key for info in source.episodes()]
+    for number, (names, shown) in enumerate(STRANGERS):
+        error = refused(source, keys.index(f"{number}"), "differ by more than a number")
+        assert (error.episode, error.feature, error.got) == (f"{number}", "rgb", shown)
+        assert error.file == str(tmp_path / f"{number}" / "rgb" / shown)
+        assert names[0] in str(error.expected)
+    error = refused(source, keys.index("copy"), "differ by more than a number")
+    assert error.got == "1_rgb (1).png"
+    assert len(frames(source, keys.index("sound"))) == 3
 
 
 def test_recordings_that_share_numbers_and_differ_in_length(tmp_path: Path) -> None:
     """Equal numbers make them features: cam0_0007.png and cam1_0007.png."""
     images(tmp_path / "run", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
-    with pytest.raises(
-        SourceError, match=r"a_0.png and b_0.png belong to two recordings"
-    ) as caught:
-        frames(FolderSource(tmp_path))
-    assert caught.value.feature == "b"
+    two = r"a_0.png and b_0.png belong to two recordings"
+    assert refused(FolderSource(tmp_path), 0, two).feature == "b"
+
+
+MINUS = {
+    "a": ("{}.png", range(-5, 6)),
+    "b": ("frame-{}.png", range(4)),  # which is no minus
+    "c": ("frame_{}.png", range(-2, 1)),
+}
 
 
 def test_a_minus_is_a_part_of_the_number(tmp_path: Path) -> None:
-    for feature in ("rgb", "depth"):
-        images(tmp_path / "run" / feature, [f"{number}.png" for number in range(-5, 6)])
+    for run, (name, found) in MINUS.items():
+        images(tmp_path / run / "rgb", [name.format(number) for number in found])
     source = FolderSource(tmp_path)
-    numbers = [int(frame["frame_number"]) for frame in frames(source)]
-    assert numbers == [*range(-5, 6)]
+    for episode, (_, found) in enumerate(MINUS.values()):
+        assert [int(frame["frame_number"]) for frame in frames(source, episode)] == [*found]
     assert source.episodes()[0].metadata["files"]["rgb"] == "rgb/{:01d}.png"
-    images(tmp_path / "other" / "rgb", [f"frame-{number}.png" for number in range(4)])
-    assert [int(frame["frame_number"]) for frame in frames(FolderSource(tmp_path))] == [0, 1, 2, 3]
-    images(tmp_path / "third" / "rgb", [f"frame_{number}.png" for number in range(-2, 1)])
-    source = FolderSource(tmp_path / "third")
-    assert [int(frame["frame_number"]) for frame in frames(source)] == [-2, -1, 0]
 
 
 def test_times_of_any_number_of_decimals_are_in_order(tmp_path: Path) -> None:
@@ -410,19 +386,14 @@ def test_nothing_is_left_out_of_a_tree_that_is_read_whole(tmp_path: Path) -> Non
     for i in range(3):
         np.savetxt(tmp_path / "flat" / f"{i}_pose.txt", np.eye(4))
     (tmp_path / "flat" / "K.txt").write_text(CAMERAS["K.txt"])
-    assert unpacked(FolderSource(tmp_path / "flat")) == {}
     source = FolderSource(tmp_path / "flat")
+    assert unpacked(source) == {}
     with pytest.raises(SourceError, match="no such feature"):
         FolderSource(tmp_path / "flat", features=["imu"]).schema()
     seqrecord.convert(source, tmp_path / "records", workers=1, strict=True)
-
-
-def test_a_picture_beside_frames_is_listed(tmp_path: Path) -> None:
-    images(tmp_path / "run", [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
-    images(tmp_path / "run", ["preview.png"])
-    assert unpacked(FolderSource(tmp_path)) == {
-        "run/preview.png": (1, "an image that belongs to no feature")
-    }
+    images(tmp_path / "flat", ["preview.png"])
+    reason = "an image that belongs to no feature"
+    assert unpacked(FolderSource(tmp_path / "flat")) == {"preview.png": (1, reason)}
 
 
 def test_a_broken_episode_is_left_out(tmp_path: Path) -> None:
@@ -488,16 +459,6 @@ def test_one_pose_that_is_none(tmp_path: Path, third: str, says: str) -> None:
     """Neither a shape [None, 4], nor column names in place of the first row, nor no poses."""
     with pytest.raises(SourceError, match=says):
         seqrecord.convert(seven_scenes(tmp_path / "in", third), tmp_path / "out", workers=1)
-
-
-def test_names_of_columns_are_no_numbers(tmp_path: Path) -> None:
-    """A first row with a broken number is no header; that of pandas, ",0,1", is one."""
-    images(tmp_path / "run" / "rgb", numbered(3))
-    (tmp_path / "run" / "broken.csv").write_text("0,1.#QNAN\n1,2\n2,3\n3,4\n")
-    (tmp_path / "run" / "frame.csv").write_text(",0,1\n0,5,6\n1,7,8\n2,9,9\n")
-    source = FolderSource(tmp_path)
-    assert features(source)["frame"] == "float64 [3]"
-    assert unpacked(source)["*/broken.csv"][1] == "not a table of numbers: '0,1.#QNAN'"
 
 
 def test_left_out_files_name_their_type(tmp_path: Path) -> None:
@@ -571,16 +532,21 @@ def test_tables_that_are_none_say_why(tmp_path: Path) -> None:
         "blanks.txt": "1,5 2,5\n1,5 2,5\n",
         "dates.csv": "2020-01-01,1\n2020-01-02,1\n",
         "notes.txt": "a cup, 1,5 m high\n",
+        "broken.csv": "0,1.#QNAN\n1,2\n2,3\n",  # a first row with a broken number is no header
+        "frame.csv": ",0,1\n0,5,6\n1,7,8\n",  # that of pandas is one
     }
     for name, text in tables.items():
         (tmp_path / "run" / name).write_text(text)
-    found = {pattern: reason for pattern, (_, reason) in unpacked(FolderSource(tmp_path)).items()}
+    source = FolderSource(tmp_path)
+    assert features(source)["frame"] == "float64 [3]"
+    found = {pattern: reason for pattern, (_, reason) in unpacked(source).items()}
     commas = "decimal commas; replace them by points"
     assert found == {
         "*/semicolons.csv": f"{commas}: '1,5;2,5'",
         "*/blanks.txt": f"{commas}: '1,5 2,5'",
         "*/dates.csv": "not a table of numbers: '2020-01-02,1'",
         "run/notes.txt": "no reader",
+        "*/broken.csv": "not a table of numbers: '0,1.#QNAN'",
     }
     with pytest.raises(SourceError, match=r"does not have one row per frame.*decimal commas"):
         FolderSource(tmp_path, features=["rgb", "semicolons"]).schema()

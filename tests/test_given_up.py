@@ -183,22 +183,27 @@ def check_resumable(destination: Path, error: BaseException, keys: set[str]) -> 
         assert writer.completed_episodes == keys
 
 
-@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), FrameError("mine")])
-def test_a_later_failure_leaves_all_and_names_resume(tmp_path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught:
-        fails(error, 2)(tmp_path / "d")
-    check_resumable(tmp_path / "d", caught.value, {"e0", "e1"})
-
-
-def test_a_failure_between_episodes_leaves_all(tmp_path: Path) -> None:
-    with (  # noqa: PT012 - where it is raised is what matters
-        pytest.raises(KeyError) as caught,
-        SeqRecordWriter(tmp_path / "d", schema=SCHEMA, **SETTINGS) as writer,
-    ):
-        with writer.episode("e") as episode:
-            episode.append(frame(0))
+def fails_between(destination: Any) -> None:
+    with SeqRecordWriter(destination, schema=SCHEMA, **SETTINGS) as writer:
+        for key in ("e0", "e1"):
+            with writer.episode(key) as episode:
+                episode.append(frame(0))
         raise KeyError("mine")
-    check_resumable(tmp_path / "d", caught.value, {"e"})
+
+
+LATE = [
+    *(fails(error, 2) for error in (KeyError("mine"), KeyboardInterrupt(), FrameError("mine"))),
+    fails_between,
+]
+
+
+@pytest.mark.parametrize("write", LATE, ids=["user", "interrupt", "frame", "between"])
+def test_a_later_failure_leaves_all_and_names_resume(
+    tmp_path: Path, write: Callable[[Any], None]
+) -> None:
+    with pytest.raises((KeyError, KeyboardInterrupt, FrameError)) as caught:
+        write(tmp_path / "d")
+    check_resumable(tmp_path / "d", caught.value, {"e0", "e1"})
 
 
 def test_an_index_that_fails_later_names_resume(tmp_path: Path) -> None:

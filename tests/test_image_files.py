@@ -6,9 +6,10 @@ import io
 import struct
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,6 @@ def values(dtype: str, *shape: int) -> Array:
     return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
 
 
-def packed(tmp_path: Path, name: str, data: bytes) -> Array:
-    """The second frame of a feature of two equal files, through a dataset."""
-    folder = tmp_path / "src" / "run" / "depth"
-    folder.mkdir(parents=True)
-    for number in range(2):
-        (folder / f"{number}{name}").write_bytes(data)
-    seqrecord.convert(open_source(tmp_path / "src"), tmp_path / "records", workers=1)
-    with seqrecord.open(tmp_path / "records") as dataset:
-        return np.asarray(dataset.episodes["run"][1]["depth"])
-
-
 def netpbm(kind: str, pixels: Array, most: int, comment: str = "") -> bytes:
     height, width = pixels.shape[:2]
     head = f"{kind}\n{comment}{width} {height}\n" + ("" if kind in ("P1", "P4") else f"{most}\n")
@@ -63,62 +53,87 @@ def netpbm(kind: str, pixels: Array, most: int, comment: str = "") -> bytes:
     return head.encode() + pixels.astype(">u2" if most > 255 else "u1").tobytes()
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype", "channels", "most"),
-    [
-        ("P5", "u1", (), 255),
-        ("P5", "u2", (), 65535),
-        ("P5", "u2", (), 4095),
-        ("P5", "u1", (), 15),
-        ("P6", "u1", (3,), 255),
-        ("P6", "u2", (3,), 65535),
-        ("P2", "u2", (), 10_000),
-        ("P3", "u1", (3,), 255),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("ending", [".pgm", ".PNM"])
-def test_netpbm(
-    tmp_path: Path, kind: str, dtype: str, channels: tuple[int, ...], most: int, ending: str
-) -> None:
+NETPBM: list[tuple[str, str, tuple[int, ...], int]] = [
+    ("P5", "u1", (), 255),
+    ("P5", "u2", (), 65535),
+    ("P5", "u2", (), 4095),
+    ("P5", "u1", (), 15),
+    ("P6", "u1", (3,), 255),
+    ("P6", "u2", (3,), 65535),
+    ("P2", "u2", (), 10_000),
+    ("P3", "u1", (3,), 255),
+]
+TIFF = ("u1", "u2", "i2", "u4", "i4", "f4", "u1 3", "u2 3", "u1 4")
+Read = Iterator[tuple[str, bytes, Array]]  # ending, bytes of the file, its values
+
+
+def netpbm_files() -> Read:
     """Not scaled: Pillow would turn 4095 into 65535, and 16-bit colour into 8 bits."""
-    pixels = values(dtype, 5, 7, *channels).astype(np.int64) % (most + 1)
-    data = netpbm(kind, pixels.astype(dtype), most, "# made by hand\n")
-    want = pixels.astype(dtype)
-    np.testing.assert_array_equal(packed(tmp_path, ending, data), want, strict=True)
-
-
-@pytest.mark.parametrize("kind", ["P1", "P4"])
-def test_bitmaps(tmp_path: Path, kind: str) -> None:
+    for kind, dtype, channels, most in NETPBM:
+        pixels = (values(dtype, 5, 7, *channels).astype(np.int64) % (most + 1)).astype(dtype)
+        for ending in (".pgm", ".PNM"):
+            yield ending, netpbm(kind, pixels, most, "# made by hand\n"), pixels
     bits = values("u1", 5, 9) % 2
-    got = packed(tmp_path, ".pbm", netpbm(kind, bits, 1))
-    np.testing.assert_array_equal(got, bits == 1, strict=True)  # 1 is black ink
+    for kind in ("P1", "P4"):
+        yield ".pbm", netpbm(kind, bits, 1), bits == 1  # 1 is black ink
 
 
-@pytest.mark.parametrize(
-    "pixels",
-    [
-        values("u1", 5, 7),
-        values("u2", 5, 7),
-        values("i2", 5, 7),
-        values("u4", 5, 7),
-        values("i4", 5, 7),
-        values("f4", 5, 7),
-        values("u1", 5, 7, 3),
-        values("u2", 5, 7, 3),
-        values("u1", 5, 7, 4),
-    ],
-    ids=lambda array: f"{array.dtype}{array.shape[2:]}",
-)
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_tiff(tmp_path: Path, pixels: Array, order: Any) -> None:
-    data = tiff(pixels, order)
-    if order == "<":
-        with suppress(NotImplementedError):  # old releases only decode
+def tiff_files() -> Read:
+    for dtype, *channels in map(str.split, TIFF):
+        pixels = values(dtype, 5, 7, *map(int, channels))
+        if dtype != "u4":  # big-endian ones of 32 bits are not read by Pillow
+            yield ".tiff", tiff(pixels, ">"), pixels
+        data = tiff(pixels, "<")
+        with suppress(NotImplementedError):  # old releases of imagecodecs only decode
             data = bytes(imagecodecs.tiff_encode(pixels))
-    if order == ">" and pixels.dtype == np.uint32:
-        pytest.skip("Pillow does not read it")
-    np.testing.assert_array_equal(packed(tmp_path, ".tiff", data), pixels, strict=True)
+        yield ".tiff", data, pixels
+
+
+def colour_files(folder: Path) -> Read:
+    for channels in ((3,), (4,), ()):
+        pixels = values("u1", 5, 7, *channels)
+        coloured = pixels if channels else np.stack([pixels] * 3, axis=-1)  # as of all WebP
+        yield ".webp", saved(folder / "a.webp", pixels, lossless=True, exact=True), coloured
+        if channels != (4,):  # Pillow writes no alpha
+            yield ".bmp", saved(folder / "a.bmp", pixels), pixels
+
+
+def raster_files(folder: Path) -> Read:
+    """As OpenCV, Sintel and Pillow write them; a scale in a header does not count."""
+    flow, depth = rasters()[..., :2], rasters()[..., 0]
+    yield ".flo", (FOLDER / "flow.flo").read_bytes(), flow
+    yield ".pfm", (FOLDER / "depth.pfm").read_bytes(), depth
+    yield ".pfm", (FOLDER / "normals.pfm").read_bytes(), rasters()
+    big = rasters()[::-1, :, 2].astype(">f4").tobytes()
+    yield ".PFM", b"Pf 7 5\n2.5e0\n" + big, rasters()[..., 2]
+    yield ".dpt", b"PIEH\7\0\0\0\5\0\0\0" + depth.tobytes(), depth
+    with suppress(OSError):  # before Pillow 10.3
+        yield ".pfm", saved(folder / "a.pfm", np.ascontiguousarray(depth), format="PPM"), depth
+
+
+def exr_files(folder: Path) -> Read:
+    for dtype, channels in product(("<f2", "<f4", "<u4"), ("Z", "RGB", "RGBA")):
+        pixels = np.arange(5 * 7 * len(channels)).reshape(5, 7, -1).astype(dtype)
+        planes = {name: np.ascontiguousarray(pixels[..., i]) for i, name in enumerate(channels)}
+        want = pixels if len(channels) > 1 else pixels[..., 0]
+        yield ".exr", exr(folder / "a.exr", planes), want
+
+
+def test_values_are_those_of_the_files(tmp_path: Path) -> None:
+    """Through a dataset: each file is a feature, twice."""
+    files = [*netpbm_files(), *tiff_files()]
+    files += [each for make in (colour_files, raster_files, exr_files) for each in make(tmp_path)]
+    for number, (ending, data, _) in enumerate(files):
+        folder = tmp_path / "src" / "run" / f"f{number}"
+        folder.mkdir(parents=True)
+        for index in range(2):
+            (folder / f"{index}{ending}").write_bytes(data)
+    seqrecord.convert(open_source(tmp_path / "src"), tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        frame = dataset.episodes["run"][1]
+        for number, (ending, data, want) in enumerate(files):
+            got, name = np.asarray(frame[f"f{number}"]), f"{ending}: {data[:20]!r}"
+            np.testing.assert_array_equal(got, want, name, strict=True)
 
 
 def tiff(pixels: Array, order: Any, **more: int) -> bytes:
@@ -159,56 +174,13 @@ def tiff(pixels: Array, order: Any, **more: int) -> bytes:
     return mark + struct.pack(f"{order}I", place) + data + directory + far
 
 
-@pytest.mark.parametrize(
-    ("ending", "options"), [(".webp", {"lossless": True, "exact": True}), (".bmp", {})]
-)
-@pytest.mark.parametrize("channels", [(3,), (4,), ()], ids=str)
-def test_webp_and_bmp(
-    tmp_path: Path, ending: str, options: dict[str, Any], channels: tuple[int, ...]
-) -> None:
-    pixels = values("u1", 5, 7, *channels)
-    if ending == ".bmp" and channels == (4,):
-        pytest.skip("Pillow writes no alpha")
-    Image.fromarray(pixels).save(tmp_path / f"a{ending}", **options)
-    want = pixels
-    if ending == ".webp" and not channels:
-        want = np.stack([pixels] * 3, axis=-1)  # WebP has colour only
-    got = packed(tmp_path, ending, (tmp_path / f"a{ending}").read_bytes())
-    np.testing.assert_array_equal(got, want, strict=True)
+def saved(path: Path, pixels: Array, **options: Any) -> bytes:
+    Image.fromarray(pixels).save(path, **options)
+    return path.read_bytes()
 
 
 def written(tmp_path: Path, ending: str) -> bytes:
-    Image.fromarray(values("u1", 40, 40, 3)).save(tmp_path / f"whole{ending}")
-    return (tmp_path / f"whole{ending}").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "want"),
-    [
-        (".flo", (FOLDER / "flow.flo").read_bytes(), rasters()[..., :2]),  # all of OpenCV
-        (".pfm", (FOLDER / "depth.pfm").read_bytes(), rasters()[..., 0]),
-        (".pfm", (FOLDER / "normals.pfm").read_bytes(), rasters()),
-        (  # big-endian, with a scale
-            ".PFM",
-            b"Pf 7 5\n2.5e0\n" + rasters()[::-1, :, 2].astype(">f4").tobytes(),
-            rasters()[..., 2],
-        ),
-        (".dpt", b"PIEH\7\0\0\0\5\0\0\0" + rasters()[..., 0].tobytes(), rasters()[..., 0]),
-    ],
-    ids=["flow", "depth", "normals", "scale", "sintel"],
-)
-def test_rasters(tmp_path: Path, name: str, data: bytes, want: Array) -> None:
-    np.testing.assert_array_equal(packed(tmp_path, name, data), want, strict=True)
-
-
-def test_pfm_of_pillow(tmp_path: Path) -> None:
-    depth = np.ascontiguousarray(rasters()[..., 1])
-    try:
-        Image.fromarray(depth).save(tmp_path / "a.pfm", "PPM")
-    except OSError:
-        pytest.skip("Pillow 10.3 writes PFM")
-    got = packed(tmp_path, ".pfm", (tmp_path / "a.pfm").read_bytes())
-    np.testing.assert_array_equal(got, depth, strict=True)
+    return saved(tmp_path / f"whole{ending}", values("u1", 40, 40, 3))
 
 
 def exr(path: Path, channels: dict[str, Array], **more: Any) -> bytes:
@@ -218,21 +190,12 @@ def exr(path: Path, channels: dict[str, Array], **more: Any) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<u4"])
-@pytest.mark.parametrize("channels", ["Z", "RGB", "RGBA"])
-def test_files_of_openexr(tmp_path: Path, dtype: str, channels: str) -> None:
-    pixels = np.arange(5 * 7 * len(channels)).reshape(5, 7, -1).astype(dtype)
-    planes = {name: np.ascontiguousarray(pixels[..., i]) for i, name in enumerate(channels)}
-    want = pixels if len(channels) > 1 else pixels[..., 0]
-    got = packed(tmp_path, ".exr", exr(tmp_path / "a.exr", planes))
-    np.testing.assert_array_equal(got, want, strict=True)
-
-
 def test_openexr_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = exr(tmp_path / "a.exr", {"Z": np.zeros((4, 6), "<f4")})
+    (tmp_path / "run" / "depth").mkdir(parents=True)
+    exr(tmp_path / "run" / "depth" / "0.exr", {"Z": np.zeros((4, 6), "<f4")})
     monkeypatch.setitem(sys.modules, "OpenEXR", None)
     with pytest.raises(MissingPackageError, match="pip install OpenEXR"):
-        packed(tmp_path, ".exr", data)
+        open_source(tmp_path).schema()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)  # what the library does is its own
@@ -264,22 +227,17 @@ def write_tree(tree: Path) -> None:
         exr(tree / "normal" / f"{number}.exr", planes)
 
 
-def test_a_tree_of_rasters_is_packed(tmp_path: Path) -> None:
-    tree = tmp_path / "src" / "scene"
+def test_a_tree_of_rasters_has_kinds(tmp_path: Path) -> None:
+    """A shape that changes is an error."""
+    tree = tmp_path / "scene"
     write_tree(tree)
-    source = FolderSource(tmp_path / "src")
+    source = FolderSource(tmp_path)
     assert [(str(s), s.kind, s.unit) for s in source.schema().values()] == [
         ("depth: float32 [5, 7]", "depth", None),
         ("flow: float32 [5, 7, 2]", "flow", "px"),
         ("frame_number: int64 []", "frame_number", None),
         ("normal: float16 [5, 7, 3]", "normals", None),
     ]
-    seqrecord.convert(source, tmp_path / "records", workers=1)
-    with seqrecord.open(tmp_path / "records") as dataset:
-        frame = dataset.episodes["scene"][2]
-        np.testing.assert_array_equal(frame["flow"], rasters()[..., :2])
-        np.testing.assert_array_equal(frame["depth"], rasters()[..., 0])
-        np.testing.assert_array_equal(frame["normal"], (rasters() + 2).astype("<f2"))
     (tree / "depth" / "1.pfm").write_bytes((FOLDER / "normals.pfm").read_bytes())
     with pytest.raises(SourceError, match="wrong shape") as caught:
         list(source.frames(source.episodes()[0]))
@@ -404,24 +362,24 @@ def test_refused(tmp_path: Path, number: int, is_first: bool) -> None:
 
 
 @pytest.mark.parametrize("ending", [".ppm", ".tiff", ".webp", ".bmp", ".flo", ".pfm", ".exr"])
-@pytest.mark.parametrize("is_gone", [False, True])
-def test_a_file_that_is_cut_or_gone(tmp_path: Path, ending: str, is_gone: bool) -> None:
-    folder = tmp_path / "src" / "run" / "rgb"
+def test_a_file_that_is_cut_or_gone(tmp_path: Path, ending: str) -> None:
+    folder, data = tmp_path / "src" / "run" / "rgb", bytes_of(GOOD[ending], tmp_path)
     folder.mkdir(parents=True)
-    data = bytes_of(GOOD[ending], tmp_path)
     for number in range(2):
         (folder / f"{number}{ending}").write_bytes(data)
-    source = FolderSource(tmp_path / "src")
+    source, bad = FolderSource(tmp_path / "src"), folder / f"1{ending}"
     assert len(list(source.frames(source.episodes()[0]))) == 2
-    bad, frames = folder / f"1{ending}", source.frames(source.episodes()[0])
-    next(frames)
-    bad.write_bytes(data[: len(data) * 2 // 3])
-    if is_gone:
-        bad.unlink()
-    with pytest.raises(SourceError, match="cannot read" if is_gone else ".") as caught:
+    breaks: list[Callable[[], object]]
+    breaks = [lambda: bad.write_bytes(data[: len(data) * 2 // 3]), bad.unlink]
+    for change, match in zip(breaks, (".", "cannot read"), strict=True):
+        bad.write_bytes(data)
+        frames = source.frames(source.episodes()[0])
         next(frames)
-    assert (caught.value.file, caught.value.feature) == (str(bad), "rgb")
-    assert caught.value.frame == 1
+        change()
+        with pytest.raises(SourceError, match=match) as caught:
+            next(frames)
+        assert (caught.value.file, caught.value.feature) == (str(bad), "rgb")
+        assert caught.value.frame == 1
 
 
 def test_only_png_and_jpeg_stay_encoded(tmp_path: Path) -> None:
@@ -479,47 +437,38 @@ def test_tar_files_have_them_too(tmp_path: Path) -> None:
 # --- npz ---------------------------------------------------------------------------------------
 
 
-def test_npz_of_a_frame(tmp_path: Path) -> None:
-    depth, points = values("f4", 3, 5, 7), values("f8", 3, 9, 3)
-    for number in range(3):
-        (tmp_path / "run" / "depth").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "run" / "lidar").mkdir(parents=True, exist_ok=True)
+def test_npz(tmp_path: Path) -> None:
+    """Of a frame and of an episode; one at the root makes no episode of it."""
+    depth, points, state = values("f4", 6, 5, 7), values("f8", 6, 9, 3), values("i8", 6)
+    for name in ("depth", "lidar"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    for number in range(6):
         np.savez_compressed(tmp_path / "run" / "depth" / f"{number:06d}.npz", depth[number])
-        np.savez(
-            tmp_path / "run" / "lidar" / f"{number:06d}.npz",
-            points=points[number],
-            intensity=points[number, :, 0],
-        )
+        more = {"points": points[number], "intensity": points[number, :, 0]}
+        np.savez(tmp_path / "run" / "lidar" / f"{number:06d}.npz", **more)
+    np.savez(tmp_path / "run" / "data.npz", actions=depth[:, 0, :2], state=state, K=np.eye(3))
+    np.savez(tmp_path / "run" / "reward.npz", np.arange(6.0))
+    np.savez(tmp_path / "mean.npz", np.zeros(3))
     source = FolderSource(tmp_path)
+    assert [(info.key, info.num_frames) for info in source.episodes()] == [("run", 6)]
     assert [str(spec) for spec in source.schema().values()] == [
+        "actions: float32 [2]",
         "depth: float32 [5, 7]",
         "frame_number: int64 []",
         "intensity: float64 [9]",
         "points: float64 [9, 3]",
+        "reward: float64 []",
+        "state: int64 []",
     ]
     for index, frame in enumerate(source.frames(source.episodes()[0])):
         np.testing.assert_array_equal(frame["depth"], depth[index], strict=True)
         np.testing.assert_array_equal(frame["points"], points[index], strict=True)
         np.testing.assert_array_equal(frame["intensity"], points[index, :, 0], strict=True)
-    seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=1)
-
-
-def test_npz_of_an_episode(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    actions, state = values("f4", 6, 2), values("i8", 6)
-    np.savez(tmp_path / "a" / "data.npz", actions=actions, state=state, K=np.eye(3))
-    np.savez(tmp_path / "a" / "reward.npz", np.arange(6.0))
-    source = FolderSource(tmp_path)
-    assert [info.num_frames for info in source.episodes()] == [6]
-    assert [*source.schema()] == ["actions", "frame_number", "reward", "state"]
-    for index, frame in enumerate(source.frames(source.episodes()[0])):
-        np.testing.assert_array_equal(frame["actions"], actions[index], strict=True)
+        np.testing.assert_array_equal(frame["actions"], depth[index, 0, :2], strict=True)
         assert (frame["state"], frame["reward"]) == (state[index], index)
-
-
-def test_npz_at_the_root_makes_no_episode_of_it(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name / "rgb").mkdir(parents=True)
-        Image.fromarray(values("u1", 4, 5, 3)).save(tmp_path / name / "rgb" / "0.png")
-    np.savez(tmp_path / "mean.npz", np.zeros(3))
-    assert [info.key for info in FolderSource(tmp_path).episodes()] == ["a", "b"]
+    seqrecord.convert(source, tmp_path.parent / f"{tmp_path.name}-records", workers=1)
+    alone = tmp_path / "run" / "alone"  # which is an episode
+    alone.mkdir()
+    np.savez(alone / "data.npz", state=state, limits=np.zeros((2, 3)))
+    [info] = FolderSource(alone).episodes()
+    assert [frame["state"] for frame in FolderSource(alone).frames(info)] == state.tolist()

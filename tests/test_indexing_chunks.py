@@ -201,6 +201,7 @@ def test_droid_s_videos_stay_where_they_are(tmp_path: Path) -> None:
 
 LARGE = (80, 300, 3)  # 72,000 bytes a frame
 NOT_IN_HDF5: dict[str, tuple[dict[str, Any], str]] = {
+    "block in front": ({"userblock_size": 512}, "layout or number format"),
     "gzip": ({"compression": "gzip"}, "compressed"),
     "checksums": ({"fletcher32": True}, "or filtered"),
     "parts": ({"chunks": (1, 40, 300, 3)}, "parts of frames"),
@@ -211,28 +212,25 @@ NOT_IN_HDF5: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", NOT_IN_HDF5)
 def test_what_hdf5_does_not_store_as_it_is(tmp_path: Path, name: str) -> None:
     options, why = NOT_IN_HDF5[name]
-    data = values("u1", LARGE)
+    data, of_file = values("u1", LARGE), {}
+    if "userblock_size" in options:
+        options, of_file = {}, options
     path = hdf5(
-        tmp_path / "a.hdf5", lambda images: images.create_dataset("x", data=data, **options)
+        *(tmp_path / "a.hdf5", lambda images: images.create_dataset("x", data=data, **options)),
+        **of_file,
     )
     done = CliRunner().invoke(main, ["index", str(path), "-o", str(tmp_path / "index")])
     assert done.exit_code
     for text in (why, "`seqrecord write --src`", "observations.images.x", str(path)):
         assert text in re.sub(r"\s+", " ", done.output)
     assert not (tmp_path / "index").exists()
+    if of_file:
+        return
     small = values("u1")  # which is copied
     shape = {"chunks": (1, 20, 50, 3)} if "chunks" in options else options
     hdf5(tmp_path / "b" / "b.hdf5", lambda i: i.create_dataset("x", data=small, **shape))
     with pytest.raises(SourceError, match="in place"):
         index_source(open_source(tmp_path / "b"), tmp_path / "index", workers=1)
-
-
-def test_a_block_in_front_of_an_hdf5_file(tmp_path: Path) -> None:
-    data = values("u1", LARGE)
-    path = tmp_path / "a.hdf5"
-    hdf5(path, lambda images: images.create_dataset("x", data=data), userblock_size=512)
-    with pytest.raises(SourceError, match="layout or number format"):
-        index_source(open_source(path), tmp_path / "index", workers=1)
 
 
 NOT_IN_ZARR: dict[str, tuple[int, dict[str, Any], str]] = {

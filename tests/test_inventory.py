@@ -7,11 +7,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.edit import delete_episodes, merge_datasets
 from seqrecord.errors import FormatError, SourceError
 from seqrecord.format.inventory import (
@@ -21,7 +23,6 @@ from seqrecord.format.inventory import (
     PackedFeature,
     encode_inventories,
 )
-from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources import Account, EpisodeInfo, inventory_of, unread_files
 from tests.command_line import run
 
@@ -45,7 +46,7 @@ class Recording:
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [EpisodeInfo(key, 2) for key in self.keys]
 
-    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
         yield from ({"x": np.zeros(3, "<f4")} for _ in range(info.num_frames))
 
     def account(self) -> Account:
@@ -70,27 +71,26 @@ EXPECTED = Inventory(
 )
 
 
-def test_convert_returns_the_inventory_and_the_dataset_keeps_it(tmp_path: Path) -> None:
+def test_the_dataset_keeps_the_inventory_and_info_shows_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged one is an error, and `info` goes on."""
     report = seqrecord.convert(Recording(), tmp_path / "records", workers=1)
     assert report.inventory == EXPECTED
     assert seqrecord.open(tmp_path / "records").inventories == (EXPECTED,)
-
-
-def test_a_source_of_three_methods_has_an_inventory_of_its_features() -> None:
-    found = inventory_of(Plain())
-    assert found.format == "Plain"
-    assert [each.name for each in found.features] == ["x"]
-    assert found.left_out == ()
-
-
-def test_info_shows_the_inventory(tmp_path: Path) -> None:
-    seqrecord.convert(Recording(), tmp_path / "records", workers=1)
     text = run("info", str(tmp_path / "records")).stdout
     assert "lidar/*.pcd: 1,000 files, no reader" in text
     assert "from */x.npy" in text
     assert "unit of x assumed: m" in text
     shown = json.loads(run("info", str(tmp_path / "records"), "--json").stdout)
     assert [Inventory.from_json(each) for each in shown["inventories"]] == [EXPECTED]
+    [file] = (tmp_path / "records" / "index").glob("*-inventory.json")
+    file.write_bytes(file.read_bytes().replace(b"lidar", b"radar"))
+    with pytest.raises(FormatError, match="inventories"):
+        _ = seqrecord.open(tmp_path / "records").inventories
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        assert seqrecord.summarize(tmp_path / "records").inventories == ()
+    assert "inventories not shown" in caplog.text
 
 
 def test_a_strict_conversion_refuses_data_that_is_left_out(tmp_path: Path) -> None:
@@ -126,36 +126,14 @@ def test_edits_and_merges_keep_inventories(tmp_path: Path) -> None:
     assert [each.reason for each in found] == ["recordings one", "recordings two"]
 
 
-def test_a_dataset_of_a_writer_has_no_inventory(tmp_path: Path) -> None:
-    with (
-        seqrecord.SeqRecordWriter(tmp_path / "records") as writer,
-        writer.episode("a") as episode,
-    ):
-        episode.append({"x": np.zeros(3, "<f4")})
-    assert seqrecord.open(tmp_path / "records").inventories == ()
-
-
-def test_a_damaged_inventory_is_an_error_and_info_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    seqrecord.convert(Recording(), tmp_path / "records", workers=1)
-    [file] = (tmp_path / "records" / "index").glob("*-inventory.json")
-    file.write_bytes(file.read_bytes().replace(b"lidar", b"radar"))
-    with pytest.raises(FormatError, match="inventories"):
-        _ = seqrecord.open(tmp_path / "records").inventories
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        assert seqrecord.summarize(tmp_path / "records").inventories == ()
-    assert "inventories not shown" in caplog.text
-
-
 def test_the_file_of_inventories_is_at_most_64_kib() -> None:
-    many = tuple(LeftOut(f"{'x' * 500}{n}", n, "no reader") for n in range(5000))
-    notes = tuple(f"note {n}" for n in range(3000))
+    many = tuple(LeftOut(f"{'x' * 500}{n}", n, "no reader") for n in range(900))
+    notes = tuple(f"note {n}" for n in range(600))
     data = encode_inventories([replace(EXPECTED, left_out=many, notes=notes)] * 3)
     assert len(data) <= MAX_INVENTORY_BYTES
     [one] = json.loads(data)["inventories"]
     found = Inventory.from_json(one)
-    assert 10 < len(found.left_out) < 5000
+    assert 10 < len(found.left_out) < 900
     assert "shortened to 64 KiB" in found.notes
     several = [replace(EXPECTED, reason=f"{n}{'y' * 900}", notes=notes) for n in range(200)]
     data = encode_inventories(several)
@@ -238,10 +216,19 @@ def test_a_requested_feature_without_any_value_is_an_error(
     assert "feature y has no value in any frame" in caplog.text
 
 
-def test_a_source_of_ones_own_may_have_anything_called_features(tmp_path: Path) -> None:
+def test_a_source_of_three_methods_has_an_inventory_of_its_features(tmp_path: Path) -> None:
+    """It may have anything called features; a writer makes no inventory."""
+
     class Own(Plain):
         def features(self) -> None:
             raise AssertionError
 
+    for source in (Plain(), Own()):
+        found = inventory_of(source)
+        assert (found.format, found.left_out) == (type(source).__name__, ())
+        assert [each.name for each in found.features] == ["x"]
     report = seqrecord.convert(Own(), tmp_path / "records", workers=1)
     assert report.manifest.num_episodes == 2
+    with SeqRecordWriter(tmp_path / "written") as writer, writer.episode("a") as episode:
+        episode.append({"x": np.zeros(3, "<f4")})
+    assert seqrecord.open(tmp_path / "written").inventories == ()

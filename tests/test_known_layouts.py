@@ -74,24 +74,17 @@ def test_named_and_unnamed_trajectories_side_by_side(tmp_path: Path) -> None:
     ]
 
 
-def test_a_pose_file_alone_claims_no_other_tree(tmp_path: Path) -> None:
-    (tmp_path / "run" / "left").mkdir(parents=True)
+@pytest.mark.parametrize("folder", ["left", "image_left"])
+def test_names_alone_claim_no_other_tree(tmp_path: Path, folder: str) -> None:
+    """Of a pose file, or of a folder with other files."""
     for number in range(3):
-        Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(
-            tmp_path / "run" / "left" / f"{number}.png"
-        )
-    np.savetxt(tmp_path / "run" / "pose_left.txt", np.zeros((3, 7)))
+        save(tmp_path / "run" / folder / f"{number}.png", np.zeros((4, 5, 3), np.uint8))
+    if folder == "left":
+        np.savetxt(tmp_path / "run" / "pose_left.txt", np.zeros((3, 7)))
     source = open_source(tmp_path)
     assert isinstance(source, FolderSource)
-    assert [*source.schema()] == ["frame_number", "left", "pose_left"]
-
-
-def test_folders_of_these_names_with_other_files(tmp_path: Path) -> None:
-    (tmp_path / "run" / "image_left").mkdir(parents=True)
-    for number in range(3):
-        path = tmp_path / "run" / "image_left" / f"{number}.png"
-        Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(path)
-    assert isinstance(open_source(tmp_path), FolderSource)
+    poses = ["pose_left"] if folder == "left" else []
+    assert [*source.schema()] == ["frame_number", folder, *poses]
 
 
 @pytest.mark.parametrize("name", ["tum", "euroc", "kitti"])

@@ -320,57 +320,44 @@ def test_a_timestamp_needs_lags(tmp_path: Path) -> None:
 
 
 def test_folders_infer_kinds_from_names(tmp_path: Path) -> None:
-    floats = np.ones((4, 5), np.float32)
-    source = tree(
-        tmp_path / "tree",
-        rgb=mask(),
-        seg_left=mask(),
-        mask=mask()[..., 0],
-        depth_left=floats,
-        disparity=floats,
-        normals=np.ones((4, 5, 3), np.float32),
-        flow=np.ones((4, 5, 2), np.float32),
-        other=floats,
-    )
-    np.save(source / "episode" / "action.npy", np.ones((3, 7), np.float32))
-    np.save(source / "episode" / "qpos.npy", np.ones((3, 7), np.float32))
-    found = {spec.name: spec.kind for spec in seqrecord.open_source(source).schema().values()}
-    assert found == {
-        "rgb": "image",
-        "seg_left": "segmentation",
-        "mask": "mask",
-        "depth_left": "depth",
-        "disparity": "disparity",
-        "normals": "normals",
-        "flow": "flow",
-        "other": None,
-        "action": "action",
-        "qpos": "state",
-        "frame_number": "frame_number",
+    floats, deep = np.ones((4, 5), np.float32), np.ones((4, 5, 3), np.float32)
+    kinds: dict[str, tuple[Any, str | None]] = {
+        "rgb": (mask(), "image"),
+        "seg_left": (mask(), "segmentation"),
+        "mask": (mask()[..., 0], "mask"),
+        "depth_left": (floats, "depth"),
+        "disparity": (floats, "disparity"),
+        "normals": (deep, "normals"),
+        "flow": (deep[..., :2], "flow"),
+        "other": (floats, None),
     }
+    source = tree(tmp_path / "tree", **{name: value for name, (value, _) in kinds.items()})
+    for name in ("action", "qpos"):
+        np.save(source / "episode" / f"{name}.npy", np.ones((3, 7), np.float32))
+    found = {spec.name: spec.kind for spec in seqrecord.open_source(source).schema().values()}
+    more = {"action": "action", "qpos": "state", "frame_number": "frame_number"}
+    assert found == {name: kind for name, (_, kind) in kinds.items()} | more
 
 
 def test_topics_of_images_infer_kinds(tmp_path: Path) -> None:
     """Depth of 16 bits is in millimetres and depth of floats in metres, as ROS has it (REP 118)."""
-    pictures: dict[str, tuple[Any, str]] = {
-        "depth": (np.ones((4, 5), np.uint16), "16UC1"),
-        "far.depth": (np.ones((4, 5), np.float32), "32FC1"),
-        "seg": (mask(), "rgb8"),
-        "color": (mask(), "rgb8"),
-        "thermal": (np.ones((4, 5), np.uint16), "16UC1"),
+    shorts, floats = np.ones((4, 5), np.uint16), np.ones((4, 5), np.float32)
+    kinds: dict[str, tuple[Any, str, str, str | None]] = {
+        "depth": (shorts, "16UC1", "depth", "mm"),
+        "far.depth": (floats, "32FC1", "depth", "m"),
+        "seg": (mask(), "rgb8", "segmentation", None),
+        "color": (mask(), "rgb8", "image", None),
+        "thermal": (shorts, "16UC1", "image", None),
     }
-    messages = [("/" + n.replace(".", "/"), 10**18, image(*each)) for n, each in pictures.items()]
+    messages = [
+        ("/" + name.replace(".", "/"), 10**18, image(pixels, encoding))
+        for name, (pixels, encoding, _, _) in kinds.items()
+    ]
     write_mcap(tmp_path / "run.mcap", messages)
     source = seqrecord.open_source(tmp_path, clock="/color")
     found = {spec.name: (spec.kind, spec.unit) for spec in source.schema().values()}
-    assert found == {
-        "depth": ("depth", "mm"),
-        "far.depth": ("depth", "m"),
-        "seg": ("segmentation", None),
-        "color": ("image", None),
-        "thermal": ("image", None),
-        "log_time": ("timestamp", "ns"),
-    }
+    expected = {name: (kind, unit) for name, (_, _, kind, unit) in kinds.items()}
+    assert found == expected | {"log_time": ("timestamp", "ns")}
 
 
 def test_embedded_images_infer_kinds(tmp_path: Path) -> None:
@@ -453,25 +440,17 @@ def test_coded_vectors_are_refused(
     SeqRecordPipe(path, clip_len=2, clip_transform=step)
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ("image_left", "image_right"),
-        ("image_lcam_front", "image_rcam_front"),
-        ("image_cam0", "image_cam1"),
-        ("image_0", "image_1"),
-        ("image_2", "image_3"),
-        ("left", "right"),
-        ("Left_camera", "Right_camera"),
-        ("observation.images.cam_left", "observation.images.cam_right"),
-        ("cam0", "cam1"),
-        ("image_L", "image_R"),
-        ("imageleft", "imageright"),
-        ("infra1", "infra2"),
-        ("imageL", "imageR"),
-        ("rgbLeft", "rgbRight"),
-    ],
-)
+PAIRS = [
+    *(("image_left", "image_right"), ("image_lcam_front", "image_rcam_front")),
+    *(("image_cam0", "image_cam1"), ("image_0", "image_1"), ("image_2", "image_3")),
+    *(("left", "right"), ("Left_camera", "Right_camera"), ("cam0", "cam1")),
+    ("observation.images.cam_left", "observation.images.cam_right"),
+    *(("image_L", "image_R"), ("imageleft", "imageright"), ("infra1", "infra2")),
+    *(("imageL", "imageR"), ("rgbLeft", "rgbRight")),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS)
 def test_flipped_stereo_pairs_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, left: str, right: str
 ) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import seqrecord
@@ -27,7 +26,6 @@ from seqrecord.errors import (
     StatisticsKeyError,
     StorageError,
 )
-from seqrecord.export import to_files
 from tests.command_line import fail, run
 from tests.numbered import add, lengths_of
 
@@ -143,6 +141,8 @@ def test_frames_and_metadata_that_are_none(tmp_path: Path) -> None:
 
 
 def test_normalizing_what_was_permuted(tmp_path: Path) -> None:
+    import torch  # and not where tests start a process of this module
+
     with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
         episode.append({"image": np.zeros((16, 24, 3), np.uint8)})
     statistics = seqrecord.open(tmp_path / "records").statistics
@@ -416,21 +416,6 @@ def test_a_feature_with_the_name_of_a_column_names_rename(tmp_path: Path, name: 
         tmp_path / "records", clip_len=1, clip_transform=crop, rename={name: f"my_{name}"}
     )
     assert f"my_{name}" in next(iter(pipe))
-
-
-def test_a_key_that_is_too_deep_to_export(tmp_path: Path) -> None:
-    key = "/".join("k" * 40)
-    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode(key) as episode:
-        episode.append({"x": np.zeros(3)})
-    with pytest.raises(DestinationError, match=r"too many levels.*seqrecord edit rename.*got: 40"):
-        to_files(tmp_path / "records", None, tmp_path / "out")
-
-
-def test_a_key_that_is_too_long_to_export(tmp_path: Path) -> None:
-    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("k" * 300) as e:
-        e.append({"x": np.zeros(3)})
-    with pytest.raises(DestinationError, match=r"too long; .*seqrecord edit rename"):
-        to_files(tmp_path / "records", None, tmp_path / "out")
 
 
 def test_reports_of_paths_that_are_not_utf_8(tmp_path: Path) -> None:

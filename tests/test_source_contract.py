@@ -251,18 +251,24 @@ def upload(folder: Path, url: str) -> str:
     return url
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(scope="module", params=SETS)
 def case(request: pytest.FixtureRequest) -> Set:
     return SETS[request.param]
 
 
+@pytest.fixture(scope="module")
+def written(case: Set, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The originals, which no test changes."""
+    folder = tmp_path_factory.mktemp("written") / "originals"
+    folder.mkdir()
+    case.write(folder)
+    return folder
+
+
 @pytest.fixture
-def root(case: Set, tmp_path: Path) -> Path:
-    """The folder with the originals."""
-    root = tmp_path / "originals"
-    root.mkdir()
-    case.write(root)
-    return root
+def root(written: Path, tmp_path: Path) -> Path:
+    """The folder with the originals, a copy for each test."""
+    return shutil.copytree(written, tmp_path / "originals")
 
 
 def opened(case: Set, root: Path, **more: Any) -> Source:
@@ -284,7 +290,7 @@ def _bytes(value: Any) -> bytes:
     return value.data if isinstance(value, EncodedImage) else np.asarray(value).tobytes()
 
 
-def test_it_is_found_and_listed(case: Set, root: Path) -> None:
+def test_it_is_found_listed_and_chosen_from(case: Set, root: Path) -> None:
     source = opened(case, root)
     assert type(source) is getattr(seqrecord.sources, f"{case.source}Source")
     assert isinstance(source, Source)
@@ -294,6 +300,13 @@ def test_it_is_found_and_listed(case: Set, root: Path) -> None:
     assert source.episodes() == infos == opened(case, root).episodes()
     assert source.schema() == opened(case, root).schema()
     json.dumps([dict(info.metadata) for info in infos])
+    first, *_, last = opened(case, root).schema()
+    assert list(opened(case, root, features=[last, first]).schema()) == [last, first]
+    with pytest.raises(SourceError) as caught:
+        opened(case, root, features=[first, "lidar"]).schema()
+    assert caught.value.file is not None
+    assert caught.value.got == "lidar"
+    assert caught.value.expected
 
 
 def test_frames_are_as_the_schema_says(case: Set, root: Path) -> None:
@@ -357,25 +370,12 @@ def test_a_url_gives_what_a_folder_gives(case: Set, root: Path, memory_url: str)
     assert everything(copy, infos) == wanted
 
 
-def test_features_are_chosen_by_name(case: Set, root: Path) -> None:
-    first, *_, last = opened(case, root).schema()
-    assert list(opened(case, root, features=[last, first]).schema()) == [last, first]
-    with pytest.raises(SourceError) as caught:
-        opened(case, root, features=[first, "lidar"]).schema()
-    assert caught.value.file is not None
-    assert caught.value.got == "lidar"
-    assert caught.value.expected
-
-
-def test_an_episode_that_is_not_there(case: Set, root: Path) -> None:
+def test_what_is_not_there(case: Set, root: Path) -> None:
     source = opened(case, root)
     for key in ("no such episode", "../originals", "", "/", ".", "x/..", str(root)):
         with pytest.raises(SourceError) as caught:
             list(source.frames(EpisodeInfo(key, 3)))
         assert caught.value.episode == key
-
-
-def test_a_folder_without_one(case: Set, root: Path) -> None:
     empty = root.parent / "empty"
     empty.mkdir()
     kind = next(name for name in format_names() if name.startswith(case.source.lower()))

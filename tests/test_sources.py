@@ -168,7 +168,7 @@ def test_an_episode_without_a_folder_lacks_its_features(tmp_path: Path) -> None:
         list(TartanAirSource(tmp_path, features=["seg_left"]).frames(source.episodes()[0]))
 
 
-def test_flow_and_mask_are_separate_downloads(tmp_path: Path) -> None:
+def test_downloads_of_parts_and_of_both_versions(tmp_path: Path) -> None:
     frames = make_frames(8, 3)
     folder = write_v1(tmp_path / "a" / "Easy" / "P000", frames)
     for file in (folder / "flow").glob("*_mask.npy"):
@@ -182,26 +182,27 @@ def test_flow_and_mask_are_separate_downloads(tmp_path: Path) -> None:
     assert list(source.schema()) == V1_FEATURES
     check_frames(source, 0, no_mask)
     check_frames(source, 1, frames)
-
-
-def test_a_tree_may_hold_both_versions(tmp_path: Path) -> None:
     one, two = make_frames(0, 3, size=(4, 6)), make_frames(0, 3, v2=True)
-    write_v1(tmp_path / "a" / "Easy" / "P000", one)
-    write_v2(tmp_path / "b" / "Data_easy" / "P000", two)
-    source = TartanAirSource(tmp_path)
+    write_v1(tmp_path / "both" / "a" / "Easy" / "P000", one)
+    write_v2(tmp_path / "both" / "b" / "Data_easy" / "P000", two)
+    source = TartanAirSource(tmp_path / "both")
     assert set(source.schema()) == {*one[0], *two[0]}
     assert source.schema()["image_left"].shape == (4, 6, 3)
     check_frames(source, 0, one)
     check_frames(source, 1, two)
 
 
-def test_poses_alone_are_a_source(tmp_path: Path) -> None:
+def test_poses_alone_and_the_same_trajectory_twice(tmp_path: Path) -> None:
     frames = [{"pose_left": frame["pose_left"]} for frame in make_frames(0, 3)]
     (tmp_path / "P000").mkdir()
     write_v1(tmp_path / "P000", frames)
     source = TartanAirSource(tmp_path / "P000")
     assert source.episodes()[0].num_frames == 3
     check_frames(source, 0, frames)
+    write_v1(tmp_path / "twice" / "a" / "Easy" / "P000", make_frames(0, 2))
+    write_v1(tmp_path / "twice" / "a" / "a" / "Easy" / "P000", make_frames(0, 2))
+    with pytest.raises(SourceError, match="duplicate episode key"):
+        TartanAirSource(tmp_path / "twice").episodes()
 
 
 def test_kept_images_are_the_files_bytes(tmp_path: Path) -> None:
@@ -232,11 +233,14 @@ def test_a_flow_to_a_frame_that_was_not_kept(tmp_path: Path, version: str, folde
     check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
-def test_as_many_flows_as_frames_and_one_mask_fewer(tmp_path: Path) -> None:
+def test_a_mask_fewer_and_arrays_of_other_orders(tmp_path: Path) -> None:
     frames = make_frames(0, 5)[:4]
     folder = write_v1(tmp_path / "P000", frames)
     del frames[3]["mask"]
     (folder / "flow" / "000003_000004_mask.npy").unlink()
+    np.save(folder / DEPTH, np.asfortranarray(frames[2]["depth_left"]))
+    with (folder / "depth_left" / "000001_left_depth.npy").open("wb") as stream:
+        np.lib.format.write_array(stream, frames[1]["depth_left"], version=(2, 0))
     check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
@@ -381,18 +385,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.parametrize("lenient_pillow", [False, True])
-def test_broken_v1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, lenient_pillow: bool
-) -> None:
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient_pillow)
+def test_broken_v1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In a program whose Pillow is lenient; that of test_broken_v2 is strict."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
     folder = write_v1(tmp_path / "a" / "Easy" / "P001", make_frames(1, 4))
     BROKEN[name].damage(folder)
     source = TartanAirSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["a/Easy/P000", "a/Easy/P001"]
     check_fault(BROKEN[name], source, "a/Easy/P001", folder)
-    assert lenient_pillow == ImageFile.LOAD_TRUNCATED_IMAGES
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_threads_are_strict_beside_a_lenient_program(
@@ -456,30 +458,17 @@ def test_broken_v2(tmp_path: Path, name: str) -> None:
     check_fault(BROKEN_V2[name], TartanAirSource(tmp_path), "a/Data_easy/P001", folder)
 
 
-def test_imu_of_ten_rows_for_the_last_frame_too(tmp_path: Path) -> None:
+def test_imu_of_the_last_frame_and_masks_above_a_byte(tmp_path: Path) -> None:
     frames = make_frames(0, 4, v2=True)
     frames[3]["imu_gyro"] = np.ones((10, 3))
     write_v2(tmp_path / "P000", frames)
     check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
-
-
-def test_a_mask_value_above_a_byte(tmp_path: Path) -> None:
-    frames = make_frames(0, 3, v2=True)
-    for frame in frames[:2]:
+    for frame in frames[:3]:
         frame["mask_lcam_front"] = frame["mask_lcam_front"].astype(np.uint16) + 200
-    write_v2(tmp_path / "P000", frames)
-    source = TartanAirSource(tmp_path / "P000")
+    write_v2(tmp_path / "P001", frames)
+    source = TartanAirSource(tmp_path / "P001")
     with pytest.raises(SourceError, match=r"mask value out of range.*; got: 300"):
         list(source.frames(source.episodes()[0]))
-
-
-def test_fortran_order_and_header_version_2(tmp_path: Path) -> None:
-    frames = make_frames(0, 3)
-    folder = write_v1(tmp_path / "P000", frames)
-    np.save(folder / DEPTH, np.asfortranarray(frames[2]["depth_left"]))
-    with (folder / "depth_left" / "000001_left_depth.npy").open("wb") as stream:
-        np.lib.format.write_array(stream, frames[1]["depth_left"], version=(2, 0))
-    check_frames(TartanAirSource(tmp_path / "P000"), 0, frames)
 
 
 def test_the_size_comes_from_the_first_sound_image(tmp_path: Path) -> None:
@@ -508,13 +497,6 @@ def test_flow_needs_imagecodecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     source = TartanAirSource(tmp_path / "P000", features=["depth_lcam_front"])
     expected = [{"depth_lcam_front": frame["depth_lcam_front"]} for frame in frames]
     check_frames(source, 0, expected)
-
-
-def test_the_same_trajectory_twice(tmp_path: Path) -> None:
-    write_v1(tmp_path / "a" / "Easy" / "P000", make_frames(0, 2))
-    write_v1(tmp_path / "a" / "a" / "Easy" / "P000", make_frames(0, 2))
-    with pytest.raises(SourceError, match="duplicate episode key"):
-        TartanAirSource(tmp_path).episodes()
 
 
 # --- the real thing --------------------------------------------------------------------------

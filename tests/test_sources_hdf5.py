@@ -497,7 +497,7 @@ def test_damage_anywhere_is_a_source_error_or_goes_unseen(tmp_path: Path) -> Non
     assert refused > 20
 
 
-def test_a_broken_image_is_named(tmp_path: Path) -> None:
+def test_broken_images_and_files(tmp_path: Path) -> None:
     write_aloha(tmp_path / "episode_0.hdf5", compress=True)
     with h5py.File(tmp_path / "episode_0.hdf5", "a") as file:
         file["observations/images/cam_high"][3, :40] = 0
@@ -509,9 +509,6 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
         file["observations/images/cam_high"][0] = 0
     with pytest.raises(SourceError, match="first row of a compressed dataset is not an image"):
         Hdf5Source(tmp_path).schema()
-
-
-def test_no_file_that_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "episode_0.hdf5").write_bytes(b"\x89HDF but not one")
     with pytest.raises(SourceError, match=r"unreadable HDF5 file; .*episode_0"):
         Hdf5Source(tmp_path).schema()

@@ -254,12 +254,6 @@ def test_broken_rows(tmp_path: Path, number: int) -> None:
     assert (caught.value.episode, caught.value.file) == ("episode_000001", str(path))
 
 
-def test_the_name_of_an_image_does_not_matter(tmp_path: Path) -> None:
-    root = unpack(tmp_path)
-    rewrite(root / ROWS, not_utf8("observation.image"))
-    check(open_source(root))
-
-
 @pytest.mark.parametrize("wrong", [{"length": "many"}, {"tasks": 3}])
 def test_an_episode_that_cannot_be_listed(tmp_path: Path, wrong: dict[str, Any]) -> None:
     root = unpack(tmp_path, "v21")
@@ -401,8 +395,9 @@ def test_rows_of_an_episode_that_is_not_listed(tmp_path: Path) -> None:
     assert caught.value.file == str(root / ROWS)
 
 
-def test_numbers_need_not_be_declared(tmp_path: Path) -> None:
+def test_numbers_need_not_be_declared_and_images_need_no_names(tmp_path: Path) -> None:
     root = unpack(tmp_path)
+    rewrite(root / ROWS, not_utf8("observation.image"))
     info = json.loads((root / "meta/info.json").read_text())
     kept = {name: value for name, value in info.items() if not name.startswith("total")}
     (root / "meta/info.json").write_text(json.dumps(kept))

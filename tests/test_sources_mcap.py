@@ -23,7 +23,7 @@ from mcap.writer import CompressionType, IndexType
 import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import Source
+from seqrecord.sources import McapSource, Source
 from tests.bags import (
     IMAGE,
     STORE,
@@ -136,7 +136,8 @@ def test_frames_at_the_camera_s_times(tmp_path: Path, kind: str) -> None:
         assert frame["joint_states.effort"].tolist() == [7.0, 8.0]
 
 
-def test_the_last_one_known_within_a_bound(tmp_path: Path) -> None:
+def test_alignments_and_clocks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The last one known within a bound; another clock; what is dropped is told, once."""
     write(tmp_path, recording(), "mcap")
     source = open_source(tmp_path, clock=CAMERA, align="last", tolerance=0.06)
     frames = frames_of(source)
@@ -151,10 +152,6 @@ def test_the_last_one_known_within_a_bound(tmp_path: Path) -> None:
         "messages": 3, "used": 2, "dropped": 1, "frames_without": 3,
     }  # fmt: skip
     assert topics["/imu/data"]["frames_without"] == 1
-
-
-def test_any_topic_can_be_the_clock(tmp_path: Path) -> None:
-    write(tmp_path, recording(), "mcap")
     source = open_source(tmp_path, clock="/imu/data", map={"image": CAMERA, "imu": "/imu/data"})
     frames = frames_of(source)
     assert len(frames) == 50
@@ -167,6 +164,13 @@ def test_any_topic_can_be_the_clock(tmp_path: Path) -> None:
             np.testing.assert_array_equal(frame["image"], pictures(5)[nearest])
         else:
             assert 20 + 10 * i > 500
+    source = open_source(tmp_path, clock=CAMERA)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        source.episodes()
+        source.episodes()
+    [said] = caplog.messages
+    assert f"45 of 58 messages dropped: frames are at the times of {CAMERA}" in said
 
 
 def test_a_clock_that_is_not_steady_has_no_rate(tmp_path: Path) -> None:
@@ -175,16 +179,6 @@ def test_a_clock_that_is_not_steady_has_no_rate(tmp_path: Path) -> None:
         write_mcap(tmp_path / f"{name}.mcap", messages)
     rates = [info.fps for info in open_source(tmp_path).episodes()]
     assert rates == [pytest.approx(2e3 / 209), None, None, None]
-
-
-def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, recording(), "mcap")
-    source = open_source(tmp_path, clock=CAMERA)
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        source.episodes()
-        source.episodes()
-    [said] = caplog.messages
-    assert f"45 of 58 messages dropped: frames are at the times of {CAMERA}" in said
 
 
 def test_messages_out_of_order_in_the_file(tmp_path: Path) -> None:
@@ -475,33 +469,20 @@ def test_names_and_options_that_are_not_there(tmp_path: Path) -> None:
         open_source(tmp_path).schema()
 
 
-def test_a_recording_without_the_clock(tmp_path: Path) -> None:
+def test_recordings_that_differ_from_the_first(tmp_path: Path) -> None:
+    larger = np.zeros((6, 9, 3), np.uint8)
+    messages = [*recording(), (CAMERA, START + 950 * MS, image(larger, "rgb8"))]
+    write_mcap(tmp_path / "c.mcap", messages)
+    differs = r"differs from the first one in dtype or shape; .*episode: c; feature: cam"
+    with pytest.raises(SourceError, match=differs):
+        frames_of(open_source(tmp_path / "c.mcap", clock=CAMERA))
+    (tmp_path / "c.mcap").unlink()
     write_mcap(tmp_path / "a.mcap", recording())
     write_mcap(tmp_path / "b.mcap", [each for each in recording() if each[0] != CAMERA])
     source = open_source(tmp_path, clock=CAMERA)
     assert [info.key for info in source.episodes()] == ["a", "b"]
     with pytest.raises(SourceError, match=r"no messages of the clock topic; .*episode: b; "):
         frames_of(source, 1)
-
-
-def test_messages_that_differ_from_the_first(tmp_path: Path) -> None:
-    larger = np.zeros((6, 9, 3), np.uint8)
-    messages = [*recording(), (CAMERA, START + 950 * MS, image(larger, "rgb8"))]
-    write_mcap(tmp_path / "a.mcap", messages)
-    with pytest.raises(
-        SourceError,
-        match=r"differs from the first one in dtype or shape; .*episode: a; feature: cam",
-    ):
-        frames_of(open_source(tmp_path, clock=CAMERA))
-
-
-def test_another_definition_of_a_known_type(tmp_path: Path) -> None:
-    text = b"# old\nHeader header\nfloat32 MAX=3\nfloat64[4] orientation\n"
-    messages = [("/imu", "sensor_msgs/msg/Imu", 5, bytes(400))]
-    path = write_raw(tmp_path / "a.mcap", messages, definition=text)
-    with pytest.raises(SourceError, match=r"of sensor_msgs/msg/Imu differs from ROS's: got "
-                       "Header header; float64.4. orientation, expected"):  # fmt: skip
-        open_source(path).schema()
 
 
 def _flip(data: bytes) -> bytes:
@@ -533,7 +514,7 @@ def test_any_cut_and_any_bit_is_refused_or_changes_nothing(tmp_path: Path) -> No
     for data in broken:
         path.write_bytes(data)
         try:
-            [frame] = frames_of(open_source(path))
+            [frame] = frames_of(McapSource(path))
             for name, value in frame.items():
                 if name != "log_time":  # of a time in the index nothing has a checksum
                     np.testing.assert_array_equal(value, want[f"imu.{name.split('.')[1]}"])
@@ -561,7 +542,7 @@ def check_message(folder: Path, name: str, data: bytes, *how: Any) -> None:
     """It becomes a frame, or is refused with the place of the file."""
     path = write_raw(folder / "a.mcap", [("/x", name, 5, data)], *how)
     try:
-        [frame] = frames_of(open_source(path))
+        [frame] = frames_of(McapSource(path))
         for value in frame.values():
             assert np.asarray(value).nbytes <= len(data) + 64
     except SourceError as error:
@@ -636,12 +617,18 @@ def test_alignment_is_that_of_a_look_at_every_message(
         assert found == ([] if best is None else [best])
 
 
-def test_messages_that_are_none(tmp_path: Path) -> None:
+def test_messages_that_are_none_and_other_definitions(tmp_path: Path) -> None:
     for data in (b"", b"\0\1\0\0", b"\x28\xb5\x2f\xfd" + bytes(90), bytes(30)):
         messages = [("/j", "sensor_msgs/msg/JointState", 5, data)]
         path = write_raw(tmp_path / "a.mcap", messages)
         with pytest.raises(SourceError, match=r"cannot decode a message; .*\.mcap"):
             frames_of(open_source(path))
+    text = b"# old\nHeader header\nfloat32 MAX=3\nfloat64[4] orientation\n"
+    messages = [("/imu", "sensor_msgs/msg/Imu", 5, bytes(400))]
+    path = write_raw(tmp_path / "a.mcap", messages, definition=text)
+    with pytest.raises(SourceError, match=r"of sensor_msgs/msg/Imu differs from ROS's: got "
+                       "Header header; float64.4. orientation, expected"):  # fmt: skip
+        open_source(path).schema()
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

@@ -61,28 +61,18 @@ def test_tum(tmp_path: Path) -> None:
     assert open_source(tmp_path / "freiburg1" / "xyz").episodes()[0].key == "xyz"
 
 
-@pytest.mark.parametrize(
-    ("name", "focal"),
-    [("rgbd_dataset_freiburg2_desk", 520.9), ("freiburg3/rgbd_office", 535.4), ("office", None)],
-)
-def test_cameras_of_tum(tmp_path: Path, name: str, focal: float | None) -> None:
-    write_tum(tmp_path / name)
-    [info] = TumSource(tmp_path).episodes()
-    assert info.metadata.get("camera", {}).get("fx") == focal
-
-
-def test_tum_without_depth_and_poses(tmp_path: Path) -> None:
-    write_tum(tmp_path)
-    for name in ("depth.txt", "groundtruth.txt", "accelerometer.txt"):
-        (tmp_path / name).unlink()
-    source = TumSource(tmp_path, keep_encoded=True)
-    [info] = source.episodes()
-    assert list(source.schema()) == ["image", "timestamp"]
-    frames = list(source.frames(info))
-    assert len(frames) == 6
-    image = frames[0]["image"]
-    assert isinstance(image, EncodedImage)
-    assert image.data == (tmp_path / "rgb" / "1305031102.000000.png").read_bytes()
+def test_cameras_of_tum(tmp_path: Path) -> None:
+    """By the path, or by the header of rgb.txt, which comes first."""
+    names = {"rgbd_dataset_freiburg2_desk": 520.9, "freiburg3/rgbd_office": 535.4, "office": None}
+    for name in [*names, "freiburg1/xyz"]:
+        write_tum(tmp_path / name)
+    path = tmp_path / "freiburg1/xyz/rgb.txt"
+    header = "# file: 'rgbd_dataset_freiburg3_office.bag'\n"
+    path.write_text(header + path.read_text())
+    source = TumSource(tmp_path)
+    found = {info.key: info.metadata.get("camera", {}).get("fx") for info in source.episodes()}
+    assert found == {**names, "freiburg1/xyz": 535.4}
+    assert any("freiburg3's, named by the header" in note for note in source.account().notes)
 
 
 # Seconds since 1970 as TUM writes them, in steps that float64 does not hold exactly.
@@ -239,12 +229,15 @@ def test_a_table_without_a_matching_time_is_refused(
 
 
 @pytest.mark.parametrize("name", ["rgb.txt", "depth.txt"])
-def test_an_empty_list_is_refused(tmp_path: Path, name: str) -> None:
+def test_lists_without_images_are_refused(tmp_path: Path, name: str) -> None:
     write_tum(tmp_path)
     (tmp_path / name).write_text("# timestamp filename\n")
     with pytest.raises(SourceError, match="empty list of images") as caught:
         TumSource(tmp_path).schema()
     assert caught.value.file == str(tmp_path / name)
+    (tmp_path / name).write_text(f"1305031102.0 {name[:-4]}/gone.png\n")
+    with pytest.raises(SourceError, match="cannot read"):
+        TumSource(tmp_path, features=["image" if name == "rgb.txt" else "depth"]).schema()
 
 
 def test_rows_of_kitti_have_the_columns_of_their_format(tmp_path: Path) -> None:
@@ -260,7 +253,7 @@ def test_rows_of_kitti_have_the_columns_of_their_format(tmp_path: Path) -> None:
         KittiSource(tmp_path).schema()
 
 
-def test_features_that_are_not_selected_drop_no_frames(tmp_path: Path) -> None:
+def test_features_that_are_not_selected_or_there_drop_no_frames(tmp_path: Path) -> None:
     write_tum(tmp_path)
     source = TumSource(tmp_path, features=["image", "pose"])
     [info] = source.episodes()
@@ -271,16 +264,14 @@ def test_features_that_are_not_selected_drop_no_frames(tmp_path: Path) -> None:
     assert TumSource(tmp_path, features=["depth"]).episodes()[0].num_frames == 4
     with pytest.raises(SourceError, match="names among image, timestamp, depth"):
         TumSource(tmp_path, features=["dept"]).schema()
-
-
-def test_the_header_of_rgb_txt_names_the_camera(tmp_path: Path) -> None:
-    write_tum(tmp_path / "freiburg1" / "xyz")
-    path = tmp_path / "freiburg1/xyz/rgb.txt"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(["# file: 'rgbd_dataset_freiburg3_office.bag'", *lines]))
-    source = TumSource(tmp_path)
-    assert source.episodes()[0].metadata["camera"]["fx"] == 535.4
-    assert any("freiburg3's, named by the header" in note for note in source.account().notes)
+    for name in ("depth.txt", "groundtruth.txt", "accelerometer.txt"):
+        (tmp_path / name).unlink()
+    source = TumSource(tmp_path, keep_encoded=True)
+    assert list(source.schema()) == ["image", "timestamp"]
+    frames = list(source.frames(source.episodes()[0]))
+    assert len(frames) == 6
+    data = (tmp_path / "rgb" / "1305031102.000000.png").read_bytes()
+    assert frames[0]["image"] == EncodedImage(data)
 
 
 _EUROC = {"fy": 457.296, "cx": 3.5, "cy": 2.5, "width": 8, "height": 6}
@@ -451,11 +442,3 @@ def test_a_broken_sequence_is_refused_by_name(tmp_path: Path, name: str) -> None
     bad, _ = source.episodes()
     assert bad.key.startswith("a")
     check_fault(BROKEN[name], source, bad.key, tmp_path / "a")
-
-
-def test_no_image_there(tmp_path: Path) -> None:
-    write_tum(tmp_path)
-    for path in (tmp_path / "rgb").iterdir():
-        path.unlink()
-    with pytest.raises(SourceError, match="cannot read"):
-        TumSource(tmp_path, features=["image"]).schema()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import reduce
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import seqrecord
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.errors import FormatError
-from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.statistics.by_feature import Statistics, num_channels
-from seqrecord.statistics.collecting import FRAME_PIXELS, StatisticsCollector
+from seqrecord.statistics import FeatureStatistics, Statistics
+
+Array = npt.NDArray[Any]
 
 
 def spec(name: str, dtype: str, shape: tuple[int | None, ...]) -> FeatureSpec:
@@ -35,7 +42,7 @@ SCHEMA = Schema(
 )
 
 
-def frame(rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
+def frame(rng: np.random.Generator) -> dict[str, Array]:
     depth = rng.normal(5, 2, (32, 40)).astype("<f4")
     depth[:4] = np.inf
     depth[4, :2] = np.nan
@@ -51,21 +58,21 @@ def frame(rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def episodes(seed: int, lengths: Sequence[int]) -> dict[str, list[dict[str, npt.NDArray[Any]]]]:
+def episodes(seed: int, lengths: Sequence[int]) -> dict[str, list[dict[str, Array]]]:
     rng = np.random.default_rng(seed)
     return {f"e{i}": [frame(rng) for _ in range(count)] for i, count in enumerate(lengths)}
 
 
-def collected(
-    schema: Schema, data: dict[str, list[dict[str, npt.NDArray[Any]]]]
-) -> StatisticsCollector:
-    collector = StatisticsCollector(schema)
-    for key, frames in data.items():
-        collector.begin(key)
-        for item in frames:
-            collector.add(item)
-        collector.keep()
-    return collector
+def statistics_of(schema: Schema, data: Mapping[str, Iterable[dict[str, Any]]]) -> Statistics:
+    """Those of a dataset of these episodes."""
+    with TemporaryDirectory() as folder:
+        with SeqRecordWriter(f"{folder}/d", schema=schema, codecs="raw") as writer:
+            for key, frames in data.items():
+                with writer.episode(key) as episode:
+                    for item in frames:
+                        episode.append(item)
+        with seqrecord.open(f"{folder}/d") as dataset:
+            return dataset.statistics
 
 
 def test_the_last_axis_is_of_channels_where_it_is_short() -> None:
@@ -75,12 +82,15 @@ def test_the_last_axis_is_of_channels_where_it_is_short() -> None:
         (480, 640, 3): 3,
         **dict.fromkeys([(10, 6), (None, 6)], 6),
     }
-    assert {shape: num_channels(spec("x", "<f4", shape)) for shape in shapes} == shapes
+    schema = Schema([spec(f"f{n}", "|u1", shape) for n, shape in enumerate(shapes)])
+    frame = {s.name: np.ones([n or 2 for n in s.shape], "u1") for s in schema.values()}
+    found = statistics_of(schema, {"e": [frame]})
+    assert [len(found[name].mean) for name in schema] == [*shapes.values()]
 
 
 def test_small_features_are_looked_at_whole() -> None:
     data = episodes(1, [30, 1, 12])
-    statistics = collected(SCHEMA, data).statistics()
+    statistics = statistics_of(SCHEMA, data)
     frames = [item for items in data.values() for item in items]
     assert statistics.num_frames == 43
     assert set(statistics) == set(SCHEMA) - {"spectrum"}
@@ -107,9 +117,8 @@ def test_pixels_of_large_frames_are_drawn_evenly_for_quantiles() -> None:
     height, width, count = 60, 80, 200
     places = np.arange(height * width, dtype="<f4").reshape(height, width)
     schema = Schema([spec("place", "<f4", (height, width))])
-    collector = collected(schema, {"e": [{"place": places}] * count})
-    got = collector.statistics()["place"]
-    assert got.num_drawn.tolist() == [count * FRAME_PIXELS]
+    got = statistics_of(schema, {"e": [{"place": places}] * count})["place"]
+    assert got.num_drawn.tolist() == [count * 128]
     assert got.quantile([0, 1]).tolist() == [[0], [places.size - 1]]
     shares = [0.01, 0.25, 0.5, 0.75, 0.99]
     np.testing.assert_allclose(got.quantile(shares)[:, 0] / places.size, shares, atol=0.005)
@@ -117,7 +126,7 @@ def test_pixels_of_large_frames_are_drawn_evenly_for_quantiles() -> None:
 
 def test_channels_stay_apart_and_infinities_are_counted() -> None:
     data = episodes(2, [40])
-    statistics = collected(SCHEMA, data).statistics()
+    statistics = statistics_of(SCHEMA, data)
     for name, channels in (("image", 3), ("depth", 1)):
         rows = np.stack([item[name] for item in data["e0"]]).reshape(-1, channels)
         exact, got = rows[np.isfinite(rows).all(axis=1)].astype(np.float64), statistics[name]
@@ -128,7 +137,7 @@ def test_channels_stay_apart_and_infinities_are_counted() -> None:
     assert (depth.num_nan[0], depth.num_infinite[0]) == (40 * 2, 40 * 4 * 40)
     colours = Schema([spec("image", "|u1", (32, 40, 3))])
     image = np.broadcast_to(np.array([10, 20, 30], np.uint8), (32, 40, 3))
-    got = collected(colours, {"e": [{"image": image}]}).statistics()["image"]
+    got = statistics_of(colours, {"e": [{"image": image}]})["image"]
     assert (got.min.tolist(), got.max.tolist()) == ([10, 20, 30], [10, 20, 30])
 
 
@@ -147,46 +156,200 @@ def test_how_an_array_lies_in_memory_does_not_matter(view: Any) -> None:
         key: [{n: view(a) if a.ndim else a for n, a in f.items()} for f in frames]
         for key, frames in data.items()
     }
-    one, two = (collected(SCHEMA, item).statistics().to_json() for item in (data, moved))
+    one, two = (statistics_of(SCHEMA, item).to_json() for item in (data, moved))
     assert one == two
 
 
 def test_arrays_may_be_filled_again_after_they_were_added() -> None:
     schema = Schema([spec("action", "<f4", (2,)), spec("big", "<f4", (50, 50))])
-    frame: Frame = {"action": np.ones(2, "<f4"), "big": np.ones((50, 50), "<f4")}
-    collector = StatisticsCollector(schema)
-    collector.begin("e")
-    collector.add(frame)
-    for array in frame.values():
-        np.asarray(array)[...] = 5
-    collector.keep()
-    got = collector.statistics()
-    assert got["action"].max.tolist() == [1, 1]
-    assert got["big"].max.tolist() == [1]
+    frame = {"action": np.ones(2, "<f4"), "big": np.ones((50, 50), "<f4")}
+
+    def refilled() -> Iterator[dict[str, Any]]:
+        yield frame
+        for array in frame.values():
+            array[...] = 0
+
+    got = statistics_of(schema, {"e": refilled()})
+    assert got["action"].min.tolist() == [1, 1]
+    assert got["big"].min.tolist() == [1]
 
 
 def test_many_frames_are_sketched_in_pieces() -> None:
-    schema = Schema([spec("x", "<f4", ()), spec("big", "<f4", (40, 40))])
-    rng = np.random.default_rng(6)
-    values = rng.normal(0, 1, (150_000, 1)).astype("<f4")
-    collector = StatisticsCollector(schema)
-    collector.begin("e")
-    for value in values:
-        collector.add({"x": value[0]})
-    for value in values[:2000]:
-        collector.add({"big": np.full((40, 40), value[0])})
-    collector.keep()
-    got = collector.statistics()
+    schema = Schema([spec("x", "<f4", (None,)), spec("big", "<f4", (40, 40))])
+    values = np.random.default_rng(6).normal(0, 1, (1000, 120)).astype("<f4")
+    frames = ({"x": row, "big": np.full((40, 40), row[0])} for row in values)
+    got = statistics_of(schema, {"e": frames})
     assert 0 < got["x"].rank_error < 0.002
-    ordered = np.sort(values[:, 0])
+    ordered = np.sort(values.ravel())
     for share in (0.01, 0.5, 0.99):
         rank = np.searchsorted(ordered, got["x"].quantile(share)[0].astype("<f4")) / len(ordered)
         assert rank == pytest.approx(share, abs=got["x"].rank_error + 1e-5)
-    np.testing.assert_allclose(got["big"].mean[0], values[:2000].mean(), rtol=1e-4)
+    np.testing.assert_allclose(got["big"].mean[0], values[:, 0].mean(), rtol=1e-4)
+
+
+# ---- numbers that are hard in their own way
+
+SHARES = [0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 1.0]
+KINDS: dict[str, Callable[[np.random.Generator, int], Array]] = {
+    "normal": lambda rng, count: rng.normal(3, 100, count),
+    "few values": lambda rng, count: rng.integers(0, 5, count),
+    "sorted": lambda rng, count: np.arange(count) % 30_000,
+    "falling": lambda rng, count: np.arange(count)[::-1] % 30_000,
+    "heavy tail": lambda rng, count: rng.pareto(1, count).clip(0, 30_000),
+    "constant": lambda rng, count: np.full(count, 7),
+}
+
+
+def draw(kind: str, rng: np.random.Generator, count: int, dtype: str) -> Array:
+    values = KINDS[kind](rng, count)
+    if np.dtype(dtype).kind in "iu":
+        values = values.clip(np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return values.astype(dtype)
+
+
+def of_numbers(values: Array) -> FeatureStatistics:
+    """Of one channel, in frames that are so small that each number is looked at."""
+    frames = [{"x": part} for part in np.split(values, range(120, len(values), 120))]
+    return statistics_of(Schema([spec("x", values.dtype.str, (None,))]), {"e": frames})["x"]
+
+
+def in_json(found: FeatureStatistics) -> str:
+    return json.dumps(Statistics(found.num_frames, {"x": found}).to_json())
+
+
+def through_json(found: FeatureStatistics) -> FeatureStatistics:
+    return Statistics.from_json(json.loads(in_json(found)))["x"]
+
+
+def check(found: FeatureStatistics, values: Array) -> None:
+    """The statistics of all these numbers keep their promises."""
+    assert found.count.tolist() == found.num_drawn.tolist() == [len(values)]
+    if not len(values):
+        return
+    assert (found.min[0], found.max[0]) == (values.min(), values.max())
+    exact = values.astype(np.float64)
+    size = max(abs(exact.min()), abs(exact.max()))
+    assert found.mean[0] == pytest.approx(exact.mean(), rel=1e-9, abs=1e-12 * size)
+    assert found.std[0] == pytest.approx(exact.std(), rel=1e-9, abs=1e-9 * size)
+    ordered, error = np.sort(values), found.rank_error * len(values)
+    for share, [number] in zip(SHARES, found.quantile(SHARES), strict=True):
+        value = np.array(number).astype(values.dtype)
+        assert value in values
+        assert np.searchsorted(ordered, value, "left") <= share * len(values) + error + 1e-6
+        assert np.searchsorted(ordered, value, "right") >= share * len(values) - error - 1e-6
+
+
+@given(
+    kind=st.sampled_from([*KINDS]),
+    dtype=st.sampled_from(["|u1", "<i2", "<u4", "<i8", "<f4", "<f8"]),
+    parts=st.lists(st.integers(0, 6_000), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+)
+def test_parts_added_and_merged(kind: str, dtype: str, parts: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    arrays = [draw(kind, rng, count, dtype) for count in parts]
+    found = [of_numbers(array) for array in arrays]
+    before = [*map(in_json, found)]
+    merged = reduce(FeatureStatistics.merged, found)
+    assert ([*map(in_json, found)] == before) is True, "what is merged is left as it is"
+    values = np.concatenate(arrays)
+    for each in (of_numbers(values), merged, through_json(merged)):
+        check(each, values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_merged_parts_stay_within_half_a_percent(kind: str) -> None:
+    values = draw(kind, np.random.default_rng(1), 64_000, "<f4")
+    found = [of_numbers(part) for part in np.array_split(values, 8)]
+    while len(found) > 1:  # as those of workers
+        found = [one.merged(two) for one, two in zip(found[::2], found[1::2], strict=True)]
+    check(found[0], values)
+    assert 0 < found[0].rank_error < 0.005
+
+
+@pytest.mark.parametrize("channels", [1, 3, 7])
+@pytest.mark.parametrize("dtype", ["|u1", "<u2", "<i8", "<f4", "<f8"])
+def test_moments_of_all_numbers(dtype: str, channels: int) -> None:
+    """Those that are not finite are counted apart."""
+    for count in (1, 500, 70_001):
+        rng = np.random.default_rng(count)
+        pixels = (1e6 * (dtype != "|u1") + rng.integers(0, 200, (count, channels))).astype(dtype)
+        if dtype[1] == "f" and count > 1:
+            for row, value in enumerate((np.nan, np.inf, -np.inf, np.inf)):
+                pixels[row::100, 0] = value
+        schema = Schema([spec("x", dtype, (count, channels))])
+        found = statistics_of(schema, {"e": [{"x": pixels}]})["x"]
+        for column, sketch in enumerate(found.sketches):
+            numbers = pixels[:, column].astype(np.float64)
+            exact = numbers[np.isfinite(numbers)]
+            assert sketch.count == len(exact)
+            odd = (sketch.nan, sketch.positive_infinity, sketch.negative_infinity)
+            assert odd == (
+                np.isnan(numbers).sum(),
+                *((numbers == s * np.inf).sum() for s in (1, -1)),
+            )
+            np.testing.assert_allclose(
+                (sketch.mean, sketch.std), (exact.mean(), exact.std()), 1e-12
+            )
+            assert (sketch.min, sketch.max) == (exact.min(), exact.max())
+
+
+def test_numbers_without_a_square_and_without_quantiles() -> None:
+    for size in (1e300, 1e-200):
+        pixels = np.array([[1, 1], [np.nan, 2], [3, 3]]) * [size, 1]
+        found = statistics_of(Schema([spec("x", "<f8", (2,))]), {"e": [{"x": p} for p in pixels]})
+        got = [found["x"].mean, found["x"].std, found["x"].min, found["x"].max]
+        np.testing.assert_allclose(np.array(got)[:, 0] / size, [2, 1, 1, 3])
+        np.testing.assert_allclose(np.array(got)[:, 1], [2, np.sqrt(2 / 3), 1, 3])
+    nothing = through_json(of_numbers(np.array([np.nan])))
+    assert np.isnan(nothing.quantile([0, 0.5, 1])).all()
+    assert nothing.rank_error == 0
+    for share in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            nothing.quantile(share)
+
+
+def test_the_largest_numbers_overflow_nothing() -> None:
+    most = np.finfo(np.float64).max
+    values = np.tile([most, -most, most, most], 1000)
+    with np.errstate(all="raise", under="ignore"):
+        one = through_json(of_numbers(values).merged(of_numbers(values[:3])))
+    assert one.mean[0] == pytest.approx(most / 2, rel=1e-3)
+    assert one.std[0] == pytest.approx(most * np.sqrt(0.75), rel=1e-3)
+    integers = of_numbers(np.array([2**63 - 1, -(2**63) + 1, 5], np.int64))
+    for found in (integers, through_json(integers)):
+        [sketch] = found.sketches
+        assert (sketch.min, sketch.max) == (-(2**63) + 1, 2**63 - 1)
+
+
+BAD: dict[str, list[Any]] = {
+    "count": [3, -1, 1.0, True, None, 2**60],
+    "nan": [-1, "1", None],
+    "positive_infinity": [-1],
+    "negative_infinity": [0.5],
+    "over": [-1, 2**52],
+    "under": [None],
+    "mean": [9.0, float("nan"), float("inf"), "1", None, True],
+    "std": [-1.0, 50.0, float("nan")],
+    "min": [2.0, None, "1", float("nan"), 0.1],
+    "max": [3.0, 1e300, 10**400, None],
+    "levels": [None, ["AAA="], ["é"], [1], ["AAAA"], [""] * 60, ["A" * 10**6], ["AADAfw=="]],
+}
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_bad_json_of_a_channel_is_refused(key: str) -> None:
+    values = np.array([1, 2, 3, 4], np.float32)
+    good = Statistics(1, {"x": of_numbers(values)}).to_json()
+    [channel] = good["features"]["x"]["channels"]
+    others: list[Any] = [None, [], "x", {}, {"count": 1}, {**channel, "more": 1}]
+    for bad in (*({**channel, key: value} for value in BAD[key]), *others):
+        with pytest.raises(FormatError):
+            Statistics.from_json(changed(good, "features/x/channels", [bad]))
 
 
 def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
-    copy: dict[str, Any] = json.loads(json.dumps(value))
+    copy: dict[str, Any] = deepcopy(value)
     *inner, last = path.split("/")
     place: Any = copy
     for key in inner:
@@ -196,7 +359,7 @@ def changed(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
 
 
 def test_bad_json_is_refused() -> None:
-    good = collected(SCHEMA, episodes(8, [11])).statistics().to_json()
+    good = statistics_of(SCHEMA, episodes(8, [11])).to_json()
     bad: list[tuple[str, object]] = [
         *(("format", "seqrecord"), ("version", 2), ("version", True), ("more", 1)),
         *(("num_frames", value) for value in (-1, 10, 1.0)),
@@ -212,7 +375,7 @@ def test_bad_json_is_refused() -> None:
 
 def test_statistics_of_another_schema_are_refused() -> None:
     schema = Schema([spec("action", "<f8", (7,))])
-    statistics = collected(schema, {"e": [{"action": np.zeros(7)}]}).statistics()
+    statistics = statistics_of(schema, {"e": [{"action": np.zeros(7)}]})
     statistics.check(schema)
     for name, dtype, channels in (
         *(("action", "<f4", 7), ("action", "<f8", 6), ("action", "<c8", 7)),
@@ -231,7 +394,7 @@ def test_normalising_is_one_line(dtype: Any, channels: int) -> None:
     numbers = np.random.default_rng(0).integers(0, 200, (50, 4, channels)).astype(dtype)
     numbers[..., 0] = 7  # always the same
     schema = Schema([FeatureSpec("x", np.dtype(dtype), (4, channels))])
-    statistics = collected(schema, {"e": [{"x": frame} for frame in numbers]}).statistics()["x"]
+    statistics = statistics_of(schema, {"e": [{"x": frame} for frame in numbers]})["x"]
     expected = numbers.astype(np.float64) - 7
     for channel in range(1, channels):
         column = numbers[..., channel].astype(np.float64)
@@ -261,7 +424,7 @@ def test_to_normalise_on_a_gpu_waits_for_nothing() -> None:
 
     schema = Schema([FeatureSpec("x", np.dtype("<f4"), (3,))])
     frames = [{"x": np.arange(3, dtype="<f4") * n} for n in range(5)]
-    statistics = collected(schema, {"e": frames}).statistics()["x"]
+    statistics = statistics_of(schema, {"e": frames})["x"]
     numbers = torch.ones(2, 3)
     found = statistics.normalize(numbers.as_subclass(OnGpu))
     assert asked == ["pinned", {"non_blocking": True}] * 2

@@ -146,25 +146,22 @@ def test_frames_of_vp9_may_change_between_keyframes(tmp_path: Path) -> None:
 # --- odd sizes -------------------------------------------------------------------------------
 
 
-def test_an_odd_size_that_must_be_re_encoded(tmp_path: Path) -> None:
-    (tmp_path / "v").mkdir()
-    path = write(tmp_path / "v" / "a.mkv", "mjpeg", [jpegs(SMALL[0, :95, :127])], (95, 127))
+def test_odd_sizes(tmp_path: Path) -> None:
+    """One that must be re-encoded, and a codec that takes it: the remedy that the error names."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    odd = SMALL[:, :95, :127].copy()
+    path = write(tmp_path / "a" / "a.mkv", "mjpeg", [jpegs(odd[0])], (95, 127))
     with pytest.raises(SourceError, match="odd size") as caught:
-        seqrecord.convert(open_source(tmp_path / "v"), tmp_path / "out", workers=1)
+        seqrecord.convert(open_source(tmp_path / "a"), tmp_path / "out", workers=1)
     error = caught.value
     assert (error.file, error.feature) == (str(path), "image")
     assert str(error.got).startswith("127x95 mjpeg")
     assert "ffmpeg -i IN -c:v ffv1" in error.message
     assert "Errno" not in str(error)
-
-
-def test_a_codec_that_takes_an_odd_size(tmp_path: Path) -> None:
-    """The remedy that the error names."""
-    (tmp_path / "v").mkdir()
-    odd = SMALL[:, :95, :127].copy()
-    write_video(tmp_path / "v" / "a.mkv", odd, "ffv1", pixels="bgr0")
-    seqrecord.convert(open_source(tmp_path / "v"), tmp_path / "out", workers=1)
-    with seqrecord.open(tmp_path / "out") as dataset:
+    write_video(tmp_path / "b" / "a.mkv", odd, "ffv1", pixels="bgr0")
+    seqrecord.convert(open_source(tmp_path / "b"), tmp_path / "records", workers=1)
+    with seqrecord.open(tmp_path / "records") as dataset:
         np.testing.assert_array_equal(dataset.episodes["a"][:]["image"], odd)
 
 
@@ -255,48 +252,25 @@ def boxes(data: bytes | bytearray, kind: bytes) -> int:
     return data.index(kind) + 4
 
 
-def claim_samples(data: bytearray, sample_bytes: int = 0, count: int = 88_000_000) -> None:
-    struct.pack_into(">II", data, boxes(data, b"stsz") + 4, sample_bytes, count)
-
-
-def claim_small_samples(data: bytearray) -> None:
-    claim_samples(data, 1)
-
-
-def claim_in(kind: bytes, at: int = 4) -> Any:
-    def change(data: bytearray) -> None:
-        struct.pack_into(">I", data, boxes(data, kind) + at, 88_000_000)
-
-    return change
-
-
-def claim_fragment(data: bytearray) -> None:
-    at = boxes(data, b"trun")
-    data[at + 1 : at + 4] = b"\0\0\1"  # no table: sizes are the track's defaults
-    struct.pack_into(">I", data, at + 4, 88_000_000)
-
-
-CLAIMS = {
-    "stsz": (claim_samples, "larger than its box"),
-    "equal sizes": (claim_small_samples, "more packets than fit into the file"),
-    "stts": (claim_in(b"stts"), "larger than its box"),
-    "stsc": (claim_in(b"stsc"), "larger than its box"),
-    "stco": (claim_in(b"stco"), "larger than its box"),
-    "stss": (claim_in(b"stss"), "larger than its box"),
-    "ctts": (claim_in(b"ctts"), "larger than its box"),
-    "trun": (claim_in(b"trun"), "more packets than fit into the file"),
-    "trun without a table": (claim_fragment, "more packets than fit into the file"),
+TABLE, PACKETS = "larger than its box", "more packets than fit into the file"
+CLAIMS: dict[str, tuple[bytes, int, tuple[int, ...], str]] = {  # box, place in it, values, error
+    "stsz": (b"stsz", 4, (0, 88_000_000), TABLE),
+    "equal sizes": (b"stsz", 4, (1, 88_000_000), PACKETS),
+    **{kind: (kind.encode(), 4, (88_000_000,), TABLE) for kind in ("stts", "stsc", "stco")},
+    **{kind: (kind.encode(), 4, (88_000_000,), TABLE) for kind in ("stss", "ctts")},
+    "trun": (b"trun", 4, (88_000_000,), PACKETS),
+    "trun without a table": (b"trun", 0, (1, 88_000_000), PACKETS),  # sizes are the track's
 }
 
 
 @pytest.mark.parametrize("case", CLAIMS)
 def test_an_mp4_that_claims_much(tmp_path: Path, case: str) -> None:
-    change, match = CLAIMS[case]
+    kind, place, values, match = CLAIMS[case]
     path = write_video(tmp_path / "a.mp4", pictures(8))
-    if case.startswith("trun"):
+    if kind == b"trun":
         path = in_fragments(path, tmp_path / "b.mp4")
     data = bytearray(path.read_bytes())
-    change(data)
+    struct.pack_into(f">{len(values)}I", data, boxes(data, kind) + place, *values)
     path.write_bytes(data)
     with pytest.raises(SourceError, match=match) as caught:
         open_source(path).schema()

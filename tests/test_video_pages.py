@@ -17,17 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
+from seqrecord import FeatureSpec
 from seqrecord.checksum import crc32c
-from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import EpisodeTable
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FormatError, MemoryLimitError
 from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
-from seqrecord.pipes.arrays import in_pieces
-from seqrecord.reading.chunk_sizes import open_chunk_bytes, overlapping_chunk_bytes
-from seqrecord.schema import FeatureSpec
-from seqrecord.writing.commits import reindex
 from tests.clip_data import effective
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
@@ -194,83 +189,43 @@ def _changed_footer(root: Path, change: Callable[[bytes], bytes]) -> None:
     (length,) = struct.unpack_from("<Q", data, len(data) - 24)
     footer = change(data[-24 - length : -24])
     assert len(footer) == length
+    assert footer != data[-24 - length : -24]
     tail = struct.pack("<Q", length)
     tail += struct.pack("<I", crc32c(footer + tail)) + data[-12:]
     path.write_bytes(data[: -24 - length] + footer + tail)
-    reindex(root, created_by="test")
+    seqrecord.reindex(root, created_by="test")
 
 
-def test_video_in_a_group_of_two(tmp_path: Path) -> None:
-    """The footer of a dataset where both features are in group 0."""
-    _written(tmp_path)
-
-    def change(footer: bytes) -> bytes:
-        changed = footer.replace(b'"group":1', b'"group":0').replace(
-            b'"num_chunks":[1,1]', b'"num_chunks":[1]  '
-        )
-        assert changed != footer
-        return changed
-
-    with pytest.raises(FormatError, match="shares its group"):
-        _changed_footer(tmp_path, change)
+def in_one_group(footer: bytes) -> bytes:
+    groups = footer.replace(b'"group":1', b'"group":0')
+    return groups.replace(b'"num_chunks":[1,1]', b'"num_chunks":[1]  ')
 
 
-def test_a_chunk_of_257_frames(tmp_path: Path) -> None:
-    _written(tmp_path)
-
-    def change(footer: bytes) -> bytes:
-        frames, episode = struct.pack("<4I", 0, 3, 0, 0), b'"num_frames":3,'
-        changed = footer.replace(frames, struct.pack("<4I", 0, 257, 0, 0))
-        changed = changed.replace(episode, b'"num_frames":257,').replace(b"  ", b"", 1)
-        assert changed.count(b'"num_frames":257,') == 1
-        return changed
-
-    with pytest.raises(FormatError, match="wrong length"):
-        _changed_footer(tmp_path, change)
+def of_257_frames(footer: bytes) -> bytes:
+    changed = footer.replace(struct.pack("<4I", 0, 3, 0, 0), struct.pack("<4I", 0, 257, 0, 0))
+    changed = changed.replace(b'"num_frames":3,', b'"num_frames":257,').replace(b"  ", b"", 1)
+    assert changed.count(b'"num_frames":257,') == 1
+    return changed
 
 
-def test_a_codec_of_video_that_is_not_known(tmp_path: Path) -> None:
-    _written(tmp_path)
-    _changed_footer(tmp_path, lambda footer: footer.replace(b'"codec":"ffv1"', b'"codec":"ffv2"'))
+def test_footers_of_video_that_are_refused(tmp_path: Path) -> None:
+    """Two features in a group, chunks that are too long, and a codec that is not known."""
+    for name, change, says in (
+        ("group", in_one_group, "shares its group"),
+        ("frames", of_257_frames, "wrong length"),
+    ):
+        with pytest.raises(FormatError, match=says):
+            _changed_footer(_written(tmp_path / name), change)
+    path = _written(tmp_path / "codec")
+    _changed_footer(path, lambda footer: footer.replace(b'"codec":"ffv1"', b'"codec":"ffv2"'))
     with pytest.raises(seqrecord.errors.SchemaError, match="no video codec 'ffv2'"):
-        seqrecord.open(tmp_path)
-    assert len(seqrecord.open(tmp_path, features=["state"]).episodes["a"]) == 3
+        seqrecord.open(path)
+    assert len(seqrecord.open(path, features=["state"]).episodes["a"]) == 3
 
 
-# Long chunks of video in pieces: grids against brute force, and each frame decoded once
+# Long chunks of video in pieces: each frame is decoded once, in little memory
 
 Pixels = npt.NDArray[np.uint8]
-
-
-@given(
-    st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=5), min_size=1, max_size=4),
-    st.integers(1, 12),
-)
-def test_pieces_are_those_of_the_chunks(episodes: list[list[int]], most: int) -> None:
-    lengths = np.array([sum(chunks) for chunks in episodes])
-    first_chunk = np.cumsum([0, *map(len, episodes[:-1])])
-    first_frame = np.concatenate([np.cumsum([0, *chunks[:-1]]) for chunks in episodes])
-    whole = ChunkGrid.of(lengths, first_chunk, first_frame)
-    grid = whole.in_pieces(lengths, most)
-    if max(map(max, episodes)) <= most:
-        assert grid.largest.max() <= most
-    for number, chunks in enumerate(episodes):
-        episode = np.full(lengths[number], number)
-        frames = np.arange(lengths[number])
-        place = grid.place(episode, frames)
-        start, stop = grid.bounds(episode, place)
-        stop = np.minimum(stop, lengths[number])
-        assert (np.diff(place) >= 0).all()
-        assert ((start <= frames) & (frames < stop)).all()
-        assert (stop - start <= most).all()
-        expected = first_chunk[number] + np.repeat(np.arange(len(chunks)), chunks)
-        assert grid.row(episode, place).tolist() == expected.tolist()
-        assert grid.take(np.array([number])).row(np.zeros_like(episode), place).tolist() == (
-            expected.tolist()
-        )
-        # No piece has frames of two chunks.
-        assert (grid.row(episode, grid.place(episode, start)) == expected).all()
-        assert (grid.row(episode, grid.place(episode, stop - 1)) == expected).all()
 
 
 @pytest.fixture(scope="module")
@@ -312,24 +267,38 @@ def upside_down(frame: dict[str, Any]) -> dict[str, Any]:
     return {"small": frame["image"][::-2, ::2], "number": frame["state"][:1] / 3}
 
 
-def check(path: Path, decoded: dict[str, Pixels], **options: Any) -> dict[str, Any]:
-    """Every clip of an epoch is right; the statistics."""
+def check(
+    path: Path, decoded: dict[str, Pixels], *, at: tuple[int, ...] = (), **options: Any
+) -> dict[str, Any]:
+    """Every clip of an epoch is right, and so are those of these numbers; the statistics."""
     pipe = seqrecord.SeqRecordPipe(path, batch_size=4, **effective(options))
     length, step = options["clip_len"], options.get("dilation", 1)
     seen = 0
+
+    def check_clip(key: str, start: Any, clip: dict[str, Any]) -> None:
+        frames = int(start) + step * np.arange(length)
+        if options.get("frame_transform") is upside_down:
+            expected = decoded[key][frames][:, ::-2, ::2]
+            assert np.array_equal(clip["small"].numpy(), expected), (key, start)
+            assert clip["number"][:, 0].tolist() == frames.tolist(), (key, start)
+        else:
+            assert np.array_equal(clip["image"].numpy(), decoded[key][frames]), (key, start)
+
     for batch in pipe:
+        arrays = {n: v for n, v in batch.items() if n in ("image", "small", "number")}
         for i, (key, start) in enumerate(zip(batch["episode"], batch["start"], strict=True)):
-            frames = int(start) + step * np.arange(length)
-            if options.get("frame_transform") is upside_down:
-                expected = decoded[key][frames][:, ::-2, ::2]
-                assert np.array_equal(batch["small"][i].numpy(), expected), (key, start)
-                assert batch["number"][i, :, 0].tolist() == frames.tolist(), (key, start)
-            else:
-                expected = decoded[key][frames]
-                assert np.array_equal(batch["image"][i].numpy(), expected), (key, start)
+            check_clip(key, start, {name: array[i] for name, array in arrays.items()})
             seen += 1
     assert seen == len(pipe) * 4 - (-pipe.stats()["clips"] % 4)
+    own = {n: v for n, v in options.items() if n in CLIP_OPTIONS}
+    clips: Any = seqrecord.SeqRecordMapDataset(path, **own) if at else []
+    for number in at:
+        clip = clips[number]
+        check_clip(clip["episode"], clip["start"], clip)
     return pipe.stats()
+
+
+CLIP_OPTIONS = ("clip_len", "stride", "dilation", "frame_transform")
 
 
 def least_limit(path: Path, **options: Any) -> int:
@@ -366,8 +335,17 @@ def test_a_transform_gets_frames_piece_by_piece(
     )
     assert stats["peak_buffer_bytes"] < 100 * HEIGHT * WIDTH * 3  # a chunk has 120
     video, states = seqrecord.open(path).contents.index.groups
-    beside = overlapping_chunk_bytes(video, states, states.page_length[:, 0].astype(np.int64))
-    assert stats["bytes_read"] == int(video.page_length.sum()) + int(beside.sum())
+    expected = int(video.page_length.sum())
+    for chunk in spans(video):
+        for other, nbytes in zip(spans(states), states.page_length[:, 0].tolist(), strict=True):
+            expected += nbytes * (max(chunk[0], other[0]) < min(chunk[1], other[1]))
+    assert stats["bytes_read"] == expected
+
+
+def spans(group: Any) -> list[tuple[int, int]]:
+    """First and last frame of each chunk; episodes are far from each other."""
+    begin = group.first_frame + 1000 * np.cumsum(group.first_frame == 0)
+    return [*zip(begin.tolist(), (begin + group.num_frames).tolist(), strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -382,7 +360,7 @@ def test_a_transform_gets_frames_piece_by_piece(
     ids=str,
 )
 def test_transformed_clips(beside: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) -> None:
-    check(*beside, seed=1, frame_transform=upside_down, **options)
+    check(*beside, at=(0, 7, -1), seed=1, frame_transform=upside_down, **options)
 
 
 def test_a_transform_takes_no_more_memory(beside: tuple[Path, dict[str, Pixels]]) -> None:
@@ -425,7 +403,7 @@ def test_a_transform_that_raises_leaves_no_chunk_open(
     ids=str,
 )
 def test_clips(long: tuple[Path, dict[str, Pixels]], options: dict[str, Any]) -> None:
-    check(*long, seed=1, **options)
+    check(*long, at=(0, 7, -1), seed=1, **options)
 
 
 def test_loads_go_on_where_the_cursor_was(long: tuple[Path, dict[str, Pixels]]) -> None:
@@ -453,20 +431,3 @@ def test_resume_in_the_middle_of_a_chunk(long: tuple[Path, dict[str, Pixels]]) -
     resumed.load_state_dict(saved)
     rest = [(b["episode"], b["start"].tolist(), b["image"].sum().item()) for b in resumed]
     assert rest == batches[17:]
-
-
-def test_memory_is_counted_for_what_stays_open(long: tuple[Path, dict[str, Pixels]]) -> None:
-    dataset = seqrecord.open(long[0])
-    table = dataset.contents.episode_table
-    pieces = in_pieces(table, dataset.features)
-    assert isinstance(pieces, EpisodeTable)
-    assert table.groups[0].largest.tolist() == [100, 120, 20]
-    assert pieces.groups[0].largest.tolist() == [25, 30, 20]
-    assert pieces.groups[1].whole is None
-    groups = dataset.contents.index.groups
-    kept = 30 * open_chunk_bytes(pieces.groups[0], groups[:1], dataset.features)
-    assert kept >= int(groups[0].page_length.max()) + 16 * HEIGHT * WIDTH * 3
-    assert open_chunk_bytes(table.groups[0], groups[:1], dataset.features) == 0
-    states = int(groups[1].page_length.max())
-    beside = 30 * open_chunk_bytes(pieces.groups[0], groups, dataset.features)
-    assert kept + states <= beside <= kept + states + 64 + 30

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordWriter, convert, errors
+from seqrecord import SeqRecordWriter, add_statistics, convert, errors, open_source
 from seqrecord.checksum import crc32c
-from seqrecord.reading.compute_statistics import StatisticsProgress
-from seqrecord.statistics.by_feature import Statistics
-from seqrecord.statistics.collecting import StatisticsCollector
-from seqrecord.writing.stored_statistics import add_statistics
+from seqrecord.statistics import Statistics
+from seqrecord.types import StatisticsProgress
 from tests import command_line
 from tests.datasets import EPISODES, small_frames, small_schema, write_small
 from tests.made_source import MadeSource
@@ -63,15 +61,23 @@ def assert_alike(one: Statistics, two: Statistics) -> None:
         np.testing.assert_allclose(one[name].std, two[name].std, rtol=1e-9, atol=1e-12)
 
 
-def test_a_writer_keeps_what_its_frames_are_like(tmp_path: Path) -> None:
+def test_a_writer_keeps_what_its_frames_are_like_and_encoded_ones_come_later(
+    tmp_path: Path,
+) -> None:
     write_small(tmp_path / "d")
     got, expected = statistics_of(tmp_path / "d"), computed(tmp_path / "d")
     assert set(expected) - set(got) == {"photo"}  # it is kept as PNG, and nothing decodes it here
     assert got.num_frames == sum(EPISODES.values())
     assert_alike(got, Statistics(expected.num_frames, {n: expected[n] for n in got}))
+    assert "no statistics of photo; use --recompute" in run(tmp_path / "d").stderr
+    assert run(tmp_path / "d", "--recompute").stderr == ""
+    photo = statistics_of(tmp_path / "d")["photo"]
+    frames = [f for i, n in enumerate(EPISODES.values()) for f in small_frames(i, n)]
+    assert photo.num_frames == len(frames)
+    assert photo.mean == pytest.approx(np.mean([f["photo"] for f in frames], (0, 1, 2)), abs=3)
 
 
-def test_an_append_merges(tmp_path: Path) -> None:
+def test_an_append_merges_and_one_of_nothing_keeps_them(tmp_path: Path) -> None:
     write(tmp_path / "d", "ab")
     old = file_of(tmp_path / "d")
     write(tmp_path / "d", "cd", mode="append")
@@ -81,10 +87,6 @@ def test_an_append_merges(tmp_path: Path) -> None:
     write(tmp_path / "d", "e", mode="append")
     assert not old.exists()
     assert file_of(tmp_path / "d").exists()
-
-
-def test_an_append_of_nothing_keeps_them(tmp_path: Path) -> None:
-    write(tmp_path / "d", "ab")
     before = statistics_of(tmp_path / "d").to_json()
     write(tmp_path / "d", "", mode="append")
     write(tmp_path / "d", "", mode="append", statistics=False)
@@ -175,16 +177,6 @@ def test_a_reindex_keeps_them_while_the_frames_are_the_same(tmp_path: Path) -> N
         assert not reader.statistics
 
 
-def test_features_that_stay_encoded_are_computed_later(tmp_path: Path) -> None:
-    write_small(tmp_path / "d")
-    assert "photo" not in statistics_of(tmp_path / "d")
-    add_statistics(tmp_path / "d")
-    photo = statistics_of(tmp_path / "d")["photo"]
-    frames = [f for i, n in enumerate(EPISODES.values()) for f in small_frames(i, n)]
-    assert photo.num_frames == len(frames)
-    assert photo.mean == pytest.approx(np.mean([f["photo"] for f in frames], (0, 1, 2)), abs=3)
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
     write(tmp_path / "d", "ab")
@@ -245,18 +237,15 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_those_computed_are_those_of_the_frames(small: Path, num_threads: int) -> None:
+def test_those_computed_are_those_of_the_frames(
+    small: Path, tmp_path: Path, num_threads: int
+) -> None:
     told: list[StatisticsProgress] = []
     with seqrecord.open(small) as reader:
         got = reader.compute_statistics(num_threads=num_threads, progress=told.append)
-        collector = StatisticsCollector(reader.features)
-        for key in EPISODES:
-            episode = reader.episodes[key]
-            collector.begin(key)
-            for number in range(len(episode)):
-                collector.add(episode[number])
-            collector.keep()
-    assert_alike(got, collector.statistics())
+    convert(open_source(small), tmp_path / "d", codecs={"photo": "balanced"}, workers=1)
+    kept = statistics_of(tmp_path / "d")  # of which a writer got all frames
+    assert_alike(got, Statistics(kept.num_frames, {name: kept[name] for name in got}))
     assert got.num_frames == sum(EPISODES.values())
     assert set(got) == set(small_schema())
     assert got["flow"].num_frames == got.num_frames - len(EPISODES)  # their last frame lacks it
@@ -424,19 +413,16 @@ def test_those_of_other_numbers_are_not_merged(tmp_path: Path) -> None:
     assert [sketch.dtype for sketch in both.sketches] == [np.float64] * 6
 
 
-def test_as_json(lacking: Path) -> None:
+def test_a_dry_run_and_json(lacking: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*"))
+    table = run(lacking, "--dry-run").stdout
+    assert sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*")) == before
+    assert run(lacking).stdout == table
     found = json.loads(run(lacking, "--json").stdout)
     assert found["action"]["mean"] == [49.5, None, -1]
     assert found["action"]["q99"] == [98, None, -1]
     assert found["action"]["num_nan"] == [0, 200, 0]
     assert (found["flag"]["num_frames"], found["flag"]["rank_error"]) == (200, 0)
-
-
-def test_dry_run_leaves_the_dataset_alone(lacking: Path) -> None:
-    before = sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*"))
-    table = run(lacking, "--dry-run").stdout
-    assert sorted((path, path.stat().st_mtime_ns) for path in lacking.rglob("*")) == before
-    assert run(lacking).stdout == table
 
 
 def test_of_some_frames_and_anew(lacking: Path) -> None:
@@ -448,12 +434,6 @@ def test_of_some_frames_and_anew(lacking: Path) -> None:
     with seqrecord.open(lacking) as reader:
         assert reader.statistics
         assert reader.statistics["flag"].num_frames == 200
-
-
-def test_features_that_have_none_are_named(tmp_path: Path) -> None:
-    write_small(tmp_path / "d")
-    assert "no statistics of photo; use --recompute" in run(tmp_path / "d").stderr
-    assert run(tmp_path / "d", "--recompute").stderr == ""
 
 
 def test_a_conversion_may_decode_what_it_keeps_encoded(tmp_path: Path) -> None:
