@@ -17,7 +17,7 @@ from seqrecord.clips.windows import delta_timestamps
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.indexing.opening import dataset_of
 from seqrecord.lazy import import_extra
-from seqrecord.lerobot.form import channels_first, numbers
+from seqrecord.lerobot.form import channels_first, millimetres, numbers
 from seqrecord.lerobot.items import PlannedDataset
 from seqrecord.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.pipes.collating import collate
@@ -110,7 +110,7 @@ class LeRobotDataset(PlannedDataset):
         self.meta = meta
         if meta is None:
             options = {"force_cache_sync": force_cache_sync, **login}
-            self.meta = _metadata(depth_output_unit, repo_id, root, revision, **options)
+            self.meta = read_metadata(depth_output_unit, repo_id, root, revision, **options)
         depths = getattr(self.meta, "depth_keys", [])
         if episode_filter is not None:
             episodes = self.meta.filter_episodes(episode_filter, candidates=episodes)
@@ -263,7 +263,7 @@ class LeRobotDataset(PlannedDataset):
             return channels_first(value, return_uint8=self._images[name])
         if name in self._depths:
             value = value.unsqueeze(-3)
-            return value if self.depth_output_unit == "m" else _millimetres(value)
+            return value if self.depth_output_unit == "m" else millimetres(value)
         return numbers(value)
 
     def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
@@ -283,13 +283,8 @@ class LeRobotDataset(PlannedDataset):
         return found
 
 
-def _millimetres(metres: torch.Tensor) -> torch.Tensor:
-    """Convert to whole millimetres, float32, as LeRobot does."""
-    return (metres * 1000.0).round_().clamp_(0, 65535)
-
-
-def _metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
-    """LeRobot's metadata of a dataset."""
+def read_metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
+    """LeRobot's metadata of a dataset, with statistics of depth in this unit."""
     theirs: Any
     try:
         theirs = import_extra("lerobot.datasets.lerobot_dataset", _PACKAGE)

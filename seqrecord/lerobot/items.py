@@ -36,7 +36,7 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
     delta_indices: dict[str, list[int]] | None
     planner: Planner
 
-    _images: Collection[str]  # the images that are transformed
+    _images: Mapping[str, bool]  # the images that are transformed, and whether they stay uint8
     _redecoded: Collection[str]  # images that an item by number decodes anew
     _reader: PerProcess[PlannedReader]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,18 @@ from seqrecord.lerobot.form import channels_first, millimetres, numbers
 from seqrecord.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.lerobot.mix_meta import MixMeta, mix_meta
 from seqrecord.lerobot.mix_planner import MixPlanner
-from seqrecord.lerobot.mix_sources import TASK, TIMESTAMP, MixSource, mix_sources
+from seqrecord.lerobot.mix_sources import TASK, TIMESTAMP, MixEpisodes, MixSource, mix_sources
 from seqrecord.lerobot.planned import Order, PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.collating import collate
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mix import SeqRecordMix
+from seqrecord.pipes.mix_batches import agreed_features
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import StoppingStrategy
-from seqrecord.processes.forks import PerProcess
+from seqrecord.processes.forks import PerProcess, cached_property
 
-_FLAGS = ("_is_pad", "_is_missing", "_padding_mask", "_dim_is_pad")  # ends of names of masks
+_FLAGS = ("_dim_is_pad", "_is_pad", "_is_missing", "_padding_mask")  # ends of names of masks
 
 
 class LeRobotMixDataset(PlannedDataset):
@@ -87,28 +88,201 @@ class LeRobotMixDataset(PlannedDataset):
         stopping_strategy: StoppingStrategy | None = None,
         meta: MixMeta | None = None,
     ) -> None:
-        self.repo_id, self.episodes = repo_id, None if episodes is None else sorted({*episodes})
-        self.image_transforms, self.delta_timestamps = image_transforms, delta_timestamps
-        self.depth_output_unit = depth_output_unit
         loader = mix._mix
-        self._mix = loader
-        self._stop = loader.stop if stopping_strategy is None else stopping_strategy
-        made = mix_meta(loader, repo_id) if meta is None else meta
-        self.made, self.meta = made, made.theirs
-        self.delta_indices = None
+        self.repo_id, self.depth_output_unit = repo_id, depth_output_unit
+        self.image_transforms, self.delta_timestamps = image_transforms, delta_timestamps
+        sources = mix_sources(loader.loaders)
+        specs = {n: s for one in loader.loaders.values() for n, s in one.selection.made.items()}
+        self.made = mix_meta(sources, specs, {}, repo_id) if meta is None else meta
+        self.meta, self.delta_indices = self.made.theirs, None
         if delta_timestamps is not None:
-            deltas = {name: list(times) for name, times in delta_timestamps.items()}
-            self.delta_indices = windows_in_frames(deltas, self.fps, tolerance=tolerance_s)
-        self.sources = mix_sources(loader.loaders, self.delta_indices or {})
-        self._images = {name: return_uint8 for name in made.images}
-        self._redecoded = {*self._images, *made.depths}
-        self._number_episodes()
-        names = ", ".join(loader.loaders)
-        chosen = {one.name: self._chosen_of(one) for one in self.sources}
-        first, first_items = 0, {}
-        for one in self.sources:
-            first_items[one.name] = one.first_items(chosen[one.name], first)
-            first += int(one.lengths[[*chosen[one.name]]].sum())
-        self.planner = MixPlanner(f"mix of {names}", self._loader, first_items, self._items)
+            self.delta_indices = windows_in_frames(
+                delta_timestamps, self.fps, tolerance=tolerance_s
+            )
+        self.sources = [one.with_windows(self.delta_indices or {}) for one in sources]
+        selections = {one.name: one.selection for one in self.sources}
+        names, _ = agreed_features(selections, loader.join, alternate=False)
+        self._names = {*names}
+        self._missing = {n for n in names if any(n not in one.made for one in selections.values())}
+        self._images = dict.fromkeys(self.made.images, return_uint8)
+        self._redecoded = {*self._images, *self.made.depths}
+        self.episodes = None if episodes is None else [*episodes]
+        self._numbers = MixEpisodes(self.sources, self.episodes)
+        self._make = _LoaderOfOrder(self.sources, self._numbers, mix, stopping_strategy)
+        name = f"mix of {', '.join(loader.loaders)}"
+        self.planner = MixPlanner(name, self._make, self._numbers.first_items, self._items)
         self._reader = PerProcess(partial(PlannedReader, self.planner))
-        self._readers = {one.name: ClipReader(one.selection, cache_limit) for one in self.sources}
+        self._readers = [ClipReader(one.selection, cache_limit) for one in self.sources]
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames of the selected episodes, one per item."""
+        return self._numbers.num_items
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of selected episodes."""
+        return len(self._numbers.chosen)
+
+    @cached_property
+    def absolute_to_relative_idx(self) -> dict[int, int] | None:
+        """Item numbers by `index` of their frames; `None` if all episodes are selected."""
+        if self.episodes is None:
+            return None
+        return {number: item for item, number in enumerate(self._numbers.frames().tolist())}
+
+    def __len__(self) -> int:
+        return self._numbers.num_items
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.repo_id!r}, {self.num_episodes} episodes, "
+            f"{self.num_frames} frames, read by seqrecord: {self._make.shown()})"
+        )
+
+    # ---- items
+
+    def _read(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = [{}] * len(numbers)
+        which, frames = self._numbers.locate(numbers)
+        for number in np.unique(which).tolist():
+            [at] = np.nonzero(which == number)
+            _check_numbered(self.sources[number])
+            clips = self._filled(collate(self._readers[number].read(frames[at])), number)
+            for place, item in zip(at.tolist(), self._items(clips), strict=True):
+                found[place] = item
+        return found
+
+    def _filled(self, clips: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """A batch of one source, with the features and masks of the others."""
+        count = len(clips["start"])
+        own = self.sources[number].selection
+        found = {**clips, "dataset": [self.sources[number].name] * count}
+        for other in (one.selection for one in self.sources):
+            for name in self._missing & other.made.keys() - found.keys():
+                spec, length = other.made[name], other.lengths[name]
+                shape = (count, *(() if name in other.squeezed else (length,)), *spec.shape)
+                found[name] = [None] * count
+                if spec.value == "array":
+                    found[name] = torch.from_numpy(np.zeros(shape, spec.dtype))
+            for name, column in other.column_kinds.items():
+                if name not in found and isinstance(column, torch.Tensor):
+                    found[name] = column.new_zeros((count, *column.shape[1:]))
+        for name in self._missing:
+            found[f"{name}_is_missing"] = torch.full((count,), name not in own.made)
+        return found
+
+    def _items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        """Convert a batch to items."""
+        found = {
+            name: self._values(name, value)
+            for name, value in batch.items()
+            if name in self._names or _described(name) in self._names
+        }
+        sources = {one.name: one for one in self.sources}
+        pairs = zip(batch["dataset"], batch["episode"], strict=True)
+        episode = np.array([sources[name].numbers[key] for name, key in pairs])
+        start = batch["start"].numpy()
+        found["dataset"] = batch["dataset"]
+        found["frame_index"] = torch.from_numpy(start)
+        found["episode_index"] = torch.from_numpy(episode)
+        found["index"] = torch.from_numpy(self._numbers.begins[episode] + start)
+        if TIMESTAMP not in found:
+            rates = [sources[name].fps or self.fps for name in batch["dataset"]]
+            found[TIMESTAMP] = torch.from_numpy((start / np.array(rates)).astype(np.float32))
+        first = self.made.first_tasks
+        given = batch.get(TASK, [None] * len(start))
+        texts = [text or first[at] for text, at in zip(given, episode.tolist(), strict=True)]
+        found[TASK] = texts
+        found["task_index"] = torch.tensor(
+            [self.made.tasks.get(t, -1) for t in texts], device="cpu"
+        )
+        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+
+    def _values(self, name: str, value: Any) -> Any:
+        if name in self._images:
+            return channels_first(value, return_uint8=self._images[name])
+        if name in self.made.depths:
+            value = value.unsqueeze(-3)
+            return value if self.depth_output_unit == "m" else millimetres(value)
+        if isinstance(value, list):
+            return ["" if text is None else text for text in value]
+        return numbers(value)
+
+    def _counted(self) -> Mapping[str, int]:
+        each = [one.stats.get().report() for one in self._readers]
+        return {name: sum(one[name] for one in each) for name in STATISTICS}
+
+
+def _described(name: str) -> str:
+    """The feature that a mask describes; a name that is no mask's, unchanged."""
+    for end in _FLAGS:
+        if name.endswith(end):
+            return name.removesuffix(end)
+    return name
+
+
+def _check_numbered(source: MixSource) -> None:
+    clips = source.selection.clip_set.clips
+    if clips.num_clips != int(source.lengths.sum()):
+        raise ClipError(
+            f"source {source.name!r} has frames without a feature, so its items have no numbers",
+            file=source.dataset.url,
+            expected=f"PlannedSampler; or other features: {clips.num_incomplete} frames lack one",
+        )
+
+
+class _LoaderOfOrder:
+    """Makes the loader of an order: the mix with the windows of a policy."""
+
+    def __init__(
+        self,
+        sources: Sequence[MixSource],
+        numbers: MixEpisodes,
+        mix: SeqRecordMix,
+        stop: StoppingStrategy | None,
+    ) -> None:
+        loader = mix._mix
+        self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
+        self._sources = [*sources]
+        self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
+        self._options, self._join = loader.options, loader.join
+        self._stop = loader.stop if stop is None else stop
+
+    def shown(self) -> str:
+        """The sources with their shares."""
+        total = sum(self._counts.values())
+        shares = (f"{name} {count / total:.3g}" for name, count in self._counts.items())
+        return ", ".join(shares)
+
+    def __call__(self, order: Order) -> MixLoader:
+        given = {}
+        for one in self._sources:
+            last = max(order.drop_last_frames, one.options.drop_last_frames)
+            options = replace(
+                one.options,
+                episodes=self._rows[one.name],
+                split=None,
+                drop_last_frames=last,
+                shuffle=one.options.shuffle and order.shuffle,
+            )
+            if not self._rows[one.name]:
+                raise ClipError(
+                    f"no episode of source {one.name!r} is selected",
+                    expected="an episode of each source",
+                )
+            given[one.name] = SeqRecordIterableDataset.from_options(one.dataset, options)
+        made = SeqRecordMix(
+            given,
+            weights=self._counts,
+            stopping_strategy=self._stop,
+            batch_size=order.batch_size,
+            features=self._join,
+            single_source_batches=False,
+            seed=order.seed,
+            memory_limit=order.memory_limit or self._options.memory_limit,
+            rank=0,
+            world_size=order.ranks,
+            engine=self._options.engine,
+        )
+        return made._mix

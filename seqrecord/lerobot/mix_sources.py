@@ -35,7 +35,7 @@ class MixSource:
     Attributes:
         name: its name in the mix.
         dataset: its dataset, with the requested features under their new names.
-        options: its clips, with the windows of the policy.
+        options: its clips.
         rows: the rows of its episodes in the dataset, int64 [n].
         first_episode: the number of its first episode in the mix.
     """
@@ -71,6 +71,18 @@ class MixSource:
     def fps(self) -> float | None:
         """The frame rate of its first episode."""
         return self.dataset.episodes[self.keys[0]].fps
+
+    def with_windows(self, deltas: Mapping[str, Sequence[int]]) -> MixSource:
+        """The source with a policy's windows, in steps of the source.
+
+        A window of the source's own is kept if it has as many frames; otherwise, and if the policy
+        has no window there, this raises `ClipError`.
+        """
+        with located(ClipError, file=self.dataset.url):
+            options = _options(self.name, self.options, self.dataset.features, deltas)
+            made = replace(self, options=options)
+            _check_lengths(made, deltas)
+        return made
 
     def metadata(self) -> Iterator[dict[str, Any]]:
         """The metadata of each episode."""
@@ -139,28 +151,20 @@ class MixEpisodes:
         return self.begins[self.chosen][owner] + inside
 
 
-def mix_sources(
-    loaders: Mapping[str, ClipLoader], deltas: Mapping[str, Sequence[int]]
-) -> list[MixSource]:
-    """The sources of a mix's loaders, with a policy's windows in frames of each source.
-
-    A window of a source's own is kept if it has as many frames. Raises `ClipError` if it has not,
-    and for options that exclude such windows.
-    """
+def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
+    """The sources of a mix's loaders. Raises `ClipError` for options that items exclude."""
     found, episode = list[MixSource](), 0
     clocks = {str(_clock(one.selection.dataset)) for one in loaders.values()}
     for name, loader in loaders.items():
-        selection, own = loader.selection, loader.options
-        with located(ClipError, file=selection.dataset.url):
-            _check(name, own)
-            dataset = selection.dataset
-            if len(clocks) > 1:  # clocks that do not make one column
-                dataset = dataset.select([one for one in dataset.features if one != TIMESTAMP])
-            options = _options(name, own, dataset.features, deltas)
-        source = MixSource(name, dataset, options, selection.clip_set.selected, episode)
-        _check_lengths(source, deltas)
-        found.append(source)
-        episode += len(source.rows)
+        selection = loader.selection
+        dataset = selection.dataset
+        with located(ClipError, file=dataset.url):
+            _check(name, loader.options)
+        if len(clocks) > 1:  # clocks that do not make one column
+            dataset = dataset.select([one for one in dataset.features if one != TIMESTAMP])
+        rows = selection.clip_set.selected
+        found.append(MixSource(name, dataset, loader.options, rows, episode))
+        episode += len(rows)
     return found
 
 
@@ -218,7 +222,6 @@ def _check_lengths(source: MixSource, deltas: Mapping[str, Sequence[int]]) -> No
             raise ClipError(
                 f"source {source.name!r}: the window of a feature has another number of frames "
                 "than the policy's",
-                file=source.dataset.url,
                 feature=feature,
                 expected=f"{len(frames)} frames, or no window: the default is the policy's, in "
                 "steps of the source",

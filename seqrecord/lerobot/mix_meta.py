@@ -1,0 +1,191 @@
+"""LeRobot's metadata of a mix, as of a merged dataset."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from seqrecord.errors import ClipError
+from seqrecord.export.lerobot_meta import dataset_info, task_table
+from seqrecord.lazy import import_extra
+from seqrecord.lerobot.dataset import read_metadata
+from seqrecord.lerobot.meta_folder import kept_folder
+from seqrecord.lerobot.mix_sources import COMPUTED, TASK, TIMESTAMP, MixEpisodes, MixSource
+from seqrecord.reading.frames import ArraySpec
+from seqrecord.schema import FeatureSpec
+
+_logger = logging.getLogger("seqrecord")
+
+_AXES = ["height", "width", "channels"]
+_CHANNELS = (1, 3, 4)
+
+
+@dataclass(frozen=True, eq=False)
+class MixMeta:
+    """Metadata of a mix.
+
+    Attributes:
+        theirs: LeRobot's `LeRobotDatasetMetadata`.
+        images: the names of images, uint8 [H, W, C].
+        depths: the names of depth maps, float [H, W] in metres.
+        tasks: number of each task, by text.
+        first_tasks: the first task of each episode.
+    """
+
+    theirs: Any
+    images: tuple[str, ...]
+    depths: tuple[str, ...]
+    tasks: Mapping[str, int]
+    first_tasks: Sequence[str]
+
+
+def mix_meta(
+    sources: Sequence[MixSource],
+    specs: Mapping[str, ArraySpec],
+    statistics: Mapping[str, Mapping[str, Any]],
+    repo_id: str,
+    *,
+    robot: str | None = None,
+) -> MixMeta:
+    """Make the metadata of a mix; its files are in `SEQRECORD_HOME`.
+
+    Frame rate and robot are those of the source `robot`, by default those of all sources; if rates
+    differ, that of the first source, and the log has all of them.
+
+    Args:
+        sources: the sources.
+        specs: dtype and shape of a frame of each feature in batches.
+        statistics: entries of `stats.json`.
+        repo_id: name of the mix.
+        robot: name of a source.
+
+    Raises `ClipError` if no source has a frame rate; `MissingPackageError` without LeRobot.
+    """
+    shown = {n: s for n, s in specs.items() if s.value == "array" and n != TIMESTAMP}
+    if taken := [name for name in specs if name in COMPUTED]:
+        names = ", ".join(f"'{name}': 'my_{name}'" for name in taken)
+        raise ClipError(
+            "a feature has the name of a column of LeRobot's items",
+            expected=f"rename={{{names}}}",
+            got=", ".join(taken),
+        )
+    images = tuple(name for name, spec in shown.items() if _is_image(spec))
+    declared = {n: _declared(sources, n) for n in shown}
+    depths = tuple(n for n, spec in shown.items() if _is_depth(spec, declared[n]))
+    texts = [source_tasks(source) for source in sources]
+    tasks = {
+        text: number for number, text in enumerate(sorted({t for s in texts for e in s for t in e}))
+    }
+    episodes = MixEpisodes(sources)
+    features = {n: _entry(n, s, sources, images, depths) for n, s in shown.items()}
+    chosen = [one for one in sources if one.name == robot] or [*sources]
+    robots = {next(one.metadata(), {}).get("robot_type") for one in chosen}
+    [robot_type] = robots if len(robots) == 1 else [None]
+    info = dataset_info(features, _rate(chosen), episodes.lengths.tolist(), len(tasks), robot_type)
+    by_episode = [each for source in texts for each in source]
+    columns = {
+        "episode_index": range(len(by_episode)),
+        "tasks": by_episode,
+        "length": episodes.lengths.tolist(),
+        "dataset_from_index": episodes.begins.tolist(),
+        "dataset_to_index": (episodes.begins + episodes.lengths).tolist(),
+    }
+    known = {"sources": {one.name: [len(one.rows), one.dataset.url] for one in sources}}
+    folder = kept_folder(
+        {
+            "meta/info.json": _json(info),
+            "meta/stats.json": _json(statistics),
+            "meta/seqrecord.json": _json(known),
+            "meta/tasks.parquet": _parquet(task_table(tasks)),
+            "meta/episodes/chunk-000/file-000.parquet": _parquet(
+                pa.table({name: pa.array(values) for name, values in columns.items()})
+            ),
+        }
+    )
+    theirs = read_metadata("mm", repo_id, folder)
+    return MixMeta(theirs, images, depths, tasks, [one[0] if one else "" for one in by_episode])
+
+
+def source_tasks(source: MixSource) -> list[list[str]]:
+    """The tasks of each episode of a source: of its metadata, else of its feature `task`."""
+    spec, found = source.dataset.features.get(TASK), list[list[str]]()
+    for key, metadata in zip(source.keys, source.metadata(), strict=True):
+        texts = metadata.get("tasks")
+        if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+            texts = []
+            if spec is not None and spec.value == "text":
+                episode = source.dataset.episodes[key]
+                texts = episode.read(range(len(episode)), features=[TASK])[TASK]
+        found.append([*dict.fromkeys(texts)])
+    return found
+
+
+def _rate(sources: Sequence[MixSource]) -> float:
+    rates = {one.name: one.fps for one in sources}
+    known = [rate for rate in rates.values() if rate is not None]
+    if not known:
+        raise ClipError(
+            "LeRobot needs a frame rate, and no source of the mix has one",
+            expected="frames per second: `seqrecord edit describe DATASET --fps 30`",
+        )
+    if len({*rates.values()}) > 1:
+        _logger.warning(
+            "frame rates of the mix differ: %s; a policy's windows are in steps of each source, "
+            "and meta.fps is %g",
+            ", ".join(f"{name} {rate}" for name, rate in rates.items()),
+            known[0],
+        )
+    return int(known[0]) if known[0] == int(known[0]) else known[0]
+
+
+def _declared(sources: Sequence[MixSource], name: str) -> FeatureSpec | None:
+    found = (one.dataset.features.get(name) for one in sources)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _is_image(spec: ArraySpec) -> bool:
+    return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] in _CHANNELS
+
+
+def _is_depth(spec: ArraySpec, declared: FeatureSpec | None) -> bool:
+    is_map = spec.dtype.kind == "f" and len(spec.shape) == 2
+    return is_map and declared is not None and declared.kind == "depth"
+
+
+def _entry(
+    name: str,
+    spec: ArraySpec,
+    sources: Sequence[MixSource],
+    images: Sequence[str],
+    depths: Sequence[str],
+) -> dict[str, Any]:
+    """The entry of a feature in `info.json`."""
+    if name in images or name in depths:
+        shape = [*spec.shape] if name in images else [*spec.shape, 1]
+        info = {"is_depth_map": name in depths}
+        return {"dtype": "video", "shape": shape, "names": _AXES, "info": info}
+    known = []
+    for source in sources:
+        if name in source.dataset.features:
+            names = next(source.metadata(), {}).get("names")
+            known.append(names.get(name) if isinstance(names, dict) else None)
+    names = known[0] if known and all(one == known[0] for one in known) else None
+    kind = spec.dtype.name.replace("float64", "float32")
+    return {"dtype": kind, "shape": [*spec.shape] or [1], "names": names}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False).encode()
+
+
+def _parquet(table: pa.Table) -> bytes:
+    pq: Any = import_extra("pyarrow.parquet", "pyarrow")
+    stream = io.BytesIO()
+    pq.write_table(table, stream)
+    return stream.getvalue()
