@@ -26,7 +26,7 @@ APART = ("rerun", "zarr")
 
 _NOT_OURS = ("bench", "dev", "docs")
 _NOT_LOWEST = ("torch",)  # old builds are gigabytes
-_TOO_NEW = ("moto", "mypy", "ruff", "s3fs", "types-psutil", "types-tqdm")
+_TOO_NEW = ("moto", "mypy", "ruff", "s3fs", "types-psutil", "types-pyyaml", "types-tqdm")
 """Of `dev`: those that exclude a lowest version, and those of no test; tests skip these."""
 _FREE = ("aiobotocore", "botocore", "dask", "s3transfer")
 """Pinned in constraints.txt to what goes with a newer version of another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +28,8 @@ from seqrecord.reading.verify import VerifyProgress
 from seqrecord.reading.versions import list_versions
 from seqrecord.text import one_line
 
+_MIX_FILES = (".yaml", ".yml", ".json")
+
 
 @click.command()
 @click.argument("path")
@@ -41,6 +44,7 @@ from seqrecord.text import one_line
 @click.option("--stride", type=AT_LEAST_1, help="Frames between starts of clips. [1]")
 @click.option("--dilation", type=AT_LEAST_1, help="Frames between frames of a clip. [1]")
 @feature_names("Features to show, and to require in clips.")
+@click.option("--split", help="Split of a mix file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 @common
 def info(
@@ -52,10 +56,11 @@ def info(
     stride: int | None,
     dilation: int | None,
     features: list[str] | None,
+    split: str | None,
     as_json: bool,
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Show features, codecs, sizes and counts.
+    """Show features, codecs, sizes and counts; of a mix file, sources and features.
 
     \b
     seqrecord info records/                   the dataset
@@ -63,7 +68,15 @@ def info(
     seqrecord info records/ 'demo/*'          a list of episodes; all with --episodes
     seqrecord info records/ --clip-len 16     also the number of clips
     seqrecord info records/ --versions        versions for seqrecord.open(PATH, version=N)
+    seqrecord info mix.yaml                   sources, shares and features of a mix
     """
+    if Path(path).suffix in _MIX_FILES and Path(path).is_file():
+        if key or episodes or versions or stride or dilation or features or storage_options:
+            raise click.UsageError("a mix file takes only --clip-len, --split and --json")
+        _show_mix(path, clip_len, split, as_json=as_json)
+        return
+    if split is not None:
+        raise click.UsageError("--split requires a mix file")
     if versions:
         if key or episodes or clip_len or features:
             raise click.UsageError(
@@ -91,6 +104,19 @@ def info(
         else:
             summary = summarize_episode(dataset, key, clip=clip)
     click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
+
+
+def _show_mix(path: str, clip_len: int | None, split: str | None, *, as_json: bool) -> None:
+    # Imported late: torch takes seconds.
+    from seqrecord.pipes.mix import SeqRecordMix
+    from seqrecord.pipes.mix_file import load_mix
+
+    chosen = {} if clip_len is None else {"clip_len": clip_len}
+    # A training may choose these two itself.
+    mix = load_mix(SeqRecordMix, path, split, chosen, {"batch_size": 1, "clip_len": 1})
+    summary = mix.summarize()
+    text = json.dumps({"file": path, **summary.to_json()}, indent=1)
+    click.echo(text if as_json else f"{path}\n{summary}")
 
 
 def _json_lines(

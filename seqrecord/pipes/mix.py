@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from numbers import Rational, Real
 from operator import attrgetter
-from typing import Any, TypeAlias
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -22,10 +20,15 @@ from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mix_batches import Join
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import StoppingStrategy
+from seqrecord.pipes.mix_summary import MixSummary
+from seqrecord.pipes.mix_weights import Proportions, SourceSize, Weights
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.units import MAX_INT, check_integer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _MOST_BATCHES = 1 << 40  # of an epoch
 _MIX_OPTIONS = (
@@ -84,9 +87,19 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             `SeqRecordNode` or another mix. `shuffle=False` is allowed. The datasets of a nested mix
             divide its weight by their shares and get names such as "indoor/kitchen"; its
             `batch_size` and `single_source_batches` are ignored.
-        weights: relative numbers of clips, at least 0; 0 excludes a source. Default: the number of
-            clips of each source. Weights are rounded to integer ratios with a sum of at most
-            65,536; `shares` has the result.
+        weights: relative numbers of clips by source, at least 0; 0 excludes a source. Or "clips"
+            (default): the number of clips of each source; "frames": the number of frames of its
+            selected episodes; "equal": 1. Weights are rounded to integer ratios with a sum of at
+            most 65,536; `shares` has the result.
+        alpha: power of the sizes "clips" or "frames", of 0 (equal weights) to 1 (default): with 0.5
+            a source of 100 times the size has 10 times the weight.
+        repeat: how often each clip of a source comes in an epoch on average, as in MosaicML's
+            `Stream`: 2 gives each clip twice, 0.5 every second one. Default: 1. The result is
+            rounded down to clips.
+        choose: clips of a source in an epoch, as in MosaicML's `Stream`; 0 excludes the source.
+            `repeat` and `choose` exclude `weights` and `stopping_strategy`: over all ranks, an
+            epoch has the sum of the sources' clips, rounded down to whole batches. The next epoch
+            continues, so no clip is lost.
         stopping_strategy: end of an epoch. "first_exhausted" (default): before the first source
             would begin again, but after at least one batch. "all_exhausted": when every source has
             returned its last clip. An integer: number of batches of each rank. The clips of the
@@ -114,7 +127,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         self,
         sources: Mapping[str, StreamingLoader | SeqRecordMix],
         *,
-        weights: Mapping[str, float | Fraction] | None = None,
+        weights: Weights | None = None,
+        alpha: float = 1,
+        repeat: Mapping[str, float | Fraction] | None = None,
+        choose: Mapping[str, int] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
         batch_size: int,
         features: Join = "union",
@@ -148,8 +164,44 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         one_of("union", "intersection")("features", features)
         is_right = isinstance(alternate, bool | None)
         check("single_source_batches", alternate, is_right, "True, False or None")
-        self._mix = MixLoader(_weighted(sources, weights), options, stop, features, alternate)
+        datasets, epoch_clips = _weighted(
+            sources, weights=weights, alpha=alpha, repeat=repeat, choose=choose
+        )
+        problem = "repeat and choose determine the length of an epoch"
+        expected = "no stopping_strategy; or weights"
+        raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
+        self._mix = MixLoader(datasets, options, stop, features, alternate, epoch_clips)
         self._epochs = Epochs(self._mix)
+
+    @classmethod
+    def from_file(
+        cls, path: str | PathLike[str], *, split: str | None = None, **overrides: Any
+    ) -> Self:
+        """Create a mix from a YAML file of sources and arguments; see docs/mixing.md.
+
+        The mix is the same as with these arguments in Python. Unknown and duplicate keys are
+        errors, and so are names of features that no source has.
+
+        Args:
+            path: local path of the file. Paths in it are relative to its folder.
+            split: the episodes of each source: a name in its `splits`, or else a split stored in
+                its dataset. Default: `split` in the file, or all episodes.
+            overrides: arguments of the mix, or of all sources, that replace top-level keys of the
+                file. Keys of a source take precedence over arguments of all sources.
+
+        Raises `ClipError` with file, line and source for an invalid file, `NotFoundError` for a
+        missing file or dataset, and the errors of the sources and of the mix.
+
+        Example:
+            text = "sources: {a: {location: records/}, b: {location: more-records/}}"
+            pathlib.Path("mix.yaml").write_text(text)
+            mix = seqrecord.SeqRecordMix.from_file("mix.yaml", clip_len=4, batch_size=2)
+            names = next(iter(mix))["dataset"]  # for example ["a", "b"]
+        """
+        from seqrecord.pipes.mix_file import load_mix
+
+        mix: Self = load_mix(cls, path, split, overrides)
+        return mix
 
     @property
     def shares(self) -> dict[str, Fraction]:
@@ -169,6 +221,13 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         loaders = self._mix.loaders.items()
         return {name: one.selection.compute_statistics(**options) for name, one in loaders}
 
+    def summarize(self) -> MixSummary:
+        """Summarize sources, shares and features, and changes to the stored features.
+
+        Reads no frame; `seqrecord info mix.yaml` prints it.
+        """
+        return MixSummary.of(self._mix)
+
     def stats(self) -> dict[str, Any]:
         """Return statistics as in `SeqRecordIterableDataset`, summed; `sources` has the statistics
         of each.
@@ -181,7 +240,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     def __repr__(self) -> str:
         mix = self._mix
         how = "batches" if mix.alternate else "clips"
-        lines = [f"{type(self).__name__}(stopping_strategy={mix.stop!r}, shares of {how}"]
+        chosen = mix.epoch_clips
+        end = f"stopping_strategy={mix.stop!r}" if chosen is None else f"epoch of {chosen:,} clips"
+        lines = [f"{type(self).__name__}({end}, shares of {how}"]
         for name, loader in mix.loaders.items():
             lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.selection.describe()}")
         return "\n  ".join(lines) + ")"
@@ -191,33 +252,35 @@ _Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
 """Loader and weight, or share, of each single dataset by name."""
 
 
-def _weighted(sources: Any, weights: Any) -> _Datasets:
-    """The datasets of all sources with a weight above 0. Raises `ClipError`."""
+def _weighted(sources: Any, **proportions: Any) -> tuple[_Datasets, int | None]:
+    """The datasets of all sources with a weight above 0, and the clips of an epoch, if chosen.
+
+    Raises `ClipError`.
+    """
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
     found = {name: _datasets(name, source) for name, source in sources.items()}
-    if weights is None:
-        each = found.items()
-        weights = {n: sum(one.clips(0).num_clips for one, _ in some.values()) for n, some in each}
-    is_right = isinstance(weights, Mapping) and set(weights) == set(sources)
-    check("weights", weights, is_right, f"a dict of the weights of {', '.join(sources)}")
+    sizes = {name: _size(sources[name], some) for name, some in found.items()}
+    given = Proportions.of(sizes, **proportions)
     drawn: _Datasets = {}
     for source, datasets in found.items():
-        weight = _weight(source, weights[source])
         for name, (loader, share) in datasets.items():
             raise_if(name in drawn, "two datasets of a mix have one name", "other names", name)
-            drawn[name] = loader, weight * share
+            drawn[name] = loader, given.weights[source] * share
     drawn = {name: (loader, weight) for name, (loader, weight) in drawn.items() if weight}
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    return drawn
+    return drawn, given.epoch_clips
 
 
-def _weight(source: str, weight: Any) -> Fraction:
-    """Convert a weight by its decimal representation: 0.1 is a tenth."""
-    is_number = isinstance(weight, Real) and not isinstance(weight, (bool, np.timedelta64))
-    is_right = is_number and 0 <= weight < math.inf
-    check(f"the weight of source {source!r}", weight, is_right, "a number of at least 0")
-    return Fraction(weight if isinstance(weight, Rational) else str(weight))
+def _size(source: StreamingLoader | SeqRecordMix, datasets: _Datasets) -> SourceSize:
+    """The size of a source; of a nested mix, of all its datasets, or of its epoch by `choose`."""
+    clips = frames = 0
+    for loader, _ in datasets.values():
+        clip_set = loader.selection.clip_set
+        clips += loader.clips(0).num_clips
+        frames += int(clip_set.dataset.contents.index.num_frames[clip_set.selected].sum())
+    chosen = source._mix.epoch_clips if isinstance(source, SeqRecordMix) else None
+    return SourceSize(clips if chosen is None else chosen, frames)
 
 
 def _datasets(name: Any, source: Any) -> _Datasets:

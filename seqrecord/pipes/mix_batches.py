@@ -97,6 +97,16 @@ class MixedBatches:
         )
 
     @property
+    def column_texts(self) -> dict[str, str]:
+        """The entries beside features, each with dtype and shape of a clip, or "list"."""
+        found = {name: _column_text(column) for name, column in self.columns.items()}
+        return {
+            _DATASET: "list",
+            **dict.fromkeys((n + _MISSING for n in self.missing), "bool"),
+            **found,
+        }
+
+    @property
     def clip_bytes(self) -> int:
         """Bytes of a clip in a batch."""
         return max(1, clip_nbytes(self.specs, self.lengths))
@@ -158,9 +168,16 @@ def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:
     """The kinds of a source's batch entries, as text."""
     found = {name: "a feature" for name in selection.made if name in features}
     for name, column in selection.column_kinds.items():
-        is_list = isinstance(column, list)
-        found[name] = "a list" if is_list else f"a column {column.dtype} {[*column.shape[1:]]}"
+        text = _column_text(column)
+        found[name] = "a list" if text == "list" else f"a column {text}"
     return found
+
+
+def _column_text(column: Any) -> str:
+    """Dtype and shape of a column's entry for a clip, or "list"."""
+    if isinstance(column, list):
+        return "list"
+    return f"{column.dtype} {[*column.shape[1:]]}".removeprefix("torch.").removesuffix(" []")
 
 
 def agreed_features(
@@ -210,7 +227,7 @@ def _check_meanings(features: Iterable[str], sources: Mapping[str, Selection]) -
     exempt, and so are texts.
     """
     for name, attribute in product(features, ("kind", "unit")):
-        found = {s: _meaning(one, name) for s, one in sources.items() if name in one.made}
+        found = {s: meaning(one, name) for s, one in sources.items() if name in one.made}
         specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
         declared = {source: getattr(spec, attribute) for source, spec in specs.items()}
         sure, *_ = [*(source for source, text in declared.items() if text is not None), ""]
@@ -239,7 +256,7 @@ def _listed(of_source: Mapping[str, object]) -> str:
     return "; ".join(f"{source}: {text or 'unknown'}" for source, text in of_source.items())
 
 
-def _meaning(selection: Selection, name: str) -> FeatureSpec | None:
+def meaning(selection: Selection, name: str) -> FeatureSpec | None:
     """A feature with its kind and unit; `None` if a user function makes or changes it.
 
     A function may declare its unit, as `DepthToMeters` does.

@@ -51,6 +51,7 @@ class MixLoader:
     Args:
         sources: loader and weight of each source, by name.
         options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
+        epoch_clips: clips of an epoch over all ranks; replaces `stop`.
 
     Raises `ClipError` for incompatible sources, and `MemoryLimitError`.
     """
@@ -64,9 +65,11 @@ class MixLoader:
         stop: StoppingStrategy,
         join: Join,
         alternate: bool | None,
+        epoch_clips: int | None = None,
     ) -> None:
         assert options.batch_size is not None
         self.options, self.stop, self.join = options, stop, join
+        self.epoch_clips = epoch_clips
         self.batch_size = size = options.batch_size
         self.counts = whole_shares([weight for _, weight in sources.values()])
         each = zip(sources, self.counts, strict=True)
@@ -104,6 +107,11 @@ class MixLoader:
             source.planner.plan_memory(1)  # a limit that is too small is an error here and now
 
     @property
+    def batches(self) -> Sequence[MixedBatches]:
+        """The forms of batches: one, or one of each source."""
+        return self._batches
+
+    @property
     def ranks(self) -> Ranks:
         """See `BatchSource`."""
         return self._sources[0].ranks
@@ -118,7 +126,7 @@ class MixLoader:
         each = zip(self.loaders, self.counts, strict=True)
         return {
             "shares": [list(pair) for pair in each],
-            "stopping_strategy": self.stop,
+            "stopping_strategy": self.stop if (n := self.epoch_clips) is None else f"{n} clips",
             "batch_size": self.batch_size,
             "seed": self.options.seed,
             "features": self.join,
@@ -144,7 +152,9 @@ class MixLoader:
         rest = rest if rest is not None and epoch >= rest.epoch else None
         workers = workers or self._sources[0].planner.workers(shard.count)
         worker, size = shard.index % workers, self.batch_size
-        whole = self._count(self.stop, [WHOLE] * len(self._sources), shard, workers, least=1)
+        whole = self._count(
+            self._stop(shard, workers), [WHOLE] * len(self._sources), shard, workers, least=1
+        )
         first, num_batches = epoch * whole, whole
         if rest is not None:
             left = whole if rest.left is None else self._left(rest, rest.left, shard, workers)
@@ -159,13 +169,19 @@ class MixLoader:
         turn = size if self.alternate else 1
         return MixPlan(shard, num_batches, size, shares, turn, first, rest)
 
+    def _stop(self, shard: Shard, workers: int) -> StoppingStrategy:
+        """The end of an epoch; a number of batches on each rank if its clips are given."""
+        if self.epoch_clips is None:
+            return self.stop
+        return max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
+
     def _left(self, rest: RemainingEpoch, left: int, shard: Shard, workers: int) -> int:
         """The number of batches of a shard in the epoch of `rest`, of `left` in all shards.
 
         In the first epoch of the mix it follows from the remaining clips of the sources' first
         epochs; in later ones, shards divide `left`.
         """
-        stop = self.stop
+        stop = self._stop(shard, workers)
         if isinstance(stop, int):
             stop = -(-left // (shard.count // workers))
         elif rest.epoch:

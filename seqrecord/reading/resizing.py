@@ -29,7 +29,7 @@ def resized_schema(schema: Schema, sizes: Sizes) -> Schema:
     no feature is an image.
     """
     if not isinstance(sizes, Mapping):
-        sizes = {name: sizes for name, spec in schema.items() if _is_smooth(spec)}
+        sizes = dict.fromkeys(images_of(schema), sizes)
         if not sizes:
             raise ClipError(
                 "resize has one size for all images, but no feature is an image",
@@ -43,6 +43,11 @@ def resized_schema(schema: Schema, sizes: Sizes) -> Schema:
             got=", ".join(unknown),
         )
     return Schema([_resized(s, sizes[s.name]) if s.name in sizes else s for s in schema.values()])
+
+
+def images_of(schema: Schema) -> list[str]:
+    """Names of the features that one size for all images applies to."""
+    return [name for name, spec in schema.items() if _is_smooth(spec)]
 
 
 def resize_frame(spec: FeatureSpec, frame: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:

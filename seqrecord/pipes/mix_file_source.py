@@ -1,0 +1,113 @@
+"""The sources of a mix file: keys, location, split."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from seqrecord.errors import ClipError
+from seqrecord.indexing.opening import open as open_dataset
+from seqrecord.pipes.loaders import SeqRecordIterableDataset
+from seqrecord.pipes.mix_file_context import Context
+from seqrecord.pipes.mix_file_values import check_keys, python_value
+from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.yaml_file import YamlDict, plain
+from seqrecord.reading.dataset import Dataset
+from seqrecord.text import repr_of
+
+OF_PYTHON = ("frame_transform", "deterministic_transform")
+"""Arguments of a source that a file cannot have."""
+
+_OF_MIX = (
+    *("batch_size", "drop_last", "even_batches", "memory_limit", "seed"),
+    *("rank", "world_size", "device", "order"),
+)
+OF_SOURCE = tuple(
+    item.name for item in fields(LoaderOptions) if item.name not in (*_OF_MIX, *OF_PYTHON)
+)
+"""Arguments of a source that are keys."""
+
+BY_SOURCE = ("weight", "repeat", "choose")
+"""Keys of a source that are arguments of the mix."""
+
+_OPEN = [n for n in inspect.signature(open_dataset).parameters if n not in ("location", "features")]
+_APART = ("train", "val", "test")  # splits without a common episode
+
+
+def source_keys(context: Context, entry: YamlDict, what: str) -> dict[str, Any]:
+    """The checked keys of a source, with Python values. Raises `ClipError`."""
+    found: dict[str, Any] = {}
+    of_location = "mix" if "mix" in entry else "location"
+    known = [of_location, *BY_SOURCE]
+    known += [] if of_location == "mix" else ["open", "splits", *OF_SOURCE]
+    for key in entry:
+        with context.naming(f"line {entry.lines[key]}, {what}"):
+            if key in _OF_MIX:
+                raise ClipError(f"{key} is a key of the mix", expected="the top level of the file")
+            if key in OF_PYTHON:
+                expected = f"from_file(…, {key}=…) for all sources, or a mix in Python"
+                raise ClipError(f"{key} needs a function", expected=expected)
+            check_keys("the source has an unknown key", [key], known)
+            found[key] = python_value(key, plain(entry[key]))
+            if key == of_location and not (isinstance(found[key], str) and found[key]):
+                raise ClipError(f"{key} is not a text", expected="a path", got=repr_of(found[key]))
+    if of_location not in found:
+        expected = "location: of a dataset, or mix: another mix file"
+        with context.naming(what):
+            raise ClipError("the source has no location", expected=expected, got=", ".join(found))
+    return found
+
+
+def make_source(context: Context, options: dict[str, Any]) -> SeqRecordIterableDataset | None:
+    """Create a source from its keys; `None` if the split has no episode of it."""
+    dataset = _opened(context, options)
+    of_source = {key: options[key] for key in options if key in OF_SOURCE}
+    is_in_split = _select_split(context, of_source, options.get("splits"), dataset)
+    context.add_defaults(of_source, dataset)  # also for its names of features
+    if not is_in_split:
+        dataset.close()
+        return None
+    return SeqRecordIterableDataset(dataset, **of_source)
+
+
+def _opened(context: Context, options: Mapping[str, Any]) -> Dataset:
+    given = options.get("open", {})
+    if not isinstance(given, dict):
+        raise ClipError("open is not a mapping", expected=", ".join(_OPEN), got=repr_of(given))
+    check_keys("open has an unknown key", given, _OPEN)
+    if isinstance(folder := given.get("cache_dir"), str):
+        given = {**given, "cache_dir": context.resolved(folder)}
+    return open_dataset(context.resolved(options["location"]), **given)
+
+
+def _select_split(context: Context, options: dict[str, Any], splits: Any, dataset: Dataset) -> bool:
+    """Set `episodes` or `split` of a source; false if the split has no episode of it."""
+    default = context.defaults.get("split")
+    name = options.pop("split", None if default is None else default.value)
+    name = context.split or name
+    if splits is None:
+        options |= {} if name is None else {"split": name}
+        return True
+    if not isinstance(splits, dict) or not splits:
+        expected = 'episodes by split: {train: "a*", val: [3, 4]}'
+        raise ClipError("splits is not a mapping", expected=expected, got=repr_of(splits))
+    if "episodes" in options:
+        raise ClipError("episodes excludes splits", expected="one of them")
+    if not isinstance(name, str):
+        expected = f"from_file(…, split=…), or split: in the file, of {', '.join(splits)}"
+        raise ClipError("splits without a chosen split", expected=expected, got=name)
+    check_keys("splits lacks the split", [name], splits)
+    first: dict[int, str] = {}
+    for one in _APART:
+        for row in dataset.find_episodes(splits[one]).tolist() if splits.get(one) else ():
+            if first.setdefault(row, one) != one:
+                raise ClipError(
+                    "splits share an episode",
+                    episode=dataset.contents.index.key(row),
+                    expected=f"{', '.join(_APART)} without a common episode",
+                    got=f"{first[row]} and {one}",
+                )
+    options["episodes"] = splits[name]
+    return bool(splits[name])

@@ -1,0 +1,120 @@
+"""Values of a mix file as arguments in Python: windows, steps of clip_transform, engine, sizes."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from seqrecord.clips.depth import DepthToMeters
+from seqrecord.clips.transforms import (
+    CenterCrop,
+    HorizontalFlip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+)
+from seqrecord.clips.windows import Latest, Seconds
+from seqrecord.errors import ClipError
+from seqrecord.pipes.options import EngineOptions
+from seqrecord.text import repr_of
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    step.__name__: step
+    for step in (CenterCrop, DepthToMeters, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize)
+}
+
+
+def python_value(key: str, value: Any) -> Any:
+    """Convert a key's value, of a file or already of Python. Raises `ClipError`."""
+    convert = _CONVERTERS.get(key)
+    return value if convert is None or value is None else convert(key, value)
+
+
+def check_keys(problem: str, given: Collection[str], known: Collection[str]) -> None:
+    """Raise `ClipError` for an unknown name, with the closest known one."""
+    for name in sorted(given):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+            expected = near[0] if near else ", ".join(sorted(known))
+            raise ClipError(problem, expected=expected, got=repr_of(name, 50))
+
+
+def _windows(key: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value  # refused by the loader
+    return {feature: _window(f"{key} of {feature}", one) for feature, one in value.items()}
+
+
+def _window(name: str, value: Any) -> Any:
+    """A window: offsets, `{start, stop, step}`, `{seconds, tolerance, …}` or `{latest, …}`."""
+    if not isinstance(value, Mapping):
+        return value
+    if "latest" in value:
+        check_keys(f"{name} has an unknown key", value, ("latest", "max_age", "unknown"))
+        options = {one: value[one] for one in value if one != "latest"}
+        return Latest(_window(name, value["latest"]), **options)
+    if "seconds" in value:
+        return _seconds(name, dict(value))
+    check_keys(f"{name} has an unknown key", value, ("start", "stop", "step", "seconds", "latest"))
+    numbers = value.get("start", 0), value.get("stop"), value.get("step", 1)
+    if any(type(one) is not int for one in numbers) or numbers[2] == 0:
+        raise ClipError(
+            f"{name} is not a range of frames",
+            expected="integers start (default 0), stop (exclusive) and step (default 1)",
+            got=repr_of(dict(value)),
+        )
+    return range(*numbers)
+
+
+def _seconds(name: str, value: dict[str, Any]) -> Seconds:
+    times, rest = value.pop("seconds"), value
+    check_keys(f"{name} has an unknown key", rest, ("tolerance", "timestamps", "out_of_range"))
+    if not isinstance(times, Mapping):
+        return Seconds(times, **rest)
+    check_keys(f"seconds of {name} has an unknown key", times, ("first", "last", "step"))
+    if not {"first", "last"} <= set(times):
+        expected = "a list of times; or first and last (inclusive), with a step or without"
+        raise ClipError(f"{name} is not a window in seconds", expected=expected, got=dict(times))
+    return Seconds(times["first"], times["last"], step=times.get("step"), **rest)
+
+
+def _transform(key: str, value: Any) -> Any:
+    """Steps: a list of `{RandomCrop: 224}`; or such lists by feature."""
+    if isinstance(value, Mapping) and not any(name in _STEPS for name in value):
+        return {feature: _transform(f"{key} of {feature}", one) for feature, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_step(key, one) for one in value]
+    return _step(key, value)
+
+
+def _step(key: str, value: Any) -> Any:
+    if not isinstance(value, (Mapping, str, list)):
+        return value  # of Python
+    if not isinstance(value, Mapping) or len(value) != 1:
+        expected = f"one step, such as RandomCrop: 224, of {', '.join(_STEPS)}"
+        raise ClipError(f"{key} has an invalid step", expected=expected, got=repr_of(value, 100))
+    check_keys(f"{key} has an unknown key", value, _STEPS)
+    ((name, given),) = value.items()
+    if not isinstance(given, Mapping):
+        return _STEPS[name](given)
+    check_keys(f"{name} has an unknown key", given, [*inspect.signature(_STEPS[name]).parameters])
+    features = given.get("features") if name == "DepthToMeters" else None
+    if features is None:
+        return _STEPS[name](**given)
+    return DepthToMeters(*features, **{one: given[one] for one in given if one != "features"})
+
+
+def _engine(key: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    check_keys(f"{key} has an unknown key", value, [*inspect.signature(EngineOptions).parameters])
+    return EngineOptions(**value)
+
+
+_CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
+    "windows": _windows,
+    "clip_transform": _transform,
+    "engine": _engine,
+}

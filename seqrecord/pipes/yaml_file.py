@@ -1,0 +1,152 @@
+"""Reads a YAML file of plain values, with the line of each key; no object is constructed.
+
+Scalars are those of JSON: `null`, `true`, `false`, integers and floats. Everything else is text:
+`no`, `0:16`, `007` and dates, which YAML 1.1 converts, stay as written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml  # imported on demand with this module
+
+from seqrecord.errors import ClipError
+from seqrecord.text import repr_of
+
+_MOST_BYTES = 1 << 20
+_MOST_VALUES = 1 << 16  # after the expansion of aliases
+_MOST_LEVELS = 32
+
+_FIRST = "-.0123456789"
+_TAG = "tag:yaml.org,2002:"
+_SCALARS: dict[str, tuple[str, str, Callable[[str], Any]]] = {  # pattern, first characters, value
+    "null": (r"null|~|", "n~", lambda _: None),
+    "bool": (r"true|false", "tf", lambda text: text == "true"),
+    "int": (r"-?(?:0|[1-9][0-9]*)", _FIRST, int),
+    "float": (r"-?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?", _FIRST, float),
+    "merge": (r"<<", "<", str),
+}
+
+
+class YamlDict(dict[str, Any]):
+    """A mapping of a YAML file, with the line of each of its keys, from 1."""
+
+    def __init__(self, value: dict[str, Any], lines: dict[str, int]) -> None:
+        super().__init__(value)
+        self.lines = lines
+
+
+def read_yaml(path: Path) -> YamlDict:
+    """Read a file whose root is a mapping.
+
+    Raises `ClipError` with file and line for invalid YAML, duplicate keys, keys that are not text,
+    tags, and files that are too large.
+    """
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    try:
+        if len(data) > _MOST_BYTES:
+            raise ClipError("the file is too large", expected=f"at most {_MOST_BYTES} bytes")
+        value = _Reader().value(_compose(data), 0)
+        if not isinstance(value, YamlDict):
+            raise ClipError("not a mapping", expected="keys and values", got=repr_of(value, 100))
+    except ClipError as error:
+        raise error.located(file=str(path)) from None
+    return value
+
+
+def plain(value: Any) -> Any:
+    """A copy of a value with plain dicts."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+def _compose(data: bytes) -> yaml.Node | None:
+    loader: Any = None
+    try:
+        loader = _Loader(data)
+        return loader.get_single_node()  # type: ignore[no-any-return]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise ClipError(f"{where}invalid YAML: {error.problem or error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split()) or "too many levels"
+        raise ClipError(f"invalid YAML: {reason}") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader that resolves scalars as JSON does."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - of PyYAML
+
+
+for _name, (_pattern, _first, _) in _SCALARS.items():
+    _first_characters = [*_first, ""] if _name == "null" else [*_first]
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})$"), _first_characters)
+
+
+class _Reader:
+    """Converts nodes to values, and counts them: aliases may expand to many."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def value(self, node: yaml.Node | None, level: int) -> Any:
+        """The value of a node at a level of nesting."""
+        if node is None:
+            return None
+        self._count += 1
+        if self._count > _MOST_VALUES or level > _MOST_LEVELS:
+            raise _at(node, "too many values, or levels", f"{_MOST_VALUES} values")
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, level)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self.value(one, level + 1) for one in node.value]
+        kind = node.tag.removeprefix(_TAG)
+        if isinstance(node, yaml.ScalarNode) and kind in ("str", "merge"):
+            return node.value
+        if isinstance(node, yaml.ScalarNode) and kind in _SCALARS:
+            pattern, _, convert = _SCALARS[kind]
+            if re.fullmatch(pattern, node.value) and len(node.value) <= 1000:
+                return convert(node.value)
+        raise _at(node, "a tag is not allowed", "plain values", node.tag)
+
+    def _mapping(self, node: yaml.MappingNode, level: int) -> YamlDict:
+        merged: list[yaml.Node] = []
+        found: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                is_list = isinstance(value_node, yaml.SequenceNode)
+                merged += value_node.value if is_list else [value_node]
+                continue
+            key: Hashable = self.value(key_node, level + 1)
+            if not isinstance(key, str):
+                raise _at(key_node, "a key is not text", "quotes around it", repr_of(key, 50))
+            if key in found:
+                first = f"{key!r}, first in line {lines[key]}"
+                raise _at(key_node, "a key appears twice", "each key once", first)
+            found[key], lines[key] = self.value(value_node, level + 1), _line(key_node)
+        for other in merged:  # keys of `<<`; earlier ones take precedence
+            base = self.value(other, level + 1)
+            if not isinstance(base, YamlDict):
+                raise _at(other, "<< is not a mapping", "an alias such as *name", repr_of(base, 50))
+            found = {**base, **found}
+            lines = {**base.lines, **lines}
+        return YamlDict(found, lines)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _at(node: yaml.Node, problem: str, expected: str, got: object = None) -> ClipError:
+    return ClipError(f"line {_line(node)}: {problem}", expected=expected, got=got)
