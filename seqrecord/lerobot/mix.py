@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,9 +17,9 @@ from seqrecord.clips.windows import delta_timestamps as windows_in_frames
 from seqrecord.errors import ClipError
 from seqrecord.lerobot.form import channels_first, millimetres, numbers
 from seqrecord.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
-from seqrecord.lerobot.mix_meta import MixMeta, mix_meta
+from seqrecord.lerobot.mix_meta import MixMeta
 from seqrecord.lerobot.mix_planner import MixPlanner
-from seqrecord.lerobot.mix_sources import TASK, TIMESTAMP, MixEpisodes, MixSource, mix_sources
+from seqrecord.lerobot.mix_sources import TASK, TIMESTAMP, MixEpisodes, MixSource
 from seqrecord.lerobot.planned import Order, PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.collating import collate
@@ -65,7 +68,7 @@ class LeRobotMixDataset(PlannedDataset):
         return_uint8: images stay uint8; default: float32 in [0, 1].
         cache_limit: memory of each process for decoded frames of items by number, of each source.
         stopping_strategy: end of an epoch; see `SeqRecordMix`. Default: that of the mix.
-        meta: metadata of the same mix, if already made.
+        meta: metadata of the same mix, if already made with `MixMeta.of`.
 
     Attributes:
         meta: LeRobot's metadata of the mix, as of a merged dataset.
@@ -89,11 +92,20 @@ class LeRobotMixDataset(PlannedDataset):
         meta: MixMeta | None = None,
     ) -> None:
         loader = mix._mix
+        self._mix = mix
+        self._given: dict[str, Any] = {
+            "repo_id": repo_id,
+            "delta_timestamps": delta_timestamps,
+            "return_uint8": return_uint8,
+            "tolerance_s": tolerance_s,
+            "depth_output_unit": depth_output_unit,
+            "cache_limit": cache_limit,
+            "stopping_strategy": stopping_strategy,
+        }
         self.repo_id, self.depth_output_unit = repo_id, depth_output_unit
         self.image_transforms, self.delta_timestamps = image_transforms, delta_timestamps
-        sources = mix_sources(loader.loaders)
-        specs = {n: s for one in loader.loaders.values() for n, s in one.selection.made.items()}
-        self.made = mix_meta(sources, specs, {}, repo_id) if meta is None else meta
+        self.made = MixMeta.of(mix, repo_id) if meta is None else meta
+        sources = self.made.sources
         self.meta, self.delta_indices = self.made.theirs, None
         if delta_timestamps is not None:
             self.delta_indices = windows_in_frames(
@@ -130,6 +142,43 @@ class LeRobotMixDataset(PlannedDataset):
         if self.episodes is None:
             return None
         return {number: item for item, number in enumerate(self._numbers.frames().tolist())}
+
+    @cached_property
+    def order_identity(self) -> str:
+        """A digest of the sources, episodes, features and shares that determine the order."""
+        return self._make.identity()
+
+    def split(self, share: float) -> tuple[LeRobotMixDataset, LeRobotMixDataset]:
+        """Hold out the last episodes of each task of each source, rounded up.
+
+        Returns the dataset of the other episodes, and that of the held-out ones, which has no image
+        transforms. Raises `ClipError` if a source keeps no episode.
+        """
+        by_task: dict[tuple[str, str], list[int]] = {}
+        chosen = self._numbers.chosen
+        for one in self.sources:
+            inside = (chosen >= one.first_episode) & (chosen < one.first_episode + len(one.rows))
+            for number in chosen[inside].tolist():
+                task = self.made.first_tasks[number]
+                by_task.setdefault((one.name, task), []).append(number)
+        kept, held_out = list[int](), list[int]()
+        for some in by_task.values():
+            count = len(some) - math.ceil(len(some) * share)
+            kept, held_out = kept + some[:count], held_out + some[count:]
+        if lacking := {name for name, _ in by_task} - {self._source_of(n) for n in kept}:
+            raise ClipError(
+                f"eval_split={share:g} leaves no episode of source {min(lacking)!r}",
+                expected="a smaller share, or more episodes for each task",
+            )
+        given = {**self._given, "meta": self.made}
+        transforms = self.image_transforms
+        return (
+            LeRobotMixDataset(self._mix, **given, episodes=kept, image_transforms=transforms),
+            LeRobotMixDataset(self._mix, **given, episodes=held_out),
+        )
+
+    def _source_of(self, episode: int) -> str:
+        return next(s.name for s in reversed(self.sources) if s.first_episode <= episode)
 
     def __len__(self) -> int:
         return self._numbers.num_items
@@ -254,6 +303,16 @@ class _LoaderOfOrder:
         total = sum(self._counts.values())
         shares = (f"{name} {count / total:.3g}" for name, count in self._counts.items())
         return ", ".join(shares)
+
+    def identity(self) -> str:
+        """A digest of the sources, their episodes and features, and the shares."""
+        facts = [
+            [one.name, one.dataset.contents.identity(np.array(rows)), self._counts[one.name]]
+            for one in self._sources
+            if (rows := self._rows[one.name])
+        ]
+        text = json.dumps([facts, self._join], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __call__(self, order: Order) -> MixLoader:
         given = {}

@@ -7,6 +7,8 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +18,17 @@ from seqrecord.export.lerobot_meta import dataset_info, task_table
 from seqrecord.lazy import import_extra
 from seqrecord.lerobot.dataset import read_metadata
 from seqrecord.lerobot.meta_folder import kept_folder
-from seqrecord.lerobot.mix_sources import COMPUTED, TASK, TIMESTAMP, MixEpisodes, MixSource
+from seqrecord.lerobot.mix_sources import (
+    COMPUTED,
+    TASK,
+    TIMESTAMP,
+    MixEpisodes,
+    MixSource,
+    mix_sources,
+)
+from seqrecord.pipes.mix import SeqRecordMix
+from seqrecord.pipes.mix_file import load_mix
+from seqrecord.pipes.yaml_file import read_yaml
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
 
@@ -32,6 +44,7 @@ class MixMeta:
 
     Attributes:
         theirs: LeRobot's `LeRobotDatasetMetadata`.
+        sources: the sources, without a policy's windows.
         images: the names of images, uint8 [H, W, C].
         depths: the names of depth maps, float [H, W] in metres.
         tasks: number of each task, by text.
@@ -39,77 +52,68 @@ class MixMeta:
     """
 
     theirs: Any
+    sources: Sequence[MixSource]
     images: tuple[str, ...]
     depths: tuple[str, ...]
     tasks: Mapping[str, int]
     first_tasks: Sequence[str]
 
+    @classmethod
+    def of(cls, mix: SeqRecordMix, repo_id: str, *, deploy: str | None = None) -> MixMeta:
+        """Make the metadata of a mix; its files are in `SEQRECORD_HOME`.
 
-def mix_meta(
-    sources: Sequence[MixSource],
-    specs: Mapping[str, ArraySpec],
-    statistics: Mapping[str, Mapping[str, Any]],
-    repo_id: str,
-    *,
-    robot: str | None = None,
-) -> MixMeta:
-    """Make the metadata of a mix; its files are in `SEQRECORD_HOME`.
+        Frame rate and robot are those of the source `deploy`; by default those of all sources, and
+        if rates differ, that of the first source.
 
-    Frame rate and robot are those of the source `robot`, by default those of all sources; if rates
-    differ, that of the first source, and the log has all of them.
-
-    Args:
-        sources: the sources.
-        specs: dtype and shape of a frame of each feature in batches.
-        statistics: entries of `stats.json`.
-        repo_id: name of the mix.
-        robot: name of a source.
-
-    Raises `ClipError` if no source has a frame rate; `MissingPackageError` without LeRobot.
-    """
-    shown = {n: s for n, s in specs.items() if s.value == "array" and n != TIMESTAMP}
-    if taken := [name for name in specs if name in COMPUTED]:
-        names = ", ".join(f"'{name}': 'my_{name}'" for name in taken)
-        raise ClipError(
-            "a feature has the name of a column of LeRobot's items",
-            expected=f"rename={{{names}}}",
-            got=", ".join(taken),
+        Raises `ClipError` for options of sources that LeRobot's items exclude, and if no source has
+        a frame rate; `MissingPackageError` without LeRobot.
+        """
+        loaders = mix._mix.loaders
+        sources = mix_sources(loaders)
+        specs = {n: s for one in loaders.values() for n, s in one.selection.made.items()}
+        shown = {n: s for n, s in specs.items() if s.value == "array" and n != TIMESTAMP}
+        if taken := [name for name in specs if name in COMPUTED]:
+            names = ", ".join(f"'{name}': 'my_{name}'" for name in taken)
+            raise ClipError(
+                "a feature has the name of a column of LeRobot's items",
+                expected=f"rename={{{names}}}",
+                got=", ".join(taken),
+            )
+        images = tuple(name for name, spec in shown.items() if _is_image(spec))
+        depths = tuple(n for n, s in shown.items() if _is_depth(s, _declared(sources, n)))
+        texts = [each for source in sources for each in source_tasks(source)]
+        distinct = sorted({text for episode in texts for text in episode})
+        tasks = {text: number for number, text in enumerate(distinct)}
+        features = {n: _entry(n, s, sources, images, depths) for n, s in shown.items()}
+        chosen = [one for one in sources if one.name == deploy] or sources
+        robots = {next(one.metadata(), {}).get("robot_type") for one in chosen}
+        [robot] = robots if len(robots) == 1 else [None]
+        episodes = MixEpisodes(sources)
+        info = dataset_info(features, _rate(chosen), episodes.lengths.tolist(), len(tasks), robot)
+        folder = kept_folder(
+            {
+                "meta/info.json": _json(info),
+                "meta/stats.json": _json({}),
+                "meta/tasks.parquet": _parquet(task_table(tasks)),
+                "meta/episodes/chunk-000/file-000.parquet": _parquet(_table(episodes, texts)),
+            }
         )
-    images = tuple(name for name, spec in shown.items() if _is_image(spec))
-    declared = {n: _declared(sources, n) for n in shown}
-    depths = tuple(n for n, spec in shown.items() if _is_depth(spec, declared[n]))
-    texts = [source_tasks(source) for source in sources]
-    tasks = {
-        text: number for number, text in enumerate(sorted({t for s in texts for e in s for t in e}))
-    }
-    episodes = MixEpisodes(sources)
-    features = {n: _entry(n, s, sources, images, depths) for n, s in shown.items()}
-    chosen = [one for one in sources if one.name == robot] or [*sources]
-    robots = {next(one.metadata(), {}).get("robot_type") for one in chosen}
-    [robot_type] = robots if len(robots) == 1 else [None]
-    info = dataset_info(features, _rate(chosen), episodes.lengths.tolist(), len(tasks), robot_type)
-    by_episode = [each for source in texts for each in source]
-    columns = {
-        "episode_index": range(len(by_episode)),
-        "tasks": by_episode,
-        "length": episodes.lengths.tolist(),
-        "dataset_from_index": episodes.begins.tolist(),
-        "dataset_to_index": (episodes.begins + episodes.lengths).tolist(),
-    }
-    known = {"sources": {one.name: [len(one.rows), one.dataset.url] for one in sources}}
-    folder = kept_folder(
+        theirs = read_metadata("mm", repo_id, folder)
+        first = [episode[0] if episode else "" for episode in texts]
+        return cls(theirs, sources, images, depths, tasks, first)
+
+
+def _table(episodes: MixEpisodes, tasks: Sequence[Sequence[str]]) -> pa.Table:
+    """The table of episodes."""
+    return pa.table(
         {
-            "meta/info.json": _json(info),
-            "meta/stats.json": _json(statistics),
-            "meta/seqrecord.json": _json(known),
-            "meta/tasks.parquet": _parquet(task_table(tasks)),
-            "meta/episodes/chunk-000/file-000.parquet": _parquet(
-                pa.table({name: pa.array(values) for name, values in columns.items()})
-            ),
+            "episode_index": pa.array(range(len(tasks)), pa.int64()),
+            "tasks": pa.array(tasks, pa.list_(pa.string())),
+            "length": episodes.lengths,
+            "dataset_from_index": episodes.begins,
+            "dataset_to_index": episodes.begins + episodes.lengths,
         }
     )
-    theirs = read_metadata("mm", repo_id, folder)
-    return MixMeta(theirs, images, depths, tasks, [one[0] if one else "" for one in by_episode])
 
 
 def source_tasks(source: MixSource) -> list[list[str]]:
@@ -189,3 +193,18 @@ def _parquet(table: pa.Table) -> bytes:
     stream = io.BytesIO()
     pq.write_table(table, stream)
     return stream.getvalue()
+
+
+def open_mix(path: str | PathLike[str], split: str | None = None) -> SeqRecordMix:
+    """Create the mix of a file for a policy, which determines windows and batch size.
+
+    If sources have `splits` and the file chooses none, the split is "train".
+    """
+    if split is None:
+        root = read_yaml(Path(path))
+        entries = root.get("sources") or {}
+        has_splits = any("splits" in (one or {}) for one in entries.values())
+        split = "train" if has_splits and "split" not in root else None
+    fallbacks = {"batch_size": 1, "clip_len": 1}
+    mix: SeqRecordMix = load_mix(SeqRecordMix, path, split, {}, fallbacks)
+    return mix
