@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from seqrecord.sources import FolderSource as FolderSource
     from seqrecord.sources import Source as Source
     from seqrecord.sources import TartanAirSource as TartanAirSource
+    from seqrecord.statistics.normalization import Normalization as Normalization
     from seqrecord.storage import cache_info as cache_info
     from seqrecord.storage import clear_cache as clear_cache
     from seqrecord.version import __version__ as __version__

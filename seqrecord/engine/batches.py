@@ -22,6 +22,7 @@ from seqrecord.engine.arena import RaggedFrames
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import Crop
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.vectors import NO_STEPS, VectorSteps
 from seqrecord.errors import ClipError
 from seqrecord.processes.threads import ThreadPool
 from seqrecord.sampling.plan import Clips
@@ -127,12 +128,14 @@ class BatchBuilder(Protocol[_ArenaT]):
         sources: Sequence[ClipRows[_ArenaT]],
         copiers: Copiers,
         calls: Calls | None = None,
+        vectors: VectorSteps = NO_STEPS,
     ) -> int:
         """Copy clips from arenas to slots, int64[clips], in ascending order.
 
-        With `calls`, the batch receives the results of functions. Clips with a feature of variable
-        shape must come in the order of their slots. Rows may be overwritten after all submitted
-        copies are made. Returns the number of bytes sent to a device.
+        With `calls`, the batch receives the results of functions. Steps of `vectors` come last.
+        Clips with a feature of variable shape must come in the order of their slots. Rows may be
+        overwritten after all submitted copies are made. Returns the number of bytes sent to a
+        device.
         """
 
     def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:

@@ -30,6 +30,7 @@ from seqrecord.engine.crops import frames_in
 from seqrecord.engine.device.streams import SideStream, side_stream
 from seqrecord.engine.pools import BufferPool, batch_pools
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
 
@@ -232,12 +233,14 @@ class HostBatchBuilder:
         sources: Sequence[ClipRows[Arena]],
         copiers: Copiers,
         calls: Calls | None = None,
+        vectors: VectorSteps = NO_STEPS,
     ) -> int:
         if calls is not None:
-            copiers.copy(self._calls(slots, sources, calls))
+            copiers.copy(self._calls(slots, sources, calls, vectors))
             return 0
-        parts, others = self._parts(slots, sources)
+        parts, others = self._parts(slots, sources, vectors)
         others += self._crops(slots, sources)
+        others += self._vectors(slots, sources, vectors)
         total = sum(part.out.nbytes for part in parts)
         if total + sum(other.nbytes for other in others) < _COPY_BYTES:
             # Using threads would take longer than copying.
@@ -275,9 +278,12 @@ class HostBatchBuilder:
         return features, do_nothing
 
     def _parts(
-        self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]]
+        self,
+        slots: npt.NDArray[np.int64],
+        sources: Sequence[ClipRows[Arena]],
+        vectors: VectorSteps,
     ) -> tuple[list[_RowCopy], list[Copy]]:
-        """Copies for slots: one per feature, or per run of consecutive slots.
+        """Copies for slots without steps: one per feature, or per run of consecutive slots.
 
         Small clips with scattered slots are copied at once through a temporary array.
         """
@@ -286,7 +292,9 @@ class HostBatchBuilder:
         for source in sources:
             for name in source.features:
                 buffer = self._buffers.get(name)
-                if buffer is None or (source.crop is not None and name in source.crop.features):
+                if buffer is None or name in vectors:
+                    continue
+                if source.crop is not None and name in source.crop.features:
                     continue
                 nbytes = buffer.nbytes // len(buffer)
                 if len(runs) > 1 and 0 < nbytes < _SCATTERED:
@@ -313,21 +321,41 @@ class HostBatchBuilder:
                     do = partial(crop.copy, name, clip, source.arena[name], rows, out)
                     yield Copy(out.nbytes, do)
 
+    def _vectors(
+        self, slots: IntArray, sources: Sequence[ClipRows[Arena]], vectors: VectorSteps
+    ) -> Iterator[Copy]:
+        """Steps of vectors, one copy per feature."""
+        for source in sources if vectors else ():
+            for name in source.features:
+                buffer = self._buffers.get(name)
+                if buffer is not None and (step := vectors.get(name)) is not None:
+                    do = partial(_write, source.arena, name, source.rows, step, buffer, slots)
+                    yield Copy(buffer[0].nbytes * len(slots), do)
+
     def _calls(
-        self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]], calls: Calls
+        self,
+        slots: IntArray,
+        sources: Sequence[ClipRows[Arena]],
+        calls: Calls,
+        vectors: VectorSteps,
     ) -> Iterator[Copy]:
         """Function calls, one per clip. Their duration is unknown, so each may use a thread."""
         for number, slot in enumerate(slots.tolist()):
-            yield Copy(_COPY_BYTES, partial(self._call, slot, sources, calls, number))
+            yield Copy(_COPY_BYTES, partial(self._call, slot, sources, calls, number, vectors))
 
     def _call(
-        self, slot: int, sources: Sequence[ClipRows[Arena]], calls: Calls, number: int
+        self,
+        slot: int,
+        sources: Sequence[ClipRows[Arena]],
+        calls: Calls,
+        number: int,
+        vectors: VectorSteps,
     ) -> None:
         clip: dict[str, Any] = {}
         for source in sources:
             clip.update(_views(source, number))
         out = {name: buffer[slot] for name, buffer in self._buffers.items()}
-        for name, texts in calls.make(number, clip, out).items():
+        for name, texts in calls.make(number, clip, out, vectors).items():
             if name in self._texts:
                 self._texts[name][slot] = texts
 
@@ -366,6 +394,32 @@ def _scatter(
     """Copy clips, rows int64[clips, frames], to scattered slots."""
     clips = np.empty((len(slots), *buffer.shape[1:]), buffer.dtype)
     arena.gather(feature, rows.reshape(-1), clips.reshape(-1, *buffer.shape[2:]))
+    _put(clips, buffer, slots)
+
+
+def _write(
+    arena: Arena,
+    feature: str,
+    rows: npt.NDArray[np.int64],
+    step: VectorStep,
+    buffer: npt.NDArray[Any],
+    slots: npt.NDArray[np.int64],
+) -> None:
+    """Write the result of a step for clips, rows int64[clips, frames], to slots."""
+    shape: tuple[int, ...] = step.given.shape  # type: ignore[assignment]
+    values = np.empty((*rows.shape, *shape), step.given.dtype)
+    arena.gather(feature, rows.reshape(-1), values.reshape(-1, *shape))
+    first = int(slots[0])
+    if int(slots[-1]) - first == len(slots) - 1:
+        step.write(values, buffer[first : first + len(slots)])
+    else:
+        made = np.empty((len(slots), *buffer.shape[1:]), buffer.dtype)
+        step.write(values, made)
+        _put(made, buffer, slots)
+
+
+def _put(clips: npt.NDArray[Any], buffer: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> None:
+    """Copy clips to scattered slots."""
     # With a clip as one item, NumPy copies all clips in one loop.
     item = np.dtype((np.void, clips[0].nbytes))
     buffer.reshape(len(buffer), -1).view(item)[slots, 0] = clips.reshape(len(clips), -1).view(item)[

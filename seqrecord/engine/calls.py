@@ -13,6 +13,7 @@ import torch
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.transforms import ClipFunction
 from seqrecord.engine.crops import Crop
+from seqrecord.engine.vectors import NO_STEPS, VectorSteps
 from seqrecord.errors import ClipError
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.frames import (
@@ -121,10 +122,14 @@ class Calls:
     seeds: npt.NDArray[np.uint64]
 
     def make(
-        self, number: int, clip: dict[str, Any], out: Mapping[str, npt.NDArray[Any]]
+        self,
+        number: int,
+        clip: dict[str, Any],
+        out: Mapping[str, npt.NDArray[Any]],
+        vectors: VectorSteps = NO_STEPS,
     ) -> dict[str, list[Any]]:
-        """Call the functions with clip `number`, and write the results to `out`, [frames, …] by
-        feature.
+        """Call the functions with clip `number`, and write the results, after the steps `vectors`,
+        to `out`, [frames, …] by feature.
 
         Returns the texts.
         """
@@ -135,7 +140,10 @@ class Calls:
             self.functions.add_place(error, *place)
             raise
         for name in arrays.keys() & out.keys():  # a mix has features of other sources
-            np.copyto(out[name], arrays[name])
+            if (step := vectors.get(name)) is not None:
+                step.write(arrays[name], out[name])
+            else:
+                np.copyto(out[name], arrays[name])
         return {name: value for name, value in arrays.items() if name not in out}
 
 

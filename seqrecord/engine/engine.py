@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from seqrecord.engine.executor import Executor, Slots
 from seqrecord.engine.loading import ChunkLoader
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.stores import AllFrames, FrameRows, FrameStore, Rings
+from seqrecord.engine.vectors import VectorSteps
 from seqrecord.engine.workers import THREAD_NAME, WorkerPool
 from seqrecord.format.index import GroupIndex
 from seqrecord.processes.forks import at_fork
@@ -57,6 +58,7 @@ class Job:
         made, lengths: dtype and shape of frames, and number of frames per clip, for each feature of
             batches.
         draw: draws crops and function calls for clips. Functions receive clips from the arenas.
+        vectors: steps of vectors, after functions.
     """
 
     dataset: Dataset
@@ -67,6 +69,7 @@ class Job:
     lengths: Mapping[str, int]
     frame_transform: FrameTransform | None = None
     draw: DrawClips | None = None
+    vectors: VectorSteps = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +162,7 @@ class Execution:
             slots=slots,
             filled=filled,
             draw=job.draw,
+            vectors=job.vectors,
         )
         buffers.begin(stats)
         try:

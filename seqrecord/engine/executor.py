@@ -36,6 +36,7 @@ from seqrecord.engine.stores import (
     each_load,
     loads_of_round,
 )
+from seqrecord.engine.vectors import NO_STEPS, VectorSteps
 from seqrecord.engine.workers import Loading, WorkerPool
 from seqrecord.sampling import Clips, Plan, Round
 
@@ -63,6 +64,7 @@ class Executor:
         num_frames: length of each episode, int64[episodes].
         filled: called by any thread after it has filled slots of a batch.
         draw: draws for clips.
+        vectors: steps of vectors.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Executor:
         slots: Slots,
         filled: Callable[[OpenBatch, int], None],
         draw: DrawClips | None = None,
+        vectors: VectorSteps = NO_STEPS,
     ) -> None:
         self._plan, self._store, self._workers, self._channel = plan, store, workers, channel
         self._num_frames, self._slots, self._filled, self._draw = num_frames, slots, filled, draw
+        self._vectors = vectors
         self._copies = workers.copies()
         self._rounds = _Rounds(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
@@ -175,7 +179,8 @@ class Executor:
             sources = [replace(source, crop=drawn.crop) for source in sources]
         copies = self._copies.begin()
         begin = perf_counter()
-        nbytes = opened.allocate().gather(slots, sources, copies, drawn.calls)
+        builder = opened.allocate()
+        nbytes = builder.gather(slots, sources, copies, drawn.calls, self._vectors)
         opened.name(slots, clips, self._plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         copies.finish(partial(self._filled, opened, len(slots)))

@@ -172,6 +172,7 @@ class ClipLoader:
             selection.lengths,
             selection.frames.transform,
             self._draw_of(plan.epoch) if selection.draws.is_any else None,
+            selection.vectors,
         )
 
     def trace(self) -> Trace:

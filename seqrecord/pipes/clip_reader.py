@@ -179,7 +179,7 @@ class ClipReader:
         drawn = selection.draws.draw(seed, 0, episode, start, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
-        builder.gather(np.arange(count), sources, threads, drawn.calls)
+        builder.gather(np.arange(count), sources, threads, drawn.calls, selection.vectors)
         for one, arena in used:
             one.release(arena)
         return builder.finish()[0], drawn
@@ -293,7 +293,11 @@ def _sets_of(
         for kind, some in parts.items():
             stored = dataset.select([name for name in some if arrays[name].mask_of is None])
             goes = kind is False and not selection.draws.is_any
-            straight = [name for name in some if goes and arrays[name].is_fixed]
+            straight = [
+                name
+                for name in some
+                if goes and arrays[name].is_fixed and name not in selection.vectors
+            ]
             specs = {name: arrays[name] for name in some if name not in straight}
             arena = in_memory.get(some[0])
             is_read_alone = kind is not False and some[0] in small

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from seqrecord.clips.frames import ClipFrames
@@ -14,12 +17,16 @@ from seqrecord.engine.calls import ClipDraws
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 
+DIM_IS_PAD = "_dim_is_pad"
+"""End of the names of masks: values of the last axis that the source lacks."""
+
 
 @dataclass(frozen=True, eq=False)
 class BatchColumns:
     """Makes the columns of batches beside features. Picklable.
 
-    `metadata` has the names of metadata entries that become columns.
+    `metadata` has the names of metadata entries that become columns, `constants` the columns that
+    are the same for all clips.
     """
 
     episodes: ClipEpisodes
@@ -27,6 +34,7 @@ class BatchColumns:
     draws: AugmentationSampler
     steps: StepSampler | None
     metadata: tuple[str, ...] = ()
+    constants: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
     def of(
         self, episode: IntArray, start: IntArray, frames: ClipFrames, drawn: ClipDraws
@@ -35,8 +43,8 @@ class BatchColumns:
         frame nearby.
 
         Columns: `episode`, a list of keys; `start`, int64[n]; random parameters;
-        `<feature>_is_pad`, bool[n, T]; `<feature>_age`, int64[n, T]; and lists of metadata, `None`
-        if an episode lacks an entry.
+        `<feature>_is_pad`, bool[n, T]; `<feature>_age`, int64[n, T]; `<feature>_dim_is_pad`,
+        bool[n, size]; and lists of metadata, `None` if an episode lacks an entry.
 
         Args:
             episode: episode rows, int64[n].
@@ -60,6 +68,8 @@ class BatchColumns:
                 columns[f"{name}_age"] = torch.from_numpy(found.age)
         if self.steps is not None and frames.draw is not None:
             columns |= self.steps.columns(frames.draw(episode, start, frames.place))
+        for name, constant in self.constants.items():
+            columns[name] = torch.from_numpy(np.tile(constant, (len(metadata), 1)))
         for name in self.metadata:  # users may change the copy
             columns[name] = [deepcopy(one.metadata[name]) for one in metadata]
         return columns, num_far

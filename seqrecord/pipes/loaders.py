@@ -192,7 +192,7 @@ class StreamingLoader(EpochStream):
         """Open the dataset, and select its clips.
 
         Groups of arguments: `clip_len` to `drop_last_frames`, frames of a clip; `features` to
-        `metadata`, features and episodes; `resize` to `ragged`, transforms; `order` to
+        `metadata`, features and episodes; `resize` to `normalize`, transforms; `order` to
         `rotate_phase`, order; `batch_size` to `device`, batches and memory; `rank` and
         `world_size`, distribution; `engine`, tuning.
 

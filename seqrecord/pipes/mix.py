@@ -18,6 +18,7 @@ from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.pipes.mix_batches import Join
+from seqrecord.pipes.mix_form import MixForm, Scope
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import StoppingStrategy
 from seqrecord.pipes.mix_summary import MixSummary
@@ -25,6 +26,7 @@ from seqrecord.pipes.mix_weights import Proportions, SourceSize, Weights
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.normalization import Normalization
 from seqrecord.units import MAX_INT, check_integer
 
 if TYPE_CHECKING:
@@ -109,6 +111,20 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
             marks them; single-source batches have the features of their source. Features outside an
             intersection are not read.
+        pad_to: sizes of vectors in batches, such as `{"action": 32}`, as in
+            `SeqRecordIterableDataset`, for every source with the feature; `place` is an argument of
+            sources. Vectors of different sizes then mix in one batch.
+        normalize: statistics that normalize vectors. "source": of each source by itself;
+            "robot_type": merged over sources with the same `robot_type` in the metadata of their
+            episodes; "mix": merged over all sources; `None` (default): stored values. Applies to
+            float features [D] of the kinds action, state, imu, or none; `mix.normalized` lists
+            them. A dict chooses features: `{"action": "source"}`. Statistics are the stored ones
+            (`seqrecord stats`), merged by the sources' shares, after `place` and `pad_to`.
+        normalization: "mean_std" (default) or "quantiles", as `normalize` in
+            `SeqRecordIterableDataset`; or a dict by feature.
+        camera_padding_masks: whether batches have `<camera>_padding_mask`, bool [batch], for each
+            image: true for clips whose source has it, as LeRobot's policies expect. The opposite of
+            `<camera>_is_missing`.
         single_source_batches: whether each batch comes from a single source. Default: only if
             shapes require it. `False` raises `ClipError` if they do.
         seed: as in `SeqRecordIterableDataset`; each source's order is drawn from the seed and the
@@ -134,6 +150,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         stopping_strategy: StoppingStrategy = "first_exhausted",
         batch_size: int,
         features: Join = "union",
+        pad_to: Mapping[str, int] | None = None,
+        normalize: Scope | Mapping[str, Scope | None] | None = None,
+        normalization: str | Mapping[str, str] = "mean_std",
+        camera_padding_masks: bool = False,
         single_source_batches: bool | None = None,
         seed: int = 0,
         memory_limit: int | str | None = None,
@@ -170,7 +190,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         problem = "repeat and choose determine the length of an epoch"
         expected = "no stopping_strategy; or weights"
         raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
-        self._mix = MixLoader(datasets, options, stop, features, alternate, epoch_clips)
+        form = MixForm(pad_to, normalize, normalization, camera_padding_masks)
+        self._mix = MixLoader(datasets, options, stop, features, alternate, form, epoch_clips)
         self._epochs = Epochs(self._mix)
 
     @classmethod
@@ -212,6 +233,15 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     def single_source_batches(self) -> bool:
         """Whether each batch comes from a single source."""
         return self._mix.alternate
+
+    @property
+    def normalized(self) -> dict[str, dict[str, Normalization]]:
+        """The normalizations of each source, by feature, for example to undo them."""
+        found: dict[str, dict[str, Normalization]] = {}
+        for source, loader in self._mix.loaders.items():
+            steps = loader.selection.vectors.items()
+            found[source] = {n: s.normalization for n, s in steps if s.normalization is not None}
+        return found
 
     def compute_statistics(self, **options: Any) -> dict[str, Statistics]:
         """Compute statistics of each source by name; `Statistics.merged` joins them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -21,9 +21,11 @@ from seqrecord.engine.buffers import BufferCache, BufferNeeds, HostBuffers
 from seqrecord.engine.device.buffers import DeviceBuffers
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.errors import ClipError
-from seqrecord.feature_kinds import differences
+from seqrecord.feature_kinds import differences, has_pixels, is_image, known_kind
 from seqrecord.pipes.checks import raise_if
+from seqrecord.pipes.columns import DIM_IS_PAD
 from seqrecord.pipes.distributed import warn_once
+from seqrecord.pipes.mix_form import MixForm
 from seqrecord.pipes.mix_sources import SourceLoader
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Clip
@@ -32,6 +34,7 @@ from seqrecord.schema import FeatureSpec
 
 _DATASET = "dataset"  # the column with the name of each clip's source
 _MISSING = "_is_missing"  # the end of the names of masks: the clip's source lacks a feature
+_IS_REAL = "_padding_mask"  # LeRobot's name of the opposite, for cameras
 
 BatchBuffers: TypeAlias = HostBuffers | DeviceBuffers
 Join: TypeAlias = Literal["union", "intersection"]
@@ -49,6 +52,7 @@ class MixedBatches:
         squeezed: the features without an axis of frames.
         columns: the extra columns of no clips, of all sources.
         missing: the numbers of the sources without a feature, or without a camera that others have.
+        cameras: the images that have padding masks.
         kept: the memory of batches, for the next iteration.
     """
 
@@ -59,10 +63,13 @@ class MixedBatches:
     squeezed: frozenset[str]
     columns: Mapping[str, Any]
     missing: Mapping[str, list[int]]
+    cameras: Sequence[str] = ()
     kept: BufferCache = field(default_factory=BufferCache)
 
     @classmethod
-    def of(cls, sources: Mapping[int, SourceLoader], features: Collection[str]) -> MixedBatches:
+    def of(
+        cls, sources: Mapping[int, SourceLoader], features: Collection[str], form: MixForm
+    ) -> MixedBatches:
         """Create batches with these features, as far as a source has them.
 
         Raises `ClipError` if two kinds of entries have one name.
@@ -76,7 +83,10 @@ class MixedBatches:
         names = [*(name for name, _ in first), *cameras]
         without = {n: [number for number in sources if n not in entries[number]] for n in names}
         missing = {name: numbers for name, numbers in without.items() if numbers}
-        taken = dict.fromkeys([_DATASET, *(n + _MISSING for n in missing)], "a column of the mix")
+        images = [name for name, one in first if _is_camera(one, name)]
+        images = images if form.camera_padding_masks else []
+        own = [_DATASET, *(n + _MISSING for n in missing), *(n + _IS_REAL for n in images)]
+        taken = dict.fromkeys(own, "a column of the mix")
         for number, one in entries.items():
             for name, kind in one.items():
                 if taken.setdefault(name, kind) != kind:
@@ -94,6 +104,7 @@ class MixedBatches:
             frozenset(name for name, one in first if name in one.squeezed),
             columns,
             missing,
+            images,
         )
 
     @property
@@ -139,11 +150,17 @@ class MixedBatches:
         found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
         for name, without in self.missing.items():
             found[name + _MISSING] = torch.from_numpy(np.isin(batch.source, without))
+        for name in self.cameras:
+            is_real = np.isin(batch.source, self.missing.get(name, ()), invert=True)
+            found[name + _IS_REAL] = torch.from_numpy(is_real)
         for name, none in self.columns.items():  # 0 or `None` for the clips of other sources
             if isinstance(none, torch.Tensor):
                 found[name] = none.new_zeros((size, *none.shape[1:]))
             else:
                 found[name] = [None] * size
+            if name.endswith(DIM_IS_PAD) and isinstance(none, torch.Tensor):
+                without = self.missing.get(name.removesuffix(DIM_IS_PAD), [])
+                found[name][np.isin(batch.source, without)] = True
         # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for slot, group in enumerate(zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)):
@@ -180,27 +197,53 @@ def _column_text(column: Any) -> str:
     return f"{column.dtype} {[*column.shape[1:]]}".removeprefix("torch.").removesuffix(" []")
 
 
-def agreed_features(
-    sources: Mapping[str, Selection], join: Join, alternate: bool | None
-) -> tuple[list[str], bool]:
-    """The features of batches, and whether each batch comes from a single source.
+def _is_camera(selection: Selection, name: str) -> bool:
+    """Whether a feature is an image."""
+    spec, stored = selection.made[name], selection.dataset.features.get(name)
+    if spec.value != "array" or not has_pixels(spec):
+        return False
+    return is_image(spec, known_kind(name, spec, None if stored is None else stored.kind))
 
-    Raises `ClipError` for an empty intersection, for different kinds or units of a feature, and for
-    shapes that cannot be in one batch if `alternate` is false.
-    """
+
+def joined_features(sources: Mapping[str, Selection], join: Join) -> list[str]:
+    """The features of batches. Raises `ClipError` for an empty intersection."""
     names = dict.fromkeys(name for one in sources.values() for name in one.made)
     found = [n for n in names if join == "union" or all(n in one.made for one in sources.values())]
     problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
     each = {name: ", ".join(one.made) for name, one in sources.items()}
     raise_if(not found, problem, expected, _listed(each))
-    _check_meanings(found, sources)
-    for name in found if alternate is not True else ():
+    return found
+
+
+def agreed_features(
+    sources: Mapping[str, Selection],
+    formed: Mapping[str, Selection],
+    features: Sequence[str],
+    alternate: bool | None,
+    own_units: Collection[str] | None,
+) -> bool:
+    """Whether each batch comes from a single source.
+
+    Args:
+        sources: the sources.
+        formed: the sources with the steps of the mix.
+        features: the features of batches.
+        alternate: the user's choice.
+        own_units: features that are normalized by source, which may differ in unit. `None`: all
+            normalized ones.
+
+    Raises `ClipError` for different kinds or units of a feature, and for shapes that cannot be in
+    one batch if `alternate` is false.
+    """
+    _check_meanings(features, sources, _unitless(formed, own_units))
+    sources = formed
+    for name in features if alternate is not True else ():
         having = {source: one for source, one in sources.items() if name in one.made}
         shapes = {source: _shape(one, name) for source, one in having.items()}
         if len(set(shapes.values())) == 1 and "?" not in next(iter(shapes.values())):
             continue
         if alternate is None:
-            return found, True
+            return True
         raise ClipError(
             "the sources of a mix disagree in a shape, so they cannot be in one batch",
             feature=name,
@@ -208,7 +251,14 @@ def agreed_features(
             "single_source_batches=True, for batches of a single source",
             got=_listed(shapes),
         )
-    return found, bool(alternate)
+    return bool(alternate)
+
+
+def _unitless(sources: Mapping[str, Selection], names: Collection[str] | None) -> frozenset[str]:
+    """The normalized features among `names`."""
+    each = (item for one in sources.values() for item in one.vectors.items())
+    found = {name for name, step in each if step.normalization is not None}
+    return frozenset(found if names is None else found.intersection(names))
 
 
 def _shape(selection: Selection, name: str) -> str:
@@ -220,13 +270,17 @@ def _shape(selection: Selection, name: str) -> str:
     return f"{spec} {[*frames]}"
 
 
-def _check_meanings(features: Iterable[str], sources: Mapping[str, Selection]) -> None:
+def _check_meanings(
+    features: Iterable[str], sources: Mapping[str, Selection], unitless: Collection[str]
+) -> None:
     """Raise `ClipError` if kind or unit of a feature differ between sources.
 
     Logs a warning if only some sources declare them. Features made or changed by user functions are
-    exempt, and so are texts.
+    exempt, and so are texts, and units of `unitless` features.
     """
     for name, attribute in product(features, ("kind", "unit")):
+        if attribute == "unit" and name in unitless:
+            continue
         found = {s: meaning(one, name) for s, one in sources.items() if name in one.made}
         specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
         declared = {source: getattr(spec, attribute) for source, spec in specs.items()}

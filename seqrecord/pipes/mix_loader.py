@@ -20,7 +20,14 @@ from seqrecord.errors import ClipError, StateError
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import check_machine
-from seqrecord.pipes.mix_batches import BatchBuffers, Join, MixedBatches, agreed_features
+from seqrecord.pipes.mix_batches import (
+    BatchBuffers,
+    Join,
+    MixedBatches,
+    agreed_features,
+    joined_features,
+)
+from seqrecord.pipes.mix_form import MixForm
 from seqrecord.pipes.mix_sources import (
     WHOLE,
     MixPlan,
@@ -65,17 +72,21 @@ class MixLoader:
         stop: StoppingStrategy,
         join: Join,
         alternate: bool | None,
+        form: MixForm,
         epoch_clips: int | None = None,
     ) -> None:
         assert options.batch_size is not None
-        self.options, self.stop, self.join = options, stop, join
+        self.options, self.stop, self.join, self.form = options, stop, join, form
         self.epoch_clips = epoch_clips
         self.batch_size = size = options.batch_size
         self.counts = whole_shares([weight for _, weight in sources.values()])
         each = zip(sources, self.counts, strict=True)
         self.shares = {name: Fraction(count, sum(self.counts)) for name, count in each}
         selections = {name: loader.selection for name, (loader, _) in sources.items()}
-        features, self.alternate = agreed_features(selections, join, alternate)
+        features = joined_features(selections, join)
+        steps = form.steps(selections, self.shares, features)
+        formed = {name: one.with_vectors(steps[name]) for name, one in selections.items()}
+        self.alternate = agreed_features(selections, formed, features, alternate, form.own_units)
         self.loaders = {
             name: SourceLoader(
                 name,
@@ -84,13 +95,14 @@ class MixLoader:
                 options,
                 size if self.alternate else ceil(size * self.shares[name]),
                 partial(self._limit_of, name),
+                steps[name],
             )
             for name, (loader, _) in sources.items()
         }
         self._sources = list(self.loaders.values())
         numbered = dict(enumerate(self._sources))
         alike = [{i: one} for i, one in numbered.items()] if self.alternate else [numbered]
-        self._batches = [MixedBatches.of(some, features) for some in alike]
+        self._batches = [MixedBatches.of(some, features, form) for some in alike]
         self._batch_bytes = sum(size * batches.clip_bytes for batches in self._batches)
         self._requests = {
             name: loader.planner.memory_request() for name, loader in self.loaders.items()

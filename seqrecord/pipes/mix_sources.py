@@ -17,6 +17,7 @@ from seqrecord.clips.tables import IntArray
 from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
@@ -166,6 +167,7 @@ class SourceLoader(ClipLoader):
         mix: the options of the mix.
         batch_size: approximate number of its clips in a batch.
         limit_in: function from a rank's number of workers to the memory limit of each, in bytes.
+        vectors: steps of features, with the steps of the loader.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class SourceLoader(ClipLoader):
         mix: LoaderOptions,
         batch_size: int,
         limit_in: Callable[[int], int],
+        vectors: VectorSteps,
     ) -> None:
         selection, own = loader.selection, loader.options
         has_functions = own.frame_transform is not None or selection.draws.functions is not None
@@ -183,6 +186,7 @@ class SourceLoader(ClipLoader):
             names = [one for one in selection.dataset.features if one in features]
             own = _of_features(own, names, selection)
             selection = select(selection.dataset, own)
+        selection = selection.with_vectors({n: vectors[n] for n in selection.made if n in vectors})
         number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
         engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
         if own.frame_transform is not None:
@@ -262,6 +266,9 @@ def _of_features(options: LoaderOptions, names: list[str], selection: Selection)
         features=names,
         rename=None,
         resize=None,  # the dataset has both
+        place=None,
+        pad_to=None,
+        normalize=None,
         windows=windows,
         clip_len=options.clip_len if has_frames else 1,  # the frame `start`
         pad=options.pad if has_frames else None,

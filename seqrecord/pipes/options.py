@@ -17,6 +17,13 @@ from seqrecord.clips.windows import Latest, Windows, check_windows
 from seqrecord.errors import ClipError
 from seqrecord.pipes.arrays import Ragged, check_ragged
 from seqrecord.pipes.checks import are_names, check, check_names
+from seqrecord.pipes.vector_options import (
+    Normalize,
+    Places,
+    check_normalize,
+    check_pad_to,
+    check_place,
+)
 from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.frames import FrameTransform
 from seqrecord.reading.resizing import Sizes
@@ -228,6 +235,21 @@ class ClipOptions:
             [clip_len, ?, …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict
             has a form for each feature, or the sizes to pad to, one per varying dimension:
             `{"points": "nested", "image": (480, 640)}`; other features are lists.
+        place: places of a vector's values in batches, such as `{"action": [0, 1, 2, 31]}`: the
+            index of each of the D values of a feature [D] in the last axis, all different. Values
+            at other indices are 0. Batches have the column `action_dim_is_pad`, bool [batch, size],
+            true where the source has no value; it stays on the host.
+        pad_to: sizes of vectors in batches, such as `{"action": 32}`: zeros follow the values.
+            Default for a feature in `place`: its largest index + 1. Batches have the column
+            `action_dim_is_pad`, also if nothing is padded.
+        normalize: normalization of vectors and scalars, by feature: `{"action": "mean_std"}`
+            subtracts the mean and divides by the standard deviation; "quantiles" maps the quantiles
+            0.01 and 0.99 to -1 and 1. Both use the stored statistics of the whole dataset (see
+            `seqrecord stats`); a `Normalization` has others. The result is float32. A channel with
+            one value only is divided by 1. Zeros of `place` and `pad_to` stay 0. Normalization and
+            placement come last: `frame_transform` and the functions of `clip_transform` receive
+            stored values. Raises `ClipError` for images, without statistics, and if a function
+            changes the feature.
     """
 
     clip_len: int | None = _checked(None, _integer_from(1))
@@ -251,6 +273,9 @@ class ClipOptions:
     deterministic_transform: bool = _checked(False, _check_flag)
     clip_transform: ClipTransform | None = _checked(None, _passes(chain_of))
     ragged: Ragged = _checked("list", _passes(check_ragged))
+    place: Places | None = _checked(None, check_place)
+    pad_to: Mapping[str, int] | None = _checked(None, check_pad_to)
+    normalize: Normalize | None = _checked(None, check_normalize)
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value, with the argument's name."""

@@ -21,6 +21,7 @@ from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
+from seqrecord.pipes.vectors import vector_steps
 from seqrecord.reading.dataset import DatasetLike
 from seqrecord.reading.filters import check_metadata
 from seqrecord.sampling.memory import USUAL_LIMIT
@@ -90,6 +91,10 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     if functions:
         functions = tuple(bound(function, dataset.features) for function in functions)
         selection = _with_functions(selection, functions, *first)
+    if steps_of_vectors := vector_steps(
+        selection, options.place, options.pad_to, options.normalize
+    ):
+        selection = selection.with_vectors(steps_of_vectors)
     reserved: tuple[str, ...] = () if transform is None else _OF_DRAWS
     if isinstance(options, LoaderOptions) and options.order == "sequences":
         reserved += SEQUENCE_COLUMNS

@@ -12,10 +12,11 @@ import numpy as np
 
 from seqrecord.clips.frames import ClipFrames
 from seqrecord.clips.tables import EpisodeTable
+from seqrecord.engine.vectors import VectorSteps
 from seqrecord.pipes.clip_sets import ClipSet
 from seqrecord.pipes.clip_windows import FeatureWindows
 from seqrecord.pipes.collating import SingleClip, batch_memory
-from seqrecord.pipes.columns import BatchColumns
+from seqrecord.pipes.columns import DIM_IS_PAD, BatchColumns
 from seqrecord.pipes.draws import AugmentationSampler, ClipEpisodes, StepSampler
 from seqrecord.pipes.frame_arrays import FrameArrays
 from seqrecord.pipes.options import ClipOptions
@@ -46,6 +47,7 @@ class Selection:
         metadata: the metadata entries that are columns of batches.
         nested: the features that come as nested tensors.
         squeezed: the features without a frame axis.
+        vectors: steps of features: normalization, placement. `made` includes them.
         memory: pools for single clips, kept as long as the selection.
     """
 
@@ -61,12 +63,25 @@ class Selection:
     metadata: tuple[str, ...] = ()
     nested: frozenset[str] = frozenset()
     squeezed: frozenset[str] = frozenset()
+    vectors: VectorSteps = field(default_factory=dict)
     memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
 
     @property
     def dataset(self) -> Dataset:
         """The dataset, with the requested features only."""
         return self.clip_set.dataset
+
+    def given(self, feature: str) -> ArraySpec:
+        """Dtype and shape of a frame of a feature before its step."""
+        step = self.vectors.get(feature)
+        return self.made[feature] if step is None else step.given
+
+    def with_vectors(self, vectors: VectorSteps) -> Selection:
+        """A copy with these steps in place of its own."""
+        made = {
+            name: vectors[name].made if name in vectors else self.given(name) for name in self.made
+        }
+        return replace(self, made=made, vectors=vectors)
 
     def singles(
         self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]
@@ -104,7 +119,15 @@ class Selection:
     @cached_property
     def columns(self) -> BatchColumns:
         """The columns of batches beside features."""
-        return BatchColumns(self.clip_episodes, self.windows, self.draws, self.steps, self.metadata)
+        masks = {name: step.is_padding for name, step in self.vectors.items()}
+        return BatchColumns(
+            self.clip_episodes,
+            self.windows,
+            self.draws,
+            self.steps,
+            self.metadata,
+            {name + DIM_IS_PAD: mask for name, mask in masks.items() if mask is not None},
+        )
 
     @cached_property
     def column_kinds(self) -> dict[str, Any]:
@@ -123,5 +146,6 @@ class Selection:
         for name, spec in self.made.items():
             frames = () if name in self.squeezed else (self.lengths[name],)
             whole = ArraySpec(spec.dtype, (*frames, *spec.shape))
-            lines.append(f"{name}: {whole if spec.value == 'array' else spec}")
+            step = f", {self.vectors[name]}" if name in self.vectors else ""
+            lines.append(f"{name}: {whole if spec.value == 'array' else spec}{step}")
         return "\n  ".join(lines)

@@ -42,6 +42,7 @@ from seqrecord.engine.device.streams import (
 )
 from seqrecord.engine.device.video import DeviceFrames, DeviceVideo
 from seqrecord.engine.stats import EngineStats
+from seqrecord.engine.vectors import NO_STEPS, VectorStep, VectorSteps, bits_of
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.sampling.memory import CONSUMER
 
@@ -80,6 +81,7 @@ class DeviceArena:
         # it would be kept while memory is pinned, and delay copies.
         self._queueing = threading.Lock()
         self._copying: deque[tuple[Mark, Mark, int]] = deque()
+        self._constants: dict[str, tuple[VectorStep, list[torch.Tensor]]] = {}
         # The user's thread may be in inference mode; the writing threads are not.
         with stream.use(), torch.inference_mode(False):
             self._rows: dict[str, Any] = {
@@ -223,6 +225,39 @@ class DeviceArena:
                     limits = torch.iinfo(out.dtype)
                     scaled = (numbers.double() * factor).round()
                     numbers.copy_(scaled.clamp(limits.min, limits.max))
+
+    def gather_vectors(
+        self,
+        feature: str,
+        rows: npt.NDArray[np.int64],
+        step: VectorStep,
+        batch: torch.Tensor,
+        slots: npt.NDArray[np.int64],
+    ) -> int:
+        """Queue a step for clips, rows int64[clips, frames], to slots of a batch.
+
+        Returns the bytes sent over the bus.
+        """
+        stored, first = self._rows[feature], int(slots[0])
+        shape: Any = (*rows.shape, *step.given.shape)
+        with self.stream.use():
+            index = self._upload(np.ascontiguousarray(rows).reshape(-1))
+            words = torch.index_select(stored, 0, index)
+            values = words.view(torch.uint8).view(torch_dtype(step.given)).view(shape)
+            made = step.on_device(values, self._constants_of(feature, step))
+            if int(slots[-1]) - first == len(slots) - 1:
+                batch[first : first + len(slots)].copy_(made)
+                return rows.nbytes
+            bits = bits_of(made)
+            batch.view(bits).index_copy_(0, self._upload(slots), made.view(bits))
+        return rows.nbytes + slots.nbytes
+
+    def _constants_of(self, feature: str, step: VectorStep) -> list[torch.Tensor]:
+        """Numbers of a step on the device, uploaded once."""
+        known = self._constants.get(feature)
+        if known is None or known[0] is not step:
+            known = self._constants[feature] = step, list(map(self._upload, step.arrays()))
+        return known[1]
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """See `Arena`."""
@@ -392,6 +427,7 @@ class DeviceBatchBuilder:
         sources: Sequence[ClipRows[DeviceArena]],
         copiers: Copiers,
         calls: Calls | None = None,
+        vectors: VectorSteps = NO_STEPS,
     ) -> int:
         del copiers  # the device copies
         assert calls is None, "functions are called on the host"
@@ -405,12 +441,17 @@ class DeviceBatchBuilder:
                 name: self._words[name][first : first + len(flat)] if is_run else self._words[name]
                 for name in source.features
                 if name in self._words
+                and name not in vectors
                 and not (source.crop is not None and name in source.crop.features)
             }
             if source.crop is not None:
                 self._crop(slots, source, source.crop)
             at = None if is_run else (slots[:, None] * length + np.arange(length)).reshape(-1)
             nbytes += arena.gather(flat, parts, at)
+            for name in source.features if vectors else ():
+                if name in self._words and (step := vectors.get(name)) is not None:
+                    batch = self._features[name]
+                    nbytes += arena.gather_vectors(name, rows, step, batch, slots)
             for name in source.features:
                 if name in self._features and not self._specs[name].is_fixed:
                     for place, clip in zip(slots.tolist(), rows, strict=True):

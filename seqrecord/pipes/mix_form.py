@@ -1,0 +1,242 @@
+"""The form of vectors in a mix's batches: sizes, and normalization over sources."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
+
+from seqrecord.engine.vectors import VectorStep
+from seqrecord.errors import ClipError
+from seqrecord.pipes.checks import are_names, check, raise_if
+from seqrecord.pipes.selection import Selection
+from seqrecord.pipes.vector_options import VectorSizes, check_pad_to
+from seqrecord.pipes.vectors import (
+    checked_vector,
+    normalized,
+    placed,
+    resized,
+    stored_statistics,
+)
+from seqrecord.statistics.normalization import MODES, Normalization, WeightedChannels
+
+Scope: TypeAlias = Literal["source", "robot_type", "mix"]
+"""The sources whose statistics are merged."""
+
+SCOPES = ("source", "robot_type", "mix")
+_KINDS = (None, "action", "state", "imu")  # of features that are normalized unless named
+_ROBOT = "robot_type"  # the metadata entry
+
+Steps: TypeAlias = dict[str, dict[str, VectorStep]]
+"""Steps by source and feature."""
+
+
+@dataclass(frozen=True)
+class MixForm:
+    """The arguments `pad_to`, `normalize`, `normalization` and `camera_padding_masks` of a mix.
+
+    Raises `ClipError` for invalid values.
+    """
+
+    pad_to: VectorSizes | None = None
+    normalize: Scope | Mapping[str, Scope | None] | None = None
+    normalization: str | Mapping[str, str] = "mean_std"
+    camera_padding_masks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pad_to is not None:
+            object.__setattr__(self, "pad_to", check_pad_to("pad_to", self.pad_to))
+        scopes = self.normalize if isinstance(self.normalize, Mapping) else {"": self.normalize}
+        are_right = are_names(scopes) and all(
+            one is None or one in SCOPES for one in scopes.values()
+        )
+        expected = '"source", "robot_type", "mix" or None; or a dict of these by feature'
+        check("normalize", self.normalize, are_right, expected)
+        modes = (
+            self.normalization
+            if isinstance(self.normalization, Mapping)
+            else {"": self.normalization}
+        )
+        are_right = are_names(modes) and all(one in MODES for one in modes.values())
+        expected = '"mean_std" or "quantiles"; or a dict of these by feature'
+        check("normalization", self.normalization, are_right, expected)
+        given = self.normalization if isinstance(self.normalization, Mapping) else {}
+        if unused := [name for name in given if not self._may_normalize(name)]:
+            raise ClipError(
+                "normalization names a feature that is not normalized",
+                feature=unused[0],
+                expected="normalize of this feature too",
+            )
+        flag = self.camera_padding_masks
+        check("camera_padding_masks", flag, isinstance(flag, bool), "True or False")
+
+    @property
+    def own_units(self) -> frozenset[str] | None:
+        """Features whose units may differ between sources; `None`: all normalized ones."""
+        if isinstance(self.normalize, Mapping):
+            return frozenset(n for n, one in self.normalize.items() if one == "source")
+        return None if self.normalize == "source" else frozenset()
+
+    def steps(
+        self,
+        sources: Mapping[str, Selection],
+        shares: Mapping[str, Fraction],
+        features: Sequence[str],
+    ) -> Steps:
+        """The steps of each source in batches with these features, after the sources' own steps.
+
+        Raises `ClipError` for features that are not in batches or are no vectors, for sizes that
+        are too small, and for missing statistics.
+        """
+        steps: Steps = {source: dict(one.vectors) for source, one in sources.items()}
+        for name, size in (self.pad_to or {}).items():
+            for source in _having(name, "pad_to", sources, features):
+                with _of_source(source):
+                    steps[source][name] = _padded(sources[source], name, steps[source], size)
+        for name, scope in self._scopes(sources, features).items():
+            having = _having(name, "normalize", sources, features)
+            for group in _groups(scope, {source: sources[source] for source in having}):
+                weights = {source: float(shares[source]) for source in group}
+                self._normalize(name, scope, weights, sources, steps)
+        return steps
+
+    def _may_normalize(self, name: str) -> bool:
+        if isinstance(self.normalize, Mapping):
+            return self.normalize.get(name) is not None
+        return self.normalize is not None
+
+    def _scopes(
+        self, sources: Mapping[str, Selection], features: Sequence[str]
+    ) -> dict[str, Scope]:
+        """The scope of each normalized feature."""
+        if isinstance(self.normalize, Mapping):
+            return {name: one for name, one in self.normalize.items() if one is not None}
+        if self.normalize is None:
+            return {}
+        found = [n for n in features if all(_is_usual(one, n) for one in sources.values())]
+        problem = "normalize finds no vector: features [D] of floats, with the kinds "
+        problem += "action, state, imu, or none"
+        expected = 'a dict by feature, such as {"action": "source"}; or normalize=None'
+        raise_if(not found, problem, expected, ", ".join(features))
+        return dict.fromkeys(found, self.normalize)
+
+    def _normalize(
+        self,
+        name: str,
+        scope: Scope,
+        weights: Mapping[str, float],
+        sources: Mapping[str, Selection],
+        steps: Steps,
+    ) -> None:
+        """Add the normalization by merged statistics of these sources to their steps."""
+        mode = self.normalization
+        mode = mode.get(name, MODES[0]) if isinstance(mode, Mapping) else mode
+        parts: list[WeightedChannels] = []
+        given: dict[str, VectorStep] = {}
+        for source, weight in weights.items():
+            selection = sources[source]
+            with _of_source(source):
+                spec = checked_vector(selection, name, "normalize")
+                given[source] = step = steps[source].get(name, VectorStep(spec))
+                if step.normalization is not None:
+                    if scope == "source" and not isinstance(self.normalize, Mapping):
+                        return  # by the source's own argument
+                    raise ClipError(
+                        "normalize of the mix, and of a source",
+                        feature=name,
+                        expected="one of them",
+                    )
+                statistics = stored_statistics(selection, name)
+                parts.append(WeightedChannels(statistics, weight, step.places))
+        sizes = [int(one or 1) for step in given.values() for one in step.made.shape or (1,)]
+        are_one = all(len(part.statistics.sketches) == 1 for part in parts)
+        origin = ", ".join(weights)
+        if scope != "source":
+            total = sum(weights.values())
+            origin = ", ".join(f"{n} {w / total:.3g}" for n, w in weights.items())
+        size = 1 if are_one else max(sizes)
+        merged = Normalization.merged(parts, size, mode, f"{scope}: {origin}")
+        for source, step in given.items():
+            count = step.given.shape[0] if step.given.shape else 1
+            places = step.places or tuple(range(int(count or 1)))
+            with _of_source(source):
+                steps[source][name] = normalized(step, name, merged.at(places))
+
+
+def _is_usual(selection: Selection, name: str) -> bool:
+    """Whether a feature is normalized unless named, or not in the source."""
+    if name not in selection.made:
+        return True
+    spec = selection.given(name)
+    padded = {one.mask_of for one in selection.made.values()}
+    is_whole = spec.is_fixed and spec.mask_of is None and name not in padded
+    stored = selection.dataset.features.get(name)
+    kind = None if stored is None else stored.kind
+    is_vector = is_whole and spec.value == "array" and len(spec.shape) == 1
+    return is_vector and spec.dtype.kind == "f" and kind in _KINDS
+
+
+def _padded(
+    selection: Selection, name: str, steps: Mapping[str, VectorStep], size: int
+) -> VectorStep:
+    if (own := steps.get(name)) is None:
+        return placed(selection, name, None, size)
+    if own.places is None:
+        return replace(placed(selection, name, None, size), normalization=own.normalization)
+    return resized(own, name, size)
+
+
+def _having(
+    name: str, argument: str, sources: Mapping[str, Selection], features: Sequence[str]
+) -> list[str]:
+    """The sources that have a feature. Raises `ClipError` if none has it."""
+    if name not in features:
+        raise ClipError(
+            f"{argument}: batches of the mix have no such feature",
+            feature=name,
+            expected=f"some of {', '.join(features)}",
+        )
+    return [source for source, one in sources.items() if name in one.made]
+
+
+def _groups(scope: Scope, sources: Mapping[str, Selection]) -> list[list[str]]:
+    """The sources whose statistics are merged."""
+    if scope == "mix":
+        return [list(sources)]
+    if scope == "source":
+        return [[source] for source in sources]
+    groups: dict[str, list[str]] = defaultdict(list)
+    for source, selection in sources.items():
+        with _of_source(source):
+            groups[robot_type(selection)].append(source)
+    return list(groups.values())
+
+
+def robot_type(selection: Selection) -> str:
+    """The metadata `robot_type` of all selected episodes. Raises `ClipError` unless it is one."""
+    index, found = selection.dataset.contents.index, dict[str, str]()
+    for row in selection.clip_set.selected.tolist():
+        found.setdefault(repr(index.episode_metadata(row).get(_ROBOT)), index.key(row))
+    one = next(iter(found))
+    if len(found) > 1 or one == repr(None):
+        raise ClipError(
+            'normalize="robot_type" takes one robot_type from the metadata of all episodes',
+            file=selection.dataset.url,
+            expected='metadata {"robot_type": …} for each episode, see `seqrecord edit`; or '
+            'normalize="source"',
+            got=", ".join(f"{robot} ({key})" for robot, key in found.items()),
+        )
+    return one
+
+
+@contextmanager
+def _of_source(source: str) -> Iterator[None]:
+    """Context that adds the source to errors."""
+    try:
+        yield
+    except ClipError as error:
+        error.message = f"source {source!r} of a mix: {error.message}"
+        raise

@@ -1,0 +1,166 @@
+"""Normalization of vectors: offset and scale per channel, from statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.statistics.by_feature import FeatureStatistics
+from seqrecord.statistics.sketch import Sketch
+
+MODES = ("mean_std", "quantiles")
+_QUANTILES = (0.01, 0.99)  # become -1 and 1
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Normalization:
+    """Normalization of a feature: `(x - offset) / scale` for each channel of the last axis.
+
+    `mode` names the statistics: with "mean_std", `offset` is the mean and `scale` the standard
+    deviation; with "quantiles", the quantiles 0.01 and 0.99 become -1 and 1, without clipping, as
+    in LeRobot and openpi. A channel with one value only, or without finite values, has the scale 1.
+
+    Args:
+        mode: "mean_std" or "quantiles".
+        offset: float64 [C], one number per channel; C is 1 for one number for all channels.
+        scale: float64 [C], above 0.
+        source: origin of the statistics, for reports.
+
+    Raises `ClipError` for other modes, shapes or numbers.
+
+    Example:
+        seqrecord.add_statistics("records/")
+        statistics = seqrecord.open("records/").statistics["pose"]
+        normal = seqrecord.Normalization.of(statistics, "quantiles")
+        pipe = seqrecord.SeqRecordPipe(
+            "records/", clip_len=4, batch_size=2, normalize={"pose": normal}
+        )
+        pose = normal.undo(next(iter(pipe))["pose"])  # as stored
+    """
+
+    mode: str
+    offset: FloatArray
+    scale: FloatArray
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            expected = " or ".join(map(repr, MODES))
+            raise ClipError("not a mode of normalization", expected=expected, got=self.mode)
+        for name in ("offset", "scale"):
+            values = np.array(getattr(self, name), np.float64)
+            values.flags.writeable = False
+            object.__setattr__(self, name, values)
+        shapes = self.offset.shape, self.scale.shape
+        is_right = shapes[0] == shapes[1] and len(shapes[0]) == 1 and len(self.offset)
+        if not is_right or not (np.isfinite(self.offset) & (self.scale > 0)).all():
+            raise ClipError(
+                "invalid numbers of a normalization",
+                expected="finite offsets [C] and as many scales above 0",
+                got=f"offset {[*shapes[0]]}, scale {[*shapes[1]]}",
+            )
+
+    @classmethod
+    def of(
+        cls, statistics: FeatureStatistics, mode: str = "mean_std", source: str = ""
+    ) -> Normalization:
+        """Create the normalization of a feature's statistics."""
+        channels = [WeightedChannels(statistics, 1.0)]
+        return cls.merged(channels, len(statistics.sketches), mode, source)
+
+    @classmethod
+    def merged(
+        cls, parts: Sequence[WeightedChannels], size: int, mode: str = "mean_std", source: str = ""
+    ) -> Normalization:
+        """Create the normalization of `size` channels from several statistics, by weight.
+
+        A channel's distribution is the mixture of the parts that have it, in proportion to their
+        weights w, which sum to 1: mean `m = sum(w * mean)`, variance `sum(w * (std**2 + mean**2))
+        - m**2`, and the mixture's quantiles. The number of frames of each part has no effect.
+        """
+        offset, scale = np.zeros(size), np.ones(size)
+        for channel in range(size):
+            found = [(s, part.weight) for part in parts for s in part.sketches_of(channel)]
+            if found:
+                offset[channel], scale[channel] = _numbers(mode, found)
+        return cls(mode, offset, np.where(scale > 0, scale, 1.0), source)
+
+    def at(self, places: Sequence[int]) -> Normalization:
+        """The normalization of the channels `places`."""
+        index = list(places) if len(self.offset) > 1 else [0] * len(places)
+        return Normalization(self.mode, self.offset[index], self.scale[index], self.source)
+
+    def undo(self, values: Any) -> Any:
+        """Compute `values * scale + offset` of an array or a tensor [..., C]."""
+        offset, scale = self.offset, self.scale
+        if not isinstance(values, np.ndarray):
+            offset, scale = values.new_tensor(offset), values.new_tensor(scale)
+        return values * scale + offset
+
+    @property
+    def numbers(self) -> dict[str, FloatArray]:
+        """The statistics as LeRobot names them: `mean` and `std`, or `q01` and `q99`."""
+        if self.mode == "mean_std":
+            return {"mean": self.offset, "std": self.scale}
+        return {"q01": self.offset - self.scale, "q99": self.offset + self.scale}
+
+    def __repr__(self) -> str:
+        of = f" of {self.source}" if self.source else ""
+        return f"Normalization({self.mode!r}, {len(self.offset)} channels{of})"
+
+
+class WeightedChannels(NamedTuple):
+    """Statistics of a feature, their weight, and the places of channels in batches.
+
+    Default places: 0, 1, … Statistics of one channel apply to all places.
+    """
+
+    statistics: FeatureStatistics
+    weight: float
+    places: Sequence[int] | None = None
+
+    def sketches_of(self, place: int) -> list[Sketch]:
+        """The numbers of the channel at a place in batches, if there are any."""
+        sketches, places = self.statistics.sketches, self.places
+        number = place if places is None else _index(places, place)
+        if number is None or (len(sketches) > 1 and number >= len(sketches)):
+            return []
+        found = sketches[number if len(sketches) > 1 else 0]
+        return [found] if found.count else []
+
+
+def _index(places: Sequence[int], place: int) -> int | None:
+    return places.index(place) if place in places else None
+
+
+def _numbers(mode: str, parts: Sequence[tuple[Sketch, float]]) -> tuple[float, float]:
+    """Offset and scale of a mixture of numbers, by weight."""
+    total = sum(weight for _, weight in parts)
+    if mode == "mean_std":
+        mean = sum(one.mean * weight for one, weight in parts) / total
+        # Deviations from the common mean: squares of large means would cancel.
+        squares = sum((one.std**2 + (one.mean - mean) ** 2) * weight for one, weight in parts)
+        return mean, float(np.sqrt(squares / total))
+    low, high = _mixed_quantiles(parts) if len(parts) > 1 else parts[0][0].quantiles(_QUANTILES)
+    return (low + high) / 2, (high - low) / 2
+
+
+def _mixed_quantiles(parts: Sequence[tuple[Sketch, float]]) -> FloatArray:
+    values, weights = [], []
+    for sketch, weight in parts:
+        for number, level in enumerate(sketch.levels):
+            values.append(level.astype(np.float64))
+            weights.append(np.full(len(level), weight * (1 << number) / sketch.weight))
+    numbers = np.concatenate(values)
+    order = np.argsort(numbers, kind="stable")
+    ranks = np.cumsum(np.concatenate(weights)[order])
+    found = np.searchsorted(ranks, np.array(_QUANTILES) * ranks[-1])
+    made: FloatArray = numbers[order[np.minimum(found, len(order) - 1)]]
+    return made
