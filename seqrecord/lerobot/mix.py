@@ -20,12 +20,13 @@ from seqrecord.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.lerobot.mix_meta import MixMeta
 from seqrecord.lerobot.mix_planner import MixPlanner
 from seqrecord.lerobot.mix_sources import TASK, TIMESTAMP, MixEpisodes, MixSource
+from seqrecord.lerobot.mix_statistics import FloatArray
 from seqrecord.lerobot.planned import Order, PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.collating import collate
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mix import SeqRecordMix
-from seqrecord.pipes.mix_batches import agreed_features
+from seqrecord.pipes.mix_batches import agreed_features, joined_features
 from seqrecord.pipes.mix_loader import MixLoader
 from seqrecord.pipes.mix_sources import StoppingStrategy
 from seqrecord.processes.forks import PerProcess, cached_property
@@ -111,9 +112,12 @@ class LeRobotMixDataset(PlannedDataset):
             self.delta_indices = windows_in_frames(
                 delta_timestamps, self.fps, tolerance=tolerance_s
             )
-        self.sources = [one.with_windows(self.delta_indices or {}) for one in sources]
+        steps_of = self.made.statistics.normalizations
+        deltas = self.delta_indices or {}
+        self.sources = [one.with_windows(deltas, steps_of[one.name]) for one in sources]
         selections = {one.name: one.selection for one in self.sources}
-        names, _ = agreed_features(selections, loader.join, alternate=False)
+        names = joined_features(selections, loader.join)
+        agreed_features(selections, selections, names, alternate=False, own_units=None)
         self._names = {*names}
         self._missing = {n for n in names if any(n not in one.made for one in selections.values())}
         self._images = dict.fromkeys(self.made.images, return_uint8)
@@ -228,6 +232,8 @@ class LeRobotMixDataset(PlannedDataset):
             for name, value in batch.items()
             if name in self._names or _described(name) in self._names
         }
+        for name, fill in self.made.statistics.fills.items():
+            found[name] = _padded(found[name], name, batch, fill)
         sources = {one.name: one for one in self.sources}
         pairs = zip(batch["dataset"], batch["episode"], strict=True)
         episode = np.array([sources[name].numbers[key] for name, key in pairs])
@@ -263,6 +269,22 @@ class LeRobotMixDataset(PlannedDataset):
         return {name: sum(one[name] for one in each) for name in STATISTICS}
 
 
+def _padded(
+    values: torch.Tensor, name: str, batch: Mapping[str, Any], fill: FloatArray
+) -> torch.Tensor:
+    """Fill padding, and features that a source lacks, with values normalised to 0."""
+    is_pad = torch.zeros(len(values), len(fill), dtype=torch.bool)
+    if (mask := batch.get(f"{name}_dim_is_pad")) is not None:
+        is_pad |= mask
+    if (mask := batch.get(f"{name}_is_missing")) is not None:
+        is_pad |= mask[:, None]
+    if not fill.any() or not is_pad.any():
+        return values
+    shape = (len(values), *(1,) * (values.ndim - 2), len(fill))
+    filled = torch.from_numpy(fill.astype(np.float32)).to(values.dtype)
+    return torch.where(is_pad.reshape(shape), filled, values)
+
+
 def _described(name: str) -> str:
     """The feature that a mask describes; a name that is no mask's, unchanged."""
     for end in _FLAGS:
@@ -295,7 +317,7 @@ class _LoaderOfOrder:
         self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
         self._sources = [*sources]
         self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
-        self._options, self._join = loader.options, loader.join
+        self._options, self._join, self._form = loader.options, loader.join, loader.form
         self._stop = loader.stop if stop is None else stop
 
     def shown(self) -> str:
@@ -337,6 +359,8 @@ class _LoaderOfOrder:
             stopping_strategy=self._stop,
             batch_size=order.batch_size,
             features=self._join,
+            normalize="source" if self._form.normalize == "source" else None,
+            camera_padding_masks=self._form.camera_padding_masks,
             single_source_batches=False,
             seed=order.seed,
             memory_limit=order.memory_limit or self._options.memory_limit,

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
-from seqrecord.export.lerobot_meta import dataset_info, task_table
+from seqrecord.export.lerobot_meta import dataset_info, described_statistics, task_table
 from seqrecord.lazy import import_extra
 from seqrecord.lerobot.dataset import read_metadata
 from seqrecord.lerobot.meta_folder import kept_folder
@@ -26,6 +26,7 @@ from seqrecord.lerobot.mix_sources import (
     MixSource,
     mix_sources,
 )
+from seqrecord.lerobot.mix_statistics import MixStatistics, are_stored
 from seqrecord.pipes.mix import SeqRecordMix
 from seqrecord.pipes.mix_file import load_mix
 from seqrecord.pipes.yaml_file import read_yaml
@@ -49,6 +50,7 @@ class MixMeta:
         depths: the names of depth maps, float [H, W] in metres.
         tasks: number of each task, by text.
         first_tasks: the first task of each episode.
+        statistics: statistics of vectors, and steps of sources.
     """
 
     theirs: Any
@@ -57,16 +59,34 @@ class MixMeta:
     depths: tuple[str, ...]
     tasks: Mapping[str, int]
     first_tasks: Sequence[str]
+    statistics: MixStatistics
 
     @classmethod
-    def of(cls, mix: SeqRecordMix, repo_id: str, *, deploy: str | None = None) -> MixMeta:
+    def of(
+        cls,
+        mix: SeqRecordMix,
+        repo_id: str,
+        *,
+        deploy: str | None = None,
+        modes: Mapping[str, str] | None = None,
+        image_frames: int = 0,
+    ) -> MixMeta:
         """Make the metadata of a mix; its files are in `SEQRECORD_HOME`.
 
         Frame rate and robot are those of the source `deploy`; by default those of all sources, and
-        if rates differ, that of the first source.
+        if rates differ, that of the first source. Statistics: see `mix_statistics`.
 
-        Raises `ClipError` for options of sources that LeRobot's items exclude, and if no source has
-        a frame rate; `MissingPackageError` without LeRobot.
+        Args:
+            mix: the mix.
+            repo_id: its name.
+            deploy: name of the source whose statistics a checkpoint contains, for `normalize`
+                "source" and "robot_type".
+            modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
+                Default: MEAN_STD.
+            image_frames: frames of each source to decode for statistics of images; 0: none.
+
+        Raises `ClipError` for options of sources that LeRobot's items exclude, for missing
+        statistics, and if no source has a frame rate; `MissingPackageError` without LeRobot.
         """
         loaders = mix._mix.loaders
         sources = mix_sources(loaders)
@@ -80,6 +100,12 @@ class MixMeta:
                 got=", ".join(taken),
             )
         images = tuple(name for name, spec in shown.items() if _is_image(spec))
+        shares = {name: float(share) for name, share in mix.shares.items()}
+        vectors = [n for n, s in shown.items() if n not in images and _is_read(n, s, sources)]
+        statistics = MixStatistics.of(
+            sources, mix._mix.form, shares, vectors, deploy=deploy, modes=modes or {}
+        )
+        entries = {**statistics.entries, **_of_images(sources, images, image_frames)}
         depths = tuple(n for n, s in shown.items() if _is_depth(s, _declared(sources, n)))
         texts = [each for source in sources for each in source_tasks(source)]
         distinct = sorted({text for episode in texts for text in episode})
@@ -93,14 +119,42 @@ class MixMeta:
         folder = kept_folder(
             {
                 "meta/info.json": _json(info),
-                "meta/stats.json": _json({}),
+                "meta/stats.json": _json(entries),
                 "meta/tasks.parquet": _parquet(task_table(tasks)),
                 "meta/episodes/chunk-000/file-000.parquet": _parquet(_table(episodes, texts)),
             }
         )
         theirs = read_metadata("mm", repo_id, folder)
+        for name in images:  # LeRobot sets those of ImageNet
+            theirs.stats.setdefault(name, {})
         first = [episode[0] if episode else "" for episode in texts]
-        return cls(theirs, sources, images, depths, tasks, first)
+        return cls(theirs, sources, images, depths, tasks, first, statistics)
+
+
+def _is_read(name: str, spec: ArraySpec, sources: Sequence[MixSource]) -> bool:
+    """Whether LeRobot's processors need statistics of a feature, or have them."""
+    if spec.dtype.kind not in "fiu" or len(spec.shape) > 1:
+        return False
+    is_needed = name.startswith(("action", "observation."))
+    return is_needed or all(are_stored(one, name) for one in sources if one.has(name))
+
+
+def _of_images(
+    sources: Sequence[MixSource], images: Sequence[str], count: int
+) -> dict[str, dict[str, Any]]:
+    """Statistics of images: stored ones, or of `count` frames of each source, merged."""
+    found: dict[str, Any] = {}
+    for source in sources:
+        own = [name for name in images if source.has(name)]
+        known: Mapping[str, Any] = source.dataset.statistics
+        if count and any(name not in known for name in own):
+            chosen = source.dataset.select(own)
+            known = chosen.compute_statistics(episodes=source.rows.tolist(), max_frames=count)
+        for name in own:
+            if name in known:
+                before = found.get(name)
+                found[name] = known[name] if before is None else before.merged(known[name])
+    return {name: described_statistics(one, None) for name, one in found.items()}
 
 
 def _table(episodes: MixEpisodes, tasks: Sequence[Sequence[str]]) -> pa.Table:

@@ -11,6 +11,7 @@ import numpy as np
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import IntArray
 from seqrecord.clips.windows import Latest
+from seqrecord.engine.vectors import VectorSteps
 from seqrecord.errors import ClipError, located
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
@@ -19,6 +20,7 @@ from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.dataset import Dataset
 from seqrecord.schema import FeatureSpec
+from seqrecord.statistics.normalization import Normalization
 
 TASK, TIMESTAMP = "task", "timestamp"
 COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")
@@ -38,6 +40,7 @@ class MixSource:
         options: its clips.
         rows: the rows of its episodes in the dataset, int64 [n].
         first_episode: the number of its first episode in the mix.
+        given: its clips as given.
     """
 
     name: str
@@ -45,6 +48,16 @@ class MixSource:
     options: LoaderOptions
     rows: IntArray
     first_episode: int
+    given: Selection
+
+    def has(self, name: str) -> bool:
+        """Whether batches have a feature of the source."""
+        return name in self.given.made
+
+    @property
+    def vectors(self) -> VectorSteps:
+        """Steps of its features: placement, and normalization by the mix."""
+        return self.given.vectors
 
     @cached_property
     def lengths(self) -> IntArray:
@@ -72,14 +85,25 @@ class MixSource:
         """The frame rate of its first episode."""
         return self.dataset.episodes[self.keys[0]].fps
 
-    def with_windows(self, deltas: Mapping[str, Sequence[int]]) -> MixSource:
-        """The source with a policy's windows, in steps of the source.
+    def with_windows(
+        self,
+        deltas: Mapping[str, Sequence[int]],
+        normalizations: Mapping[str, Normalization],
+    ) -> MixSource:
+        """The source with a policy's windows, in steps of the source, and these normalizations.
 
         A window of the source's own is kept if it has as many frames; otherwise, and if the policy
         has no window there, this raises `ClipError`.
         """
         with located(ClipError, file=self.dataset.url):
             options = _options(self.name, self.options, self.dataset.features, deltas)
+            places = {n: s.places for n, s in self.vectors.items() if s.places is not None}
+            options = replace(
+                options,
+                place=places or None,
+                pad_to={name: self.vectors[name].size for name in places} or None,
+                normalize={**normalizations} or None,
+            )
             made = replace(self, options=options)
             _check_lengths(made, deltas)
         return made
@@ -163,7 +187,7 @@ def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
         if len(clocks) > 1:  # clocks that do not make one column
             dataset = dataset.select([one for one in dataset.features if one != TIMESTAMP])
         rows = selection.clip_set.selected
-        found.append(MixSource(name, dataset, loader.options, rows, episode))
+        found.append(MixSource(name, dataset, loader.options, rows, episode, selection))
         episode += len(rows)
     return found
 
@@ -202,6 +226,7 @@ def _options(
     given = {one.name: getattr(own, one.name) for one in fields(ClipOptions)}
     given |= {one: getattr(own, one) for one in _OF_SOURCE}
     given |= {"features": None, "rename": None, "resize": None}  # the dataset has them
+    given |= {"place": None, "pad_to": None, "normalize": None}
     engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
     return LoaderOptions(
         **{

@@ -12,6 +12,7 @@ from seqrecord.lerobot.mix_meta import MixMeta, open_mix
 __all__ = ["MixDatasets"]
 
 _ENDLESS = 1 << 30  # batches of an epoch: a mix continues, so its workers need not start again
+_IMAGE_FRAMES = 500  # of each source, for statistics of images
 
 
 class MixDatasets:
@@ -38,7 +39,13 @@ class MixDatasets:
         if cfg.dataset.root is not None:
             logging.warning(f"--dataset.root={cfg.dataset.root} is ignored: the mix has locations")
         mix = open_mix(self._path)
-        meta = MixMeta.of(mix, cfg.dataset.repo_id, deploy=self._deploy)
+        meta = MixMeta.of(
+            mix,
+            cfg.dataset.repo_id,
+            deploy=self._deploy,
+            modes=_modes(cfg.trainable_config),
+            image_frames=0 if cfg.dataset.use_imagenet_stats else _IMAGE_FRAMES,
+        )
 
         def dataset(repo_id: str, **options: Any) -> LeRobotMixDataset:
             for name in ("root", "revision", "video_backend"):

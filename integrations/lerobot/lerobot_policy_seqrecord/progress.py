@@ -44,9 +44,9 @@ class Progress:
         path = Path(checkpoint) / _NAME
         try:
             saved = json.loads(path.read_text())
-            if isinstance(saved, dict) and isinstance(mix := saved.pop("mix", ""), str):
-                if all(type(n) is int and n >= 0 for n in saved.values()):
-                    return cls(**saved, mix=mix)
+            mix = saved.pop("mix", "") if isinstance(saved, dict) else None
+            if isinstance(mix, str) and all(type(n) is int and n >= 0 for n in saved.values()):
+                return cls(**saved, mix=mix)
         except (OSError, TypeError, ValueError) as error:
             raise StateError("not the order of a training", file=str(path)) from error
         raise StateError("not the order of a training", file=str(path), got=saved)
