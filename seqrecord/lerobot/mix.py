@@ -122,7 +122,7 @@ class LeRobotMixDataset(PlannedDataset):
         self._missing = {n for n in names if any(n not in one.made for one in selections.values())}
         self._images = dict.fromkeys(self.made.images, return_uint8)
         self._redecoded = {*self._images, *self.made.depths}
-        self.episodes = None if episodes is None else [*episodes]
+        self.episodes = None if episodes is None else sorted({*episodes})
         self._numbers = MixEpisodes(self.sources, self.episodes)
         self._make = _LoaderOfOrder(self.sources, self._numbers, mix, stopping_strategy)
         name = f"mix of {', '.join(loader.loaders)}"
@@ -183,6 +183,9 @@ class LeRobotMixDataset(PlannedDataset):
 
     def _source_of(self, episode: int) -> str:
         return next(s.name for s in reversed(self.sources) if s.first_episode <= episode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mix": None}  # whose ranks are others; only `split` needs it
 
     def __len__(self) -> int:
         return self._numbers.num_items

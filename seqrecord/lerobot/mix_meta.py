@@ -254,10 +254,11 @@ def open_mix(path: str | PathLike[str], split: str | None = None) -> SeqRecordMi
 
     If sources have `splits` and the file chooses none, the split is "train".
     """
-    if split is None:
+    if split is None and Path(path).is_file():  # otherwise an error of `load_mix`
         root = read_yaml(Path(path))
-        entries = root.get("sources") or {}
-        has_splits = any("splits" in (one or {}) for one in entries.values())
+        entries = root.get("sources")
+        each = entries.values() if isinstance(entries, dict) else ()
+        has_splits = any(isinstance(one, dict) and "splits" in one for one in each)
         split = "train" if has_splits and "split" not in root else None
     fallbacks = {"batch_size": 1, "clip_len": 1}
     mix: SeqRecordMix = load_mix(SeqRecordMix, path, split, {}, fallbacks)
