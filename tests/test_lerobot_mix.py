@@ -257,8 +257,8 @@ def scaled(values: Any, over: Any, mode: str) -> Any:
 def test_each_robot_by_its_own_statistics(root: Path, mode: str, deploy: str) -> None:
     """The processor has those of one robot; padding becomes 0."""
     mix = placed(root, "source")
-    meta = MixMeta.of(mix, "robots", deploy=deploy, modes={"ACTION": mode, "STATE": mode})
-    ours = LeRobotMixDataset(mix, meta=meta)
+    mapping = {"ACTION": mode, "STATE": mode}
+    ours = LeRobotMixDataset(mix, deploy=deploy, normalization_mapping=mapping)
     assert (ours.fps, ours.meta.robot_type) == (ROBOTS[deploy]["fps"], deploy)
     stats = ours.meta.stats["action"]
     places = PLACES[deploy]["action"]
@@ -282,7 +282,7 @@ def test_each_robot_by_its_own_statistics(root: Path, mode: str, deploy: str) ->
 def test_one_set_of_statistics(root: Path, normalize: Any, mode: str) -> None:
     """Of all frames, zeros of padding among them; or by weight, without padding."""
     mix = placed(root, normalize)
-    ours = LeRobotMixDataset(mix, meta=MixMeta.of(mix, "robots", modes={"ACTION": mode}))
+    ours = LeRobotMixDataset(mix, normalization_mapping={"ACTION": mode})
     stats, rows = ours.meta.stats["action"], []
     for robot in ROBOTS:
         values = np.full((len(actions(robot)), 4), 0.0 if normalize is None else np.nan)

@@ -69,7 +69,11 @@ class LeRobotMixDataset(PlannedDataset):
         return_uint8: images stay uint8; default: float32 in [0, 1].
         cache_limit: memory of each process for decoded frames of items by number, of each source.
         stopping_strategy: end of an epoch; see `SeqRecordMix`. Default: that of the mix.
-        meta: metadata of the same mix, if already made with `MixMeta.of`.
+        deploy: name of the source whose statistics `meta.stats` has, and to whose values the
+            others' are mapped; required with `normalize` "source" or "robot_type".
+        normalization_mapping: that of the policy, which determines this map. Default: MEAN_STD.
+        meta: metadata of the same mix, if already made with `MixMeta.of`, which has its own
+            `deploy` and `normalization_mapping`.
 
     Attributes:
         meta: LeRobot's metadata of the mix, as of a merged dataset.
@@ -90,6 +94,8 @@ class LeRobotMixDataset(PlannedDataset):
         depth_output_unit: str = "mm",
         cache_limit: int | str = "512MiB",
         stopping_strategy: StoppingStrategy | None = None,
+        deploy: str | None = None,
+        normalization_mapping: Mapping[str, Any] | None = None,
         meta: MixMeta | None = None,
     ) -> None:
         loader = mix._mix
@@ -105,7 +111,9 @@ class LeRobotMixDataset(PlannedDataset):
         }
         self.repo_id, self.depth_output_unit = repo_id, depth_output_unit
         self.image_transforms, self.delta_timestamps = image_transforms, delta_timestamps
-        self.made = MixMeta.of(mix, repo_id) if meta is None else meta
+        if meta is None:
+            meta = MixMeta.of(mix, repo_id, deploy=deploy, modes=normalization_mapping)
+        self.made = meta
         sources = self.made.sources
         self.meta, self.delta_indices = self.made.theirs, None
         if delta_timestamps is not None:

@@ -68,7 +68,7 @@ class MixMeta:
         repo_id: str,
         *,
         deploy: str | None = None,
-        modes: Mapping[str, str] | None = None,
+        modes: Mapping[str, Any] | None = None,
         image_frames: int = 0,
     ) -> MixMeta:
         """Make the metadata of a mix; its files are in `SEQRECORD_HOME`.
@@ -102,8 +102,9 @@ class MixMeta:
         images = tuple(name for name, spec in shown.items() if _is_image(spec))
         shares = {name: float(share) for name, share in mix.shares.items()}
         vectors = [n for n, s in shown.items() if n not in images and _is_read(n, s, sources)]
+        given = {kind: str(getattr(mode, "value", mode)) for kind, mode in (modes or {}).items()}
         statistics = MixStatistics.of(
-            sources, mix._mix.form, shares, vectors, deploy=deploy, modes=modes or {}
+            sources, mix._mix.form, shares, vectors, deploy=deploy, modes=given
         )
         entries = {**statistics.entries, **_of_images(sources, images, image_frames)}
         depths = tuple(n for n, s in shown.items() if _is_depth(s, _declared(sources, n)))

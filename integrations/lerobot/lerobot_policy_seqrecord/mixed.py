@@ -43,7 +43,7 @@ class MixDatasets:
             mix,
             cfg.dataset.repo_id,
             deploy=self._deploy,
-            modes=_modes(cfg.trainable_config),
+            modes=getattr(cfg.trainable_config, "normalization_mapping", None),
             image_frames=0 if cfg.dataset.use_imagenet_stats else _IMAGE_FRAMES,
         )
 
@@ -57,9 +57,3 @@ class MixDatasets:
         self._factory.LeRobotDataset = dataset
         full: LeRobotMixDataset = self._factory.make_dataset(cfg)
         return full.split(cfg.dataset.eval_split) if cfg.dataset.eval_split else (full, None)
-
-
-def _modes(config: Any) -> dict[str, str]:
-    """The normalisation of each type of feature in a policy: `{"ACTION": "MEAN_STD"}`."""
-    modes = getattr(config, "normalization_mapping", None) or {}
-    return {kind: str(getattr(mode, "value", mode)) for kind, mode in modes.items()}
