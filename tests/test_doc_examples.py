@@ -255,6 +255,8 @@ def test_examples_run(
     for old, new in page.instead.items():
         assert old in text, old
         text = text.replace(old, new)
+    for name, file in re.findall(r"^```yaml\n# ([\w.-]+)\n(.*?)^```", text, re.M | re.S):
+        Path(name).write_text(file)
     there: dict[str, Any] = {"__name__": __name__, **page.names}
     if page.knows_torch:
         there |= {"torch": torch, "seqrecord": seqrecord}

@@ -313,6 +313,13 @@ def test_states_that_make_no_sense(root: Path) -> None:
     def source(state: dict[str, Any]) -> Any:
         return state["rest"]["sources"][0]
 
+    def skip_an_epoch(state: dict[str, Any]) -> None:
+        [[epoch, segments]] = source(state)["pending"]
+        source(state).update(
+            pending=[[epoch, segments], [epoch + 2, segments]], following=epoch + 3
+        )
+        state["sources"][0]["left"] *= 2
+
     for change, message in (
         (lambda state: state["rest"].pop("left"), "other entries"),
         (lambda state: state["rest"].update(epoch=-1), "out of range"),
@@ -321,6 +328,10 @@ def test_states_that_make_no_sense(root: Path) -> None:
         (lambda state: state["sources"].pop(), "sources that no loader has saved"),
         (lambda state: state["sources"].clear(), "sources that no loader has saved"),
         (lambda state: source(state).update(following=9), "that follow each other"),
+        (
+            skip_an_epoch,
+            "skips an epoch .* expected: epoch 1 of source .a. after epoch 0; got: epoch 2",
+        ),
         (lambda state: source(state)["pending"][0].__setitem__(1, []), "with its segments"),
         (lambda state: source(state)["pending"][0].__setitem__(1, 1), "another type"),
         (lambda state: source(state).update(pending=1), "another type"),

@@ -36,8 +36,18 @@ import psutil
 
 from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair.cloud_services import Service, cpu_seconds, make_index, serve
-from benchmarks.tartanair.throughput.rows import pack
-from benchmarks.timing import ROOT, Result, Results, markdown, median, number, quotient, run_job
+from benchmarks.tartanair.generate import generate
+from benchmarks.timing import (
+    ROOT,
+    Result,
+    Results,
+    markdown,
+    median,
+    number,
+    once,
+    quotient,
+    run_job,
+)
 
 __all__ = ["figures", "page"]
 
@@ -95,7 +105,8 @@ def main() -> None:
     }
     suite = Suite(options, settings, "cloud")
     if not options.report:
-        pack(suite.folder, options.frames, [])
+        tree = suite.folder / "tree"
+        once(tree, lambda root: generate(root, episodes=[options.frames // 4] * 4))
         index = f"index-{options.index_frames}"
         _pack(suite.folder, index, options.index_frames)
         with _halves() as own, _serving(suite.folder, index, options.write_frames) as setup:

@@ -22,11 +22,11 @@ from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair import cloud, order_report
 from benchmarks.tartanair.compare import __main__ as compare
 from benchmarks.tartanair.compare import results
-from benchmarks.tartanair.compare.grid import grid
+from benchmarks.tartanair.compare.grid import LOADERS, grid
 from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.compare.row import measure
-from benchmarks.tartanair.compare.workloads import RGBD, TARTANAIR, WORKLOADS, Workload
-from benchmarks.tartanair.throughput import __main__ as throughput
+from benchmarks.tartanair.generate import generate
+from benchmarks.tartanair.loaders.base import USUAL
 from benchmarks.timing import MemoryWatch, run_job, usage
 from benchmarks.training import __main__ as training
 from benchmarks.training import decoded_once
@@ -35,7 +35,6 @@ ROOT = Path(__file__).parents[2]
 ROW = "benchmarks.tartanair.compare.row"
 PAGES: dict[str, tuple[Callable[[Any], str], str]] = {
     "tartanair/CLOUD.md": (cloud.page, "cloud.json"),
-    "tartanair/throughput/RESULTS.md": (throughput.page, "results.json"),
     "training/RESULTS.md": (training.page, "results.json"),
     "training/niceness/RESULTS.md": (training.page, "results.json"),
     "training/DECODED_ONCE.md": (decoded_once.page, "decoded_once.json"),
@@ -58,7 +57,7 @@ def test_the_first_figure_of_the_readme() -> None:
 
 
 def test_a_process_that_hangs_or_fails_says_so() -> None:
-    job = {"do": "measure", "workload": "audio", "loader": "x", "settings": {}, "root": ""}
+    job = {"do": "measure", "loader": "x", "settings": {}, "root": ""}
     assert run_job(ROW, job, 0.05) == {"error": "not done after 0 s"}
     error = run_job(ROW, job, 60)["error"]
     assert error.startswith("TypeError: run() missing 1 required positional argument: 'work'")
@@ -105,16 +104,15 @@ def test_rows_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         suite_in(tmp_path, "--resume", batch=2)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=lambda workload: workload.name)
-def test_a_row_for_every_loader_that_can_do_it(workload: Workload) -> None:
-    cells = grid(workload)
-    assert len({cell.title(workload.base) for cell in cells}) == len(cells)
-    assert {cell.loader for cell in cells} == set(workload.loaders)
+def test_a_row_for_every_loader_that_can_do_it() -> None:
+    cells = grid()
+    assert len({cell.title for cell in cells}) == len(cells)
+    assert {cell.loader for cell in cells} == set(LOADERS)
     for cell in cells:
-        assert workload.loaders[cell.loader].refuses(cell.settings) == ""
-    memmap = workload.loaders["memmap"]
-    assert memmap.refuses(replace(workload.base, codec="small")) == "has no codec small"
-    assert memmap.refuses(replace(workload.base, shuffle="buffer")) == "cannot shuffle: buffer"
+        assert LOADERS[cell.loader].refuses(cell.settings) == ""
+    memmap = LOADERS["memmap"]
+    assert memmap.refuses(replace(USUAL, codec="small")) == "has no codec small"
+    assert memmap.refuses(replace(USUAL, shuffle="buffer")) == "cannot shuffle: buffer"
     missing = replace(memmap, needs=("no_such_package.at_all",)).missing()
     assert missing == "no package no_such_package.at_all: make install-bench"
 
@@ -140,14 +138,15 @@ def test_the_time_scaled_begins_with_the_first_batch(monkeypatch: pytest.MonkeyP
 
 
 def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A workload's rows and table, and the published page of them."""
-    folder = tmp_path / "run"
+    """Rows, their table, and the published page of them."""
+    folder, to = tmp_path / "run", tmp_path / "to"
+    to.mkdir()
+    generate(folder / "tree", episodes=[20, 20], height=16, width=24)
     rows = ["memmap shuffle=full", "original *workers=2", "seqrecord shuffle=buffer*cold"]
-    arguments = ["--workload", "audio", "--frames", "80", "--max-seconds", "0.1", "--rows", *rows]
+    arguments = ["--max-seconds", "0.1", "--rows", *rows]
     compare.main([str(folder), *arguments])
-    text = capsys.readouterr().out
-    assert "| memmap | shuffle=full | " in text
-    document = json.loads((folder / "audio" / "results.json").read_text())
+    assert "| memmap | shuffle=full | " in capsys.readouterr().out
+    document = json.loads((folder / "results.json").read_text())
     measured = results.measured(document)
     assert {row["title"] for row in measured} == {
         "memmap shuffle=full",
@@ -155,60 +154,33 @@ def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         "seqrecord shuffle=buffer storage=cold",
     }
     assert [row["problems"] for row in measured] == [[], [], []]
-    assert [row["clips"] for row in measured] == [71] * 3  # a whole epoch
-    # The other workloads are those of the page, too.
-    tartanair = {**document["settings"], "workload": "tartanair"}
-    (folder / "results.json").write_text(json.dumps({**document, "settings": tartanair}))
-    text = results.write(folder, tmp_path).read_text()
+    assert [row["clips"] for row in measured] == [8] * 3  # a whole epoch: the last frame lacks flow
+    text = results.write(folder, to).read_text()
     assert "Too few loaders ran to compare them." in text
-    assert "| `seqrecord`, with the same settings |  | not run | not run | balanced |" in text
-    audio = text.split("### Audio\n")[1].split("\n### ")[0]
-    assert "80 frames in 1 episode of 80, 0.3 MB" in audio
-    assert "| memmap | shuffle=full | " in audio.split("<details>")[0]
-    assert "| seqrecord | shuffle=buffer storage=cold | " in audio.split("<details>")[1]
-    assert text.rstrip().endswith("resized to 192x256: not run.")
-    assert json.loads((tmp_path / "results.json").read_text())["audio"] == document
+    assert "38 rendered frames with image_left, " in text
+    assert "| memmap | shuffle=full | " in text.split("<details>")[0]
+    assert "| seqrecord | shuffle=buffer storage=cold | " in text.split("<details>")[1]
+    assert json.loads((to / "results.json").read_text()) == document
 
 
-def row_of(loader: str, rate: float, workload: Any = RGBD, **changes: Any) -> dict[str, Any]:
-    """A document's row with a run of `rate` clips a second."""
-    settings = replace(workload.base, **{"shuffle": "full", **changes})
-    figures = dict.fromkeys(("bytes_per_second", "first_batch_seconds", "cpu_seconds"), 1.0)
-    run = {"loader": loader, "settings": asdict(settings), "clips_per_second": rate, **figures}
-    more = {"epoch_seconds": 1.0, "complete": 1.0, "busy": 0.1, "peak_memory_bytes": 1e8}
-    run |= {**more, "epochs": [{}], "problems": [], "commit": "abc"}
-    return {f"{loader} {rate}": [run]}
+def test_the_summary_and_the_reasons() -> None:
+    def row_of(loader: str, rate: float, shuffle: str) -> dict[str, Any]:
+        figures = dict.fromkeys(("bytes_per_second", "first_batch_seconds", "cpu_seconds"), 1.0)
+        run = {"loader": loader, "settings": asdict(replace(USUAL, shuffle=shuffle)), **figures}
+        run |= {"clips_per_second": rate, "epoch_seconds": 1.0, "complete": 1.0, "busy": 0.1}
+        run |= {"peak_memory_bytes": 1e8, "epochs": [{}], "problems": [], "commit": "abc"}
+        return {f"{loader} {rate}": [run]}
 
-
-def test_published_minutes_and_leaders(tmp_path: Path) -> None:
-    rate = 15_488 / 60
-    tried = {"workers": 4, "prefetch": 1}
-    rows = row_of("original", rate / 30, TARTANAIR, **tried)
-    rows |= row_of("original", rate / 40, TARTANAIR, **tried, storage="cold")
-    rows |= row_of("original", rate / 50, TARTANAIR, **tried, batch_size=32)
-    rows |= row_of("seqrecord", 123.0, TARTANAIR, shuffle="buffer")
-    rows |= row_of("webdataset", 45.0, TARTANAIR, shuffle="buffer")
-    rows |= {"ffcv shuffle=full": [{"skipped": "no package ffcv"}]}
+    rows = row_of("seqrecord", 123.0, "buffer") | row_of("webdataset", 45.0, "buffer")
+    rows |= row_of("original", 5.3, "full") | {
+        "ffcv shuffle=full": [{"skipped": "no package ffcv"}]
+    }
     settings = {"episodes": [100, 120], "frame_bytes": 5_000_000, "memory_bytes": 25e9}
     settings |= {"cores": 2, "max_seconds": 10.0, "features": ["image_left"]}
-    shared = {"machine": "a machine", "limits": {"copy": 10e9, "disk": None}}
-    others = row_of("seqrecord", 347.0, shuffle="buffer") | row_of("memmap", 35.2)
-    others |= row_of("seqrecord-encoded", 194.0) | row_of("original", 13.0)
-    text = results.page(
-        {
-            "tartanair": {**shared, "settings": settings, "rows": rows},
-            "rgbd": {**shared, "settings": settings, "rows": others},
-        }
-    )
-    assert "| **original loader** | **50** |  |  |  | 32 | 4 | full | 1 |" in text
-    # The largest batch that ran counts.
-    assert "| `original` |  | 50 | 40 | its own | 32, 4 | 4 | full | 1 |" in text
+    limits = {"copy": 10e9, "disk": None}
+    document = {"machine": "a machine", "limits": limits, "settings": settings, "rows": rows}
+    text = results.page(document)
     assert "`seqrecord` gives 123 clips a second of raw records, 0% of what the machine" in text
-    assert "`webdataset` with 45." in text
+    assert "`webdataset` with 45, the dataset's own loader gives 5.3." in text
     assert "| ffcv | no package ffcv | 1 |" in text
     assert "220 rendered frames with image_left, in 2 episodes of 100 to 120 frames" in text
-    assert (
-        "`seqrecord` gives 347 clips a second and `seqrecord-encoded` 194 (each frame resized "
-        "once), `memmap` 35 and `original` 13 (each frame resized again for every clip that it is "
-        "in)."
-    ) in text

@@ -110,13 +110,21 @@ def _show_mix(path: str, clip_len: int | None, split: str | None, *, as_json: bo
     # Imported late: torch takes seconds.
     from seqrecord.pipes.mix import SeqRecordMix
     from seqrecord.pipes.mix_file import load_mix
+    from seqrecord.pipes.yaml_file import read_yaml
 
     chosen = {} if clip_len is None else {"clip_len": clip_len}
     # A training may choose these two itself.
     mix = load_mix(SeqRecordMix, path, split, chosen, {"batch_size": 1, "clip_len": 1})
     summary = mix.summarize()
-    text = json.dumps({"file": path, **summary.to_json()}, indent=1)
-    click.echo(text if as_json else f"{path}\n{summary}")
+    used = {name for one in summary.sources for name in (one.name, one.name.split("/")[0])}
+    unused = [name for name in read_yaml(Path(path))["sources"] if name not in used]
+    if as_json:
+        found = {"file": path, **summary.to_json(), "unused_sources": unused}
+        click.echo(json.dumps(found, indent=1))
+        return
+    click.echo(f"{path}\n{summary}")
+    for name in unused:
+        click.echo(f"  {name}: unused, with weight 0 or without episodes in the split")
 
 
 def _json_lines(

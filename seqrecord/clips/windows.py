@@ -179,7 +179,8 @@ class Seconds:
             raise ClipError(
                 "no frame within the tolerance of a time of Seconds",
                 feature=feature,
-                expected=f"a multiple of {1 / fps:g} s, within {self.tolerance:g} s",
+                expected=f"a multiple of {1 / fps:g} s, within {self.tolerance:g} s; or "
+                f"tolerance={0.51 / fps:.2g} for the nearest frame",
                 got=f"{asked[at] / fps:g} s, with the nearest frame at {offsets[at] / fps:g} s",
             )
         return offsets.astype(np.int64)

@@ -16,7 +16,6 @@ from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.iterations import AnyPlan, BatchSource, Iteration
 from seqrecord.pipes.places import (
     Place,
-    check_agreement,
     continues,
     find_place,
     items_given,
@@ -107,6 +106,13 @@ class Epochs:
         if loaded is not None and continues(self.loader, loaded, sharing):
             use_settings(self.loader, loaded)
 
+    def _check_agreement(self, place: Place, iteration: str) -> None:
+        """Raise `StateError` if another rank begins this iteration at another place."""
+        if self.loader.ranks.in_process_group:
+            from seqrecord.pipes.agreement import check_agreement  # single processes skip it
+
+            check_agreement(self, self.loader, place, iteration)
+
     def _begin(
         self, shard: Shard, iteration: Iteration
     ) -> tuple[AnyPlan, RemainingEpoch | None, int]:
@@ -119,7 +125,7 @@ class Epochs:
         if get_worker_info() is None:
             self._turns.iterations += 1
             name = f"iteration {self._turns.iterations}"
-            check_agreement(self, self.loader, place, name)
+            self._check_agreement(place, name)
         self._last, self._is_assigned = None, False
         self._start, self._place, self._is_begun = Start(epoch), place, True
         self._publish()
@@ -264,7 +270,7 @@ class Epochs:
             sharing = Sharing(self.loader.ranks.current().count, turn.num_workers, None)
             place = self._place_for(sharing, turn.start._replace(batches=0))
             place = place._replace(batch=turn.start.batches)
-            check_agreement(self, self.loader, place, f"turn {turn.number}")
+            self._check_agreement(place, f"turn {turn.number}")
 
     def _take_turn(self) -> None:
         """In a worker process, go to the epoch that all workers of its iterator share."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MOST_BATCHES = 1 << 40  # of an epoch
-_MIX_OPTIONS = (
+MIX_OPTIONS = (
     *("batch_size", "drop_last", "even_batches", "seed"),
     *("memory_limit", "rank", "world_size", "device"),
     *(f"tuning.{name}" for name in ("num_threads", "thread_niceness", "video_decoder", "trace")),
@@ -214,8 +214,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         missing file or dataset, and the errors of the sources and of the mix.
 
         Example:
-            text = "sources: {a: {location: records/}, b: {location: more-records/}}"
-            pathlib.Path("mix.yaml").write_text(text)
+            text = 'sources: {a: {location: "records/"}, b: {location: "more-records/"}}'
+            Path("mix.yaml").write_text(text)
             mix = seqrecord.SeqRecordMix.from_file("mix.yaml", clip_len=4, batch_size=2)
             names = next(iter(mix))["dataset"]  # for example ["a", "b"]
         """
@@ -341,7 +341,7 @@ def _check_source(name: str, options: LoaderOptions) -> None:
         "a source without order; for sequences a loader for each dataset",
         "order='sequences'",
     )
-    values = {n: attrgetter(n)(options) for n in _MIX_OPTIONS}
+    values = {n: attrgetter(n)(options) for n in MIX_OPTIONS}
     usual = LoaderOptions(clip_len=1)
     changed = {n: value for n, value in values.items() if value != attrgetter(n)(usual)}
     given = {n.replace("tuning", "engine"): value for n, value in changed.items()}

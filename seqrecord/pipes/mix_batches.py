@@ -111,11 +111,8 @@ class MixedBatches:
     def column_texts(self) -> dict[str, str]:
         """The entries beside features, each with dtype and shape of a clip, or "list"."""
         found = {name: _column_text(column) for name, column in self.columns.items()}
-        return {
-            _DATASET: "list",
-            **dict.fromkeys((n + _MISSING for n in self.missing), "bool"),
-            **found,
-        }
+        masks = (*(n + _MISSING for n in self.missing), *(n + _IS_REAL for n in self.cameras))
+        return {_DATASET: "list", **dict.fromkeys(masks, "bool"), **found}
 
     @property
     def clip_bytes(self) -> int:

@@ -18,6 +18,7 @@ from seqrecord.pipes.mix_file_source import (
     source_keys,
 )
 from seqrecord.pipes.mix_file_values import check_keys, python_value
+from seqrecord.pipes.options import check_option
 from seqrecord.pipes.yaml_file import YamlDict, plain, read_yaml
 from seqrecord.text import repr_of
 
@@ -49,12 +50,7 @@ def _load(context: Context, overrides: dict[str, Any]) -> Any:
         raise NotFoundError(problem, file=str(context.path)) from None
     of_mix = [name for name in inspect.signature(context.make).parameters if name != "sources"]
     top, lines = _top_level(context, root, overrides, of_mix)
-    # `features` of the mix is a word; otherwise names of features of the sources.
-    options = {
-        name: value
-        for name, value in top.items()
-        if name in of_mix and (name != "features" or isinstance(value, str))
-    }
+    options = {name: one for name, one in top.items() if _is_of_mix(name, one, of_mix)}
     own = [Default(n, top[n], f"{lines[n]}, {n}") for n in top if n not in options]
     defaults = {**context.defaults, **{default.key: default for default in own}}
     entries = _entries(context, root)
@@ -92,12 +88,23 @@ def _top_level(
         with context.naming(lines[name]):
             check_keys("the mix file has an unknown key", [name], known)
             if name != "sources":
-                top[name] = python_value(name, plain(root[name]))
+                top[name] = _value(name, plain(root[name]), of_mix)
     check_keys("from_file has no such argument", overrides, [*of_mix, *OF_SOURCE, *OF_PYTHON])
     if any(name in overrides for name in _WEIGHTS):
         top = {name: value for name, value in top.items() if name not in _WEIGHTS}
-    top |= {name: python_value(name, value) for name, value in overrides.items()}
+    top |= {name: _value(name, value, of_mix) for name, value in overrides.items()}
     return top, lines | dict.fromkeys(overrides, "argument of from_file")
+
+
+def _value(name: str, given: Any, of_mix: Collection[str]) -> Any:
+    """The Python value of a top-level key. Raises `ClipError`."""
+    value = python_value(name, given)
+    return value if _is_of_mix(name, value, of_mix) else check_option(name, value)
+
+
+def _is_of_mix(name: str, value: Any, of_mix: Collection[str]) -> bool:
+    """Whether a top-level key is an argument of the mix; `features` is if it is no list."""
+    return name in of_mix and (name != "features" or isinstance(value, str))
 
 
 def _entries(context: Context, root: YamlDict) -> dict[str, YamlDict]:
@@ -139,7 +146,7 @@ def _by_source(
         argument = "weights" if key == "weight" else key
         if some and argument in options:
             problem = f"{argument} is given for the mix, and {key} for source {next(iter(some))!r}"
-            raise ClipError(problem, expected="one of them")
+            raise ClipError(problem, expected="only one")
         found |= {argument: some} if some else {}
     if lacking := [name for name in sources if name not in found.get("weights", sources)]:
         problem, some_names = f"source {lacking[0]!r} has no weight", ", ".join(found["weights"])

@@ -9,10 +9,12 @@ from typing import Any
 
 from seqrecord.errors import ClipError
 from seqrecord.indexing.opening import open as open_dataset
+from seqrecord.pipes.checks import check
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
+from seqrecord.pipes.mix import MIX_OPTIONS
 from seqrecord.pipes.mix_file_context import Context
 from seqrecord.pipes.mix_file_values import check_keys, python_value
-from seqrecord.pipes.options import LoaderOptions
+from seqrecord.pipes.options import LoaderOptions, check_option
 from seqrecord.pipes.yaml_file import YamlDict, plain
 from seqrecord.reading.dataset import Dataset
 from seqrecord.text import repr_of
@@ -20,10 +22,7 @@ from seqrecord.text import repr_of
 OF_PYTHON = ("frame_transform", "deterministic_transform")
 """Arguments of a source that a file cannot have."""
 
-_OF_MIX = (
-    *("batch_size", "drop_last", "even_batches", "memory_limit", "seed"),
-    *("rank", "world_size", "device", "order"),
-)
+_OF_MIX = (*MIX_OPTIONS, "order")  # a mix has no sequences
 OF_SOURCE = tuple(
     item.name for item in fields(LoaderOptions) if item.name not in (*_OF_MIX, *OF_PYTHON)
 )
@@ -50,7 +49,8 @@ def source_keys(context: Context, entry: YamlDict, what: str) -> dict[str, Any]:
                 expected = f"from_file(…, {key}=…) for all sources, or a mix in Python"
                 raise ClipError(f"{key} needs a function", expected=expected)
             check_keys("the source has an unknown key", [key], known)
-            found[key] = python_value(key, plain(entry[key]))
+            value = python_value(key, plain(entry[key]))
+            found[key] = check_option(key, value) if key in OF_SOURCE else value
             if key == of_location and not (isinstance(found[key], str) and found[key]):
                 raise ClipError(f"{key} is not a text", expected="a path", got=repr_of(found[key]))
     if of_location not in found:
@@ -77,6 +77,9 @@ def _opened(context: Context, options: Mapping[str, Any]) -> Dataset:
     if not isinstance(given, dict):
         raise ClipError("open is not a mapping", expected=", ".join(_OPEN), got=repr_of(given))
     check_keys("open has an unknown key", given, _OPEN)
+    for key, kind in (("version", str), ("storage_options", dict)):
+        is_right = isinstance(given.get(key), kind | None)
+        check(key, given.get(key), is_right, "a mapping" if kind is dict else "a text")
     if isinstance(folder := given.get("cache_dir"), str):
         given = {**given, "cache_dir": context.resolved(folder)}
     return open_dataset(context.resolved(options["location"]), **given)
@@ -94,11 +97,13 @@ def _select_split(context: Context, options: dict[str, Any], splits: Any, datase
         expected = 'episodes by split: {train: "a*", val: [3, 4]}'
         raise ClipError("splits is not a mapping", expected=expected, got=repr_of(splits))
     if "episodes" in options:
-        raise ClipError("episodes excludes splits", expected="one of them")
+        raise ClipError("episodes excludes splits", expected="only one")
     if not isinstance(name, str):
         expected = f"from_file(…, split=…), or split: in the file, of {', '.join(splits)}"
         raise ClipError("splits without a chosen split", expected=expected, got=name)
     check_keys("splits lacks the split", [name], splits)
+    for episodes in splits.values():
+        check_option("episodes", episodes)
     first: dict[int, str] = {}
     for one in _APART:
         for row in dataset.find_episodes(splits[one]).tolist() if splits.get(one) else ():

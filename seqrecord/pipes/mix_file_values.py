@@ -7,23 +7,20 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from seqrecord.clips import transforms
 from seqrecord.clips.depth import DepthToMeters
-from seqrecord.clips.transforms import (
-    CenterCrop,
-    HorizontalFlip,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-)
+from seqrecord.clips.transforms import CropStep
 from seqrecord.clips.windows import Latest, Seconds
 from seqrecord.errors import ClipError
 from seqrecord.pipes.options import EngineOptions
 from seqrecord.text import repr_of
 
-_STEPS: dict[str, Callable[..., Any]] = {
-    step.__name__: step
-    for step in (CenterCrop, DepthToMeters, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize)
+_STEPS: dict[str, Callable[..., Any]] = {"DepthToMeters": DepthToMeters} | {
+    name: step
+    for name, step in vars(transforms).items()
+    if not name.startswith("_") and isinstance(step, type) and issubclass(step, CropStep)
 }
+_STEPS.pop("CropStep")  # their base class
 
 
 def python_value(key: str, value: Any) -> Any:
@@ -58,7 +55,7 @@ def _window(name: str, value: Any) -> Any:
     if "seconds" in value:
         return _seconds(name, dict(value))
     check_keys(f"{name} has an unknown key", value, ("start", "stop", "step", "seconds", "latest"))
-    numbers = value.get("start", 0), value.get("stop"), value.get("step", 1)
+    numbers: list[Any] = [value.get("start", 0), value.get("stop"), value.get("step", 1)]
     if any(type(one) is not int for one in numbers) or numbers[2] == 0:
         raise ClipError(
             f"{name} is not a range of frames",
@@ -97,13 +94,17 @@ def _step(key: str, value: Any) -> Any:
         raise ClipError(f"{key} has an invalid step", expected=expected, got=repr_of(value, 100))
     check_keys(f"{key} has an unknown key", value, _STEPS)
     ((name, given),) = value.items()
-    if not isinstance(given, Mapping):
-        return _STEPS[name](given)
-    check_keys(f"{name} has an unknown key", given, [*inspect.signature(_STEPS[name]).parameters])
-    features = given.get("features") if name == "DepthToMeters" else None
-    if features is None:
-        return _STEPS[name](**given)
-    return DepthToMeters(*features, **{one: given[one] for one in given if one != "features"})
+    parameters = [*inspect.signature(_STEPS[name]).parameters]
+    options = dict(given) if isinstance(given, Mapping) else {}
+    check_keys(f"{name} has an unknown key", options, parameters)
+    values = [] if isinstance(given, Mapping) else [given]
+    if name == "DepthToMeters" and isinstance(features := options.pop("features", None), list):
+        values = features
+    try:
+        return _STEPS[name](*values, **options)
+    except TypeError:
+        expected = f"{name}: with values for {', '.join(parameters)}"
+        raise ClipError(f"{name} lacks a value", expected=expected, got=repr_of(given)) from None
 
 
 def _engine(key: str, value: Any) -> Any:

@@ -219,6 +219,8 @@ class MixLoader:
 
     def check_place(self, state: State) -> None:
         """See `BatchSource`."""
+        for source, rest in zip(self._sources, state.rests, strict=True):
+            source.check_rest(rest)
         try:
             plans = self._plans(state)
         except ClipError as error:
@@ -236,8 +238,8 @@ class MixLoader:
             left = ranks * (sum(plan.num_batches for plan in plans) - sum(state.batches))
         each = zip(self._sources, plans[0].rests, state.sources, strict=True)
         sources = tuple(
-            loader.remainder_of([int(clips[i]) for clips in given], ranks, old, said)
-            for i, (loader, old, said) in enumerate(each)
+            loader.remainder_of([int(clips[i]) for clips in given], ranks, old, saved)
+            for i, (loader, old, saved) in enumerate(each)
         )
         number = 0 if state.rest is None else state.rest.number
         return RemainingEpoch(state.epoch, left, number + 1, sources)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from seqrecord.engine.batches import Channel, OpenBatch
 from seqrecord.engine.device.streams import SideStream
 from seqrecord.engine.stats import EngineStats
 from seqrecord.engine.vectors import VectorSteps
+from seqrecord.errors import StateError
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.options import LoaderOptions
@@ -218,6 +219,17 @@ class SourceLoader(ClipLoader):
             for n in (max(epoch, rest.following), rest.following)
         )
         return left + before - following
+
+    def check_rest(self, rest: RemainingSource) -> None:
+        """Raise `StateError` if an epoch with clips is missing between the epochs of `rest`."""
+        for (before, _), (after, _) in pairwise(rest.pending):
+            if self.first_clip(after, 1, WHOLE) > self.first_clip(before + 1, 1, WHOLE):
+                raise StateError(
+                    "the saved state skips an epoch of a source of a mix",
+                    file=self.selection.dataset.url,
+                    expected=f"epoch {before + 1} of source {self.name!r} after epoch {before}",
+                    got=f"epoch {after}",
+                )
 
     def locate(self, clip: int, num_shards: int, rest: RemainingSource) -> tuple[int, int]:
         """The epoch of a shard's clip, and the epoch's first clip, counted over the epochs of

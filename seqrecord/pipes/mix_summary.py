@@ -15,9 +15,17 @@ from seqrecord.text import counted, shape_text, shown_place, table_lines
 
 @dataclass(frozen=True)
 class MixSourceSummary:
-    """A source: its share, the clips of its epoch, and how its features differ from stored ones.
+    """A source: its share, its clips, and the changes to its features.
 
-    `changes` has texts by kind of change: `renamed`, `resized`, `missing`.
+    Attributes:
+        num_clips: clips of an epoch of the source.
+        num_frames: frames of the selected episodes.
+        left_out: numbers of skipped clips and episodes, with the reasons.
+        renamed: stored names by name in batches.
+        resized: stored height and width by feature.
+        placed: places of a vector's values in batches, by feature.
+        normalized: mode and statistics, by feature.
+        missing: features and cameras of batches that the source lacks.
     """
 
     name: str
@@ -25,9 +33,25 @@ class MixSourceSummary:
     share: float
     num_clips: int
     num_episodes: int
-    num_frames: int  # of the selected episodes
-    left_out: str  # clips and episodes, with the reasons
-    changes: Mapping[str, list[str]]
+    num_frames: int
+    left_out: str
+    renamed: Mapping[str, str]
+    resized: Mapping[str, tuple[int | None, ...]]
+    placed: Mapping[str, tuple[int, ...]]
+    normalized: Mapping[str, str]
+    missing: tuple[str, ...]
+
+    def changes(self) -> list[str]:
+        """A line for each kind of change."""
+        found = {
+            "renamed": [f"{old} to {new}" for new, old in self.renamed.items()],
+            "resized": [f"{name} from {shape_text(size)}" for name, size in self.resized.items()],
+            "placed": [f"{name} at {_places_text(one)}" for name, one in self.placed.items()],
+            "normalized": [f"{name} by {text}" for name, text in self.normalized.items()],
+            "missing": [f"{name}, 0 in batches" for name in self.missing],
+            "left out": [self.left_out] if self.left_out else [],
+        }
+        return [f"{kind} {'; '.join(texts)}" for kind, texts in found.items() if texts]
 
 
 @dataclass(frozen=True)
@@ -98,7 +122,9 @@ class MixSummary:
         yield f"  {'batches':<13} {counted(self.batch_size, 'clip')} of {whose}"
         yield f"  {'epoch':<13} {self.epoch_batches:,} batches on a single rank"
         yield ""
-        rows = [("source", "location", "share", "clips", "episodes", "frames")]
+        rows: list[tuple[str, ...]] = [
+            ("source", "location", "share", "clips", "episodes", "frames")
+        ]
         for source in self.sources:
             counts = source.num_clips, source.num_episodes, source.num_frames
             numbers = (f"{count:,}" for count in counts)
@@ -113,10 +139,7 @@ class MixSummary:
         columns = (f"{name} ({text})" for name, text in self.columns.items())
         yield f"  {'columns':<13} {', '.join(columns)}"
         for source in self.sources:
-            for kind, texts in source.changes.items():
-                yield f"  {source.name}: {kind} {', '.join(texts)}"
-            if source.left_out:
-                yield f"  {source.name}: left out {source.left_out}"
+            yield from (f"  {source.name}: {change}" for change in source.changes())
 
     def _cells(self, feature: MixFeatureSummary) -> tuple[str, ...]:
         is_in_all = len(feature.sources) == len(self.sources)
@@ -142,24 +165,20 @@ def _feature(batches: MixedBatches, name: str) -> tuple[MixFeatureSummary, list[
     ), [one.name for one in having]
 
 
+def _places_text(places: tuple[int, ...]) -> str:
+    first, last = places[0], places[-1]
+    if places == tuple(range(first, last + 1)):
+        return f"{first} to {last}"
+    return ", ".join(map(str, places))
+
+
 def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSummary:
     selection = source.selection
     clip_set, dataset = selection.clip_set, selection.dataset
-    contents, features = dataset.contents, dataset.features
-    renamed = {name: contents.stored_name(name) for name in features}
-    sizes = {name: size for name, size in contents.sizes.items() if name in features}
-    changes = {
-        "renamed": [f"{old} to {new}" for new, old in renamed.items() if new != old],
-        "resized": [
-            f"{name} from {shape_text(features[name].stored.shape[:2])} to {shape_text(size)}"
-            for name, size in sizes.items()
-        ],
-        "missing": [
-            f"{name} (0 in batches)"
-            for batches in mix.batches
-            for name, without in batches.missing.items()
-            if number in without
-        ],
+    contents, features, steps = dataset.contents, dataset.features, selection.vectors
+    stored = {name: contents.stored_name(name) for name in features}
+    missing = {
+        n for batches in mix.batches for n, some in batches.missing.items() if number in some
     }
     return MixSourceSummary(
         source.name,
@@ -169,5 +188,13 @@ def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSumma
         len(clip_set.selected),
         int(contents.index.num_frames[clip_set.selected].sum()),
         clip_set.left_out,
-        {kind: texts for kind, texts in changes.items() if texts},
+        renamed={name: old for name, old in stored.items() if name != old},
+        resized={n: features[n].stored.shape[:2] for n in contents.sizes if n in features},
+        placed={n: one.places for n, one in steps.items() if one.places is not None},
+        normalized={
+            name: f"{step.normalization.mode} of {step.normalization.source or 'an argument'}"
+            for name, step in steps.items()
+            if step.normalization is not None
+        },
+        missing=tuple(sorted(missing)),
     )

@@ -103,7 +103,7 @@ def _chosen(
         check(name, given, is_right, f"a dict by source, of {', '.join(sizes)}")
     if both := [name for name in times if name in numbers]:
         problem = f"source {both[0]!r} of a mix has repeat and choose"
-        raise ClipError(problem, expected="one of them", got=(times[both[0]], numbers[both[0]]))
+        raise ClipError(problem, expected="only one", got=(times[both[0]], numbers[both[0]]))
     clips = {name: size.clips for name, size in sizes.items()}
     for name, number in numbers.items():
         clips[name] = check_integer(f"choose of source {name!r}", number, least=0, most=MAX_INT)

@@ -574,3 +574,11 @@ class LoaderOptions(ClipOptions):
                 expected="one dilation, reverse=0",
                 got=f"dilation={self.dilation}, reverse={self.reverse:g}",
             )
+
+
+def check_option(name: str, value: Any) -> Any:
+    """Check one argument of a streaming loader, and return it as the options store it."""
+    item = next(item for item in fields(LoaderOptions) if item.name == name)
+    if "check" not in item.metadata or value is item.default is None:
+        return value
+    return item.metadata["check"](name, value)

@@ -1,28 +1,15 @@
-"""Positions: the shard and the first batch of an iteration.
-
-Also the state of a loader at a position, the inverse, and a comparison with other ranks.
-"""
+"""Positions: the shard and the first batch of an iteration, and their saved states."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from dataclasses import replace
-from hashlib import sha256
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
-
-from torch.distributed import distributed_c10d
+from typing import NamedTuple
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.pipes.distributed import batches_of_workers
 from seqrecord.pipes.iterations import BatchSource
 from seqrecord.pipes.states import RemainingEpoch, Sharing, State, check_same
 from seqrecord.pipes.worker_epochs import Start
-
-_OF_A_KIND = ("features", "clip_len", "windows")  # another loader, where these differ
-_names: WeakKeyDictionary[object, str] = WeakKeyDictionary()  # of loaders, the same on all ranks
-_loaders: Counter[str] = Counter()  # of a kind, in this process
 
 
 class Place(NamedTuple):
@@ -105,8 +92,8 @@ def restore_settings(loader: BatchSource, state: State, num_shards: int) -> None
     problem = "the saved state is of another kind of loader, or of another mix"
     check_same(problem, found, now, {**now, **found})
     any_batch_size = state.is_of_all and not state.shared_arguments  # but for a mix
-    for source, said, rest in zip(loader.sources, state.sources, state.rests, strict=True):
-        source.check_state(said, rest, any_batch_size=any_batch_size)
+    for source, saved, rest in zip(loader.sources, state.sources, state.rests, strict=True):
+        source.check_state(saved, rest, any_batch_size=any_batch_size)
     is_same = state.sharing.num_shards == num_shards
     if state.is_begun or is_same or loader.continues_epochs:
         loader.check_place(state)
@@ -131,53 +118,12 @@ def use_settings(loader: BatchSource, state: State) -> None:
     if _has_batches_of(loader, state):
         each = zip(loader.sources, state.sources, state.rests, strict=True)
         count = state.sharing.num_shards
-        found = [(source, source.memory_plans_of(said, count, rest)) for source, said, rest in each]
-        for source, fits in found:
-            source.planner.keep(fits)
+        found = [(one, one.memory_plans_of(saved, count, rest)) for one, saved, rest in each]
+        for source, plans in found:
+            source.planner.keep(plans)
 
 
 def _has_batches_of(loader: BatchSource, state: State) -> bool:
     """Whether a state counts batches of the loader's size."""
     sizes = [source.planner.options.batch_size for source in loader.sources]
-    return sizes == [said.settings.batch_size for said in state.sources]
-
-
-def check_agreement(epochs: object, loader: BatchSource, place: Place, iteration: str) -> None:
-    """Raise `StateError` if another rank begins an iteration of `epochs` at another place.
-
-    The first rank writes its state to the store of `torch.distributed`; the others compare theirs.
-    Nobody waits: a rank may iterate alone, or never. Ranks number their loaders of a kind, as they
-    begin. Where ranks were given, groups of them may have loaders of their own, and only epoch and
-    batch are compared.
-    """
-    if not loader.ranks.in_process_group:
-        return
-    place = place._replace(sharing=replace(place.sharing, worker=None))
-    state = state_at(loader, place).to_json()
-    kind: Any = [[source["request"][name] for name in _OF_A_KIND] for source in state["sources"]]
-    if loader.ranks.given is not None:
-        kind = state["sources"], state["shared_arguments"]
-    digest = sha256(json.dumps([place.sharing.ranks, kind]).encode()).hexdigest()[:16]
-    if epochs not in _names:
-        _names[epochs] = f"{digest}/{_loaders[digest]}"
-        _loaders[digest] += 1
-    store, key = distributed_c10d._get_default_store(), f"seqrecord/{_names[epochs]}/{iteration}"
-    first = json.loads(store.compare_set(key, "", json.dumps(state)))
-    problem = (
-        "the ranks begin an iteration in different places, or in different orders (give all ranks "
-        "the same arguments, set_epoch and state; world_size=1 to a loader of some ranks alone)"
-    )
-    differ = _differences(first, state)
-    theirs, own = {n: one for n, one, _ in differ}, {n: one for n, _, one in differ}
-    check_same(problem, theirs, own, own)
-
-
-def _differences(theirs: Any, own: Any, name: str = "state") -> list[tuple[str, Any, Any]]:
-    """Name and both values of each difference."""
-    if isinstance(theirs, dict) and isinstance(own, dict):
-        pairs = [(n, theirs.get(n), own.get(n)) for n in {**theirs, **own}]
-    elif isinstance(theirs, list) and isinstance(own, list) and len(theirs) == len(own):
-        pairs = [(name, *pair) for pair in zip(theirs, own, strict=True)]
-    else:
-        return [(name, theirs, own)] if theirs != own else []
-    return [found for n, a, b in pairs for found in _differences(a, b, n)]
+    return sizes == [source.settings.batch_size for source in state.sources]

@@ -20,7 +20,7 @@ class Originals:
 
     def __init__(self, recordings: Recordings) -> None:
         self._frames = {
-            (episode.key, index): recordings.delivered(frame)
+            (episode.key, index): frame
             for episode, frames in recordings.read()
             for index, frame in enumerate(frames)
         }

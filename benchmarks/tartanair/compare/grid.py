@@ -1,4 +1,4 @@
-"""The rows of a workload: loaders by settings."""
+"""The rows: loaders by settings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from typing import Any
 
 import psutil
 
-from benchmarks.tartanair.compare.published import published_settings
 from benchmarks.tartanair.compare.recordings import Recordings
-from benchmarks.tartanair.compare.workloads import TARTANAIR, Workload
-from benchmarks.tartanair.loaders.base import Loader, Settings
+from benchmarks.tartanair.loaders import arrays, records, streams
+from benchmarks.tartanair.loaders.base import BASELINE, USUAL, Loader, Settings
 
-__all__ = ["Cell", "differing", "grid", "refuses"]
+__all__ = ["LOADERS", "Cell", "differing", "grid", "refuses"]
 
 _OURS = "seqrecord"
+_ALL = [*records.LOADERS, *arrays.LOADERS, *streams.LOADERS]
+_ALL.sort(key=lambda loader: (loader.name != BASELINE, "seqr" not in loader.name))
+LOADERS = {loader.name: loader for loader in _ALL}
+"""By name: the baseline and ours first."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,14 @@ class Cell:
     loader: str
     settings: Settings
 
-    def title(self, base: Settings) -> str:
-        """The name of the row: the loader, and all settings that differ from `base`."""
-        return f"{self.loader} {differing(self.settings, base)}".rstrip()
+    @property
+    def title(self) -> str:
+        """The name of the row: the loader, and all unusual settings."""
+        return f"{self.loader} {differing(self.settings)}".rstrip()
 
 
-def differing(settings: Settings, base: Settings) -> str:
-    """Settings that differ from `base`, as `name=value` with spaces between."""
+def differing(settings: Settings) -> str:
+    """Settings that differ from the usual, as `name=value` with spaces between."""
 
     def shown(value: Any) -> str:
         return "+".join(value) if isinstance(value, tuple) else str(value)
@@ -41,25 +45,22 @@ def differing(settings: Settings, base: Settings) -> str:
     return " ".join(
         f"{field.name}={shown(getattr(settings, field.name))}"
         for field in fields(Settings)
-        if getattr(settings, field.name) != getattr(base, field.name)
+        if getattr(settings, field.name) != getattr(USUAL, field.name)
     )
 
 
-def grid(workload: Workload) -> list[Cell]:
+def grid() -> list[Cell]:
     """Every loader, shuffled as well as it can: clips that do not overlap, without and with
-    workers, cold files; ours with each codec; of TartanAir also the cells of the published tables.
+    workers, cold files; ours with each codec.
     """
-    loaders, base = workload.loaders, workload.base
     cells = []
-    for loader in loaders.values():
-        changes: list[Mapping[str, Any]] = [{"stride": base.clip_len}, {}, {"workers": 2}]
+    for loader in LOADERS.values():
+        changes: list[Mapping[str, Any]] = [{"stride": USUAL.clip_len}, {}, {"workers": 2}]
         changes.append({"storage": "cold"})
         if loader.name == _OURS:
             changes += [{"codec": codec} for codec in loader.codecs]
-        shuffled = replace(base, shuffle=loader.shuffles[-1])
+        shuffled = replace(USUAL, shuffle=loader.shuffles[-1])
         cells += [Cell(loader.name, replace(shuffled, **change)) for change in changes]
-    if workload is TARTANAIR:
-        cells += [Cell(name, settings) for name, settings in published_settings()]
     return list(dict.fromkeys(cells))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 
-__all__ = ["Clip", "Episode", "Feature", "Frame", "Recordings", "Tree"]
+__all__ = ["Clip", "Episode", "Feature", "Frame", "Recordings"]
 
 Frame: TypeAlias = dict[str, npt.NDArray[Any]]
 """Feature to array."""
@@ -50,20 +49,36 @@ class Episode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recordings(ABC):
-    """The original files of a workload. Every format holds exactly their frames."""
+class Recordings:
+    """The frames of a TartanAir tree with all features, for every format: the last has no flow."""
 
     root: Path
     features: dict[str, Feature]
     episodes: tuple[Episode, ...]
 
-    @abstractmethod
+    @classmethod
+    def open(cls, root: Path, features: Sequence[str]) -> Recordings:
+        dataset = RawFilesDataset(root, clip_len=1, features=features)
+        first = dataset[0]
+        found = {
+            name: Feature(first[name].numpy().dtype.str, tuple(first[name].shape[1:]))
+            for name in features
+        }
+        counts = Counter(key for key, _ in dataset.places())
+        return cls(root, found, tuple(itertools.starmap(Episode, counts.items())))
+
     def read(self) -> Iterator[tuple[Episode, Iterator[Frame]]]:
         """Each episode with its frames, to be consumed before the next episode's."""
+        dataset = RawFilesDataset(self.root, clip_len=1, features=list(self.features))
+        numbers = iter(range(len(dataset)))
 
-    def delivered(self, frame: Frame) -> Frame:
-        """The frame as clips have it, after the loaders' transform if there is one."""
-        return frame
+        def frames(count: int) -> Iterator[Frame]:
+            for number in itertools.islice(numbers, count):
+                sample = dataset[number]
+                yield {name: sample[name].numpy()[0] for name in self.features}
+
+        for episode in self.episodes:
+            yield episode, frames(episode.num_frames)
 
     @property
     def num_frames(self) -> int:
@@ -96,31 +111,3 @@ class Recordings(ABC):
             ]
             row += episode.num_frames
         return clips
-
-
-@dataclass(frozen=True)
-class Tree(Recordings):
-    """The frames of a TartanAir tree that have all features: the last frame has no flow."""
-
-    @classmethod
-    def open(cls, root: Path, features: Sequence[str]) -> Tree:
-        dataset = RawFilesDataset(root, clip_len=1, features=features)
-        first = dataset[0]
-        found = {
-            name: Feature(first[name].numpy().dtype.str, tuple(first[name].shape[1:]))
-            for name in features
-        }
-        counts = Counter(key for key, _ in dataset.places())
-        return cls(root, found, tuple(itertools.starmap(Episode, counts.items())))
-
-    def read(self) -> Iterator[tuple[Episode, Iterator[Frame]]]:
-        dataset = RawFilesDataset(self.root, clip_len=1, features=list(self.features))
-        numbers = iter(range(len(dataset)))
-
-        def frames(count: int) -> Iterator[Frame]:
-            for number in itertools.islice(numbers, count):
-                sample = dataset[number]
-                yield {name: sample[name].numpy()[0] for name in self.features}
-
-        for episode in self.episodes:
-            yield episode, frames(episode.num_frames)

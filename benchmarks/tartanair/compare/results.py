@@ -2,9 +2,8 @@
 
     python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER]
 
-FOLDER is that of `python -m benchmarks.tartanair.compare`; every figure comes from its results.json
-and from those of the other workloads, such as FOLDER/audio/results.json. Text that is always the
-same is in results_template.md.
+FOLDER is that of `python -m benchmarks.tartanair.compare`; every figure comes from its
+results.json. Text that is always the same is in results_template.md.
 """
 
 from __future__ import annotations
@@ -13,19 +12,13 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from benchmarks.tartanair.compare.grid import differing
 from benchmarks.tartanair.compare.limits import bound
-from benchmarks.tartanair.compare.published import (
-    LARGE_MEMORY,
-    published_settings,
-    published_table,
-)
-from benchmarks.tartanair.compare.workloads import TARTANAIR, WORKLOADS, Workload
 from benchmarks.tartanair.loaders.base import BASELINE, USUAL, Settings
 from benchmarks.timing import markdown, number, reason
 from seqrecord.writing.stored_schema import DEFAULT_CODEC
@@ -49,50 +42,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def write(folder: Path, to: Path) -> Path:
     """Write RESULTS.md and results.json of the runs in `folder` into `to`."""
-    files = {name: folder / name / "results.json" for name in WORKLOADS}
-    files[TARTANAIR.name] = folder / "results.json"
-    documents = {n: json.loads(file.read_text()) for n, file in files.items() if file.exists()}
-    (to / "results.json").write_text(json.dumps(documents, indent=1) + "\n")
+    document = json.loads((folder / "results.json").read_text())
+    (to / "results.json").write_text(json.dumps(document, indent=1) + "\n")
     path = to / "RESULTS.md"
-    path.write_text(page(documents))
+    path.write_text(page(document))
     return path
 
 
 def table_page(document: Document) -> str:
-    """The results of one workload: limits, rows and reasons."""
-    rows = measured(document)
+    """The results of a run: limits, rows and reasons."""
     parts = [f"Machine: {document['machine']}", _limits(document)]
-    parts += [_table(rows, WORKLOADS[document["settings"]["workload"]].base), *_problems(document)]
+    parts += [_table(measured(document)), *_problems(document)]
     return "\n\n".join(parts) + "\n"
 
 
-def page(documents: Mapping[str, Document]) -> str:
+def page(document: Document) -> str:
     """The published page."""
-    document = documents[TARTANAIR.name]
     rows = measured(document)
-    beside = list(published_settings())
-    found = {(row["loader"], row["settings"]): row for row in rows}
-    plain = [row for row in rows if _is_plain(row, USUAL, "workers")]
-    rest = [r for r in rows if r not in plain and (r["loader"], r["settings"]) not in beside]
+    plain = [row for row in rows if _is_plain(row)]
     settings = document["settings"]
     return Template(Path(__file__).with_name("results_template.md").read_text()).substitute(
         **_facts(document),
         features=", ".join(settings["features"]),
         summary=_summary(plain),
-        published=published_table(lambda loader, chosen: found.get((loader, chosen))),
-        cores=_counted(settings["cores"], "core"),
         cut=f"{settings['max_seconds']:g}",
         codec=DEFAULT_CODEC,
-        memory=LARGE_MEMORY,
         limits=_limits(document),
-        main=_table(plain, USUAL),
-        rest=_table(rest, USUAL),
+        main=_table(plain),
+        rest=_table([row for row in rows if row not in plain]),
         reasons="\n\n".join(_problems(document)) or "All rows ran.",
-        others="\n\n".join(
-            _part(workload, documents.get(name))
-            for name, workload in WORKLOADS.items()
-            if workload is not TARTANAIR
-        ),
     )
 
 
@@ -114,14 +92,11 @@ def _rate(row: Row) -> float:
     return float(row["clips_per_second"])
 
 
-def _is_plain(row: Row, base: Settings, *axes: str) -> bool:
-    """Whether it is shuffled, and all other settings but these are as in `base`."""
+def _is_plain(row: Row) -> bool:
+    """Whether it is shuffled, and only the number of workers is unusual."""
     settings = row["settings"]
-    return settings.shuffle != "off" and all(
-        getattr(settings, field.name) == getattr(base, field.name)
-        for field in fields(Settings)
-        if field.name not in (*axes, "shuffle")
-    )
+    usual = replace(USUAL, shuffle=settings.shuffle, workers=settings.workers)
+    return bool(settings.shuffle != "off" and settings == usual)
 
 
 def _best(plain: Iterable[Row]) -> dict[str, Row]:
@@ -139,12 +114,12 @@ def _best_other(best: Mapping[str, Row]) -> str | None:
 # ---- parts of the page
 
 
-def _table(rows: Sequence[Row], base: Settings) -> str:
+def _table(rows: Sequence[Row]) -> str:
     if not rows:
         return "No row ran."
     columns: dict[str, Callable[[Row], str]] = {
         "loader": lambda row: str(row["loader"]),
-        "settings": lambda row: differing(row["settings"], base),
+        "settings": lambda row: differing(row["settings"]),
         "clips/s": lambda row: f"{row['clips_per_second']:.1f}",
         "GB/s": lambda row: f"{row['bytes_per_second'] / 1e9:.2f}",
         "epoch s": lambda row: f"{row['epoch_seconds']:.1f}" + "*" * (row["complete"] != 1),
@@ -221,48 +196,6 @@ def _summary(plain: Sequence[Row]) -> str:
     if BASELINE in best:
         words += f", the dataset's own loader gives {_shown(_rate(best[BASELINE]))}"
     return f"{words}."
-
-
-def _part(workload: Workload, document: Document | None) -> str:
-    """The part of another workload: a sentence and the rows."""
-    if document is None:
-        return f"### {workload.heading}\n\n{workload.what}: not run."
-    base, rows, facts = workload.base, measured(document), _facts(document)
-    plain = [row for row in rows if _is_plain(row, base, "workers")]
-    counts = sorted({max(1, len(row["epochs"]) - 1) for row in rows})
-    epochs = f"{' to '.join(map(str, counts))} epoch{'s' * (counts[-1:] != [1])}"
-    about = (
-        f"Machine: {facts['machine']}. Commit: {facts['commits']}. Data: {facts['frames']} frames "
-        f"in {facts['episodes']} of {facts['lengths']}, {facts['size']}. Batches of "
-        f"{base.batch_size} clips of {base.clip_len} frames that begin at every frame, unless a "
-        f"row says otherwise. A row's figures are medians of {epochs}; one before these is not "
-        f"counted.{workload.note}"
-    )
-    parts = [f"### {workload.heading}", f"{workload.what}: {_leaders(workload, _best(plain))}."]
-    parts += [about, _limits(document), _table(plain, base)]
-    if rest := [row for row in rows if row not in plain]:
-        parts += ["<details>\n<summary>Other settings</summary>", _table(rest, base), "</details>"]
-    return "\n\n".join([*parts, *_problems(document)])
-
-
-def _leaders(workload: Workload, best: Mapping[str, Row]) -> str:
-    """The two best of each kind of loader, ours, the best of the others and the baseline."""
-    if not best:
-        return "no row ran shuffled and from a warm disk"
-    kinds: dict[str, list[str]] = {}
-    for name in best:
-        kinds.setdefault(workload.loaders[name].kind, []).append(name)
-    shown = {"seqrecord", _best_other(best), BASELINE}
-    shown |= {name for names in kinds.values() for name in names[:2]}
-    words = {name: f"`{name}` {_shown(_rate(row))}" for name, row in best.items()}
-    first = next(iter(best))
-    words[first] = f"`{first}` gives {_shown(_rate(best[first]))} clips a second"
-    parts = []
-    for kind, names in kinds.items():
-        said = [words[name] for name in names if name in shown]
-        listed = " and ".join(filter(None, [", ".join(said[:-1]), said[-1]]))
-        parts.append(listed + (kind and f" ({kind})"))
-    return f"shuffled, from a warm disk, each with its best number of workers, {', '.join(parts)}"
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.tartanair.compare.check import check, clips_of, wrong_clips
-from benchmarks.tartanair.compare.recordings import Clip
-from benchmarks.tartanair.compare.workloads import WORKLOADS
-from benchmarks.tartanair.loaders.base import Batch, Batches, Settings, prepared
+from benchmarks.tartanair.compare.grid import LOADERS
+from benchmarks.tartanair.compare.recordings import Clip, Recordings
+from benchmarks.tartanair.loaders.base import USUAL, Batch, Batches, Settings, prepared
 from benchmarks.timing import answer, drop_page_cache, size_of, touch, usage, warm
 
 __all__ = ["measure", "run"]
@@ -24,19 +24,17 @@ __all__ = ["measure", "run"]
 
 def run(
     do: str,
-    workload: str,
     loader: str,
     settings: Mapping[str, Any],
     root: str,
     work: str,
-    features: Sequence[str] = (),
+    features: Sequence[str] = USUAL.features,
     epochs: int = 2,
     max_seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Prepare a loader's data, measure it, or check that it gives the baseline's clips."""
-    chosen, made = WORKLOADS[workload], Settings.of(settings)
-    row = chosen.loaders[loader]
-    recordings = chosen.open(Path(root), features or chosen.base.features)
+    row, made = LOADERS[loader], Settings.of(settings)
+    recordings = Recordings.open(Path(root), features)
     folder = prepared(row, recordings, Path(work), made)
     if do == "prepare":
         return {}

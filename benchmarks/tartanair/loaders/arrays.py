@@ -31,7 +31,7 @@ from benchmarks.tartanair.loaders.base import (
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.rootless import without_roots
 
-__all__ = ["LOADERS", "MEMMAP", "open_memmaps", "read_slices"]
+__all__ = ["LOADERS"]
 
 Arrays: TypeAlias = Mapping[str, Any]
 """Feature to array [frames, …]."""
@@ -397,15 +397,9 @@ def read_mosaic(folder: Path, settings: Settings) -> Read:
     return read_frames(lambda *_: lambda rows: (dataset[row] for row in rows))(folder, settings)
 
 
-MEMMAP = Loader(
-    "memmap",
-    "memmap",
-    write_arrays(make_memmaps),
-    map_style(read_slices(open_memmaps)),
-)
 LOADERS = [
     Loader("original", "original", link_originals, map_style(read_originals)),
-    MEMMAP,
+    Loader("memmap", "memmap", write_arrays(make_memmaps), map_style(read_slices(open_memmaps))),
     Loader(
         "hdf5", "hdf5", write_arrays(make_hdf5), map_style(read_slices(open_hdf5)), needs=("h5py",)
     ),

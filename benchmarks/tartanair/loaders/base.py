@@ -71,7 +71,7 @@ class Settings:
 
 
 USUAL = Settings()
-"""TartanAir's settings unless a row says otherwise; other workloads have their own."""
+"""Settings unless a row says otherwise."""
 
 
 def link_originals(recordings: Recordings, folder: Path, _settings: Settings) -> None:
@@ -97,7 +97,6 @@ class Loader:
     needs: Sequence[str] = ()  # modules, or paths of folders
     install: str = "make install-bench"
     alone: bool = False  # needs a process that nothing else has run in, and that may be killed
-    kind: str = ""  # a heading for a group of a workload's loaders
 
     def missing(self) -> str:
         """Why this loader cannot run here at all; empty if it can."""

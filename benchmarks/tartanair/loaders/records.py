@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from benchmarks.tartanair.loaders.base import (
     loader_arguments,
 )
 
-__all__ = ["LOADERS", "make_loader", "open_chain", "open_stream", "prepare_records"]
+__all__ = ["LOADERS"]
 
 
 def prepare_records(recordings: Recordings, folder: Path, settings: Settings) -> None:
@@ -50,13 +50,7 @@ class Streaming:
         yield from self._pipe
 
 
-def open_stream(
-    folder: Path,
-    _clips: Sequence[Clip],
-    settings: Settings,
-    *,
-    frame_transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
-) -> Batches:
+def open_stream(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batches:
     import seqrecord
 
     buffer: dict[str, Any] = {}
@@ -70,7 +64,6 @@ def open_stream(
         shuffle=settings.shuffle != "off",
         memory_limit=settings.memory_limit,
         seed=settings.seed,
-        frame_transform=frame_transform,
         even_batches=False,  # every clip once, as all loaders here; workers may differ by one
     )
     if settings.workers == 0:
@@ -78,13 +71,7 @@ def open_stream(
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 
-def open_chain(
-    folder: Path,
-    _clips: Sequence[Clip],
-    settings: Settings,
-    *,
-    clip_transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-) -> Batches:
+def open_chain(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batches:
     """Single clips through a chain of pipes, as chains are usually written."""
     import seqrecord
 
@@ -97,10 +84,7 @@ def open_chain(
     )
     if shuffled:  # the pipe has shuffled well: more in this buffer would only take memory
         pipe = pipe.shuffle(buffer_size=settings.batch_size)
-    pipe = pipe.sharding_filter()
-    if clip_transform is not None:
-        pipe = pipe.map(clip_transform)
-    pipe = pipe.batch(settings.batch_size).collate(seqrecord.collate)
+    pipe = pipe.sharding_filter().batch(settings.batch_size).collate(seqrecord.collate)
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 
@@ -116,19 +100,18 @@ def open_map(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches
     )
 
 
-def make_loader(name: str, open_batches: Any, **changes: Any) -> Loader:
-    """A row of ours."""
-    usual: dict[str, Any] = {
-        "format": "records-{codec}",
-        "prepare": prepare_records,
-        "shuffles": ("off", "buffer"),
-        "codecs": ("raw", "fast", "balanced", "small"),
-    }
-    return Loader(name=name, open=open_batches, **{**usual, **changes})
-
-
 LOADERS = [
-    make_loader("seqrecord", open_stream),
-    make_loader("seqrecord-map", open_map, shuffles=("off", "full")),
-    make_loader("seqrecord-chain", open_chain),
+    Loader(
+        name,
+        "records-{codec}",
+        prepare_records,
+        open_batches,
+        shuffles=("off", shuffle),
+        codecs=("raw", "fast", "balanced", "small"),
+    )
+    for name, open_batches, shuffle in (
+        ("seqrecord", open_stream, "buffer"),
+        ("seqrecord-map", open_map, "full"),
+        ("seqrecord-chain", open_chain, "buffer"),
+    )
 ]

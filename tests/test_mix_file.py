@@ -1,0 +1,371 @@
+"""Mix files: the same batches as in Python, errors with their place, and `seqrecord info`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord import (
+    CenterCrop,
+    DepthToMeters,
+    EngineOptions,
+    HorizontalFlip,
+    Latest,
+    RandomResizedCrop,
+    Seconds,
+    SeqRecordIterableDataset,
+    SeqRecordMix,
+    SeqRecordWriter,
+)
+from seqrecord.errors import SeqRecordError
+from seqrecord.pipes.mix_file_source import OF_SOURCE
+from seqrecord.pipes.mix_file_values import python_value
+from tests.clip_data import digests
+from tests.command_line import fail, run
+from tests.lerobot_video_data import CAMERAS, unpack, with_video
+from tests.mix_data import write_source
+
+FPS = {"slow": 10, "fast": 24}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mix_file")
+    write_source(folder / "a", 0, (23, 9, 30))
+    write_source(folder / "b", 1, (12, 15), extra=("pose",))
+    write_source(folder / "sub" / "c", 2, (14, 9), side=9)
+    for name, fps in FPS.items():
+        with SeqRecordWriter(folder / name) as writer, writer.episode("e", fps=fps) as episode:
+            for i in range(40):
+                episode.append({"action": np.array([i, fps], "f4")})
+    nested = "sources: {c: {location: c, splits: {train: e/0, val: e/1}}}\nresize: [6, 8]\n"
+    (folder / "sub" / "inner.yaml").write_text(nested)
+    return folder
+
+
+def load(root: Path, text: str, **options: Any) -> SeqRecordMix:
+    path = root / "mix.yaml"
+    path.write_text(text)
+    return SeqRecordMix.from_file(path, **options)
+
+
+def stream(root: Path, name: str, **options: Any) -> SeqRecordIterableDataset:
+    return SeqRecordIterableDataset(root / name, **options)
+
+
+WHOLE = """
+sources:
+  a: {location: a, weight: 3, splits: {train: "e/[01]", val: [2]}}
+  b:
+    location: ./b/
+    weight: 2
+    rename: {pose: state}
+    splits: {train: [0, 1], val: []}
+    engine: {num_cursors: 2}
+  inner: {mix: sub/inner.yaml, weight: 0.5}
+windows:
+  image: {start: 0, stop: 4, step: 2}
+  state: [0]
+batch_size: 6
+seed: 5
+"""
+
+
+def whole(root: Path, split: str, **options: Any) -> SeqRecordMix:
+    windows: dict[str, Any] = {"image": range(0, 4, 2)}
+    of_inner = {"train": "e/0", "val": "e/1"}[split]
+    inner = stream(root / "sub", "c", windows=windows, resize=(6, 8), episodes=of_inner)
+    rows: Any = {"train": "e/[01]", "val": [2]}[split]
+    sources: dict[str, Any] = {"a": stream(root, "a", windows=windows, episodes=rows)}
+    if split == "train":
+        engine, rename = EngineOptions(num_cursors=2), {"pose": "state"}
+        more = {**windows, "state": [0]}
+        sources["b"] = stream(root, "b", windows=more, rename=rename, engine=engine)
+    sources["inner"] = SeqRecordMix({"c": inner}, batch_size=1)
+    weights = {"a": 3, "b": 2, "inner": 0.5}
+    weights = {name: weights[name] for name in sources}
+    return SeqRecordMix(sources, **{"weights": weights, "batch_size": 6, "seed": 5, **options})
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_same_batches_as_in_python(root: Path, split: str) -> None:
+    assert digests(load(root, f"{WHOLE}split: {split}")) == digests(whole(root, split))
+    again = load(root, WHOLE, split=split)
+    assert digests(pickle.loads(pickle.dumps(again))) == digests(whole(root, split))
+    more: dict[str, Any] = {"weights": "equal", "batch_size": 3, "device": "cpu"}
+    assert digests(load(root, WHOLE, split=split, **more)) == digests(whole(root, split, **more))
+
+
+def test_windows_in_steps_of_the_source_or_the_nearest_frame(root: Path) -> None:
+    """Offsets are of each source's own steps; 0.2 s is frame 2 at 10 fps, and 4.8 at 24."""
+    sources = "sources: {slow: {location: slow}, fast: {location: fast}}\nbatch_size: 8\n"
+    for windows, steps in (
+        ("{action: [0, 2]}", {10: 2, 24: 2}),
+        ("{action: {seconds: [0, 0.2], tolerance: 0.021}}", {10: 2, 24: 5}),
+    ):
+        for batch in load(root, f"{sources}windows: {windows}"):
+            for first, later in batch["action"]:
+                assert later[0] - first[0] == steps[int(first[1])]
+    text = f"{sources}windows: {{action: {{seconds: [0, 0.2], tolerance: 0.001}}}}"
+    with pytest.raises(SeqRecordError, match=r"source 'fast'.*0.2 s, with the nearest.*0.208"):
+        load(root, text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("windows", {"a": {"stop": 3}}, {"a": range(3)}),
+        ("windows", {"a": {"start": 4, "stop": 0, "step": -2}}, {"a": range(4, 0, -2)}),
+        ("windows", {"a": {"seconds": [0.5, 1]}}, {"a": Seconds([0.5, 1])}),
+        (
+            "windows",
+            {"a": {"seconds": {"first": -1, "last": 0, "step": 0.5}, "timestamps": "t"}},
+            {"a": Seconds(-1, 0, step=0.5, timestamps="t")},
+        ),
+        ("windows", {"a": {"latest": None, "max_age": 3}}, {"a": Latest(max_age=3)}),
+        (
+            "windows",
+            {"a": {"latest": {"stop": 2}, "unknown": "zeros"}},
+            {"a": Latest(range(2), unknown="zeros")},
+        ),
+        ("engine", {"num_threads": 2}, EngineOptions(num_threads=2)),
+        ("clip_transform", {"CenterCrop": 4}, CenterCrop(4)),
+        (
+            "clip_transform",
+            [{"RandomResizedCrop": {"size": [2, 3], "scale": [0.5, 1]}}, {"HorizontalFlip": 0.1}],
+            [RandomResizedCrop((2, 3), (0.5, 1)), HorizontalFlip(0.1)],
+        ),
+        (
+            "clip_transform",
+            {"front": [{"CenterCrop": 4}], "wrist": {"CenterCrop": {"size": 3}}},
+            {"front": [CenterCrop(4)], "wrist": CenterCrop(3)},
+        ),
+        (
+            "clip_transform",
+            [{"DepthToMeters": "d"}, {"DepthToMeters": {"features": ["d", "e"], "unit": "mm"}}],
+            [DepthToMeters("d"), DepthToMeters("d", "e", unit="mm")],
+        ),
+    ],
+)
+def test_values_of_keys(key: str, value: Any, expected: Any) -> None:
+    assert repr(python_value(key, value)) == repr(expected)
+    assert repr(python_value(key, expected)) == repr(expected)
+
+
+def test_defaults_apply_to_the_features_of_a_source(root: Path) -> None:
+    text = """
+sources:
+  a: {location: a}
+  b: {location: b, rename: {pose: state}}
+  own: {location: b, features: [pose]}
+features: [image, state]
+resize: [3, 4]
+windows: {state: [-1, 0], pose: [2]}
+batch_size: 4
+"""
+    mix = load(root, text)
+    assert {name: [*one.selection.made] for name, one in mix._mix.loaders.items()} == {
+        "a": ["image"],
+        "b": ["image", "state"],
+        "own": ["pose"],
+    }
+    batch = next(iter(mix))
+    shapes = {name: [*batch[name].shape[1:]] for name in ("image", "state", "pose")}
+    assert shapes == {"image": [1, 3, 4, 3], "state": [2, 3], "pose": [1, 3]}
+
+
+def test_merged_keys_and_plain_scalars(root: Path) -> None:
+    text = """
+sources:
+  a: &a {location: a, clip_len: 3, episodes: ["e/0"]}
+  b: {<<: *a, location: b, stride: 2}
+batch_size: 4
+memory_limit: 1GiB
+"""
+    sources = {
+        "a": stream(root, "a", clip_len=3, episodes=["e/0"]),
+        "b": stream(root, "b", clip_len=3, episodes=["e/0"], stride=2),
+    }
+    assert digests(load(root, text)) == digests(SeqRecordMix(sources, batch_size=4))
+
+
+A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a mapping"),
+        ("sources: [", "line 1: invalid YAML"),
+        ("a: 1\nb: 2\na: 3", "line 3: a key appears twice.*'a', first in line 1"),
+        ("a: !!python/object/apply:os.getcwd []", "line 1: a tag is not allowed"),
+        ("1: 2", "line 1: a key is not text.*quotes"),
+        ("a: &a [*a]", "too many values"),
+        (f"{'x' * (1 << 20)}: 2", "too large"),
+        ("a: 1\n---\nb: 2", "line 2: invalid YAML"),
+        ("a: 5\0", "invalid YAML"),
+        ("sorces: {}", "line 1: the mix file has an unknown key.*expected: sources; got: 'sorces'"),
+        ("batch_size: 2", "line 1: the mix file has no sources"),
+        ("sources: {}", "the mix file has no sources"),
+        ("sources: {a: 3}", "line 1, source 'a': a source is not a mapping"),
+        ("sources: {a: {weight: 3}}", "source 'a': the source has no location"),
+        ("sources: {a: {location: 3}}", "line 1, source 'a': location is not a text"),
+        ("sources:\n a: {locaton: a}", "line 2, source 'a': .*unknown key.*expected: location"),
+        (A.replace("a}", "a, batch_size: 2}"), "source 'a': batch_size is a key of the mix"),
+        (A.replace("a}", "a, frame_transform: f}"), "frame_transform needs a function"),
+        (A.replace("a}", "a, clips: {}}"), "source 'a'.*clips"),
+        (A.replace(" a}", " nowhere}"), "mix.yaml, line 1, source 'a': no dataset here"),
+        (A.replace(": 3", ": 0"), "line 2: clip_len is too small"),
+        (A.replace(": 2", ": 0"), "line 3: batch_size is too small"),
+        (A.replace("batch_size: 2", ""), "the mix has no batch_size.*from_file"),
+        (A + "windows: {image: {strat: 0}}", "line 4: windows of image has an unknown key.*start"),
+        (A + "windows: {image: {start: 0}}", "line 4: windows of image is not a range"),
+        (A + "windows: {image: {seconds: [0], tolerence: 1}}", "unknown key.*expected: tolerance"),
+        (
+            A + "windows: {imagee: [0]}",
+            "line 4, windows: no source.*expected: image; got: 'imagee",
+        ),
+        (A + "features: [imag]", "source 'a': the source has none of the mix's features.*'?imag"),
+        (A + "features: [image, pose]", "line 4, features: no source of the mix"),
+        (A + "rename: {imag: i}", "line 4, rename: no source of the mix has this feature"),
+        (
+            A + "clip_transform: [{Crop: 3}]",
+            "line 4: clip_transform has an unknown.*RandomCrop",
+        ),
+        (A + "clip_transform: [3]", "clip_transform is not valid"),
+        (A + "engine: {threads: 3}", "line 4: engine has an unknown key.*num_threads"),
+        (A + "seed: x", "line 4: seed is not an integer"),
+        (A + "weights: size", "line 4: weights is not valid.*alpha"),
+        (A + "weights: equal\nalpha: 0.5", "line 5: alpha is the power"),
+        (A + "alpha: 2", "line 4: alpha is not valid"),
+        (A + "weights: {b: 1}", "line 4: weights is not valid"),
+        (A.replace("a}", "a, weight: -1}"), "the weight of source 'a' is not valid"),
+        (
+            A.replace("a}", "a, weight: 1}") + "weights: equal",
+            "weights is given for the mix, and",
+        ),
+        (A.replace("a}", "a, weight: 1}, b: {location: b}"), "source 'b' has no weight"),
+        (A.replace("a}", "a, repeat: 1, choose: 2}"), "source 'a' of a mix has repeat and choose"),
+        (A.replace("a}", "a, weight: 1, choose: 2}"), "repeat and choose .*exclude weights"),
+        (A + "split: train", "source 'a': unknown split"),
+        (A.replace("a}", "a, splits: {train: [0]}}"), "splits without a chosen split.*of train"),
+        (A.replace("a}", "a, splits: {train: [0]}}") + "split: trian", "lacks.*expected: train"),
+        (
+            A.replace("a}", "a, splits: {train: '*', val: [1]}}") + "split: val",
+            "source 'a': splits share an episode; .*episode: e/1; .*got: train and val",
+        ),
+        (
+            A.replace("a}", "a, splits: {v: []}}") + "split: v",
+            "no source has episodes",
+        ),
+        (A.replace("a}", "a, splits: {v: [0]}, episodes: [1]}") + "split: v", "excludes splits"),
+        (A.replace("a}", "a, open: {versoin: 1}}"), "open has an unknown key.*version"),
+        (A.replace("location: a", "mix: mix.yaml"), "source 'a': mix files contain each other"),
+        (A.replace("location: a", "mix: none.yaml"), "source 'a': the mix file cannot be read"),
+        (A.replace("location: a", "mix: bad.yaml"), "bad.yaml.*line 1.*no sources|no sources"),
+    ],
+)
+def test_faulty_files(root: Path, text: str, message: str) -> None:
+    (root / "bad.yaml").write_text("batch_size: 3")
+    with pytest.raises(SeqRecordError, match=f"(?s){message}") as caught:
+        load(root, text)
+    assert "mix.yaml" in str(caught.value) or "bad.yaml" in str(caught.value)
+    assert type(pickle.loads(pickle.dumps(caught.value))) is type(caught.value)
+
+
+def test_odd_values_of_every_key(root: Path) -> None:
+    """Each loads, or raises an error of this package."""
+    of_mix = [name for name in inspect.signature(SeqRecordMix).parameters if name != "sources"]
+    of_source = [*OF_SOURCE, "weight", "repeat", "choose", "location", "open", "splits"]
+    for value in (-3, [[1]], {"image": [None]}, {"image": {"seconds": {"first": 0, "last": "x"}}}):
+        for key in (*of_mix, *of_source):
+            entry = {"location": "a", **({key: value} if key in of_source else {})}
+            file = {"sources": {"a": entry}, "clip_len": 3, "batch_size": 2, "split": "train"}
+            if "splits" not in entry:
+                del file["split"]
+            try:
+                load(root, json.dumps({**file, **({} if key in of_source else {key: value})}))
+            except SeqRecordError as error:
+                assert "mix.yaml" in str(error), (key, value)  # noqa: PT017
+
+
+def test_arguments_of_from_file(root: Path) -> None:
+    with pytest.raises(SeqRecordError, match=r"no such argument.*expected: batch_size"):
+        load(root, A, batchsize=3)
+    with pytest.raises(SeqRecordError, match="argument of from_file: seed is not an integer"):
+        load(root, A, seed="x")
+    with pytest.raises(SeqRecordError, match="a URL"):
+        SeqRecordMix.from_file("s3://bucket/mix.yaml")
+    mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]})
+    assert next(iter(mix))["x"].shape == (2, 3, 8, 3)
+
+
+def test_info(root: Path) -> None:
+    path = root / "mix.yaml"
+    path.write_text(WHOLE)
+    text = run("info", path, "--split", "train").stdout
+    table = [line.split() for line in text.splitlines()]
+    assert ["a", str(root / "a"), "54.5%", "28", "2", "32"] in table
+    assert ["state", "float32", "1", "x", "3", "b"] in table
+    for change in (
+        "a: missing state, 0 in batches",
+        "b: renamed pose to state",
+        "inner/c: resized image from 9 x 8",
+    ):
+        assert change in text
+    value = json.loads(run("info", path, "--split", "train", "--json").stdout)
+    assert [source["share"] for source in value["sources"]] == [6 / 11, 4 / 11, 1 / 11]
+    features = {one["name"]: (one["dtype"], one["shape"]) for one in value["features"]}
+    assert features["image"] == ("uint8", [2, 6, 8, 3])
+    assert value["columns"]["state_is_missing"] == "bool"
+    assert value["sources"][1]["renamed"] == {"state": "pose"}
+    assert value["unused_sources"] == []
+    assert (
+        "b: unused, with weight 0 or without episodes" in run("info", path, "--split", "val").stdout
+    )
+    assert "splits without a chosen split" in fail("info", path)
+    path.write_text("sources: {a: {location: a}}")
+    assert "3 x 6 x 8 x 3" in run("info", path, "--clip-len", 3).stdout
+    assert "1 x 6 x 8 x 3" in run("info", path).stdout
+    assert "a mix file takes only" in fail("info", path, "--episodes", code=2)
+    assert "--split requires a mix file" in fail("info", root / "a", "--split", "x", code=2)
+
+
+def test_a_mix_with_batches_of_one_source_each(root: Path) -> None:
+    sources = {"a": stream(root, "a", clip_len=2), "c": stream(root / "sub", "c", clip_len=2)}
+    summary = SeqRecordMix(sources, batch_size=2).summarize()
+    assert [(f.name, f.shape, f.sources) for f in summary.features] == [
+        ("image", (2, 6, 8, 3), ("a",)),
+        ("image", (2, 9, 8, 3), ("c",)),
+        ("where", (2, 3), ("a", "c")),
+    ]
+    assert "2 clips of one source each" in str(summary)
+
+
+def test_locations(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LeRobot dataset in place, a URL, and paths with `~`, of a file in another folder."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "index"))
+    monkeypatch.setenv("HOME", str(root))
+    original = unpack(tmp_path, "lerobot_v3")
+    for name in CAMERAS:
+        with_video(original, (5, 3, 7), name)
+    text = f"""
+sources:
+  lerobot: {{location: ../lerobot_v3, features: [action]}}
+  b: {{location: ~/b, features: [pose], rename: {{pose: action}}}}
+  url: {{location: "file://{root}/b", features: [where], open: {{verify: false}}}}
+clip_len: 2
+batch_size: 4
+"""
+    (tmp_path / "mixes").mkdir()
+    (tmp_path / "mixes" / "mix.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    mix = SeqRecordMix.from_file("mixes/mix.yaml")
+    assert {source.location for source in mix.summarize().sources} >= {str(root / "b")}
+    assert set(next(iter(mix))["dataset"]) <= {"lerobot", "b", "url"}
