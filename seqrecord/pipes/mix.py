@@ -125,6 +125,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         camera_padding_masks: whether batches have `<camera>_padding_mask`, bool [batch], for each
             image: true for clips whose source has it, as LeRobot's policies expect. The opposite of
             `<camera>_is_missing`.
+        number_tasks: whether batches have `task_index`, int64 [batch]: the place of the clip's task
+            in `mix.tasks`, the sorted distinct texts of all sources. The task is the text feature
+            `task` of the clip's first frame, else the metadata `task` or the first of `tasks`.
         single_source_batches: whether each batch comes from a single source. Default: only if
             shapes require it. `False` raises `ClipError` if they do.
         seed: as in `SeqRecordIterableDataset`; each source's order is drawn from the seed and the
@@ -154,6 +157,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         normalize: Scope | Mapping[str, Scope | None] | None = None,
         normalization: str | Mapping[str, str] = "mean_std",
         camera_padding_masks: bool = False,
+        number_tasks: bool = False,
         single_source_batches: bool | None = None,
         seed: int = 0,
         memory_limit: int | str | None = None,
@@ -190,7 +194,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         problem = "repeat and choose determine the length of an epoch"
         expected = "no stopping_strategy; or weights"
         raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
-        form = MixForm(pad_to, normalize, normalization, camera_padding_masks)
+        form = MixForm(pad_to, normalize, normalization, camera_padding_masks, number_tasks)
         self._mix = MixLoader(datasets, options, stop, features, alternate, form, epoch_clips)
         self._epochs = Epochs(self._mix)
 
@@ -242,6 +246,11 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             steps = loader.selection.vectors.items()
             found[source] = {n: s.normalization for n, s in steps if s.normalization is not None}
         return found
+
+    @property
+    def tasks(self) -> list[str]:
+        """The texts that `task_index` numbers; empty without `number_tasks`."""
+        return [] if self._mix.tasks is None else list(self._mix.tasks.numbers)
 
     def compute_statistics(self, **options: Any) -> dict[str, Statistics]:
         """Compute statistics of each source by name; `Statistics.merged` joins them.

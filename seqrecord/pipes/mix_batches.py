@@ -25,8 +25,8 @@ from seqrecord.feature_kinds import differences, has_pixels, is_image, known_kin
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.columns import DIM_IS_PAD
 from seqrecord.pipes.distributed import warn_once
-from seqrecord.pipes.mix_form import MixForm
 from seqrecord.pipes.mix_sources import SourceLoader
+from seqrecord.pipes.mix_tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.frames import ArraySpec, clip_nbytes
@@ -53,6 +53,7 @@ class MixedBatches:
         columns: the extra columns of no clips, of all sources.
         missing: the numbers of the sources without a feature, or without a camera that others have.
         cameras: the images that have padding masks.
+        tasks: the numbers of tasks, if they are a column.
         kept: the memory of batches, for the next iteration.
     """
 
@@ -64,11 +65,17 @@ class MixedBatches:
     columns: Mapping[str, Any]
     missing: Mapping[str, list[int]]
     cameras: Sequence[str] = ()
+    tasks: TaskNumbers | None = None
     kept: BufferCache = field(default_factory=BufferCache)
 
     @classmethod
     def of(
-        cls, sources: Mapping[int, SourceLoader], features: Collection[str], form: MixForm
+        cls,
+        sources: Mapping[int, SourceLoader],
+        features: Collection[str],
+        *,
+        camera_masks: bool = False,
+        tasks: TaskNumbers | None = None,
     ) -> MixedBatches:
         """Create batches with these features, as far as a source has them.
 
@@ -84,8 +91,9 @@ class MixedBatches:
         without = {n: [number for number in sources if n not in entries[number]] for n in names}
         missing = {name: numbers for name, numbers in without.items() if numbers}
         images = [name for name, one in first if _is_camera(one, name)]
-        images = images if form.camera_padding_masks else []
+        images = images if camera_masks else []
         own = [_DATASET, *(n + _MISSING for n in missing), *(n + _IS_REAL for n in images)]
+        own += [] if tasks is None else [TASK_INDEX]
         taken = dict.fromkeys(own, "a column of the mix")
         for number, one in entries.items():
             for name, kind in one.items():
@@ -105,6 +113,7 @@ class MixedBatches:
             columns,
             missing,
             images,
+            tasks,
         )
 
     @property
@@ -162,10 +171,16 @@ class MixedBatches:
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for slot, group in enumerate(zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)):
             groups[group].append(slot)
+        if self.tasks is not None:
+            found[TASK_INDEX] = torch.zeros(size, dtype=torch.int64, device="cpu")
         for (number, epoch), some in groups.items():
             slots, source = np.array(some), self.sources[number]
             place = batch.episode[slots], batch.start[slots], epoch, batch.place[slots]
             columns = source.columns(*place)
+            if self.tasks is not None:
+                texts = [found[TASK][slot] for slot in some] if TASK in found else []
+                given = source.name, source.selection, place[0], texts
+                columns[TASK_INDEX] = torch.from_numpy(self.tasks.column(*given))
             if isinstance(found.get("dilation"), torch.Tensor):  # of a source that draws it
                 own = torch.full((len(some),), source.options.dilations[0], device="cpu")
                 columns.setdefault("dilation", own)

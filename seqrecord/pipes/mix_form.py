@@ -36,7 +36,8 @@ Steps: TypeAlias = dict[str, dict[str, VectorStep]]
 
 @dataclass(frozen=True)
 class MixForm:
-    """The arguments `pad_to`, `normalize`, `normalization` and `camera_padding_masks` of a mix.
+    """Arguments of a mix: `pad_to`, `normalize`, `normalization`, `camera_padding_masks` and
+    `number_tasks`.
 
     Raises `ClipError` for invalid values.
     """
@@ -45,6 +46,7 @@ class MixForm:
     normalize: Scope | Mapping[str, Scope | None] | None = None
     normalization: str | Mapping[str, str] = "mean_std"
     camera_padding_masks: bool = False
+    number_tasks: bool = False
 
     def __post_init__(self) -> None:
         if self.pad_to is not None:
@@ -70,8 +72,9 @@ class MixForm:
                 feature=unused[0],
                 expected="normalize of this feature too",
             )
-        flag = self.camera_padding_masks
-        check("camera_padding_masks", flag, isinstance(flag, bool), "True or False")
+        for argument in ("camera_padding_masks", "number_tasks"):
+            flag = getattr(self, argument)
+            check(argument, flag, isinstance(flag, bool), "True or False")
 
     @property
     def own_units(self) -> frozenset[str] | None:
@@ -147,7 +150,7 @@ class MixForm:
                     raise ClipError(
                         "normalize of the mix, and of a source",
                         feature=name,
-                        expected="one of them",
+                        expected="normalize of the mix, or of its sources",
                     )
                 statistics = stored_statistics(selection, name)
                 parts.append(WeightedChannels(statistics, weight, step.places))

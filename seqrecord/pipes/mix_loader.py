@@ -37,6 +37,7 @@ from seqrecord.pipes.mix_sources import (
     StoppingStrategy,
     count_batches,
 )
+from seqrecord.pipes.mix_tasks import TaskNumbers
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, RemainingEpoch, RemainingSource, State
@@ -102,7 +103,11 @@ class MixLoader:
         self._sources = list(self.loaders.values())
         numbered = dict(enumerate(self._sources))
         alike = [{i: one} for i, one in numbered.items()] if self.alternate else [numbered]
-        self._batches = [MixedBatches.of(some, features, form) for some in alike]
+        self.tasks = TaskNumbers.of(formed, features) if form.number_tasks else None
+        masks = form.camera_padding_masks
+        self._batches = [
+            MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks) for some in alike
+        ]
         self._batch_bytes = sum(size * batches.clip_bytes for batches in self._batches)
         self._requests = {
             name: loader.planner.memory_request() for name, loader in self.loaders.items()

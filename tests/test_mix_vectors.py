@@ -1,0 +1,361 @@
+"""Robots of different vectors in one batch: pad_to, normalize, missing cameras, task numbers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    Normalization,
+    SeqRecordIterableDataset,
+    SeqRecordMix,
+    SeqRecordWriter,
+)
+from seqrecord.engine.device.streams import streams_of
+from seqrecord.statistics import FeatureStatistics
+from seqrecord.statistics.normalization import WeightedChannels
+from seqrecord.statistics.sketch import Sketch
+from tests.clip_data import begun, digests
+from tests.side_streams import STREAMS, LateStream
+
+SIZES = {"arm": 6, "humanoid": 14, "second": 6}
+CAMERAS = {"arm": ("top",), "humanoid": ("top", "wrist"), "second": ("wrist",)}
+ROBOTS = {"arm": "so101", "humanoid": "aloha", "second": "so101"}
+PLACES = {"arm": [0, 1, 2, 3, 4, 31]}
+WEIGHTS = {"arm": 2, "humanoid": 1, "second": 1}
+SHARES = {"arm": Fraction(1, 2), "humanoid": Fraction(1, 4), "second": Fraction(1, 4)}
+FORM: dict[str, Any] = {"pad_to": {"action": 32, "state": 16}}
+
+
+def write_robot(
+    path: Path, number: int, name: str, *, texts: bool = False, unit: str = "rad", **writer: Any
+) -> None:
+    rng, size = np.random.default_rng(number), SIZES[name]
+    features = {"action": {"kind": "action", "unit": unit}}
+    with SeqRecordWriter(path, chunk_frames=4, features=features, **writer) as open_one:
+        for episode, length in enumerate((12, 17)):
+            tasks = [f"{name} {task}" for task in range(episode + 1)] + ["all"]
+            metadata: dict[str, Any] = {"robot_type": ROBOTS[name]}
+            metadata |= {"tasks": tasks} if texts else {"task": tasks[-1 - episode]}
+            with open_one.episode(f"{name}/{episode}", metadata=metadata) as frames:
+                for frame in range(length):
+                    frames.append(
+                        {
+                            "action": rng.normal(number, number + 1, size).astype("f4"),
+                            "state": rng.normal(-number, 3, size),
+                            "step": np.int64(frame),
+                        }
+                        | {c: rng.integers(0, 256, (4, 6, 3), np.uint8) for c in CAMERAS[name]}
+                        | ({"task": tasks[frame % len(tasks)]} if texts else {})
+                    )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("robots")
+    for number, name in enumerate(SIZES):
+        write_robot(folder / name, number, name, texts=name == "humanoid")
+    return folder
+
+
+@pytest.fixture(params=[None, *STREAMS])
+def device(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    if request.param != "late":
+        yield request.param
+        return
+    with streams_of("cpu", lambda _: LateStream()):
+        yield "cpu"
+
+
+def sources(root: Path, names: Any = SIZES, **options: Any) -> dict[str, SeqRecordIterableDataset]:
+    options = {"clip_len": 2, "windows": {"action": range(4)}, "pad": "edge", **options}
+    place = {name: {"action": PLACES[name]} for name in PLACES}
+    return {n: SeqRecordIterableDataset(root / n, place=place.get(n), **options) for n in names}
+
+
+def robots(root: Path, **options: Any) -> SeqRecordMix:
+    settings: dict[str, Any] = {
+        "weights": WEIGHTS,
+        "batch_size": 7,
+        "seed": 3,
+        "normalize": "source",
+    }
+    return SeqRecordMix(sources(root), **{**settings, **FORM, **options})
+
+
+def places_of(name: str, feature: str) -> list[int]:
+    is_placed = feature == "action" and name in PLACES
+    return PLACES[name] if is_placed else list(range(SIZES[name]))
+
+
+def numbers(root: Path, feature: str, names: list[str], size: int, mode: str) -> Any:
+    """Mean and deviation, or quantiles, of the mixture of sources, by brute force."""
+    offset, scale = np.zeros(size), np.ones(size)
+    for channel in range(size):
+        values, weights = [np.zeros(0)], [np.zeros(0)]
+        for name in names:
+            if channel in places_of(name, feature):
+                episodes = seqrecord.open(root / name).episodes.values()
+                column = places_of(name, feature).index(channel)
+                found = np.concatenate([one[:][feature][:, column] for one in episodes])
+                values.append(found.astype(np.float64))
+                weights.append(np.full(len(found), float(SHARES[name]) / len(found)))
+        each, weight = np.concatenate(values), np.concatenate(weights)
+        if not len(each):
+            continue
+        if mode == "mean_std":
+            offset[channel] = np.average(each, weights=weight)
+            scale[channel] = np.average((each - offset[channel]) ** 2, weights=weight) ** 0.5
+        else:
+            order = np.argsort(each)
+            ranks = np.cumsum(weight[order]) / weight.sum()
+            low, high = (each[order[np.searchsorted(ranks, q - 1e-12)]] for q in (0.01, 0.99))
+            offset[channel], scale[channel] = (low + high) / 2, (high - low) / 2
+    return offset, scale
+
+
+GROUPS = {
+    "source": [["arm"], ["humanoid"], ["second"]],
+    "robot_type": [["arm", "second"], ["humanoid"]],
+    "mix": [["arm", "humanoid", "second"]],
+}
+
+
+@pytest.mark.parametrize("mode", ["mean_std", "quantiles"])
+@pytest.mark.parametrize("scope", GROUPS)
+def test_robots_in_one_batch(root: Path, device: str | None, scope: str, mode: str) -> None:
+    """Each value is that of the stored frame, normalized and placed by brute force."""
+    mix = robots(root, normalize=scope, normalization=mode, device=device)
+    normal: dict[tuple[str, str], Any] = {}
+    features = {"action": 32, "state": 16}
+    for group in GROUPS[scope]:
+        for feature, size in features.items():
+            found = numbers(root, feature, group, size, mode)
+            normal |= dict.fromkeys(((name, feature) for name in group), found)
+    stored = {name: seqrecord.open(root / name) for name in SIZES}
+    assert not mix.single_source_batches
+    assert all([*found] == [*features] for found in mix.normalized.values())
+    clips = 0
+    for batch in mix:
+        for i, (name, key) in enumerate(zip(batch["dataset"], batch["episode"], strict=True)):
+            episode, start = stored[name].episodes[key], int(batch["start"][i])
+            assert batch["step"].dtype == torch.int64
+            for feature, size in features.items():
+                length, places = batch[feature].shape[1], places_of(name, feature)
+                frames = np.minimum(np.arange(start, start + length), len(episode) - 1)
+                offset, scale = normal[name, feature]
+                expected = np.zeros((length, size), np.float32)
+                values = episode.read(frames.tolist())[feature]
+                expected[:, places] = (values - offset[places]) / scale[places]
+                found = batch[feature][i].cpu().numpy()
+                assert found.dtype == np.float32
+                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+                is_pad = [channel not in places for channel in range(size)]
+                assert batch[f"{feature}_dim_is_pad"][i].tolist() == is_pad
+            clips += 1
+    assert clips >= 40
+
+
+@pytest.mark.parametrize("single", [None, True])
+def test_sizes_decide_whether_batches_mix(root: Path, single: bool | None) -> None:
+    """Without pad_to of each, batches alternate; each has the columns of its source."""
+    form = {"pad_to": None, "features": "intersection", "single_source_batches": single}
+    mix = robots(root, **form, normalize={"state": "robot_type"})
+    assert mix.single_source_batches
+    for batch in mix:
+        [name] = set(batch["dataset"])
+        assert ("action_dim_is_pad" in batch) == (name in PLACES)
+        assert batch["action"].shape[-1] == max(places_of(name, "action")) + 1
+        assert batch["state"].dtype == torch.float32
+    assert robots(root, single_source_batches=True).single_source_batches
+    with pytest.raises(ClipError, match="disagree in a shape") as info:
+        robots(root, single_source_batches=False, pad_to={"action": 32})
+    assert info.value.feature == "state"
+
+
+def test_missing_cameras_and_features(root: Path) -> None:
+    mix = robots(root, camera_padding_masks=True, pad_to={**FORM["pad_to"]})
+    for batch in mix:
+        for camera in ("top", "wrist"):
+            has = torch.tensor([camera in CAMERAS[name] for name in batch["dataset"]])
+            assert torch.equal(batch[f"{camera}_padding_mask"], has)
+            assert torch.equal(batch[f"{camera}_is_missing"], ~has)
+            assert not batch[camera][~has].any()
+    some = sources(root, ["arm"]) | sources(root, ["second"], features=["state"], windows=None)
+    mix = SeqRecordMix(some, batch_size=8, pad_to={"action": 40}, normalize={"action": "mix"})
+    batch = next(iter(mix))
+    lacks = torch.tensor([name == "second" for name in batch["dataset"]])
+    assert lacks.any()
+    assert batch["action_dim_is_pad"][lacks].all()
+    assert batch["action_dim_is_pad"][~lacks].sum(1).tolist() == [34] * int((~lacks).sum())
+
+
+def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
+    """The steps of a source, or of an inner mix, come first; the outer mix extends its vectors."""
+    normal = Normalization("mean_std", np.zeros(6), np.full(6, 2.0))
+    inner = SeqRecordMix(
+        {
+            "one": SeqRecordIterableDataset(root / "arm", clip_len=1, normalize={"state": normal}),
+            "two": SeqRecordIterableDataset(root / "second", clip_len=1, pad_to={"state": 7}),
+        },
+        batch_size=2,
+        pad_to={"state": 8},
+        normalize={"action": "source"},
+    )
+    other = SeqRecordIterableDataset(root / "humanoid", clip_len=1, normalize={"state": "mean_std"})
+    mix = SeqRecordMix(
+        {"arms": inner, "other": other},
+        batch_size=9,
+        pad_to={"state": 20, "action": 14},
+        features="intersection",
+    )
+    found = {source: {*some} for source, some in mix.normalized.items()}
+    assert found == {"arms/one": {"state", "action"}, "arms/two": {"action"}, "other": {"state"}}
+    batch = next(iter(mix))
+    assert batch["state"].shape[-1] == 20
+    for i, name in enumerate(batch["dataset"]):
+        size = 14 if name == "other" else 6
+        assert int((~batch["state_dim_is_pad"][i]).sum()) == size
+    with pytest.raises(ClipError, match="normalize of the mix, and of a source") as info:
+        SeqRecordMix({"arms": inner, "other": other}, batch_size=2, normalize={"state": "source"})
+    assert info.value.feature == "state"
+    kept = SeqRecordMix({"arms": inner, "other": other}, batch_size=2, normalize="source")
+    assert kept.normalized["arms/one"]["state"] is normal
+
+
+def test_order_resume_and_workers_do_not_depend_on_the_form(root: Path) -> None:
+    plain, mix = robots(root, normalize=None), robots(root)
+    clips = [list(zip(b["dataset"], b["episode"], b["start"].tolist())) for b in plain]  # noqa: B905
+    assert clips == [list(zip(b["dataset"], b["episode"], b["start"].tolist())) for b in mix]  # noqa: B905
+    whole = digests(robots(root))
+    stopped = robots(root)
+    begun(stopped, 2)
+    resumed = robots(root, normalize="source")
+    resumed.load_state_dict(stopped.state_dict())
+    assert digests(resumed) == whole[2:]
+    assert digests(pickle.loads(pickle.dumps(robots(root)))) == whole
+    workers = DataLoader(
+        robots(root, number_tasks=True),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="spawn",
+    )
+    own = robots(root, number_tasks=True)
+    for sent, batch in zip(workers, own, strict=True):
+        for name in ("action", "state", "action_dim_is_pad", "task_index"):
+            assert torch.equal(sent[name], batch[name])
+
+
+def test_task_numbers(root: Path, tmp_path: Path) -> None:
+    """By the text of a clip's first frame, else by the metadata of its episode."""
+    mix, stored = robots(root, number_tasks=True), seqrecord.open(root / "humanoid")
+    assert mix.tasks == sorted(set(mix.tasks))
+    assert {"all", "arm 0", "humanoid 1", "second 0"} & {*mix.tasks} == {"all", "humanoid 1"}
+    assert robots(root).tasks == []
+    seen = set()
+    for batch in mix:
+        for i, (name, key) in enumerate(zip(batch["dataset"], batch["episode"], strict=True)):
+            task = mix.tasks[int(batch["task_index"][i])]
+            if name == "humanoid":
+                assert task == stored.episodes[key][int(batch["start"][i])]["task"]
+            else:
+                assert task == seqrecord.open(root / name).episodes[key].metadata["task"]
+            seen.add(task)
+    assert len(seen) >= 4
+    place = tmp_path / "records"
+    with SeqRecordWriter(place) as writer:
+        for key, metadata in (("a", {"tasks": ["known"]}), ("b", {})):
+            with writer.episode(key, metadata=metadata) as episode:
+                episode.append({"task": "read", "x": np.zeros(2)})
+    source = SeqRecordIterableDataset(place, clip_len=1)
+    assert SeqRecordMix({"a": source}, batch_size=1, number_tasks=True).tasks == ["known", "read"]
+    few = SeqRecordIterableDataset(place, clip_len=1, episodes=["a"])
+    with pytest.raises(ClipError, match="a task that the metadata lacks"):
+        list(SeqRecordMix({"a": few}, batch_size=1, number_tasks=True))
+    none = SeqRecordIterableDataset(place, clip_len=1, features=["x"])
+    with pytest.raises(ClipError, match="finds no task") as info:
+        SeqRecordMix({"a": none}, batch_size=1, number_tasks=True)
+    assert info.value.episode == "b"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "feature"),
+    [
+        ({"pad_to": {"action": 31}}, "source 'arm' of a mix: pad_to is smaller", "action"),
+        ({"pad_to": {"state": 13}}, "source 'humanoid' of a mix: pad_to is smaller", "state"),
+        ({"pad_to": {"top": 13}}, "source 'arm' of a mix: pad_to is for vectors", "top"),
+        ({"pad_to": {"other": 13}}, "batches of the mix have no such feature", "other"),
+        ({"pad_to": {"wrist": 13}, "features": "intersection"}, "no such feature", "wrist"),
+        ({"pad_to": 3}, "pad_to is not valid", None),
+        ({"normalize": "robot"}, "normalize is not valid", None),
+        ({"normalize": {"state": "mean_std"}}, "normalize is not valid", None),
+        ({"normalize": {"top": "mix"}}, "normalize is for vectors", "top"),
+        ({"normalization": "min_max"}, "normalization is not valid", None),
+        ({"normalize": None, "normalization": {"state": "mean_std"}}, "not normalized", "state"),
+        ({"camera_padding_masks": 1}, "camera_padding_masks is not valid", None),
+        ({"number_tasks": "task"}, "number_tasks is not valid", None),
+    ],
+)
+def test_wrong_forms(root: Path, options: Any, problem: str, feature: str | None) -> None:
+    with pytest.raises(ClipError, match=problem) as info:
+        robots(root, **options)
+    assert info.value.feature == feature
+    assert info.value.expected
+
+
+def test_units_robots_and_statistics_of_sources(root: Path, tmp_path: Path) -> None:
+    """Merged statistics need one unit; robot_type its metadata; all need stored statistics."""
+    write_robot(tmp_path / "degrees", 0, "arm", unit="deg")
+    write_robot(tmp_path / "bare", 0, "arm", statistics=False)
+
+    def with_arm(name: str, **options: Any) -> SeqRecordMix:
+        both = sources(root, ["second"])
+        both["other"] = sources(tmp_path, [name])[name]
+        return SeqRecordMix(both, batch_size=2, **options)
+
+    assert not with_arm("degrees", normalize="source").single_source_batches
+    for normalize in (None, "mix", {"state": "source"}):
+        with pytest.raises(ClipError, match="disagree on the unit"):
+            with_arm("degrees", normalize=normalize)
+    with pytest.raises(ClipError, match="source 'other' of a mix: normalize needs statistics"):
+        with_arm("bare", normalize="source")
+    with pytest.raises(ClipError, match="finds no vector"):
+        SeqRecordMix(
+            sources(root, ["second"], features=["step"], windows=None),
+            batch_size=2,
+            normalize="mix",
+        )
+    for number, robot in enumerate(("one", "two")):
+        writer = SeqRecordWriter(tmp_path / "two", mode="append" if number else "create")
+        with writer, writer.episode(robot, metadata={"robot_type": robot}) as episode:
+            episode.append({"state": np.zeros(2)})
+    two = SeqRecordIterableDataset(tmp_path / "two", clip_len=1)
+    with pytest.raises(ClipError, match="takes one robot_type") as info:
+        SeqRecordMix({"two": two}, batch_size=2, normalize="robot_type")
+    assert "'one' (one), 'two' (two)" in str(info.value.got)
+
+
+def test_merged_normalizations_of_one_channel_and_of_none() -> None:
+    """One channel applies to all values; a channel without numbers stays as it is."""
+    rng, sketches = np.random.default_rng(0), [Sketch(np.dtype(np.float64)) for _ in range(3)]
+    for sketch in sketches[:2]:
+        sketch.add(rng.normal(5, 2, 100))
+    statistics = FeatureStatistics(100, (sketches[0],))
+    one = Normalization.merged([WeightedChannels(statistics, 1.0)], 4)
+    np.testing.assert_allclose(one.offset, [statistics.mean[0]] * 4)
+    placed = WeightedChannels(FeatureStatistics(100, (*sketches[1:], sketches[0])), 1.0, [3, 2, 1])
+    two = Normalization.merged([placed], 4, "quantiles")
+    assert two.offset[[0, 2]].tolist() == [0, 0]
+    assert two.scale[[0, 2]].tolist() == [1, 1]
+    assert two.numbers.keys() == {"q01", "q99"}
+    np.testing.assert_allclose(two.numbers["q01"][3], placed.statistics.quantile(0.01)[0])

@@ -1,0 +1,309 @@
+"""place, pad_to and normalize of loaders, against NumPy on the stored values."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    HorizontalFlip,
+    Latest,
+    Normalization,
+    RandomCrop,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+    SeqRecordWriter,
+)
+from seqrecord.engine.device.streams import streams_of
+from tests.side_streams import STREAMS, LateStream
+
+LENGTHS = (13, 9, 20)
+STEPS: dict[str, Any] = {
+    "place": {"action": [4, 0, 2, 9, 1], "flags": [5, 3]},
+    "pad_to": {"action": 12, "state": 4, "counts": 2},
+    "normalize": {
+        "action": "mean_std",
+        "state": "quantiles",
+        "counts": "mean_std",
+        "id": "quantiles",
+    },
+}
+SIZES = {"action": 12, "flags": 6, "state": 4, "counts": 2}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place, rng = tmp_path_factory.mktemp("vectors") / "records", np.random.default_rng(3)
+    codecs = {"image": "balanced", "points": "balanced"}
+    points = {"points": {"shape": (None,)}}
+    with SeqRecordWriter(place, codecs=codecs, chunk_frames=4, features=points) as writer:
+        for number, length in enumerate(LENGTHS):
+            with writer.episode(f"e/{number}") as episode:
+                for frame in range(length):
+                    action = rng.normal(3, 2, 5).astype("f4")
+                    action[3] = 1.5  # always: divided by 1
+                    episode.append(
+                        {
+                            "action": action,
+                            "state": rng.normal(-4, 9, 3),
+                            "counts": rng.integers(0, 1 << 40, 2),
+                            "flags": rng.integers(0, 2, 2).astype(bool),
+                            "id": np.int16(frame),
+                            "wide": rng.normal(size=(2, 3)),
+                            "image": rng.integers(0, 256, (6, 8, 3), np.uint8),
+                            "points": rng.normal(size=(frame % 3 + 1,)).astype("f4"),
+                            "note": f"{number} {frame}",
+                        }
+                    )
+    return place
+
+
+@pytest.fixture(params=[None, *STREAMS])
+def device(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    if request.param != "late":
+        yield request.param
+        return
+    with streams_of("cpu", lambda _: LateStream()):
+        yield "cpu"
+
+
+def made(name: str, stored: torch.Tensor, statistics: Any, steps: Mapping[str, Any]) -> Any:
+    """What a batch has of stored values, by NumPy in float64."""
+    values, mode = stored.cpu().numpy(), steps.get("normalize", {}).get(name)
+    if mode is not None:
+        values = values.astype(np.float64)
+        low, high = statistics[name].quantile([0.01, 0.99])
+        offset = statistics[name].mean if mode == "mean_std" else (low + high) / 2
+        scale = statistics[name].std if mode == "mean_std" else (high - low) / 2
+        scale = np.where(scale > 0, scale, 1.0)
+        values = ((values - offset) / scale).astype(np.float32)
+    places = steps.get("place", {}).get(name)
+    size = steps.get("pad_to", {}).get(name, max(places, default=0) + 1 if places else None)
+    if size is None:
+        return values
+    whole = np.zeros((*values.shape[:-1], size), values.dtype)
+    whole[..., places or range(values.shape[-1])] = values
+    return whole
+
+
+def check(batch: dict[str, Any], plain: dict[str, Any], statistics: Any, steps: Any) -> None:
+    masks = {f"{name}_dim_is_pad" for name in {**steps.get("place", {}), **steps.get("pad_to", {})}}
+    assert batch.keys() == plain.keys() | masks
+    for name, stored in plain.items():
+        if not isinstance(stored, torch.Tensor):
+            assert name == "points" or batch[name] == stored
+            continue
+        expected = made(name, stored, statistics, steps)
+        assert batch[name].dtype == torch.from_numpy(expected).dtype, name
+        np.testing.assert_allclose(
+            batch[name].cpu().numpy(), expected, rtol=3e-6, atol=3e-6, err_msg=name
+        )
+    for mask in masks & batch.keys():
+        name = mask.removesuffix("_dim_is_pad")
+        places = steps.get("place", {}).get(name, range(plain[name].shape[-1]))
+        assert batch[mask].dtype == torch.bool
+        assert batch[mask].device.type == "cpu"
+        rows = batch[mask].reshape(-1, batch[mask].shape[-1]).tolist()
+        assert rows == [[i not in places for i in range(len(rows[0]))]] * len(rows)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_size": 5},
+        {"batch_size": None, "features": ["action", "state", "counts", "flags", "id"]},
+        {"batch_size": 64, "memory_limit": "1MiB"},
+        {
+            "batch_size": 4,
+            "clip_len": None,
+            "windows": {"action": range(-2, 5), "id": [0, 1]},
+            "pad": "edge",
+            "squeeze_time": True,
+        },
+        {"batch_size": 3, "dilation": (1, 2), "reverse": 0.5, "stride": 2},
+        {"batch_size": 3, "windows": {"state": Latest()}, "shuffle": False},
+        {"batch_size": 6, "clip_transform": {"image": [RandomCrop(4), HorizontalFlip(0.5)]}},
+        {"batch_size": 6, "ragged": "pad", "episodes": [0, 2]},
+        {"batch_size": 2, "order": "sequences"},
+    ],
+)
+def test_batches_are_those_of_numpy(
+    path: Path, device: str | None, settings: dict[str, Any]
+) -> None:
+    settings = {"clip_len": 3, "seed": 4, "device": device, **settings}
+    plain, moved = SeqRecordPipe(path, **settings), SeqRecordPipe(path, **settings, **STEPS)
+    assert "action: float32 [" in repr(moved)
+    for _ in range(2):  # frames stay in memory for the second epoch
+        found = list(zip(moved, plain, strict=True))  # batches are kept: none is overwritten
+        assert found
+        for batch, expected in found:
+            check(batch, expected, plain.dataset.statistics, STEPS)
+    assert moved.stats()["frames_decoded"] == plain.stats()["frames_decoded"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_steps(path: Path, seed: int) -> None:
+    """Any places, sizes, modes, windows and batch sizes; three loaders."""
+    rng = np.random.default_rng(seed)
+    steps: dict[str, Any] = {"place": {}, "pad_to": {}, "normalize": {}}
+    for name, count in {"action": 5, "state": 3, "counts": 2, "flags": 2}.items():
+        most = int(rng.integers(count, 20))
+        if rng.random() < 0.6:
+            steps["place"][name] = rng.permutation(most)[:count].tolist()
+        if rng.random() < 0.6:
+            steps["pad_to"][name] = most + int(rng.integers(0, 3))
+        if rng.random() < 0.6 and name != "flags":
+            steps["normalize"][name] = rng.choice(["mean_std", "quantiles"]).item()
+    settings: dict[str, Any] = {"clip_len": int(rng.integers(1, 5)), "pad": "edge"}
+    if rng.random() < 0.5:
+        settings["windows"] = {"action": rng.integers(-4, 9, 3).tolist()}
+    size, statistics = int(rng.integers(1, 9)), seqrecord.open(path).statistics
+    of_batches = {**settings, "seed": seed, "batch_size": size}
+    for plain, moved in zip(
+        SeqRecordIterableDataset(path, **of_batches),
+        SeqRecordIterableDataset(path, **of_batches, **steps),
+        strict=True,
+    ):
+        check(moved, plain, statistics, steps)
+    stored = SeqRecordMapDataset(path, **settings)
+    clips = SeqRecordMapDataset(path, **settings, **steps)
+    numbers = rng.integers(0, len(clips), size).tolist()
+    batch, plain = (seqrecord.collate(one.__getitems__(numbers)) for one in (clips, stored))
+    check(batch, plain, statistics, steps)
+    check(clips[numbers[0]], stored[numbers[0]], statistics, steps)
+
+
+def test_functions_receive_stored_values(path: Path) -> None:
+    """A loader places and normalizes the results of functions, also of features that they make."""
+
+    def relative(clip: Any, _: Any) -> Any:
+        return {**clip, "delta": clip["action"] - clip["action"][:1]}
+
+    normal = Normalization("quantiles", np.full(5, 0.5), np.arange(1.0, 6.0))
+    settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "clip_transform": relative}
+    settings["features"] = ["action", "state"]
+    steps: dict[str, Any] = {
+        "pad_to": {"delta": 7},
+        "normalize": {"delta": normal, "state": "mean_std"},
+    }
+    plain, moved = SeqRecordPipe(path, **settings), SeqRecordPipe(path, **settings, **steps)
+    for batch, stored in zip(moved, plain, strict=True):
+        delta = (stored["delta"].numpy() - np.float32(0.5)) / np.arange(1, 6, dtype="f4")
+        np.testing.assert_array_equal(batch["delta"][..., :5].numpy(), delta)
+        assert not batch["delta"][..., 5:].any()
+        state = plain.dataset.statistics["state"].normalize(stored["state"]).float()
+        np.testing.assert_allclose(batch["state"], state, rtol=1e-6)
+        assert torch.equal(batch["action"], stored["action"])
+        undone = normal.undo(batch["delta"][..., :5])
+        np.testing.assert_allclose(undone, stored["delta"], atol=1e-5)
+
+
+def test_steps_after_a_frame_transform(path: Path) -> None:
+    """The stored statistics describe features that it leaves unchanged."""
+
+    def whole(frame: dict[str, Any]) -> dict[str, Any]:
+        return {"action": frame["action"], "state": frame["state"] * 2}
+
+    settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "frame_transform": whole}
+    pipe = SeqRecordPipe(path, **settings, pad_to={"state": 5}, normalize={"action": "mean_std"})
+    statistics = pipe.dataset.statistics
+    for batch, stored in zip(pipe, SeqRecordPipe(path, **settings), strict=True):
+        assert torch.equal(batch["action"], statistics["action"].normalize(stored["action"]))
+        assert torch.equal(batch["state"][..., :3], stored["state"])
+    with pytest.raises(ClipError, match="a function changes this feature") as info:
+        SeqRecordPipe(path, **settings, normalize={"state": "mean_std"})
+    assert info.value.feature == "state"
+    own = SeqRecordPipe(path, **settings).compute_statistics()["state"]
+    pipe = SeqRecordPipe(path, **settings, normalize={"state": Normalization.of(own)})
+    assert abs(float(torch.cat([batch["state"] for batch in pipe]).mean())) < 0.5
+
+
+def test_loaders_with_steps_work_in_spawned_workers(path: Path) -> None:
+    settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "shuffle": False, **STEPS}
+    settings |= {"even_batches": False, "features": ["action", "state", "counts", "flags", "id"]}
+    loader = SeqRecordIterableDataset(path, **settings)
+    copied = pickle.loads(pickle.dumps(loader))
+    assert repr(copied) == repr(loader)
+    assert copied.options.normalize == loader.options.normalize
+    own, *_ = loader
+    workers = DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    sent, *_ = workers
+    assert own.keys() == sent.keys()
+    assert all(torch.equal(own[name], sent[name]) for name in SIZES)
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem", "feature"),
+    [
+        ({"place": {"action": [0, 1, 2, 3]}}, "an index for each value", "action"),
+        ({"place": {"action": [0, 1, 2, 3, 3]}}, "place of action is not valid", None),
+        ({"place": {"action": [0, 1, 2, 3, -1]}}, "place of action is not valid", None),
+        ({"place": {"action": 3}}, "place of action is not valid", None),
+        ({"place": ["action"]}, "place is not valid", None),
+        ({"place": {"other": [0]}}, "clips have no such feature", "other"),
+        ({"place": {"action": [0, 1, 2, 3, 9]}, "pad_to": {"action": 9}}, "smaller than", "action"),
+        ({"pad_to": {"action": 4}}, "pad_to is smaller than the feature", "action"),
+        ({"pad_to": {"action": 0}}, "pad_to of action is not valid", None),
+        ({"pad_to": {"image": 4}}, "pad_to is for vectors", "image"),
+        ({"pad_to": {"id": 4}}, "pad_to is for vectors", "id"),
+        ({"pad_to": {"note": 4}}, "pad_to is for vectors", "note"),
+        ({"pad_to": {"points": 4}}, "pad_to is for vectors", "points"),
+        ({"pad_to": {"points": 4}, "ragged": "pad"}, "pad_to is for vectors", "points"),
+        ({"normalize": {"points": "mean_std"}, "ragged": "pad"}, "is for vectors", "points"),
+        ({"normalize": {"points_mask": "mean_std"}, "ragged": "pad"}, "for vectors", "points_mask"),
+        ({"normalize": {"image": "mean_std"}}, "normalize is for vectors", "image"),
+        ({"normalize": {"wide": "mean_std"}}, "normalize is for vectors", "wide"),
+        ({"normalize": {"flags": "mean_std"}}, "normalize is for vectors", "flags"),
+        ({"normalize": {"action": "min_max"}}, "normalize of action is not valid", None),
+        ({"normalize": "mean_std"}, "normalize is not valid", None),
+        (
+            {"normalize": {"action": Normalization("mean_std", np.zeros(2), np.ones(2))}},
+            "channels",
+            "action",
+        ),
+    ],
+)
+def test_wrong_steps(path: Path, steps: dict[str, Any], problem: str, feature: str | None) -> None:
+    with pytest.raises(ClipError, match=problem) as info:
+        SeqRecordPipe(path, clip_len=2, **steps)
+    assert info.value.feature == feature
+    assert info.value.expected
+
+
+def test_missing_statistics_and_taken_names(tmp_path: Path) -> None:
+    place = tmp_path / "records"
+    writer = SeqRecordWriter(place, statistics=False)
+    with writer, writer.episode("a") as episode:
+        for _ in range(3):
+            episode.append({"action": np.ones(3), "action_dim_is_pad": np.ones(3)})
+    with pytest.raises(ClipError, match="needs statistics") as info:
+        SeqRecordPipe(place, clip_len=1, normalize={"action": "mean_std"})
+    assert "seqrecord stats" in str(info.value.expected)
+    with pytest.raises(ClipError, match="name of a batch's extra column"):
+        SeqRecordPipe(place, clip_len=1, pad_to={"action": 3})
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        ("min_max", [0], [1]),
+        ("mean_std", [0], [0]),
+        ("mean_std", [np.nan], [1]),
+        ("mean_std", [0, 1], [1]),
+        ("mean_std", 0, 1),
+        ("mean_std", [], []),
+    ],
+)
+def test_wrong_normalizations(numbers: Any) -> None:
+    with pytest.raises(ClipError, match="normalization"):
+        Normalization(*numbers)
