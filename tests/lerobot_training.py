@@ -85,11 +85,13 @@ _ROBOTS: dict[str, dict[str, Any]] = {
 _VECTORS = ("observation.state", "action")
 
 
-def make_robots(root: Path) -> None:
+def make_robots(
+    root: Path, sides: tuple[int, int] = (96, 128), *, merged_as: str = "image"
+) -> None:
     """Datasets of two robots, written by lerobot, their mix, and a dataset merged by hand.
 
-    The merged one has the decoded images as PNG, zeros for the camera and the values that a robot
-    lacks, and statistics of these values.
+    The merged one has the decoded images, as PNG or as `video`, zeros for the camera and the values
+    that a robot lacks, and statistics of these values.
     """
     from tests.lerobot_data import write_dataset
 
@@ -101,9 +103,10 @@ def make_robots(root: Path) -> None:
         cameras = [f"observation.images.{camera}" for camera in robot["cameras"]]
         shape: dict[str, Any] = {"dtype": "float32", "shape": (len(places),), "names": None}
         features: dict[str, Any] = dict.fromkeys(_VECTORS, shape) | {
-            camera: {"dtype": "video", "shape": (96, 128, 3), "names": _AXES} for camera in cameras
+            camera: {"dtype": "video", "shape": (*sides, 3), "names": _AXES} for camera in cameras
         }
-        scene = np.kron(rng.integers(0, 256, (12, 16, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+        blocks = np.ones((sides[0] // 12, sides[1] // 16, 1))
+        scene = np.kron(rng.integers(0, 256, (12, 16, 3)), blocks).astype(np.uint8)
         recorded = [
             [
                 {
@@ -117,7 +120,7 @@ def make_robots(root: Path) -> None:
             for episode, length in enumerate(robot["lengths"])
         ]  # fmt: skip
         write_dataset(root / name, features, recorded, robot_type=name)
-        merged += _placed(root / name, recorded, places)
+        merged += _placed(root / name, recorded, places, sides)
         shown = dict.fromkeys(_VECTORS, places)
         sources.append(f"  {name}: {{location: {name}, weight: {3 - number}, place: {shown}}}\n")
     text = "sources:\n" + "".join(sources)
@@ -126,9 +129,9 @@ def make_robots(root: Path) -> None:
         name = "mix.yaml" if normalize is None else f"mix-{normalize}.yaml"
         (root / name).write_text(text + line)
     sizes = {name: {"dtype": "float32", "shape": (6,), "names": None} for name in _VECTORS}
-    image = {"dtype": "image", "shape": (96, 128, 3), "names": _AXES}
+    image = {"dtype": merged_as, "shape": (*sides, 3), "names": _AXES}
     images = dict.fromkeys((f"observation.images.{one}" for one in ("front", "wrist")), image)
-    write_dataset(root / "merged", sizes | images, merged, use_videos=False)
+    write_dataset(root / "merged", sizes | images, merged, use_videos=merged_as == "video")
     path = root / "merged/meta/stats.json"
     known = json.loads(path.read_text())
     for name in _VECTORS:
@@ -140,7 +143,7 @@ def make_robots(root: Path) -> None:
 
 
 def _placed(
-    root: Path, recorded: list[list[dict[str, Any]]], places: list[int]
+    root: Path, recorded: list[list[dict[str, Any]]], places: list[int], sides: tuple[int, int]
 ) -> Iterator[list[dict[str, Any]]]:
     """The frames of a robot as those of the merged dataset."""
     import seqrecord
@@ -153,7 +156,7 @@ def _placed(
                 one: dict[str, Any] = {"task": frame["task"]}
                 for camera in ("front", "wrist"):
                     name = f"observation.images.{camera}"
-                    one[name] = stored[name][i] if name in stored else np.zeros((96, 128, 3), "u1")
+                    one[name] = stored[name][i] if name in stored else np.zeros((*sides, 3), "u1")
                 for name in _VECTORS:
                     one[name] = np.zeros(6, np.float32)
                     one[name][places] = frame[name]
@@ -400,11 +403,14 @@ def _check_mix_is_deployed(folder: Path) -> None:
 def measure_mix(folder: Path) -> None:
     """Print steps a second and the share of time that steps wait: a mix and the merged dataset.
 
-    The merged one is read by LeRobot, and by seqrecord. A step sleeps for 40 ms.
+    The merged one, of videos, is read by LeRobot, and by seqrecord. A step sleeps for 40 ms.
     """
+    folder = folder / "measured"
+    if not folder.exists():
+        make_robots(folder, (240, 320), merged_as="video")
     ways: list[tuple[str, dict[str, Any]]] = [
-        ("merged, LeRobot's reader", {"data": "merged-video"}),
-        ("merged, seqrecord's reader", {"data": "merged-video", "reader": "1"}),
+        ("merged, LeRobot's reader", {"data": "merged"}),
+        ("merged, seqrecord's reader", {"data": "merged", "reader": "1"}),
         ("mix, seqrecord", {"mix": "mix.yaml"}),
     ]
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
@@ -412,7 +418,7 @@ def measure_mix(folder: Path) -> None:
         (seen,) = run(
             folder,
             f"measure-mix-{ways.index((title, options))}-{workers}-{turn}",
-            "--steps=100",
+            "--steps=80",
             "--save_checkpoint=false",
             "--batch_size=4",
             f"--num_workers={workers}",

@@ -329,6 +329,7 @@ class _LoaderOfOrder:
         self._sources = [*sources]
         self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
         self._options, self._join, self._form = loader.options, loader.join, loader.form
+        self._epoch_clips = loader.epoch_clips if stop is None else None
         self._stop = loader.stop if stop is None else stop
 
     def shown(self) -> str:
@@ -364,10 +365,13 @@ class _LoaderOfOrder:
                     expected="an episode of each source",
                 )
             given[one.name] = SeqRecordIterableDataset.from_options(one.dataset, options)
+        stop = self._stop
+        if self._epoch_clips is not None:  # of `repeat` and `choose`
+            stop = max(1, self._epoch_clips // (order.ranks * order.batch_size))
         made = SeqRecordMix(
             given,
             weights=self._counts,
-            stopping_strategy=self._stop,
+            stopping_strategy=stop,
             batch_size=order.batch_size,
             features=self._join,
             normalize="source" if self._form.normalize == "source" else None,

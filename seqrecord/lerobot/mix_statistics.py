@@ -113,6 +113,11 @@ class MixStatistics:
         if not parts:
             return
         size = parts[0].size
+        if scope in (None, "mix") and len({part.dtype for part in parts}) > 1:
+            for part in parts:  # which become float32, as in LeRobot
+                same = Normalization("mean_std", np.zeros(1), np.ones(1), "the stored values")
+                count = size if part.places is None else len(part.places)
+                self.normalizations[part.source.name][name] = same.at(range(count))
         if scope is None:
             missing = sum(int(one.lengths.sum()) for one in sources if not one.has(name))
             numbers = _mixture(parts, size, missing)
@@ -148,6 +153,7 @@ class _Part:
     size: int
     weight: float
     num_frames: int
+    dtype: np.dtype[Any]
 
     @classmethod
     def of(cls, source: MixSource, name: str, weight: float) -> _Part:
@@ -157,7 +163,9 @@ class _Part:
         spec = selection.made[name] if step is None else step.made
         size = int(spec.shape[-1] or 1) if spec.shape else 1
         places = None if step is None else step.places
-        return cls(source, found.sketches, places, size, weight, int(source.lengths.sum()))
+        dtype = selection.given(name).dtype
+        count = int(source.lengths.sum())
+        return cls(source, found.sketches, places, size, weight, count, dtype)
 
     def sketch(self, place: int) -> Sketch | None:
         """The values at a place in batches; `None` for padding."""
