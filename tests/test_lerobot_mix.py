@@ -137,7 +137,7 @@ def numbers_of(batch: dict[str, Any]) -> list[int]:
 
 def test_the_order_is_that_of_the_mix(root: Path) -> None:
     ours = dataset(root)
-    as_floats = {"action": seqrecord.Normalization("mean_std", [0], [1])}
+    as_floats = {"action": seqrecord.Normalization("mean_std", np.zeros(1), np.ones(1))}
     options = {"windows": DELTAS, "pad": "edge", "clip_len": None, "normalize": as_floats}
     mix = mixed(root, seed=7, aloha=options, so101=options)
     sampler, count = PlannedSampler(ours, batch_size=4, seed=7), 0
