@@ -98,7 +98,7 @@ test-lerobot: $(LEROBOT_TOOLS)/installed ## Compare items with lerobot 0.6.1, an
 # All in one command, so that lerobot's limits hold for what we depend on too.
 $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 	$(LEROBOT_PYTHON) -m venv --clear $(LEROBOT_TOOLS)
-	$(LEROBOT_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'lerobot[dataset,training]==0.6.1' \
+	$(LEROBOT_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'lerobot[dataset,training,diffusion]==0.6.1' \
 		-e '.[video]' -e integrations/lerobot
 	@touch $@
 
