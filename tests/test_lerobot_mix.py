@@ -110,7 +110,7 @@ def check_item(item: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert item.keys() == wanted.keys()
     for name, value in wanted.items():
         got = item[name].numpy() if isinstance(item[name], torch.Tensor) else item[name]
-        value = value.astype(np.float32) if name == "action" else value
+        value = np.float32(value) if name == "action" else value
         assert np.array_equal(got, value), name
 
 
@@ -313,6 +313,29 @@ def test_one_set_of_statistics(root: Path, normalize: Any, mode: str) -> None:
             assert np.allclose(got[[*rest]], 0, atol=1e-6)
     assert ours[0]["action_dim_is_pad"].tolist() == [False, True, False, True]
     assert ours[63]["action_dim_is_pad"].tolist() == [False, False, True, True]
+
+
+def test_items_of_plans_and_by_number(root: Path) -> None:
+    """With masks of cameras, of padding, and of features that a robot lacks."""
+    mix = mixed(
+        root,
+        aloha={"metadata": ["robot_type"]},
+        so101={"features": [TOP, "action"]},
+        pad_to={"action": 3, "observation.state": 4},
+        normalize="mix",
+        camera_padding_masks=True,
+        number_tasks=False,
+    )
+    ours = LeRobotMixDataset(mix, delta_timestamps=WINDOWS, return_uint8=True)
+    order = list(PlannedSampler(ours, batch_size=4))
+    for item, alone in zip(
+        ours.__getitems__(order), ours.__getitems__([*map(int, order)]), strict=True
+    ):
+        check_item(item, {name: np.asarray(value) for name, value in alone.items()})
+        is_one = item["dataset"] == "aloha"
+        assert item[f"{WRIST}_padding_mask"] == is_one != item["observation.state_is_missing"]
+        assert item["observation.state_dim_is_pad"].tolist() == [not is_one] * 3 + [True]
+    assert ours.stats()["items_in_order"] == len(order)
 
 
 def test_robots_of_one_type(root: Path) -> None:

@@ -231,10 +231,12 @@ class LeRobotMixDataset(PlannedDataset):
                     found[name] = torch.from_numpy(np.zeros(shape, spec.dtype))
             for name, column in other.column_kinds.items():
                 if name not in found and isinstance(column, torch.Tensor):
-                    found[name] = column.new_zeros((count, *column.shape[1:]))
-        for name in self._missing:
-            found[f"{name}_is_missing"] = torch.full((count,), name not in own.made)
-        return found
+                    is_all_padding = name.endswith("_dim_is_pad")  # of a feature that is missing
+                    found[name] = column.new_full((count, *column.shape[1:]), is_all_padding)
+        masks = {f"{name}_is_missing": name not in own.made for name in self._missing}
+        if self._make.has_camera_masks:
+            masks |= {f"{name}_padding_mask": name in own.made for name in self._images}
+        return found | {n: torch.full((count,), flag, device="cpu") for n, flag in masks.items()}
 
     def _items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
         """Convert a batch to items."""
@@ -284,14 +286,15 @@ def _padded(
     values: torch.Tensor, name: str, batch: Mapping[str, Any], fill: FloatArray
 ) -> torch.Tensor:
     """Fill padding, and features that a source lacks, with values normalised to 0."""
-    is_pad = torch.zeros(len(values), len(fill), dtype=torch.bool)
+    is_pad = torch.zeros(len(values), len(fill), dtype=torch.bool, device="cpu")
     if (mask := batch.get(f"{name}_dim_is_pad")) is not None:
         is_pad |= mask
     if (mask := batch.get(f"{name}_is_missing")) is not None:
         is_pad |= mask[:, None]
     if not fill.any() or not is_pad.any():
         return values
-    shape = (len(values), *(1,) * (values.ndim - 2), len(fill))
+    # A feature of one value may have no axis for it.
+    shape = (len(values), *(1,) * (values.ndim - 2), *([len(fill)] if values.ndim > 1 else []))
     filled = torch.from_numpy(fill.astype(np.float32)).to(values.dtype)
     return torch.where(is_pad.reshape(shape), filled, values)
 
@@ -328,6 +331,7 @@ class _LoaderOfOrder:
         self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
         self._sources = [*sources]
         self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
+        self.has_camera_masks = loader.form.camera_padding_masks
         self._options, self._join, self._form = loader.options, loader.join, loader.form
         self._epoch_clips = loader.epoch_clips if stop is None else None
         self._stop = loader.stop if stop is None else stop
