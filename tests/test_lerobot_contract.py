@@ -18,7 +18,8 @@ import pytest
 import seqrecord
 from seqrecord import StateError
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler
-from tests.lerobot_video_data import unpack
+from seqrecord.lerobot.mix_meta import MixMeta, open_mix
+from tests.lerobot_video_data import CAMERAS, unpack
 
 PLUGIN = Path(__file__).parents[1] / "integrations" / "lerobot"
 RECORDED = json.loads((PLUGIN / "lerobot_policy_seqrecord" / "contract.json").read_text())
@@ -251,6 +252,9 @@ def test_a_training_on_a_mix(
         )
     ]
     assert training.run(None, 0, 5, 3, 0, 1) == order
+    for count, are_there in ((0, False), (4, True)):  # LeRobot sets those of ImageNet
+        stats = MixMeta.of(open_mix(mix), "robots", image_frames=count).theirs.stats
+        assert [bool(stats[name]) for name in CAMERAS] == [are_there] * 2
     found = training.run(tmp_path, 0, 3, 3, 2, 1)
     found += training.run(tmp_path, 3, 5, 3, 1, 1)  # with other workers
     found += training.run(tmp_path, 5, 20, 3, 2, 1)

@@ -338,6 +338,13 @@ def test_items_of_plans_and_by_number(root: Path) -> None:
     assert ours.stats()["items_in_order"] == len(order)
 
 
+def test_stored_statistics_of_images(root: Path) -> None:
+    found = MixMeta.of(mixed(root), "robots").theirs.stats
+    frames = [frame(robot, e, i)[TOP] for robot, e, n in EPISODES for i in range(n)]
+    assert found[TOP]["mean"].shape == found[WRIST]["std"].shape == (3, 1, 1)
+    assert np.allclose(found[TOP]["mean"][:, 0, 0], np.mean(frames, (0, 1, 2)) / 255)
+
+
 def test_robots_of_one_type(root: Path) -> None:
     mix = placed(root, "robot_type")
     meta = MixMeta.of(mix, "robots", deploy="aloha")
