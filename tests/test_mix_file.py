@@ -26,7 +26,7 @@ from seqrecord import (
 from seqrecord.errors import SeqRecordError
 from seqrecord.pipes.mix_file_source import OF_SOURCE
 from seqrecord.pipes.mix_file_values import python_value
-from tests.clip_data import digests
+from tests.clip_data import digests, leaves_nothing
 from tests.command_line import fail, run
 from tests.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.mix_data import write_source
@@ -180,6 +180,45 @@ batch_size: 4
     assert shapes == {"image": [1, 3, 4, 3], "state": [2, 3], "pose": [1, 3]}
 
 
+def test_vectors_of_several_robots(root: Path) -> None:
+    text = """
+sources:
+  a: {location: a, place: {where: [0, 1, 5]}}
+  b: {location: b, normalize: {pose: quantiles}}
+clip_len: 2
+place: {where: [2, 1, 0], pose: [1, 2, 3]}
+pad_to: {where: 6}
+normalize: {where: source}
+camera_padding_masks: true
+number_tasks: true
+batch_size: 4
+"""
+    places = {"where": [2, 1, 0], "pose": [1, 2, 3]}
+    sources = {
+        "a": stream(root, "a", clip_len=2, place={"where": [0, 1, 5]}),
+        "b": stream(root, "b", clip_len=2, place=places, normalize={"pose": "quantiles"}),
+    }
+    options: dict[str, Any] = {"pad_to": {"where": 6}, "normalize": {"where": "source"}}
+    options |= {"camera_padding_masks": True, "number_tasks": True}
+    mix = load(root, text)
+    assert digests(mix) == digests(SeqRecordMix(sources, batch_size=4, **options))
+    summary = mix.summarize()
+    a, b = summary.sources
+    assert (a.placed, b.placed) == ({"where": (0, 1, 5)}, {"where": (2, 1, 0), "pose": (1, 2, 3)})
+    assert (a.normalized.keys(), b.normalized.keys()) == ({"where"}, {"where", "pose"})
+    assert summary.columns.keys() >= {"where_dim_is_pad", "image_padding_mask", "task_index"}
+    assert "a: placed where at 0, 1, 5\n" in str(summary)
+    assert summary.tasks == ("task 0", "task 1", "task 2")
+
+
+def test_a_default_of_new_names(root: Path) -> None:
+    """`features` uses them, wherever `rename` is in the file."""
+    text = "sources: {a: {location: a}, b: {location: b}}\nfeatures: [camera, state]\nclip_len: 2\n"
+    mix = load(root, f"{text}rename: {{pose: state, image: camera}}\nbatch_size: 2")
+    shapes = {one.name: one.sources for one in mix.summarize().features}
+    assert shapes == {"camera": ("a", "b"), "state": ("b",)}
+
+
 def test_merged_keys_and_plain_scalars(root: Path) -> None:
     text = """
 sources:
@@ -245,7 +284,7 @@ A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
         (A + "weights: equal\nalpha: 0.5", "line 5: alpha is the power"),
         (A + "alpha: 2", "line 4: alpha is not valid"),
         (A + "weights: {b: 1}", "line 4: weights is not valid"),
-        (A.replace("a}", "a, weight: -1}"), "the weight of source 'a' is not valid"),
+        (A.replace("a}", "a, weight: -1}"), "line 1, source 'a': weight is not valid"),
         (
             A.replace("a}", "a, weight: 1}") + "weights: equal",
             "weights is given for the mix, and",
@@ -253,7 +292,7 @@ A = "sources: {a: {location: a}}\nclip_len: 3\nbatch_size: 2\n"
         (A.replace("a}", "a, weight: 1}, b: {location: b}"), "source 'b' has no weight"),
         (A.replace("a}", "a, repeat: 1, choose: 2}"), "source 'a' of a mix has repeat and choose"),
         (A.replace("a}", "a, weight: 1, choose: 2}"), "repeat and choose .*exclude weights"),
-        (A + "split: train", "source 'a': unknown split"),
+        (A + "split: train", "source 'a': unknown split.*or splits: of the source"),
         (A.replace("a}", "a, splits: {train: [0]}}"), "splits without a chosen split.*of train"),
         (A.replace("a}", "a, splits: {train: [0]}}") + "split: trian", "lacks.*expected: train"),
         (
@@ -296,14 +335,23 @@ def test_odd_values_of_every_key(root: Path) -> None:
 
 
 def test_arguments_of_from_file(root: Path) -> None:
-    with pytest.raises(SeqRecordError, match=r"no such argument.*expected: batch_size"):
+    with pytest.raises(
+        SeqRecordError, match=r"from_file: there is no such arg.*expected: batch_size"
+    ):
         load(root, A, batchsize=3)
     with pytest.raises(SeqRecordError, match="argument of from_file: seed is not an integer"):
         load(root, A, seed="x")
+    with pytest.raises(SeqRecordError, match=r"argument of from_file: a window is not.*mix.yaml"):
+        load(root, A, windows={"image": "x"})
     with pytest.raises(SeqRecordError, match="a URL"):
         SeqRecordMix.from_file("s3://bucket/mix.yaml")
     mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]})
     assert next(iter(mix))["x"].shape == (2, 3, 8, 3)
+    windows = {"x": [0, 1, 2, 3]}  # of an array that the function returns
+    mix = load(root, A, frame_transform=lambda frame: {"x": frame["image"][0]}, windows=windows)
+    assert next(iter(mix))["x"].shape == (2, 4, 8, 3)
+    with leaves_nothing(), pytest.raises(SeqRecordError, match="line 2, source 'z'"):
+        load(root, "sources:\n z: {location: a, episodes: [99]}\nclip_len: 2\nbatch_size: 1")
 
 
 def test_info(root: Path) -> None:
@@ -332,7 +380,9 @@ def test_info(root: Path) -> None:
     assert "splits without a chosen split" in fail("info", path)
     path.write_text("sources: {a: {location: a}}")
     assert "3 x 6 x 8 x 3" in run("info", path, "--clip-len", 3).stdout
-    assert "1 x 6 x 8 x 3" in run("info", path).stdout
+    text = run("info", path).stdout
+    assert "1 x 6 x 8 x 3" in text
+    assert "the file has no batch_size: shown with 1" in text
     assert "a mix file takes only" in fail("info", path, "--episodes", code=2)
     assert "--split requires a mix file" in fail("info", root / "a", "--split", "x", code=2)
 

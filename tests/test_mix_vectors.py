@@ -233,6 +233,31 @@ def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
     assert kept.normalized["arms/one"]["state"] is normal
 
 
+def relative(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+    return {"delta": clip["action"] - clip["action"][:1], "state": clip["state"]}
+
+
+def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:
+    """The mix pads features that functions make; statistics need the stored values."""
+    some = {
+        name: SeqRecordIterableDataset(root / name, clip_len=3, clip_transform=relative)
+        for name in ("arm", "humanoid")
+    }
+    sizes = {"delta": 20, "state": 20}
+    settings: dict[str, Any] = {"batch_size": 5, "pad_to": sizes}
+    for batch in SeqRecordMix(some, normalize={"state": "mix"}, **settings):
+        assert batch["delta"].shape[1:] == batch["state"].shape[1:] == (3, 20)
+        assert not batch["delta"][:, 0].any()
+        for i, name in enumerate(batch["dataset"]):
+            assert batch["delta"][i, 1:, : SIZES[name]].all()
+            assert not batch["delta"][i, :, SIZES[name] :].any()
+    wrong: list[Any] = ["source", {"delta": "source"}]
+    for normalize in wrong:
+        with pytest.raises(ClipError, match="a function changes this feature") as info:
+            SeqRecordMix(some, normalize=normalize, **settings)
+        assert info.value.feature == "delta"
+
+
 def test_order_resume_and_workers_do_not_depend_on_the_form(root: Path) -> None:
     plain, mix = robots(root, normalize=None), robots(root)
     clips = [list(zip(b["dataset"], b["episode"], b["start"].tolist())) for b in plain]  # noqa: B905
@@ -272,6 +297,10 @@ def test_task_numbers(root: Path, tmp_path: Path) -> None:
                 assert task == seqrecord.open(root / name).episodes[key].metadata["task"]
             seen.add(task)
     assert len(seen) >= 4
+    lists = {"episode": ["arm/1", "arm/0"], "frames": [[9, 2], [4, 0]]}
+    pairs = SeqRecordIterableDataset(root / "arm", clips=lists, rename={"top": "camera"})
+    for batch in SeqRecordMix({"arm": pairs}, batch_size=1, number_tasks=True):
+        assert {batch["episode"][0]: int(batch["task_index"][0])} in ({"arm/0": 0}, {"arm/1": 1})
     place = tmp_path / "records"
     with SeqRecordWriter(place) as writer:
         for key, metadata in (("a", {"tasks": ["known"]}), ("b", {})):
@@ -298,10 +327,12 @@ def test_task_numbers(root: Path, tmp_path: Path) -> None:
         ({"pad_to": {"wrist": 13}, "features": "intersection"}, "no such feature", "wrist"),
         ({"pad_to": 3}, "pad_to is not valid", None),
         ({"normalize": "robot"}, "normalize is not valid", None),
+        ({"normalize": {"state": ["mix"]}}, "normalize is not valid", None),
         ({"normalize": {"state": "mean_std"}}, "normalize is not valid", None),
         ({"normalize": {"top": "mix"}}, "normalize is for vectors", "top"),
         ({"normalization": "min_max"}, "normalization is not valid", None),
         ({"normalize": None, "normalization": {"state": "mean_std"}}, "not normalized", "state"),
+        ({"normalization": {"step": "quantiles"}}, "not normalized", "step"),
         ({"camera_padding_masks": 1}, "camera_padding_masks is not valid", None),
         ({"number_tasks": "task"}, "number_tasks is not valid", None),
     ],

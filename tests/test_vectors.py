@@ -183,6 +183,15 @@ def test_random_steps(path: Path, seed: int) -> None:
     check(clips[numbers[0]], stored[numbers[0]], statistics, steps)
 
 
+def test_large_vectors_are_written_in_blocks(path: Path, device: str | None) -> None:
+    steps: dict[str, Any] = {"place": {"action": [4, 0, 2, 9, 1]}, "pad_to": {"action": 50_000}}
+    settings: dict[str, Any] = {"clip_len": 4, "batch_size": 16, "device": device}
+    settings |= {"features": ["action", "state"], "episodes": [0, 2]}
+    plain, moved = SeqRecordPipe(path, **settings), SeqRecordPipe(path, **settings, **steps)
+    for batch, stored in zip(moved, plain, strict=True):
+        check(batch, stored, plain.dataset.statistics, steps)
+
+
 def test_functions_receive_stored_values(path: Path) -> None:
     """A loader places and normalizes the results of functions, also of features that they make."""
 
@@ -249,6 +258,8 @@ def test_loaders_with_steps_work_in_spawned_workers(path: Path) -> None:
         ({"place": {"action": [0, 1, 2, 3, 3]}}, "place of action is not valid", None),
         ({"place": {"action": [0, 1, 2, 3, -1]}}, "place of action is not valid", None),
         ({"place": {"action": 3}}, "place of action is not valid", None),
+        ({"place": {"action": {0, 1, 2, 3, 4}}}, "place of action is not valid", None),
+        ({"place": {"action": [True, 2, 3, 4, 5]}}, "place of action is not valid", None),
         ({"place": ["action"]}, "place is not valid", None),
         ({"place": {"other": [0]}}, "clips have no such feature", "other"),
         ({"place": {"action": [0, 1, 2, 3, 9]}, "pad_to": {"action": 9}}, "smaller than", "action"),
@@ -297,6 +308,8 @@ def test_missing_statistics_and_taken_names(tmp_path: Path) -> None:
     "numbers",
     [
         ("min_max", [0], [1]),
+        (["mean_std"], [0], [1]),
+        ("mean_std", "a", "b"),
         ("mean_std", [0], [0]),
         ("mean_std", [np.nan], [1]),
         ("mean_std", [0, 1], [1]),

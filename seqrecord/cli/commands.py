@@ -115,14 +115,16 @@ def _show_mix(path: str, clip_len: int | None, split: str | None, *, as_json: bo
     chosen = {} if clip_len is None else {"clip_len": clip_len}
     # A training may choose these two itself.
     mix = load_mix(SeqRecordMix, path, split, chosen, {"batch_size": 1, "clip_len": 1})
-    summary = mix.summarize()
+    summary, root = mix.summarize(), read_yaml(Path(path))
     used = {name for one in summary.sources for name in (one.name, one.name.split("/")[0])}
-    unused = [name for name in read_yaml(Path(path))["sources"] if name not in used]
+    unused = [name for name in root["sources"] if name not in used]
     if as_json:
         found = {"file": path, **summary.to_json(), "unused_sources": unused}
         click.echo(json.dumps(found, indent=1))
         return
     click.echo(f"{path}\n{summary}")
+    if "batch_size" not in root:
+        click.echo("  the file has no batch_size: shown with 1")
     for name in unused:
         click.echo(f"  {name}: unused, with weight 0 or without episodes in the split")
 

@@ -324,13 +324,16 @@ class HostBatchBuilder:
     def _vectors(
         self, slots: IntArray, sources: Sequence[ClipRows[Arena]], vectors: VectorSteps
     ) -> Iterator[Copy]:
-        """Steps of vectors, one copy per feature."""
+        """Steps of vectors: one copy per feature, or per block of large ones."""
         for source in sources if vectors else ():
             for name in source.features:
                 buffer = self._buffers.get(name)
-                if buffer is not None and (step := vectors.get(name)) is not None:
-                    do = partial(_write, source.arena, name, source.rows, step, buffer, slots)
-                    yield Copy(buffer[0].nbytes * len(slots), do)
+                if buffer is None or (step := vectors.get(name)) is None:
+                    continue
+                for some in step.blocks(source.rows):
+                    rows, into = source.rows[some], slots[some]
+                    do = partial(_write, source.arena, name, rows, step, buffer, into)
+                    yield Copy(buffer[0].nbytes * len(into), do)
 
     def _calls(
         self,

@@ -8,7 +8,7 @@ or torch per batch, whatever the number of clips::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,9 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.clips.grids import IntArray
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.statistics.normalization import Normalization
+
+_BLOCK_BYTES = 4 << 20  # of clips at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +80,12 @@ class VectorStep:
         dtype = np.result_type(self.given.dtype, np.float32)
         one, two = self.normalization.offset.astype(dtype), self.normalization.scale.astype(dtype)
         return (one, two) if self.given.shape else (one[0], two[0])
+
+    def blocks(self, rows: IntArray) -> Iterator[slice]:
+        """Split clips, rows int64[clips, frames], so that temporary memory is bounded."""
+        nbytes = rows.shape[1] * max(self.given.nbytes, self.made.nbytes)
+        count = max(1, _BLOCK_BYTES // max(1, nbytes))
+        yield from (slice(first, first + count) for first in range(0, len(rows), count))
 
     def write(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Write the result for `values`, [..., D], to `out`, [..., size]."""

@@ -93,8 +93,8 @@ class Ranks:
             return rank
         if self.given is not None and num_instances != self.given.count * workers:
             raise ClipError(
-                "a .sharding_filter() distributes to the ranks of torch.distributed, not to those "
-                "that were given",
+                "a .sharding_filter() distributes to the ranks of torch.distributed, not to the "
+                "given ones",
                 expected=f"{self.given.count} ranks; leave the filter out: without one, ranks and "
                 "workers get shards of their own",
                 got=f"{num_instances // workers} ranks",

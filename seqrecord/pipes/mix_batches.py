@@ -121,7 +121,8 @@ class MixedBatches:
         """The entries beside features, each with dtype and shape of a clip, or "list"."""
         found = {name: _column_text(column) for name, column in self.columns.items()}
         masks = (*(n + _MISSING for n in self.missing), *(n + _IS_REAL for n in self.cameras))
-        return {_DATASET: "list", **dict.fromkeys(masks, "bool"), **found}
+        numbers = {} if self.tasks is None else {TASK_INDEX: "int64"}
+        return {_DATASET: "list", **dict.fromkeys(masks, "bool"), **numbers, **found}
 
     @property
     def clip_bytes(self) -> int:

@@ -23,6 +23,7 @@ from seqrecord.pipes.yaml_file import YamlDict, plain, read_yaml
 from seqrecord.text import repr_of
 
 _WEIGHTS = ("weights", "alpha", "repeat", "choose")
+_SIZES = ("batch_size", "frames_per_batch")
 
 
 def load_mix(
@@ -60,13 +61,14 @@ def _load(context: Context, overrides: dict[str, Any]) -> Any:
     is_nested = len(context.files) > 1
     if is_nested and not sources:
         return None
-    if size := 1 if is_nested else context.fallbacks.get("batch_size"):
-        options.setdefault("batch_size", size)  # in a nested mix, that of the outer one counts
+    has_size = any(name in options for name in _SIZES)
+    if not has_size and (size := 1 if is_nested else context.fallbacks.get("batch_size")):
+        options["batch_size"], has_size = size, True  # of a nested mix, it has no effect
     context.check_used(own)
     with context.naming("", lines):
         if not sources:
             raise ClipError("no source has episodes in the split", got=context.split)
-        if "batch_size" not in options:
+        if not has_size:
             expected = "batch_size: 32 in the file, or from_file(…, batch_size=32)"
             raise ClipError("the mix has no batch_size", expected=expected)
         if not any(name in overrides for name in _WEIGHTS):
@@ -89,11 +91,13 @@ def _top_level(
             check_keys("the mix file has an unknown key", [name], known)
             if name != "sources":
                 top[name] = _value(name, plain(root[name]), of_mix)
-    check_keys("from_file has no such argument", overrides, [*of_mix, *OF_SOURCE, *OF_PYTHON])
     if any(name in overrides for name in _WEIGHTS):
         top = {name: value for name, value in top.items() if name not in _WEIGHTS}
-    top |= {name: _value(name, value, of_mix) for name, value in overrides.items()}
-    return top, lines | dict.fromkeys(overrides, "argument of from_file")
+    where, known = "argument of from_file", [*of_mix, *OF_SOURCE, *OF_PYTHON]
+    with context.naming(where):
+        check_keys("there is no such argument", overrides, known)
+        top |= {name: _value(name, value, of_mix) for name, value in overrides.items()}
+    return top, lines | dict.fromkeys(overrides, where)
 
 
 def _value(name: str, given: Any, of_mix: Collection[str]) -> Any:

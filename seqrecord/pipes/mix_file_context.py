@@ -17,6 +17,8 @@ from seqrecord.storage.url import local_path, parse_location
 
 _BY_FEATURE = ("windows", "resize", "ragged", "place", "clip_transform", "pad_to", "normalize")
 
+_FIRST = ("rename", "features", "frame_transform")  # others depend on them
+
 
 @dataclass
 class Default:
@@ -46,6 +48,9 @@ class Default:
     def value_for(self, options: Mapping[str, Any], dataset: Dataset) -> Any:
         """The value for a source with these options: its features only."""
         self.is_applied = True
+        if self.key in _BY_FEATURE and options.get("frame_transform") is not None:
+            self.see(self.unused)  # they may be arrays that it returns
+            return self.value
         stored = [*dataset.schema]
         if self.key == "rename" and isinstance(self.value, Mapping):
             self.see(stored)
@@ -97,8 +102,10 @@ class Context:
 
     def add_defaults(self, options: dict[str, Any], dataset: Dataset) -> None:
         """Add the defaults to a source's options."""
-        for key in sorted(self.defaults, key=lambda one: (one != "rename", one != "features")):
-            if key in options or key == "split" or (key == "episodes" and "split" in options):
+        for key in dict.fromkeys((*_FIRST, *self.defaults)):
+            if key not in self.defaults or key in options or key == "split":
+                continue
+            if key == "episodes" and "split" in options:
                 continue
             value = self.defaults[key].value_for(options, dataset)
             if value or not isinstance(value, dict):

@@ -14,10 +14,12 @@ from seqrecord.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.pipes.mix import MIX_OPTIONS
 from seqrecord.pipes.mix_file_context import Context
 from seqrecord.pipes.mix_file_values import check_keys, python_value
+from seqrecord.pipes.mix_weights import amount
 from seqrecord.pipes.options import LoaderOptions, check_option
 from seqrecord.pipes.yaml_file import YamlDict, plain
 from seqrecord.reading.dataset import Dataset
 from seqrecord.text import repr_of
+from seqrecord.units import check_integer
 
 OF_PYTHON = ("frame_transform", "deterministic_transform")
 """Arguments of a source that a file cannot have."""
@@ -51,6 +53,10 @@ def source_keys(context: Context, entry: YamlDict, what: str) -> dict[str, Any]:
             check_keys("the source has an unknown key", [key], known)
             value = python_value(key, plain(entry[key]))
             found[key] = check_option(key, value) if key in OF_SOURCE else value
+            if key in ("weight", "repeat"):
+                amount(key, value)
+            if key == "choose":
+                check_integer(key, value, least=0)
             if key == of_location and not (isinstance(found[key], str) and found[key]):
                 raise ClipError(f"{key} is not a text", expected="a path", got=repr_of(found[key]))
     if of_location not in found:
@@ -91,6 +97,11 @@ def _select_split(context: Context, options: dict[str, Any], splits: Any, datase
     name = options.pop("split", None if default is None else default.value)
     name = context.split or name
     if splits is None:
+        stored = dataset.contents.manifest.splits
+        if name is not None and name not in stored:
+            known = ", ".join(stored) or "a dataset with splits"
+            expected, got = f"{known}; or splits: of the source", repr_of(name, 50)
+            raise ClipError("unknown split", file=dataset.url, expected=expected, got=got)
         options |= {} if name is None else {"split": name}
         return True
     if not isinstance(splits, dict) or not splits:

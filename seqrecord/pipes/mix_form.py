@@ -53,7 +53,7 @@ class MixForm:
             object.__setattr__(self, "pad_to", check_pad_to("pad_to", self.pad_to))
         scopes = self.normalize if isinstance(self.normalize, Mapping) else {"": self.normalize}
         are_right = are_names(scopes) and all(
-            one is None or one in SCOPES for one in scopes.values()
+            one is None or _is_one(one, SCOPES) for one in scopes.values()
         )
         expected = '"source", "robot_type", "mix" or None; or a dict of these by feature'
         check("normalize", self.normalize, are_right, expected)
@@ -62,16 +62,9 @@ class MixForm:
             if isinstance(self.normalization, Mapping)
             else {"": self.normalization}
         )
-        are_right = are_names(modes) and all(one in MODES for one in modes.values())
+        are_right = are_names(modes) and all(_is_one(one, MODES) for one in modes.values())
         expected = '"mean_std" or "quantiles"; or a dict of these by feature'
         check("normalization", self.normalization, are_right, expected)
-        given = self.normalization if isinstance(self.normalization, Mapping) else {}
-        if unused := [name for name in given if not self._may_normalize(name)]:
-            raise ClipError(
-                "normalization names a feature that is not normalized",
-                feature=unused[0],
-                expected="normalize of this feature too",
-            )
         for argument in ("camera_padding_masks", "number_tasks"):
             flag = getattr(self, argument)
             check(argument, flag, isinstance(flag, bool), "True or False")
@@ -99,17 +92,17 @@ class MixForm:
             for source in _having(name, "pad_to", sources, features):
                 with _of_source(source):
                     steps[source][name] = _padded(sources[source], name, steps[source], size)
-        for name, scope in self._scopes(sources, features).items():
+        scopes = self._scopes(sources, features)
+        modes = self.normalization if isinstance(self.normalization, Mapping) else {}
+        for name in modes.keys() - scopes.keys():
+            problem = "normalization names a feature that is not normalized"
+            raise ClipError(problem, feature=name, expected="normalize of this feature too")
+        for name, scope in scopes.items():
             having = _having(name, "normalize", sources, features)
             for group in _groups(scope, {source: sources[source] for source in having}):
                 weights = {source: float(shares[source]) for source in group}
                 self._normalize(name, scope, weights, sources, steps)
         return steps
-
-    def _may_normalize(self, name: str) -> bool:
-        if isinstance(self.normalize, Mapping):
-            return self.normalize.get(name) is not None
-        return self.normalize is not None
 
     def _scopes(
         self, sources: Mapping[str, Selection], features: Sequence[str]
@@ -167,6 +160,10 @@ class MixForm:
             places = step.places or tuple(range(int(count or 1)))
             with _of_source(source):
                 steps[source][name] = normalized(step, name, merged.at(places))
+
+
+def _is_one(value: object, texts: Sequence[str]) -> bool:
+    return isinstance(value, str) and value in texts
 
 
 def _is_usual(selection: Selection, name: str) -> bool:

@@ -71,7 +71,8 @@ class MixSummary:
     """Sources and features of a mix, from indexes only: no frame is read.
 
     `epoch_batches` is the number of batches in an epoch of a single rank. `columns` are the batch
-    entries beside features, with dtype and shape for a clip.
+    entries beside features, with dtype and shape for a clip. `tasks` are the texts that the column
+    `task_index` numbers.
 
     Example:
         mix = seqrecord.SeqRecordMix(
@@ -86,6 +87,7 @@ class MixSummary:
     sources: tuple[MixSourceSummary, ...]
     features: tuple[MixFeatureSummary, ...]
     columns: Mapping[str, str]
+    tasks: tuple[str, ...]
 
     @classmethod
     def of(cls, mix: MixLoader) -> MixSummary:
@@ -108,6 +110,7 @@ class MixSummary:
                 for feature, having in sorted(rows.items(), key=lambda row: row[0].name)
             ),
             columns,
+            () if mix.tasks is None else tuple(mix.tasks.numbers),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -138,6 +141,8 @@ class MixSummary:
         yield ""
         columns = (f"{name} ({text})" for name, text in self.columns.items())
         yield f"  {'columns':<13} {', '.join(columns)}"
+        if self.tasks:
+            yield f"  {'tasks':<13} {len(self.tasks):,}, numbered in task_index"
         for source in self.sources:
             yield from (f"  {source.name}: {change}" for change in source.changes())
 

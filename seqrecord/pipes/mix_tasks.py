@@ -67,7 +67,7 @@ class TaskNumbers:
                     f"source {source!r} of a mix: a task that the metadata lacks",
                     file=selection.dataset.url,
                     feature=TASK,
-                    expected=f"one of the episode's `{_TASKS}`",
+                    expected=f"a text in the episode's metadata `{_TASKS}`",
                     got=text,
                 )
         return np.array([self.numbers[text] for text in first], np.int64)

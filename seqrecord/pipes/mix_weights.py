@@ -57,7 +57,7 @@ class Proportions:
             is_right = set(weights) == set(sizes)
             check("weights", weights, is_right, f"a dict of the weights of {', '.join(sizes)}")
             found = {
-                name: _amount(f"the weight of source {name!r}", weights[name]) for name in sizes
+                name: amount(f"the weight of source {name!r}", weights[name]) for name in sizes
             }
         elif weights == "equal" and isinstance(weights, str):
             found = dict.fromkeys(sizes, Fraction(1))
@@ -74,6 +74,16 @@ class Proportions:
         )
         raise_if(alpha != 1, problem, expected, weights)
         return cls(found)
+
+
+def amount(name: str, value: Any) -> Fraction:
+    """Convert a number of at least 0 by its decimal representation: 0.1 is a tenth.
+
+    Raises `ClipError`.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, np.timedelta64))
+    check(name, value, is_number and 0 <= value < math.inf, "a number of at least 0")
+    return Fraction(value if isinstance(value, Rational) else str(value))
 
 
 _SIZES: dict[str | None, Any] = {
@@ -108,16 +118,9 @@ def _chosen(
     for name, number in numbers.items():
         clips[name] = check_integer(f"choose of source {name!r}", number, least=0, most=MAX_INT)
     for name, one in times.items():
-        factor = _amount(f"repeat of source {name!r}", one)
+        factor = amount(f"repeat of source {name!r}", one)
         clips[name] = math.floor(sizes[name].clips * factor)
         problem = f"repeat of source {name!r} is too small: it gives no clip"
         expected = f"at least 1/{sizes[name].clips}, or 0 to exclude the source"
         raise_if(not clips[name] and bool(factor), problem, expected, one)
     return Proportions({name: Fraction(n) for name, n in clips.items()}, sum(clips.values()))
-
-
-def _amount(name: str, value: Any) -> Fraction:
-    """Convert a number by its decimal representation: 0.1 is a tenth."""
-    is_number = isinstance(value, Real) and not isinstance(value, (bool, np.timedelta64))
-    check(name, value, is_number and 0 <= value < math.inf, "a number of at least 0")
-    return Fraction(value if isinstance(value, Rational) else str(value))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from seqrecord.pipes.checks import are_names, check
 from seqrecord.statistics.normalization import MODES, Normalization
 from seqrecord.units import is_integer
@@ -23,7 +25,9 @@ def check_place(name: str, value: Any) -> dict[str, tuple[int, ...]]:
     expected = f"distinct indices from 0 to {MOST_VALUES - 1}, one for each value"
     found = {}
     for feature, places in value.items():
-        is_list = not isinstance(places, (str, bytes, Mapping)) and hasattr(places, "__len__")
+        is_list = isinstance(places, (Sequence, np.ndarray)) and not isinstance(
+            places, (str, bytes)
+        )
         numbers: list[Any] = list(places) if is_list and getattr(places, "ndim", 1) == 1 else [-1]
         are_right = all(is_integer(one) and 0 <= one < MOST_VALUES for one in numbers)
         are_right = are_right and 0 < len(numbers) == len(set(numbers))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError
 from seqrecord.statistics.by_feature import FeatureStatistics
 from seqrecord.statistics.sketch import Sketch
+from seqrecord.text import repr_of
 
 MODES = ("mean_std", "quantiles")
 _QUANTILES = (0.01, 0.99)  # become -1 and 1
@@ -55,7 +56,11 @@ class Normalization:
             expected = " or ".join(map(repr, MODES))
             raise ClipError("not a mode of normalization", expected=expected, got=self.mode)
         for name in ("offset", "scale"):
-            values = np.array(getattr(self, name), np.float64)
+            try:
+                values = np.array(getattr(self, name), np.float64)
+            except (TypeError, ValueError) as error:
+                got = repr_of(getattr(self, name), 50)
+                raise ClipError(f"{name} of a normalization", expected="floats", got=got) from error
             values.flags.writeable = False
             object.__setattr__(self, name, values)
         shapes = self.offset.shape, self.scale.shape

@@ -449,9 +449,11 @@ class DeviceBatchBuilder:
             at = None if is_run else (slots[:, None] * length + np.arange(length)).reshape(-1)
             nbytes += arena.gather(flat, parts, at)
             for name in source.features if vectors else ():
-                if name in self._words and (step := vectors.get(name)) is not None:
-                    batch = self._features[name]
-                    nbytes += arena.gather_vectors(name, rows, step, batch, slots)
+                if name not in self._words or (step := vectors.get(name)) is None:
+                    continue
+                for some in step.blocks(rows):
+                    into = self._features[name], slots[some]
+                    nbytes += arena.gather_vectors(name, rows[some], step, *into)
             for name in source.features:
                 if name in self._features and not self._specs[name].is_fixed:
                     for place, clip in zip(slots.tolist(), rows, strict=True):
