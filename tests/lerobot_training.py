@@ -113,7 +113,7 @@ def make_robots(
                     **{one: rng.normal(number, 1 + number, len(places)).astype("f4")
                        for one in _VECTORS},
                     **{camera: np.roll(scene, i, axis=1) for camera in cameras},
-                    "task": f"task {(number + episode) % 3}",
+                    "task": f"task {number}",
                 }
                 for i in range(length)
             ]
