@@ -205,7 +205,7 @@ batch_size: 4
     summary = mix.summarize()
     a, b = summary.sources
     assert (a.placed, b.placed) == ({"where": (0, 1, 5)}, {"where": (2, 1, 0), "pose": (1, 2, 3)})
-    assert (a.normalized.keys(), b.normalized.keys()) == ({"where"}, {"where", "pose"})
+    assert ({*a.normalized}, {*b.normalized}) == ({"where"}, {"where", "pose"})
     assert summary.columns.keys() >= {"where_dim_is_pad", "image_padding_mask", "task_index"}
     assert "a: placed where at 0, 1, 5\n" in str(summary)
     assert summary.tasks == ("task 0", "task 1", "task 2")
