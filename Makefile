@@ -87,17 +87,18 @@ lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load
 	$(BIN)/python -m tests.lerobot_tools make $(LEROBOT_TOOLS)/data
 	HF_HUB_OFFLINE=1 $(LEROBOT_TOOLS)/bin/python -m tests.lerobot_tools try $(LEROBOT_TOOLS)/data
 
-test-lerobot: $(LEROBOT_TOOLS)/installed ## Compare items with lerobot 0.6.1, and lerobot-train by its reader and by ours; half an hour
+test-lerobot: $(LEROBOT_TOOLS)/installed ## Compare items with lerobot 0.6.1, and lerobot-train by its reader and by ours, and on a mix; an hour
 	rm -rf $(LEROBOT_TOOLS)/training
 	mkdir $(LEROBOT_TOOLS)/training
 	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_equal $(LEROBOT_TOOLS)/training/equal
 	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training make $(LEROBOT_TOOLS)/training
 	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training check $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot_training check-mix $(LEROBOT_TOOLS)/training
 
 # All in one command, so that lerobot's limits hold for what we depend on too.
 $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 	$(LEROBOT_PYTHON) -m venv --clear $(LEROBOT_TOOLS)
-	$(LEROBOT_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'lerobot[dataset,training]==0.6.1' \
+	$(LEROBOT_TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'lerobot[dataset,training,diffusion]==0.6.1' \
 		-e '.[video]' -e integrations/lerobot
 	@touch $@
 

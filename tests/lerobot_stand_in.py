@@ -9,6 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 __all__ = ["Metadata", "install"]
@@ -37,7 +40,14 @@ class Metadata:
             name: {**one, "shape": tuple(one["shape"])} for name, one in info["features"].items()
         }
         self.fps, self.total_frames = info["fps"], info["total_frames"]
-        self.total_episodes = info["total_episodes"]
+        self.total_episodes, self.robot_type = info["total_episodes"], info.get("robot_type")
+        stats = self.root / "meta/stats.json"
+        self.stats: dict[str, dict[str, Any]] = {
+            name: {key: np.array(value) for key, value in one.items()}
+            for name, one in (json.loads(stats.read_text()) if stats.exists() else {}).items()
+        }
+        rows = [pq.read_table(path) for path in sorted(self.root.glob("meta/episodes/*/*"))]
+        self.episodes = pa.concat_tables(rows).to_pydict() if rows else {}
         kinds = ("image", "video")
         self.camera_keys = [n for n, one in self.features.items() if one["dtype"] in kinds]
         self.depth_keys = [

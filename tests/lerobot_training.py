@@ -1,7 +1,8 @@
 """`lerobot-train` itself, with our reader and with its own: `make test-lerobot`, by hand.
 
 By a Python with lerobot and the plug-in of integrations/lerobot: `check FOLDER` compares losses,
-`measure FOLDER` prints the table of docs/from-lerobot.md as JSON. Both start `train …`, which is
+`check-mix FOLDER` those of a mix of two robots and of a merged dataset; `measure FOLDER` and
+`measure-mix FOLDER` print the tables of docs/from-lerobot.md as JSON. All start `train …`, which is
 `lerobot-train` that writes down each step.
 """
 
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,27 @@ _LENGTHS = (60, 45, 70, 50)
 _AXES = ["height", "width", "channels"]
 # Without what the model draws: after `--resume`, lerobot 0.6.1 draws other numbers for it.
 _POLICY = [
-    "--policy.dropout=0",
-    "--policy.use_vae=false",
-    "--policy.type=act",
     "--policy.device=cpu",
     "--policy.push_to_hub=false",
     "--policy.pretrained_backbone_weights=null",
+]
+_ACT = [
+    *_POLICY,
+    "--policy.type=act",
+    "--policy.dropout=0",
+    "--policy.use_vae=false",
     "--policy.chunk_size=8",
     "--policy.n_action_steps=8",
     "--policy.dim_model=64",
     "--policy.dim_feedforward=128",
+]
+_DIFFUSION = [
+    *_POLICY,
+    "--policy.type=diffusion",
+    "--policy.horizon=8",
+    "--policy.n_action_steps=4",
+    "--policy.down_dims=[32,64]",
+    "--policy.crop_ratio=1.0",
 ]
 
 
@@ -65,15 +78,107 @@ def make(root: Path) -> None:
     write_dataset(root, features, ((frame(i) for i in range(n)) for n in _LENGTHS))
 
 
+_ROBOTS: dict[str, dict[str, Any]] = {
+    "aloha": {"cameras": ("front", "wrist"), "places": (0, 1, 2, 3, 4, 5), "lengths": (60, 45)},
+    "so101": {"cameras": ("front",), "places": (0, 1, 2, 5), "lengths": (50, 40, 30)},
+}
+_VECTORS = ("observation.state", "action")
+
+
+def make_robots(
+    root: Path, sides: tuple[int, int] = (96, 128), *, merged_as: str = "image"
+) -> None:
+    """Datasets of two robots, written by lerobot, their mix, and a dataset merged by hand.
+
+    The merged one has the decoded images, as PNG or as `video`, zeros for the camera and the values
+    that a robot lacks, and statistics of these values.
+    """
+    from tests.lerobot_data import write_dataset
+
+    rng = np.random.default_rng(1)
+    merged: list[list[dict[str, Any]]] = []
+    sources = []
+    for number, (name, robot) in enumerate(_ROBOTS.items()):
+        places = [*robot["places"]]
+        cameras = [f"observation.images.{camera}" for camera in robot["cameras"]]
+        shape: dict[str, Any] = {"dtype": "float32", "shape": (len(places),), "names": None}
+        features: dict[str, Any] = dict.fromkeys(_VECTORS, shape) | {
+            camera: {"dtype": "video", "shape": (*sides, 3), "names": _AXES} for camera in cameras
+        }
+        blocks = np.ones((sides[0] // 12, sides[1] // 16, 1))
+        scene = np.kron(rng.integers(0, 256, (12, 16, 3)), blocks).astype(np.uint8)
+        recorded = [
+            [
+                {
+                    **{one: rng.normal(number, 1 + number, len(places)).astype("f4")
+                       for one in _VECTORS},
+                    **{camera: np.roll(scene, i, axis=1) for camera in cameras},
+                    "task": f"task {number}",
+                }
+                for i in range(length)
+            ]
+            for episode, length in enumerate(robot["lengths"])
+        ]  # fmt: skip
+        write_dataset(root / name, features, recorded, robot_type=name)
+        merged += _placed(root / name, recorded, places, sides)
+        shown = dict.fromkeys(_VECTORS, places)
+        sources.append(f"  {name}: {{location: {name}, weight: {3 - number}, place: {shown}}}\n")
+    text = "sources:\n" + "".join(sources)
+    for normalize in (None, "mix", "source"):
+        line = "" if normalize is None else f"normalize: {normalize}\n"
+        name = "mix.yaml" if normalize is None else f"mix-{normalize}.yaml"
+        (root / name).write_text(text + line)
+    sizes = {name: {"dtype": "float32", "shape": (6,), "names": None} for name in _VECTORS}
+    image = {"dtype": merged_as, "shape": (*sides, 3), "names": _AXES}
+    images = dict.fromkeys((f"observation.images.{one}" for one in ("front", "wrist")), image)
+    write_dataset(root / "merged", sizes | images, merged, use_videos=merged_as == "video")
+    path = root / "merged/meta/stats.json"
+    known = json.loads(path.read_text())
+    for name in _VECTORS:
+        values = np.array([frame[name] for frames in merged for frame in frames], np.float64)
+        known[name] |= {
+            one: getattr(values, one)(0).tolist() for one in ("mean", "std", "min", "max")
+        }
+    path.write_text(json.dumps(known))
+
+
+def _placed(
+    root: Path, recorded: list[list[dict[str, Any]]], places: list[int], sides: tuple[int, int]
+) -> Iterator[list[dict[str, Any]]]:
+    """The frames of a robot as those of the merged dataset."""
+    import seqrecord
+
+    with seqrecord.open(root) as opened:
+        for key, frames in zip(opened.episodes, recorded, strict=True):
+            stored = opened.episodes[key][:]
+            found = []
+            for i, frame in enumerate(frames):
+                one: dict[str, Any] = {"task": frame["task"]}
+                for camera in ("front", "wrist"):
+                    name = f"observation.images.{camera}"
+                    one[name] = stored[name][i] if name in stored else np.zeros((*sides, 3), "u1")
+                for name in _VECTORS:
+                    one[name] = np.zeros(6, np.float32)
+                    one[name][places] = frame[name]
+                found.append(one)
+            yield found
+
+
 # --- the command, as a child
 
 
 def train(
-    out: str, *, kill_after: int | None, step_seconds: float | None, arguments: list[str]
+    out: str,
+    *,
+    kill_after: int | None,
+    step_seconds: float | None,
+    order: str | None,
+    arguments: list[str],
 ) -> None:
     """`lerobot-train ARGUMENTS`; a line of JSON for each step goes to `out`.RANK.
 
-    With `step_seconds` a step sleeps instead of computing.
+    With `step_seconds` a step sleeps instead of computing. `order` is a file with the numbers of
+    the items to take.
     """
     from lerobot.scripts import lerobot_train
 
@@ -105,6 +210,9 @@ def train(
         return result
 
     lerobot_train.update_policy = update_policy
+    if order is not None:
+        numbers_in_order = json.loads(Path(order).read_text())
+        lerobot_train.EpisodeAwareSampler = lambda *_, **__: numbers_in_order
     sys.argv = ["lerobot-train", *arguments]
     lerobot_train.main()
 
@@ -143,12 +251,18 @@ def run(
     kill_after: int | None = None,
     step_seconds: float | None = None,
     resume: str | None = None,
+    data: str = "data",
+    mix: str | None = None,
+    order: list[int] | None = None,
+    policy: Sequence[str] = _ACT,
+    **variables: str,
 ) -> list[list[dict[str, Any]]]:
     """What `train` wrote, a list of steps for each rank."""
-    out = folder / f"{name}.jsonl"
+    out, listed = folder / f"{name}.jsonl", folder / f"{name}.order"
     if resume is None:
-        data = ["--dataset.repo_id=a/test", f"--dataset.root={folder / 'data'}", f"--seed={SEED}"]
-        arguments = [f"--output_dir={folder / name}", *data, *_POLICY, *options]
+        place = ["--dataset.repo_id=a/test", f"--dataset.root={folder / data}"]
+        place = place if mix is None else ["--dataset.repo_id=robots"]
+        arguments = [f"--output_dir={folder / name}", *place, f"--seed={SEED}", *policy, *options]
     else:
         config = folder / resume / "checkpoints/last/pretrained_model/train_config.json"
         arguments = [f"--config_path={config}", "--resume=true", *options]
@@ -159,14 +273,19 @@ def run(
         f"{out}",
         f"{kill_after}",
         f"{step_seconds}",
+        f"{None if order is None else listed}",
     ]
+    if order is not None:
+        listed.write_text(json.dumps(order))
     if ranks == 1:
         start = [sys.executable, *program]
     else:
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         start = [sys.executable, *launch, *program]
     environment = {**os.environ, "SEQRECORD_LEROBOT": reader, "HF_HUB_OFFLINE": "1"}
-    environment |= {"OMP_NUM_THREADS": "1"}
+    environment |= {"OMP_NUM_THREADS": "1", **variables}
+    if mix is not None:
+        environment |= {"SEQRECORD_LEROBOT": "1", "SEQRECORD_LEROBOT_MIX": f"{folder / mix}"}
     with (folder / f"{name}.log").open("w") as log:
         done = subprocess.run([*start, *arguments], env=environment, stdout=log, stderr=log)
     expected = 0 if kill_after is None else -signal.SIGKILL
@@ -209,6 +328,108 @@ def check(folder: Path) -> None:
     say("two processes: the losses are the same; the plan gives no frame twice")
 
 
+def check_mix(folder: Path) -> None:
+    """Raise `AssertionError` unless a mix trains as the merged dataset does."""
+    each = (("act", _ACT, ((1, 0), (1, 2), (2, 1))), ("diffusion", _DIFFUSION, ((1, 0),)))
+    for name, policy, processes in each:
+        for ranks, workers in processes:
+            more = ["--steps=20", "--batch_size=3", f"--num_workers={workers}"]
+            more += ["--save_checkpoint=false", "--dataset.video_backend=pyav"]
+            title = f"{name}-{ranks}-{workers}"
+            options: Any = {"policy": policy, "ranks": ranks}
+            ours = run(folder, f"mix-{title}", *more, mix="mix.yaml", **options)
+            steps = zip(*ours, strict=True)
+            order = [i for each in steps for step in each for i in step["indices"]]
+            theirs = run(folder, f"merged-{title}", *more, data="merged", order=order, **options)
+            for one, other in zip(ours, theirs, strict=True):
+                assert len(one) == 20
+                assert [step["indices"] for step in one] == [step["indices"] for step in other]
+                differences = [abs(a["loss"] - b["loss"]) for a, b in zip(one, other, strict=True)]
+                say(f"{title}: losses of 20 steps differ by at most {max(differences):g}")
+                assert max(differences) <= 1e-6, differences
+    _check_mix_resumes(folder)
+    _check_mix_is_deployed(folder)
+
+
+def _check_mix_resumes(folder: Path) -> None:
+    small = ["--steps=6", "--save_freq=3", "--batch_size=2"]
+    held_out = ["--dataset.eval_split=0.3", "--eval_steps=2"]
+    for name, ranks, workers, more in (("one", 1, 2, held_out), ("two", 2, 1, [])):
+        options = [*small, *more, f"--num_workers={workers}"]
+        whole = run(folder, f"mix-whole-{name}", *options, mix="mix.yaml", ranks=ranks)
+        if ranks == 1:
+            log = (folder / f"mix-whole-{name}.log").read_text()
+            assert log.count("eval_loss=") == 3
+            run(folder, f"mix-killed-{name}", *options, mix="mix.yaml", kill_after=5)
+        else:
+            run(folder, f"mix-killed-{name}", *small[1:], "--steps=3", "--num_workers=1",
+                mix="mix.yaml", ranks=ranks)  # fmt: skip
+        rest = run(folder, f"mix-resumed-{name}", "--steps=6", resume=f"mix-killed-{name}",
+                   mix="mix.yaml", ranks=ranks)  # fmt: skip
+        for one, other in zip(rest, whole, strict=True):
+            assert losses(one) == losses(other)[3:]
+        say(f"{ranks} processes, resumed from step 3: the losses of steps 4 to 6 are the same")
+
+
+def _check_mix_is_deployed(folder: Path) -> None:
+    """The checkpoint contains one robot's statistics; without a robot, it is an error."""
+    from safetensors.numpy import load_file
+
+    options = ["--steps=2", "--batch_size=2", "--num_workers=0"]
+    for normalize, deploy in (("source", "so101"), ("source", "aloha"), ("mix", "")):
+        name = f"mix-{normalize}-{deploy}"
+        run(folder, name, *options, mix=f"mix-{normalize}.yaml", SEQRECORD_LEROBOT_DEPLOY=deploy)
+        saved = folder / name / "checkpoints/last/pretrained_model"
+        (path,) = saved.glob("policy_postprocessor*unnormalizer*.safetensors")
+        mean = load_file(path)["action.mean"]
+        say(f"normalize={normalize}, deploy={deploy or None}: mean of actions {mean.tolist()}")
+        if deploy:
+            known = json.loads((folder / deploy / "meta/stats.json").read_text())["action"]["mean"]
+            wanted = np.zeros(6)
+            wanted[[*_ROBOTS[deploy]["places"]]] = known
+            assert np.allclose(mean, wanted, atol=1e-5)
+    environment = {**os.environ, "SEQRECORD_LEROBOT_MIX": f"{folder / 'mix-source.yaml'}"}
+    program = [sys.executable, "-m", "tests.lerobot_training", "train", f"{folder / 'none'}"]
+    arguments = ["--dataset.repo_id=robots", f"--output_dir={folder / 'none'}", *_ACT]
+    refused = subprocess.run(
+        [*program, "None", "None", "None", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 1
+    assert "a checkpoint contains the statistics of one robot" in refused.stderr, refused.stderr
+
+
+def measure_mix(folder: Path) -> None:
+    """Print steps a second and the share of time that steps wait: a mix and the merged dataset.
+
+    The merged one, of videos, is read by LeRobot, and by seqrecord. A step sleeps for 40 ms.
+    """
+    folder = folder / "measured"
+    if not folder.exists():
+        make_robots(folder, (240, 320), merged_as="video")
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("merged, LeRobot's reader", {"data": "merged"}),
+        ("merged, seqrecord's reader", {"data": "merged", "reader": "1"}),
+        ("mix, seqrecord", {"mix": "mix.yaml"}),
+    ]
+    rows: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for turn, workers, (title, options) in itertools.product(range(3), (0, 2), ways):
+        (seen,) = run(
+            folder,
+            f"measure-mix-{ways.index((title, options))}-{workers}-{turn}",
+            "--steps=60",
+            "--save_checkpoint=false",
+            "--batch_size=4",
+            f"--num_workers={workers}",
+            step_seconds=0.04,
+            **options,
+        )
+        rows.setdefault((title, workers), []).append(_row(seen))
+    _say_medians({"step": "40 ms"}, rows)
+
+
 def measure(folder: Path) -> None:
     """Print steps a second, the share of time that steps wait, and peak memory: medians of runs,
     which take turns. The step that computes is all of its training's time, so it runs once."""
@@ -227,18 +448,33 @@ def measure(folder: Path) -> None:
                 reader={"lerobot": "0", "seqrecord": "1"}[reader],
                 step_seconds=step_seconds,
             )
-            rest = seen[len(seen) // 4 :]  # workers have started
-            seconds = sum(step["seconds"] for step in rest)
-            row = {
-                "steps_per_second": len(rest) / seconds,
-                "waiting": sum(step["waited"] for step in rest) / seconds,
-                "median_wait_ms": 1e3 * statistics.median(step["waited"] for step in rest),
-                "peak_mib": seen[-1]["memory"] / 2**20,
-            }
-            rows.setdefault((reader, workers), []).append(row)
-        for (reader, workers), runs in rows.items():
-            medians = {k: round(statistics.median(r[k] for r in runs), 3) for k in runs[0]}
-            say(json.dumps({"step": title, "reader": reader, "workers": workers, **medians}))
+            rows.setdefault((reader, workers), []).append(_row(seen))
+        _say_medians({"step": title}, rows)
+
+
+def _row(seen: list[dict[str, Any]]) -> dict[str, float]:
+    rest = seen[len(seen) // 4 :]  # workers have started
+    seconds = sum(step["seconds"] for step in rest)
+    return {
+        "steps_per_second": len(rest) / seconds,
+        "waiting": sum(step["waited"] for step in rest) / seconds,
+        "median_wait_ms": 1e3 * statistics.median(step["waited"] for step in rest),
+        "peak_mib": seen[-1]["memory"] / 2**20,
+    }
+
+
+def _say_medians(
+    about: dict[str, str], rows: dict[tuple[str, int], list[dict[str, float]]]
+) -> None:
+    for (reader, workers), runs in rows.items():
+        medians = {k: round(statistics.median(r[k] for r in runs), 3) for k in runs[0]}
+        say(json.dumps({**about, "reader": reader, "workers": workers, **medians}))
+
+
+def make_all(folder: Path) -> None:
+    """The datasets of `check` and `check-mix`."""
+    make(folder / "data")
+    make_robots(folder)
 
 
 def say(text: str) -> None:
@@ -251,17 +487,22 @@ def main() -> None:
     """Run the command."""
     command, folder, *rest = sys.argv[1:]
     if command == "train":
-        kill_after, step_seconds, *arguments = rest
+        kill_after, step_seconds, order, *arguments = rest
         train(
             folder,
             kill_after=None if kill_after == "None" else int(kill_after),
             step_seconds=None if step_seconds == "None" else float(step_seconds),
+            order=None if order == "None" else order,
             arguments=arguments,
         )
     else:
-        {"make": lambda path: make(path / "data"), "check": check, "measure": measure}[command](
-            Path(folder)
-        )
+        {
+            "make": make_all,
+            "check": check,
+            "check-mix": check_mix,
+            "measure": measure,
+            "measure-mix": measure_mix,
+        }[command](Path(folder))
 
 
 if __name__ == "__main__":

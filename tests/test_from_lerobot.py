@@ -33,8 +33,8 @@ def test_every_line_is_tested() -> None:
     programs = [words[0] for words in LINES]
     plugin = ["pip", "SEQRECORD_LEROBOT=1"]
     first = ["pip", "seqrecord", *plugin, *["seqrecord"] * 3, "make", "python"]
-    assert programs == [*first, "lerobot-train"]
-    assert len(PYTHON) == 2
+    assert programs == [*first, "SEQRECORD_LEROBOT_MIX=mix.yaml", "lerobot-train"]
+    assert len(PYTHON) == 3
 
 
 def test_convert_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_marks_for_its_main_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
     convert(open_source("my-lerobot-dataset"), "my-records", workers=1)
-    exec(PYTHON[0], {})
+    exec(PYTHON[1], {})
     for name in ("my-lerobot-dataset", "my-records"):
         info = json.loads(Path(name, "meta/info.json").read_text())
         assert info["storage_format"] == "seqrecord"
@@ -69,9 +69,23 @@ def test_their_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpack(tmp_path, "lerobot_v3").rename("my-lerobot-dataset")
     with_video(Path("my-lerobot-dataset"), (5, 3, 7), CAMERAS[0])
     there: dict[str, Any] = {}
-    exec(PYTHON[1], there)
+    exec(PYTHON[2], there)
     assert there["batch"][CAMERAS[0]].shape == (7, 2, 3, 48, 64)  # 15 items in batches of 8
     assert there["state"] == {"epoch": 1, "start_index": 0}
+
+
+def test_several_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        unpack(tmp_path / f"{name}-", "lerobot_v3").rename(name)
+        with_video(Path(name), (5, 3, 7), CAMERAS[0])
+    Path("mix.yaml").write_text("sources: {one: {location: one}, two: {location: two}}")
+    there: dict[str, Any] = {}
+    exec(PYTHON[0], there)
+    assert there["batch"]["action"].shape == (8, 16, 2)
+    assert sorted(there["batch"]["dataset"]) == ["one"] * 4 + ["two"] * 4
 
 
 def test_compare() -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+import seqrecord
 from seqrecord import StateError
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler
-from tests.lerobot_video_data import unpack
+from seqrecord.lerobot.mix_meta import MixMeta, open_mix
+from tests.lerobot_video_data import CAMERAS, unpack
 
 PLUGIN = Path(__file__).parents[1] / "integrations" / "lerobot"
 RECORDED = json.loads((PLUGIN / "lerobot_policy_seqrecord" / "contract.json").read_text())
@@ -42,7 +44,12 @@ def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleN
         *(f"{name}.{one}" for name, asked in RECORDED["asked"].items() for one in asked),
         *(call for each in calls.values() for call in each),
     ]
-    in_factory = ("LeRobotDataset", "make_train_eval_datasets")
+    in_factory = (
+        "LeRobotDataset",
+        "LeRobotDatasetMetadata",
+        "make_dataset",
+        "make_train_eval_datasets",
+    )
     for name, defined, body in (
         ("lerobot.datasets.factory", in_factory, []),
         (SCRIPT, [one for one in signatures if one not in in_factory], uses),
@@ -50,7 +57,7 @@ def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleN
         lines = [f"def {one}{signatures[one]}: ..." for one in defined]
         lines += ["def train():", *(f"    {use}" for use in body), "    ..."]
         if name == SCRIPT:
-            lines.append(f"from lerobot.datasets.factory import {in_factory[1]}")
+            lines.append(f"from lerobot.datasets.factory import {in_factory[-1]}")
         path = (tmp_path / name.replace(".", "/")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
@@ -111,6 +118,15 @@ def test_the_sampler_is_told_of_batches_workers_and_ranks(
     assert len(sampler) == 16 - 3
 
 
+DATASET: dict[str, Any] = {
+    "repo_id": "robots",
+    "root": None,
+    "streaming": False,
+    "use_imagenet_stats": True,
+}
+DATASET |= {"eval_split": 0.0, "episodes": None}
+
+
 class Training:
     """`lerobot-train` as far as its order: steps of some ranks, checkpoints, and resuming."""
 
@@ -126,7 +142,8 @@ class Training:
         """The items of all ranks in the steps to `stop`, and a checkpoint then, in a folder."""
         self.set(self.state, "num_processes", ranks)
         cfg = SimpleNamespace(batch_size=batch_size, num_workers=workers, resume=step > 0)
-        cfg.checkpoint_path = folder
+        cfg.checkpoint_path, cfg.trainable_config = folder, SimpleNamespace()
+        cfg.dataset = SimpleNamespace(**DATASET)
         self.script.make_train_eval_datasets(cfg)
         sampler = self.script.EpisodeAwareSampler(seed=3)
         if cfg.resume:
@@ -186,6 +203,97 @@ def test_a_checkpoint_of_another_order(
         file.write_text(junk)
         with pytest.raises(StateError, match="not the order of a training"):
             training.run(tmp_path, 1, 2, 2, 2, 1)
+
+
+@pytest.fixture
+def mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lerobot: Any) -> Path:
+    """A mix file of two datasets, and what LeRobot's `make_dataset` does."""
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
+    unpack(tmp_path, "lerobot_video_v3")
+    (tmp_path / "lerobot_video_v3").rename(tmp_path / "one")
+    unpack(tmp_path, "lerobot_video_v3").rename(tmp_path / "two")
+    path = tmp_path / "mix.yaml"
+    path.write_text("sources: {one: {location: one, weight: 2}, two: {location: two, weight: 1}}")
+    monkeypatch.setenv("SEQRECORD_LEROBOT_MIX", str(path))
+    [text] = RECORDED["calls"]["LeRobotDatasetMetadata"]
+
+    def make_dataset(cfg: Any) -> Any:
+        cfg.dataset = SimpleNamespace(
+            **vars(cfg.dataset), revision=None, repo_type="dataset", video_backend="pyav",
+            depth_output_unit="mm",
+        )  # fmt: skip
+        cfg.tolerance_s, known = 1e-4, {**vars(lerobot.factory), "cfg": cfg}
+        meta = eval(text, known)
+        times = {"observation.state": [0.0, 1 / meta.fps]}
+        known |= {"delta_timestamps": times, "image_transforms": None}
+        [whole] = (c for c in RECORDED["calls"]["LeRobotDataset"] if "cfg.dataset.episodes" in c)
+        return eval(whole, known)
+
+    monkeypatch.setattr(lerobot.factory, "make_dataset", make_dataset)
+    return path
+
+
+def test_a_training_on_a_mix(
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mix: Path
+) -> None:
+    training = Training(lerobot, None, monkeypatch)
+    assert installed()
+    whole = training.run(None, 0, 20, 3, 2, 1)
+    robots = seqrecord.SeqRecordMix.from_file(
+        mix, windows={"observation.state": [0, 1]}, pad="edge", batch_size=3, seed=3
+    )
+    firsts = {"one": 0, "two": 16}
+    episodes = [0, 5, 9]
+    order = [
+        firsts[name] + episodes[int(key[-1])] + start
+        for batch in islice(robots, 5)
+        for name, key, start in zip(
+            batch["dataset"], batch["episode"], batch["start"].tolist(), strict=True
+        )
+    ]
+    assert training.run(None, 0, 5, 3, 0, 1) == order
+    for count, are_there in ((0, False), (4, True)):  # LeRobot sets those of ImageNet
+        stats = MixMeta.of(open_mix(mix), "robots", image_frames=count).theirs.stats
+        assert [bool(stats[name]) for name in CAMERAS] == [are_there] * 2
+    found = training.run(tmp_path, 0, 3, 3, 2, 1)
+    found += training.run(tmp_path, 3, 5, 3, 1, 1)  # with other workers
+    found += training.run(tmp_path, 5, 20, 3, 2, 1)
+    assert found == whole
+    mix.write_text(mix.read_text().replace("weight: 2", "weight: 3"))
+    with pytest.raises(StateError, match="the checkpoint is of another mix"):
+        training.run(tmp_path, 3, 5, 3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "variables", "text"),
+    [
+        ("", {"SEQRECORD_LEROBOT": "class"}, "for seqrecord's order: expected SEQRECORD_LEROBOT=1"),
+        ("", {"SEQRECORD_LEROBOT": "0"}, "got '0'"),
+        ("", {"SEQRECORD_LEROBOT_MIX": "none.yaml"}, "none.yaml: the mix file cannot be read"),
+        ("\nweights: wrong", {}, "weights"),
+        ("\nnormalize: source", {}, "the statistics of one robot.*SEQRECORD_LEROBOT_DEPLOY"),
+        ("\nnormalize: source", {"SEQRECORD_LEROBOT_DEPLOY": "three"}, "no such source"),
+        ("streaming", {}, "--dataset.streaming=false"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_training_on_a_mix(
+    lerobot: Any,
+    installed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    mix: Path,
+    change: str,
+    variables: dict[str, str],
+    text: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if change == "streaming":
+        monkeypatch.setitem(DATASET, change, True)
+    else:
+        mix.write_text(mix.read_text() + change)
+    training = Training(lerobot, None, monkeypatch)
+    with pytest.raises(SystemExit, match=text):
+        assert installed() and training.run(None, 0, 1, 2, 0, 1)  # noqa: PT018 - either may end it
 
 
 def test_another_lerobot_ends_the_training(

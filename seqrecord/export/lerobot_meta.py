@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +19,7 @@ from seqrecord.codecs.video.container import CONTAINED
 from seqrecord.errors import SchemaError
 from seqrecord.reading.episode import Episode
 from seqrecord.schema import FeatureSpec, Schema
-from seqrecord.statistics.by_feature import Statistics
+from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
 
 TASK = "task"
@@ -235,7 +235,7 @@ class LeRobotMeta:
         self._flush()
         self._file.close()
         folder = self._root / "meta"
-        pq.write_table(self._task_table(), folder / "tasks.parquet")
+        pq.write_table(task_table(self._tasks), folder / "tasks.parquet")
         own = {each.name: known[each.feature] for each in self._columns if each.feature in known}
         every = Statistics(self._statistics.num_frames, {**self._statistics, **own})
         stats = self._stats(every)
@@ -246,60 +246,22 @@ class LeRobotMeta:
         _write_json(folder / "seqrecord.json", {"keys": keys})
         _write_json(folder / "info.json", self._info())
 
-    def _task_table(self) -> pa.Table:
-        """Tasks as a table with pandas metadata: lerobot reads the tasks as the pandas index."""
-        index = "task"
-        about = {
-            "index_columns": [index],
-            "column_indexes": [],
-            "columns": [
-                {
-                    "name": name,
-                    "field_name": field,
-                    "pandas_type": kind,
-                    "numpy_type": kind.replace("unicode", "object"),
-                    "metadata": None,
-                }
-                for name, field, kind in (
-                    ("task_index", "task_index", "int64"),
-                    (index, index, "unicode"),
-                )
-            ],
-            "creator": {"library": "pyarrow", "version": pa.__version__},
-            "pandas_version": "2.0.0",
-        }
-        table = pa.table({"task_index": list(self._tasks.values()), index: list(self._tasks)})
-        return table.replace_schema_metadata({"pandas": json.dumps(about)})
-
     def _info(self) -> dict[str, Any]:
-        own = {TIMESTAMP: "float32"} | dict.fromkeys(OWN, "int64")
-        fps = int(self._fps) if self._fps.denominator == 1 else float(self._fps)
         robots = {episode.metadata.get("robot_type") for episode in self._episodes}
         [robot] = robots if len(robots) == 1 else [None]
         names = self._episodes[0].metadata.get("names") if self._episodes else None
         known = names if isinstance(names, dict) else {}
-        return {
-            "codebase_version": "v3.0",
-            "robot_type": robot if isinstance(robot, str) else None,
-            "total_episodes": len(self._episodes),
-            "total_frames": sum(map(len, self._episodes)),
-            "total_tasks": len(self._tasks),
-            "chunks_size": _FILES_PER_CHUNK,
-            "data_files_size_in_mb": _FILE_MB,
-            "video_files_size_in_mb": 200,
-            "fps": fps,
-            "splits": {"train": f"0:{len(self._episodes)}"},
-            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
-            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-            if any(each.is_video for each in self._columns)
-            else None,
-            "features": {
+        return dataset_info(
+            {
                 each.name: each.described(known.get(each.name), self._fps)
                 for each in self._columns
                 if each.name != TASK
-            }
-            | {name: {"dtype": kind, "shape": [1], "names": None} for name, kind in own.items()},
-        }
+            },
+            int(self._fps) if self._fps.denominator == 1 else float(self._fps),
+            map(len, self._episodes),
+            len(self._tasks),
+            robot,
+        )
 
     def _stats(self, statistics: Statistics) -> dict[str, Any]:
         """Statistics in lerobot's format: images per channel [3, 1, 1] from 0 to 1, arrays [last
@@ -308,15 +270,87 @@ class LeRobotMeta:
         pictures = {each.name for each in self._columns if each.is_picture}
         shapes = {each.name: each.shape for each in self._columns}
         for name, stats in statistics.items():
-            names = ["min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in _QUANTILES)]
-            values = [stats.min, stats.max, stats.mean, stats.std, *stats.quantile(_QUANTILES)]
-            if name in pictures:
-                lists = [(value / 255).reshape(-1, 1, 1).tolist() for value in values]
-            else:
-                last = shapes.get(name, (1,))[-1]
-                lists = [np.broadcast_to(value, last).tolist() for value in values]
-            found[name] = {**dict(zip(names, lists, strict=True)), "count": [stats.num_frames]}
+            last = None if name in pictures else shapes.get(name, (1,))[-1]
+            found[name] = described_statistics(stats, last)
         return found
+
+
+def dataset_info(
+    features: Mapping[str, Any],
+    fps: float,
+    lengths: Iterable[int],
+    num_tasks: int,
+    robot_type: Any,
+) -> dict[str, Any]:
+    """Contents of `info.json`.
+
+    Args:
+        features: entries of the features, without LeRobot's own columns.
+        fps: frames per second.
+        lengths: the number of frames of each episode.
+        num_tasks: the number of tasks.
+        robot_type: name of the robot; other values become `None`.
+    """
+    own = {TIMESTAMP: "float32"} | dict.fromkeys(OWN, "int64")
+    counts = [*lengths]
+    is_video = any(one["dtype"] == "video" for one in features.values())
+    return {
+        "codebase_version": "v3.0",
+        "robot_type": robot_type if isinstance(robot_type, str) else None,
+        "total_episodes": len(counts),
+        "total_frames": sum(counts),
+        "total_tasks": num_tasks,
+        "chunks_size": _FILES_PER_CHUNK,
+        "data_files_size_in_mb": _FILE_MB,
+        "video_files_size_in_mb": 200,
+        "fps": fps,
+        "splits": {"train": f"0:{len(counts)}"},
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+        if is_video
+        else None,
+        "features": {
+            **features,
+            **{name: {"dtype": kind, "shape": [1], "names": None} for name, kind in own.items()},
+        },
+    }
+
+
+def described_statistics(stats: FeatureStatistics, last: int | None) -> dict[str, Any]:
+    """Entry of a feature in `stats.json`, of arrays [last], or of images [3, 1, 1] from 0 to 1."""
+    names = ["min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in _QUANTILES)]
+    values = [stats.min, stats.max, stats.mean, stats.std, *stats.quantile(_QUANTILES)]
+    if last is None:
+        lists = [(value / 255).reshape(-1, 1, 1).tolist() for value in values]
+    else:
+        lists = [np.broadcast_to(value, last).tolist() for value in values]
+    return {**dict(zip(names, lists, strict=True)), "count": [stats.num_frames]}
+
+
+def task_table(tasks: Mapping[str, int]) -> pa.Table:
+    """Tasks as a table with pandas metadata: lerobot reads the tasks as the pandas index."""
+    index = "task"
+    about = {
+        "index_columns": [index],
+        "column_indexes": [],
+        "columns": [
+            {
+                "name": name,
+                "field_name": field,
+                "pandas_type": kind,
+                "numpy_type": kind.replace("unicode", "object"),
+                "metadata": None,
+            }
+            for name, field, kind in (
+                ("task_index", "task_index", "int64"),
+                (index, index, "unicode"),
+            )
+        ],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    table = pa.table({"task_index": list(tasks.values()), index: list(tasks)})
+    return table.replace_schema_metadata({"pandas": json.dumps(about)})
 
 
 def collector(columns: Sequence[LeRobotColumn]) -> StatisticsCollector:

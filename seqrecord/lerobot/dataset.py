@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset as TorchDataset
 
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import IntArray
@@ -18,10 +17,10 @@ from seqrecord.clips.windows import delta_timestamps
 from seqrecord.errors import ClipError, MissingPackageError, SourceError
 from seqrecord.indexing.opening import dataset_of
 from seqrecord.lazy import import_extra
-from seqrecord.lerobot.form import channels_first, numbers
-from seqrecord.lerobot.planned import PlannedIndex, PlannedReader
+from seqrecord.lerobot.form import channels_first, millimetres, numbers
+from seqrecord.lerobot.items import PlannedDataset
+from seqrecord.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.pipes.collating import collate
-from seqrecord.pipes.distributed import warn_once
 from seqrecord.pipes.loaders import SeqRecordMapDataset
 from seqrecord.processes.forks import PerProcess, cached_property
 from seqrecord.reading.dataset import Dataset, DatasetLike
@@ -33,12 +32,12 @@ from seqrecord.sources.lerobot.layout import (
     read_texts,
 )
 from seqrecord.sources.video.streams import TOLERANCE
-from seqrecord.text import counted, shown_place
+from seqrecord.text import shown_place
 
 _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"
 
 
-class LeRobotDataset(TorchDataset[dict[str, Any]]):
+class LeRobotDataset(PlannedDataset):
     """Replacement of `lerobot.datasets.lerobot_dataset.LeRobotDataset` for reading.
 
     Items equal those of LeRobot's class up to the decoder (this one is PyAV). They have all
@@ -111,7 +110,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         self.meta = meta
         if meta is None:
             options = {"force_cache_sync": force_cache_sync, **login}
-            self.meta = _metadata(depth_output_unit, repo_id, root, revision, **options)
+            self.meta = read_metadata(depth_output_unit, repo_id, root, revision, **options)
         depths = getattr(self.meta, "depth_keys", [])
         if episode_filter is not None:
             episodes = self.meta.filter_episodes(episode_filter, candidates=episodes)
@@ -129,7 +128,9 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         self.clips = self._select(dataset, cache_limit, resize)
         resident = self.clips.stats()["features_resident"]
         self._redecoded = {*self._images, *self._depths} - {*resident}
-        self._reader = PerProcess(partial(PlannedReader, self.clips, self._items))
+        clips = self.clips
+        self.planner = ClipPlanner(clips.dataset, clips.options, self.first_items, self._items)
+        self._reader = PerProcess(partial(PlannedReader, self.planner))
 
     def _open(self, root: str | PathLike[str] | None, login: dict[str, Any]) -> Dataset:
         """Open the dataset's files, and download them if some are missing."""
@@ -203,18 +204,6 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         return clips
 
     @property
-    def fps(self) -> int:
-        """Frames per second."""
-        fps: int = self.meta.fps
-        return fps
-
-    @property
-    def features(self) -> dict[str, dict[str, Any]]:
-        """`meta.features`."""
-        features: dict[str, dict[str, Any]] = self.meta.features
-        return features
-
-    @property
     def num_frames(self) -> int:
         """The number of frames of the selected episodes, one per item."""
         return len(self.clips)
@@ -236,64 +225,11 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.clips)
 
-    def __getitem__(self, number: int | slice) -> Any:
-        """Return an item by number, or the items of a slice."""
-        if isinstance(number, slice):
-            return list(self.__getitems__(range(*number.indices(len(self)))))
-        return self._taken([number])[0]
+    def _read(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        return self._items(collate(self.clips.__getitems__(numbers)))
 
-    def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the items of a batch; called by a `DataLoader`.
-
-        Items of a `PlannedSampler` were read ahead. Others are read in one call, each frame once.
-        """
-        if self._redecoded and not all(isinstance(number, PlannedIndex) for number in items):
-            windows = self.delta_indices or {}
-            pictures = counted(sum(len(windows.get(n, [0])) for n in self._redecoded), "picture")
-            warn_once(
-                f"{shown_place(self.clips.dataset.url)}: items without "
-                f"seqrecord.lerobot.PlannedSampler: each decodes its own {pictures}, from a "
-                "keyframe on; with the sampler each picture is decoded about once per epoch, and a "
-                "larger cache_limit keeps decoded pictures in memory"
-            )
-        return self._taken(items)
-
-    def _taken(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        reader = self._reader.get()
-        found = [reader.take(n) if isinstance(n, PlannedIndex) else None for n in numbers]
-        others = [number for number, item in zip(numbers, found, strict=True) if item is None]
-        if others:
-            rest = iter(self._items(collate(self.clips.__getitems__(others))))
-            found = [next(rest) if item is None else item for item in found]
-        return [self._transformed(item) for item in found if item is not None]
-
-    def _transformed(self, item: dict[str, Any]) -> dict[str, Any]:
-        item = dict(item)  # which may come again
-        if self.image_transforms is not None:
-            for name in self._images:
-                item[name] = self.image_transforms(item[name])
-        return item
-
-    def stats(self) -> dict[str, int]:
-        """Return statistics of this process: `bytes_read`, `frames_decoded` and
-        `video_frames_decoded` of all cameras together, including reference frames; and
-        `items_in_order`, items read ahead.
-        """
-        names = ("bytes_read", "frames_decoded", "video_frames_decoded")
-        planned, alone = self._reader.get().stats.report(), self.clips.stats()
-        return {name: planned[name] + alone[name] for name in names} | {
-            "items_in_order": planned["clips"]
-        }
-
-    def set_image_transforms(
-        self, image_transforms: Callable[[torch.Tensor], torch.Tensor] | None
-    ) -> None:
-        """Replace the function called with each image."""
-        self.image_transforms = image_transforms
-
-    def clear_image_transforms(self) -> None:
-        """Remove the function called with each image."""
-        self.set_image_transforms(None)
+    def _counted(self) -> Mapping[str, int]:
+        return self.clips.stats()
 
     def __repr__(self) -> str:
         return (
@@ -327,7 +263,7 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
             return channels_first(value, return_uint8=self._images[name])
         if name in self._depths:
             value = value.unsqueeze(-3)
-            return value if self.depth_output_unit == "m" else _millimetres(value)
+            return value if self.depth_output_unit == "m" else millimetres(value)
         return numbers(value)
 
     def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
@@ -347,13 +283,8 @@ class LeRobotDataset(TorchDataset[dict[str, Any]]):
         return found
 
 
-def _millimetres(metres: torch.Tensor) -> torch.Tensor:
-    """Convert to whole millimetres, float32, as LeRobot does."""
-    return (metres * 1000.0).round_().clamp_(0, 65535)
-
-
-def _metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
-    """LeRobot's metadata of a dataset."""
+def read_metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
+    """LeRobot's metadata of a dataset, with statistics of depth in this unit."""
     theirs: Any
     try:
         theirs = import_extra("lerobot.datasets.lerobot_dataset", _PACKAGE)

@@ -61,3 +61,8 @@ def numbers(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
         return value
     return value.to(torch.float32 if value.is_floating_point() else torch.int64)
+
+
+def millimetres(metres: torch.Tensor) -> torch.Tensor:
+    """Convert to whole millimetres, float32, as LeRobot does."""
+    return (metres * 1000.0).round_().clamp_(0, 65535)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
+from seqrecord.clips.tables import IntArray
 from seqrecord.engine.stats import EngineStats
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import this_worker, warn_once
-from seqrecord.pipes.loaders import SeqRecordMapDataset
+from seqrecord.pipes.iterations import BatchSource
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selecting import select
+from seqrecord.reading.dataset import Dataset
 from seqrecord.sampling import Plan, Shard
+from seqrecord.text import shown_place
 
 
 @dataclass(frozen=True)
@@ -34,17 +38,10 @@ class Order:
     def shards(self) -> int:
         return self.ranks * self.workers
 
-    def loader(self, clips: SeqRecordMapDataset) -> ClipLoader:
-        """The loader that plans and reads these clips."""
-        given = {item.name: getattr(clips.options, item.name) for item in fields(ClipOptions)}
-        given |= {item.name: getattr(self, item.name) for item in fields(self)[:5]}
-        options = LoaderOptions(**given, even_batches=False, rank=0, world_size=self.ranks)
-        return ClipLoader(select(clips.dataset, options), options)
-
-    def plan(self, loader: ClipLoader, epoch: int, share: int) -> Plan:
-        """The plan of the batches i with `i % shards == share`."""
+    def shard(self, share: int) -> Shard:
+        """The shard of the batches i with `i % shards == share`."""
         worker, rank = divmod(share, self.ranks)
-        return loader.plan(epoch, Shard(rank * self.workers + worker, self.shards))
+        return Shard(rank * self.workers + worker, self.shards)
 
 
 @dataclass(frozen=True)
@@ -73,23 +70,93 @@ class PlannedIndex(int):
         return PlannedIndex.of, (int(self), self.share, self.clip)
 
 
+class Planner(Protocol):
+    """Plans and reads the items of a dataset. Picklable.
+
+    A loader of an order plans `order.shard(share)` for the batches of a share.
+    """
+
+    @property
+    def name(self) -> str:
+        """The dataset, for messages."""
+
+    def loader(self, order: Order) -> BatchSource:
+        """The loader that plans and reads the items."""
+
+    def num_turns(self, loader: Any, order: Order, shares: Sequence[int]) -> int:
+        """The number of batches that these shares give in turn in an epoch."""
+
+    def num_items(self, loader: Any, order: Order) -> int:
+        """The number of items of all shares in an epoch, including those after the last turn."""
+
+    def numbers(self, loader: Any, share: Share, first: int) -> Iterator[int]:
+        """The item numbers of a share from its clip `first` on."""
+
+    def items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        """Convert a batch of the loader to items."""
+
+
+class ClipPlanner:
+    """Plans and reads the items of one dataset.
+
+    Args:
+        dataset: the dataset.
+        options: its items as clips.
+        first_items: number of the first item of each episode, int64 [episodes].
+        items: converts a batch to items.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        options: ClipOptions,
+        first_items: IntArray,
+        items: Callable[[dict[str, Any]], list[dict[str, Any]]],
+    ) -> None:
+        self._dataset, self._options, self._first_items = dataset, options, first_items
+        self.items = items
+
+    @property
+    def name(self) -> str:
+        return shown_place(self._dataset.url)
+
+    def loader(self, order: Order) -> ClipLoader:
+        given = {item.name: getattr(self._options, item.name) for item in fields(ClipOptions)}
+        given |= {item.name: getattr(order, item.name) for item in fields(order)[:5]}
+        options = LoaderOptions(**given, even_batches=False, rank=0, world_size=order.ranks)
+        return ClipLoader(select(self._dataset, options), options)
+
+    def num_turns(self, loader: ClipLoader, order: Order, shares: Sequence[int]) -> int:
+        """Shards differ by one clip at most."""
+        return loader.clips(0).num_clips // order.shards // order.batch_size * len(shares)
+
+    def num_items(self, loader: ClipLoader, order: Order) -> int:  # noqa: ARG002
+        return loader.clips(0).num_clips
+
+    def numbers(self, loader: ClipLoader, share: Share, first: int) -> Iterator[int]:
+        plan = loader.plan(share.epoch, share.order.shard(share.number))
+        return clip_numbers(plan, first, self._first_items)
+
+
+def clip_numbers(plan: Plan, first: int, first_items: IntArray) -> Iterator[int]:
+    """The item numbers of a plan's clips from clip `first` on."""
+    round_index, before = plan.locate_clip(first)
+    clips = (plan.merged(*span, loads=False).clips for span in plan.spans(round_index))
+    found = (item for one in clips for item in (first_items[one.episode] + one.start).tolist())
+    return islice(found, before, None)
+
+
 class PlannedReader:
     """Reads the items of a share ahead, in their order.
 
     Each process has one reader, which follows one share per turn. Items in another order are not
     read ahead.
-
-    Args:
-        clips: the dataset's items by number.
-        items: converts a batch to items.
     """
 
-    def __init__(
-        self, clips: SeqRecordMapDataset, items: Callable[[dict[str, Any]], list[dict[str, Any]]]
-    ) -> None:
+    def __init__(self, planner: Planner) -> None:
         self.stats = EngineStats()
-        self._clips, self._make = clips, items
-        self._loader: tuple[Order, ClipLoader] | None = None
+        self._planner = planner
+        self._loader: tuple[Order, BatchSource] | None = None
         self._share: Share | None = None
         self._batches: Iterator[dict[str, Any]] = iter(())
         self._batch, self._items = 0, list[dict[str, Any]]()  # that was read last
@@ -105,7 +172,7 @@ class PlannedReader:
         if batch == self._batch + 1:
             if (made := next(self._batches, None)) is None:
                 return None  # after an error
-            self._items, self._batch = self._make(made), batch
+            self._items, self._batch = self._planner.items(made), batch
         if batch == self._batch:
             return self._items[row]
         if batch > self._batch:
@@ -118,13 +185,13 @@ class PlannedReader:
         self._batches = iter(())  # ends the engine that runs
         self._items.clear()
         if self._loader is None or self._loader[0] != share.order:
-            self._loader = share.order, share.order.loader(self._clips)
+            self._loader = share.order, self._planner.loader(share.order)
         self._share, self._batch = share, batch - 1
         self._batches = self._read(self._loader[1], share, batch)
 
-    def _read(self, loader: ClipLoader, share: Share, batch: int) -> Iterator[dict[str, Any]]:
-        plan = share.order.plan(loader, share.epoch, share.number)
-        engine = loader.start(plan, batch=batch, stats=self.stats)
+    def _read(self, loader: BatchSource, share: Share, batch: int) -> Iterator[dict[str, Any]]:
+        plan = loader.plan(share.epoch, share.order.shard(share.number))
+        engine = loader.start(plan, None, batch=batch, stats=self.stats)
         try:
             for number, made in enumerate(engine, batch):
                 [clips] = loader.to_clips(made, plan, number)
@@ -135,5 +202,5 @@ class PlannedReader:
             engine.drop()
 
     def _say(self, problem: str) -> None:
-        url = self._clips.dataset.url
-        warn_once(f"{url}: PlannedSampler's {problem}: items are read one by one, which is slow")
+        name = self._planner.name
+        warn_once(f"{name}: PlannedSampler's {problem}: items are read one by one, which is slow")

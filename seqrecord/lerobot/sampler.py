@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed
 from torch.utils.data import Sampler
 
-from seqrecord.lerobot.dataset import LeRobotDataset
+from seqrecord.lerobot.items import PlannedDataset
 from seqrecord.lerobot.planned import Order, PlannedIndex, Share
 from seqrecord.units import MAX_INT, check_integer, check_seed
 
@@ -33,7 +33,7 @@ class PlannedSampler(Sampler[int]):
     items are correct but slow.
 
     Args:
-        dataset: a `seqrecord.lerobot.LeRobotDataset`.
+        dataset: a `LeRobotDataset` or `LeRobotMixDataset` of `seqrecord.lerobot`.
         batch_size: batch size of the DataLoader, at least 1.
         num_workers: number of workers of the DataLoader.
         num_replicas: number of processes that share the batches. Default: from `torch.distributed`,
@@ -57,7 +57,7 @@ class PlannedSampler(Sampler[int]):
 
     def __init__(
         self,
-        dataset: LeRobotDataset,
+        dataset: PlannedDataset,
         *,
         batch_size: int,
         num_workers: int = 0,
@@ -85,18 +85,17 @@ class PlannedSampler(Sampler[int]):
         if rank is not None:
             rank = check_integer("rank", rank, least=0, most=ranks - 1)
             self._shares = range(rank, shards, ranks)
-        self._first = dataset.first_items
-        self._loader = self._order.loader(dataset.clips)
-        self._num_clips = self._loader.clips(0).num_clips
-        # Of the batches in which all shares take turns: shards differ by one clip at most.
-        self._num_turns = self._num_clips // shards // self._order.batch_size * len(self._shares)
+        self._planner = dataset.planner
+        self._loader = self._planner.loader(self._order)
+        self._num_items = self._planner.num_items(self._loader, self._order)
+        self._num_turns = self._planner.num_turns(self._loader, self._order, self._shares)
         self._is_rest_given = rank is None
         self._epoch, self._start = 0, 0
 
     def __len__(self) -> int:
         """The number of items of a whole epoch, also while resuming one."""
         if self._is_rest_given:
-            return self._num_clips
+            return self._num_items
         return self._num_turns * self._order.batch_size
 
     def set_epoch(self, epoch: int) -> None:
@@ -136,13 +135,7 @@ class PlannedSampler(Sampler[int]):
         every = chain(chain.from_iterable(batches), *last)
         return islice(every, start - begun * size, None)
 
-    def _share(self, share: Share, first_clip: int) -> Iterator[int]:
-        plan = self._order.plan(self._loader, share.epoch, share.number)
-        round_index, before = plan.locate_clip(first_clip)
-        clip = first_clip - before
-        for begin, end in plan.spans(round_index):
-            clips = plan.merged(begin, end, loads=False).clips
-            for item in (self._first[clips.episode] + clips.start).tolist():
-                if clip >= first_clip:
-                    yield PlannedIndex.of(item, share, clip)
-                clip += 1
+    def _share(self, share: Share, first: int) -> Iterator[int]:
+        numbers = self._planner.numbers(self._loader, share, first)
+        for clip, number in enumerate(numbers, first):
+            yield PlannedIndex.of(number, share, clip)

@@ -82,7 +82,7 @@ class MixLoader:
         epoch_clips: int | None = None,
     ) -> None:
         assert options.most_clips is not None
-        self.options, self.stop, self.join = options, stop, join
+        self.options, self.stop, self.join, self.form = options, stop, join, form
         self.epoch_clips = epoch_clips
         self.batch_size = size = options.most_clips
         self.draws = None

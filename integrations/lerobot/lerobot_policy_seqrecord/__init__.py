@@ -3,7 +3,8 @@
 LeRobot imports this package when one of its commands starts. Without the variable that changes
 nothing. With it, in the training command, `seqrecord.lerobot.LeRobotDataset` takes the place of
 their class, and `PlannedSampler` that of their sampler. With `SEQRECORD_LEROBOT=class` the sampler
-stays theirs: the same batches, in the same order.
+stays theirs: the same batches, in the same order. With `SEQRECORD_LEROBOT_MIX=mix.yaml` it trains
+on the datasets of a mix file.
 
 A LeRobot that takes readers of datasets, as its main branch does, is told of ours.
 """

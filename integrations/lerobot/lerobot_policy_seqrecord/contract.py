@@ -58,6 +58,8 @@ def described(factory: ModuleType, training: ModuleType) -> dict[str, Any]:
             name: _signature(getattr(module, name, None))
             for module, name in (
                 (factory, "LeRobotDataset"),
+                (factory, "LeRobotDatasetMetadata"),
+                (factory, "make_dataset"),
                 (factory, "make_train_eval_datasets"),
                 (training, "EpisodeAwareSampler"),
                 (training, "compute_sampler_state"),
@@ -68,6 +70,8 @@ def described(factory: ModuleType, training: ModuleType) -> dict[str, Any]:
             name: sorted({ast.unparse(node) for node in nodes if _name(node) == name})
             for name in (
                 "LeRobotDataset",
+                "LeRobotDatasetMetadata",
+                "make_dataset",
                 "make_train_eval_datasets",
                 "EpisodeAwareSampler",
                 "save_checkpoint",

@@ -31,11 +31,12 @@ class Progress:
     step: int = 0
     epoch: int = 0
     start_index: int = 0
+    mix: str = ""
 
     @classmethod
-    def begun(cls, batch_size: int, workers: int, ranks: int) -> Progress:
-        """Of a training that begins."""
-        return cls(batch_size, workers, ranks)
+    def begun(cls, batch_size: int, workers: int, ranks: int, mix: str = "") -> Progress:
+        """Of a training that begins; `mix` identifies sources and shares of a mix."""
+        return cls(batch_size, workers, ranks, mix=mix)
 
     @classmethod
     def read(cls, checkpoint: Path) -> Progress:
@@ -43,11 +44,22 @@ class Progress:
         path = Path(checkpoint) / _NAME
         try:
             saved = json.loads(path.read_text())
-            if isinstance(saved, dict) and all(type(n) is int and n >= 0 for n in saved.values()):
-                return cls(**saved)
+            mix = saved.pop("mix", "") if isinstance(saved, dict) else None
+            if isinstance(mix, str) and all(type(n) is int and n >= 0 for n in saved.values()):
+                return cls(**saved, mix=mix)
         except (OSError, TypeError, ValueError) as error:
             raise StateError("not the order of a training", file=str(path)) from error
         raise StateError("not the order of a training", file=str(path), got=saved)
+
+    def check_mix(self, mix: str, checkpoint: Path) -> None:
+        """Raise `StateError` for a checkpoint of another mix, or of a training without one."""
+        if mix != self.mix:
+            raise StateError(
+                "the checkpoint is of another mix: other sources, episodes, features or weights",
+                file=str(Path(checkpoint) / _NAME),
+                expected=self.mix or "a training without a mix",
+                got=mix or "no mix; set SEQRECORD_LEROBOT_MIX",
+            )
 
     def write(self, checkpoint: Path) -> None:
         """Beside the checkpoint."""

@@ -19,13 +19,11 @@ What is relied on is in reader_contract.json.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lerobot.datasets import dataset_reader, storage
@@ -37,7 +35,7 @@ from seqrecord.format.manifest import MANIFEST
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.lerobot.dataset import has_all_files, index_tolerance
 from seqrecord.lerobot.marking import STORAGE_FORMAT
-from seqrecord.reading.home import private_folder
+from seqrecord.lerobot.meta_folder import kept_folder
 from seqrecord.sources.video.streams import TOLERANCE
 from seqrecord.storage import Storage, entries_of, open_storage, parse_location
 
@@ -120,16 +118,7 @@ def localize_root(
             found = {path: files.read_whole(path, _MOST_BYTES)[0] for path in _below(_META, files)}
     except (LocationError, NotFoundError, json.JSONDecodeError) as error:
         raise FileNotFoundError(str(error)) from error
-    facts = [(path, hashlib.sha256(data).hexdigest()) for path, data in found.items()]
-    name = hashlib.sha256(repr((url, facts)).encode()).hexdigest()[:32]
-    with private_folder("lerobot") as folder, TemporaryDirectory(dir=folder) as new:
-        for path, data in found.items():
-            copy = Path(new) / name / path
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(data)
-        with suppress(OSError):  # the same copy is there
-            (Path(new) / name).rename(folder / name)
-    return folder / name
+    return kept_folder(found)
 
 
 def address(

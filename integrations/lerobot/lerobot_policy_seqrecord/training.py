@@ -12,12 +12,14 @@ from types import ModuleType
 from typing import Any
 
 from lerobot_policy_seqrecord.contract import check
+from lerobot_policy_seqrecord.mixed import MixDatasets
 from lerobot_policy_seqrecord.progress import Progress, ResumedSampler, has_order
 from seqrecord.errors import SeqRecordError
 
-__all__ = ["VARIABLE", "installed", "registered"]
+__all__ = ["DEPLOY", "MIX", "VARIABLE", "installed", "registered"]
 
 VARIABLE = "SEQRECORD_LEROBOT"
+MIX, DEPLOY = f"{VARIABLE}_MIX", f"{VARIABLE}_DEPLOY"
 _SCRIPT = "lerobot.scripts.lerobot_train"
 
 
@@ -36,17 +38,20 @@ def registered() -> bool:
 
 
 def installed() -> bool:
-    """Replace what the variable asks for, in the training command; say whether that was done.
+    """Replace classes in the training command as the variables request; return whether any was.
 
     LeRobot logs errors of plug-ins and trains on without them, so an error ends the process here.
     """
-    wanted, training = os.environ.get(VARIABLE, "0"), _training()
-    if wanted in ("", "0") or training is None:
+    mix, training = os.environ.get(MIX) or None, _training()
+    wanted = os.environ.get(VARIABLE) or ("0" if mix is None else "1")
+    if training is None or (wanted == "0" and mix is None):
         return False
+    if mix is not None and wanted != "1":
+        sys.exit(f"{MIX}={mix} is for seqrecord's order: expected {VARIABLE}=1, got {wanted!r}")
     if wanted not in ("1", "class"):
         sys.exit(f"{VARIABLE} is {wanted!r}: expected 1, class or 0")
     try:
-        _replace(training, with_order=wanted == "1")
+        _replace(training, with_order=wanted == "1", mix=mix)
     except (SeqRecordError, ImportError) as error:
         sys.exit(f"{VARIABLE}={wanted}: {error}")
     return True
@@ -60,21 +65,31 @@ def _training() -> ModuleType | None:
     return sys.modules.get(_SCRIPT)
 
 
-def _replace(training: Any, *, with_order: bool) -> None:
+def _replace(training: Any, *, with_order: bool, mix: str | None) -> None:
     from lerobot.datasets import factory
 
     check(factory, training)
     from seqrecord.lerobot import LeRobotDataset
 
+    if mix is None:
+        factory.LeRobotDataset = LeRobotDataset
+    else:
+        datasets_of = MixDatasets(factory, mix, os.environ.get(DEPLOY) or None)
+        training.make_train_eval_datasets = datasets_of.make
     make, save = training.make_train_eval_datasets, training.save_checkpoint
     made: dict[str, Any] = {}
 
     def make_train_eval_datasets(cfg: Any) -> Any:
-        datasets = make(cfg)
+        try:
+            datasets = make(cfg)
+        except SeqRecordError as error:
+            if mix is None:
+                raise
+            sys.exit(f"{MIX}={mix}: {error}")
         made.update(cfg=cfg, dataset=datasets[0])
         if cfg.resume and not with_order:
             _check_order(cfg.checkpoint_path, with_order)
-        logging.info(f"{VARIABLE}: read by {datasets[0]!r}")
+        logging.info(f"{VARIABLE if mix is None else MIX}: read by {datasets[0]!r}")
         return datasets
 
     def sampler(*_: Any, seed: int, drop_n_last_frames: int = 0, **__: Any) -> ResumedSampler:
@@ -82,10 +97,12 @@ def _replace(training: Any, *, with_order: bool) -> None:
         from accelerate import PartialState
 
         cfg, ranks = made["cfg"], PartialState().num_processes
-        progress = Progress.begun(cfg.batch_size, cfg.num_workers, ranks)
+        mixed = made["dataset"].order_identity if mix is not None else ""
+        progress = Progress.begun(cfg.batch_size, cfg.num_workers, ranks, mixed)
         if cfg.resume:
             _check_order(cfg.checkpoint_path, with_order)
             progress = Progress.read(cfg.checkpoint_path)
+            progress.check_mix(mixed, cfg.checkpoint_path)
             progress.warn_of_others(cfg.batch_size, cfg.num_workers, ranks)
         options = {"seed": seed, "drop_last_frames": drop_n_last_frames}
         made["sampler"] = ResumedSampler(made["dataset"], progress, **options)
@@ -97,7 +114,6 @@ def _replace(training: Any, *, with_order: bool) -> None:
             numbers = step, options["batch_size"], options["num_processes"]
             made["sampler"].progress_at(*numbers).write(checkpoint_dir)
 
-    factory.LeRobotDataset = LeRobotDataset
     training.make_train_eval_datasets = make_train_eval_datasets
     if with_order:
         training.EpisodeAwareSampler = sampler

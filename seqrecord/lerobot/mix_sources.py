@@ -1,0 +1,254 @@
+"""The sources of a mix as LeRobot's items: one per frame, with the windows of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from seqrecord.clips.grids import ragged_arange
+from seqrecord.clips.tables import IntArray
+from seqrecord.clips.windows import Latest
+from seqrecord.engine.vectors import VectorSteps
+from seqrecord.errors import ClipError, located
+from seqrecord.pipes.clip_loader import ClipLoader
+from seqrecord.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.pipes.selecting import select
+from seqrecord.pipes.selection import Selection
+from seqrecord.processes.forks import cached_property
+from seqrecord.reading.dataset import Dataset
+from seqrecord.schema import FeatureSpec
+from seqrecord.statistics.normalization import Normalization
+
+TASK, TIMESTAMP = "task", "timestamp"
+COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")
+"""Columns of items that are not read."""
+
+_OF_SOURCE = ("shuffle", "rotate_phase")
+_ALONE = {"clips": None, "dilation": 1, "reverse": 0.0}  # options that windows of a policy exclude
+
+
+@dataclass(frozen=True, eq=False)
+class MixSource:
+    """A source of a mix: its episodes, and each of its frames as an item. Picklable.
+
+    Attributes:
+        name: its name in the mix.
+        dataset: its dataset, with the requested features under their new names.
+        options: its clips.
+        rows: the rows of its episodes in the dataset, int64 [n].
+        first_episode: the number of its first episode in the mix.
+        given: its clips as given.
+    """
+
+    name: str
+    dataset: Dataset
+    options: LoaderOptions
+    rows: IntArray
+    first_episode: int
+    given: Selection
+
+    def has(self, name: str) -> bool:
+        """Whether batches have a feature of the source."""
+        return name in self.given.made
+
+    @property
+    def vectors(self) -> VectorSteps:
+        """Steps of its features: placement, and normalization by the mix."""
+        return self.given.vectors
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """The number of frames of each of the episodes, int64 [n]."""
+        return self.dataset.contents.index.num_frames.astype(np.int64)[self.rows]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The keys of the episodes."""
+        found: list[str] = self.dataset.contents.index.keys.take(self.rows).to_pylist()
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number in the mix of each episode, by key."""
+        return {key: number for number, key in enumerate(self.keys, self.first_episode)}
+
+    @cached_property
+    def selection(self) -> Selection:
+        """Every frame as a clip."""
+        return select(self.dataset, replace(self.options, stride=1, drop_last_frames=0))
+
+    @property
+    def fps(self) -> float | None:
+        """The frame rate of its first episode."""
+        return self.dataset.episodes[self.keys[0]].fps
+
+    def with_windows(
+        self,
+        deltas: Mapping[str, Sequence[int]],
+        normalizations: Mapping[str, Normalization],
+    ) -> MixSource:
+        """The source with a policy's windows, in steps of the source, and these normalizations.
+
+        A window of the source's own is kept if it has as many frames; otherwise, and if the policy
+        has no window there, this raises `ClipError`.
+        """
+        with located(ClipError, file=self.dataset.url):
+            options = _options(self.name, self.options, self.dataset.features, deltas)
+            places = {n: s.places for n, s in self.vectors.items() if s.places is not None}
+            options = replace(
+                options,
+                place=places or None,
+                pad_to={name: self.vectors[name].size for name in places} or None,
+                normalize={**normalizations} or None,
+            )
+            made = replace(self, options=options)
+            _check_lengths(made, deltas)
+        return made
+
+    def metadata(self) -> Iterator[dict[str, Any]]:
+        """The metadata of each episode."""
+        episodes = self.dataset.episodes
+        return (episodes[key].metadata for key in self.keys)
+
+
+class MixEpisodes:
+    """Numbers of the episodes and frames of a mix, and of the items of some of its episodes.
+
+    Episodes and frames count over all sources. Arrays are int64.
+
+    Args:
+        sources: the sources.
+        chosen: numbers of the episodes with items. Default: all.
+
+    Attributes:
+        lengths: frames of each episode.
+        begins: the number of the first frame of each episode.
+        chosen: the episodes with items, in ascending order.
+        first_items: for each source, the number of the first item of each episode of its dataset.
+        num_items: the number of items, one per frame.
+    """
+
+    def __init__(self, sources: Sequence[MixSource], chosen: Collection[int] | None = None) -> None:
+        counts = [len(one.rows) for one in sources]
+        self._firsts = np.array([one.first_episode for one in sources])
+        self.lengths: IntArray = np.concatenate([one.lengths for one in sources])
+        self.begins: IntArray = np.cumsum(self.lengths) - self.lengths
+        number = np.arange(sum(counts)) if chosen is None else np.unique([*chosen])
+        if not len(number) or number[0] < 0 or number[-1] >= len(self.lengths):
+            raise ClipError(
+                "no such episodes of the mix",
+                expected=f"numbers from 0 to {len(self.lengths) - 1}",
+                got=list(chosen or ()),
+            )
+        self.chosen: IntArray = number.astype(np.int64)
+        lengths = self.lengths[self.chosen]
+        self.num_items = int(lengths.sum())
+        self._item_begins: IntArray = np.cumsum(lengths) - lengths
+        of_episode = np.full(len(self.lengths), -1)
+        of_episode[self.chosen] = self._item_begins
+        self.first_items: dict[str, IntArray] = {}
+        for one, first, count in zip(sources, self._firsts, counts, strict=True):
+            found = np.full(len(one.dataset.contents.index.num_frames), -1)
+            found[one.rows] = of_episode[first : first + count]
+            self.first_items[one.name] = found
+
+    def chosen_rows(self, source: MixSource) -> IntArray:
+        """The rows of the episodes of a source with items, in its dataset."""
+        inside = self.chosen - source.first_episode
+        return source.rows[inside[(inside >= 0) & (inside < len(source.rows))]]
+
+    def locate(self, items: Sequence[int]) -> tuple[IntArray, IntArray]:
+        """Convert numbers of items to numbers of sources, and of frames in their source."""
+        at = np.array(items, np.int64)
+        place = np.searchsorted(self._item_begins, at, side="right") - 1
+        episode = self.chosen[place]
+        source = np.searchsorted(self._firsts, episode, side="right") - 1
+        frame = self.begins[episode] + at - self._item_begins[place]
+        return source, frame - self.begins[self._firsts[source]]
+
+    def frames(self) -> IntArray:
+        """The number of the frame of each item."""
+        owner, inside = ragged_arange(self.lengths[self.chosen])
+        return self.begins[self.chosen][owner] + inside
+
+
+def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
+    """The sources of a mix's loaders. Raises `ClipError` for options that items exclude."""
+    found, episode = list[MixSource](), 0
+    clocks = {str(_clock(one.selection.dataset)) for one in loaders.values()}
+    for name, loader in loaders.items():
+        selection = loader.selection
+        dataset = selection.dataset
+        with located(ClipError, file=dataset.url):
+            _check(name, loader.options)
+        if len(clocks) > 1:  # clocks that do not make one column
+            dataset = dataset.select([one for one in dataset.features if one != TIMESTAMP])
+        rows = selection.clip_set.selected
+        found.append(MixSource(name, dataset, loader.options, rows, episode, selection))
+        episode += len(rows)
+    return found
+
+
+def _clock(dataset: Dataset) -> FeatureSpec | None:
+    return dataset.features.get(TIMESTAMP)
+
+
+def _check(name: str, own: LoaderOptions) -> None:
+    given = [one for one, usual in _ALONE.items() if getattr(own, one) != usual]
+    given += ["clip_len"] if own.clip_len not in (None, 1) else []
+    given += ["pad"] if own.pad not in (None, "edge") else []
+    if given:
+        raise ClipError(
+            f"source {name!r}: LeRobot's items have the windows of a policy",
+            expected=f"no {', '.join(given)}",
+        )
+
+
+def _options(
+    name: str, own: LoaderOptions, features: Collection[str], deltas: Mapping[str, Sequence[int]]
+) -> LoaderOptions:
+    windows: dict[str, Any] = {one: deltas[one] for one in features if one in deltas}
+    for feature, window in (own.windows or {}).items():
+        if isinstance(window, Latest) and window.window is None and feature in windows:
+            windows[feature] = replace(window, window=windows[feature])
+        elif feature in windows or isinstance(window, Latest):
+            windows[feature] = window
+        elif feature in features:
+            raise ClipError(
+                f"source {name!r} has a window of a feature for which the policy has none",
+                feature=feature,
+                expected="no window",
+                got=window,
+            )
+    given = {one.name: getattr(own, one.name) for one in fields(ClipOptions)}
+    given |= {one: getattr(own, one) for one in _OF_SOURCE}
+    given |= {"features": None, "rename": None, "resize": None}  # the dataset has them
+    given |= {"place": None, "pad_to": None, "normalize": None}
+    engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
+    return LoaderOptions(
+        **{
+            **given,
+            "clip_len": None if windows else 1,
+            "windows": windows or None,
+            "pad": "edge" if windows else None,
+            "squeeze_time": True,
+            "engine": replace(LoaderOptions(clip_len=1).tuning, **engine),
+        }
+    )
+
+
+def _check_lengths(source: MixSource, deltas: Mapping[str, Sequence[int]]) -> None:
+    for feature, frames in deltas.items():
+        got = source.selection.lengths.get(feature, len(frames))
+        if got != len(frames):
+            raise ClipError(
+                f"source {source.name!r}: the window of a feature has another number of frames "
+                "than the policy's",
+                feature=feature,
+                expected=f"{len(frames)} frames, or no window: the default is the policy's, in "
+                "steps of the source",
+                got=f"{got} frames",
+            )

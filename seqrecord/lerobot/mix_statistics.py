@@ -1,0 +1,283 @@
+"""Statistics of a mix for LeRobot's processors, and the values that these normalise.
+
+LeRobot normalises batches with one set of statistics, which a checkpoint keeps for deployment. So a
+mix leaves its batches as stored, or maps them to the values of one robot::
+
+    normalize           statistics of the checkpoint                   batches
+    None                of all frames, as of a merged dataset          as stored
+    "mix"               of the mixture by weight                       as stored
+    "source"            of the source `deploy`                         (x - o) / s * S + O
+    "robot_type"        of the robot of the source `deploy`, by weight (x - o) / s * S + O
+
+with offset and scale `o, s` of a clip's source (or robot), and `O, S` of the deployed one. The
+processor then gives `(x - o) / s`, as `SeqRecordMix` does by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError, located
+from seqrecord.lerobot.mix_sources import MixSource
+from seqrecord.pipes.mix_form import MixForm, robot_type
+from seqrecord.pipes.vectors import is_stored, stored_statistics
+from seqrecord.statistics.normalization import Normalization
+from seqrecord.statistics.sketch import Sketch
+
+_QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+_NAMES = ("min", "max", "mean", "std", *(f"q{round(100 * q):02d}" for q in _QUANTILES))
+_NOTHING = (-1.0, 1.0, 0.0, 1.0, -1.0, -0.8, 0.0, 0.8, 1.0)  # 0 stays 0 in all modes
+_ENDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
+
+FloatArray = npt.NDArray[np.float64]
+Numbers = dict[str, FloatArray]
+"""`_NAMES` of a feature, float64 [size]."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixStatistics:
+    """Statistics for the processors, and steps of sources.
+
+    Attributes:
+        entries: entries of `stats.json` by feature.
+        fills: values of padding that the processors normalise to 0, float64 [size] by feature.
+        normalizations: steps by source and feature.
+        shown: the origin of the statistics.
+    """
+
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fills: dict[str, FloatArray] = field(default_factory=dict)
+    normalizations: dict[str, dict[str, Normalization]] = field(default_factory=dict)
+    shown: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        sources: Sequence[MixSource],
+        form: MixForm,
+        weights: Mapping[str, float],
+        features: Sequence[str],
+        *,
+        deploy: str | None,
+        modes: Mapping[str, str],
+    ) -> MixStatistics:
+        """Compute the statistics of these features.
+
+        Args:
+            sources: the sources.
+            form: the arguments of the mix.
+            weights: share of each source.
+            features: vectors of batches.
+            deploy: name of the source whose statistics a checkpoint contains.
+            modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
+
+        Raises `ClipError` for `normalize` "source" or "robot_type" without `deploy`, and for
+        missing statistics.
+        """
+        names = [one.name for one in sources]
+        if deploy is not None and deploy not in names:
+            raise ClipError(
+                "no such source to deploy to", expected=", ".join(names), got=repr(deploy)
+            )
+        made = cls(normalizations={name: {} for name in names})
+        scopes = {name: _scope(form, sources, name) for name in features}
+        own = [n for n, scope in scopes.items() if scope in ("source", "robot_type")]
+        if own and deploy is None:
+            raise ClipError(
+                "a checkpoint contains the statistics of one robot, and normalize of the mix has "
+                "others for each",
+                feature=own[0],
+                expected=f"deploy (SEQRECORD_LEROBOT_DEPLOY), one of {', '.join(names)}; or "
+                "normalize: mix",
+                got=f"normalize {scopes[own[0]]!r}",
+            )
+        for name, scope in scopes.items():
+            made._add(name, scope, sources, weights, deploy or "", _mode(name, modes))
+        return made
+
+    def _add(
+        self,
+        name: str,
+        scope: str | None,
+        sources: Sequence[MixSource],
+        weights: Mapping[str, float],
+        deploy: str,
+        mode: str,
+    ) -> None:
+        parts = [_Part.of(one, name, weights[one.name]) for one in sources if one.has(name)]
+        if not parts:
+            return
+        size = parts[0].size
+        if scope in (None, "mix") and len({part.dtype for part in parts}) > 1:
+            for part in parts:  # which become float32, as in LeRobot
+                same = Normalization("mean_std", np.zeros(1), np.ones(1), "the stored values")
+                count = size if part.places is None else len(part.places)
+                self.normalizations[part.source.name][name] = same.at(range(count))
+        if scope is None:
+            missing = sum(int(one.lengths.sum()) for one in sources if not one.has(name))
+            numbers = _mixture(parts, size, missing)
+            self.entries[name] = _entry(numbers, parts)
+            return
+        if scope == "mix":
+            numbers = _mixture(parts, size, None)
+            self.entries[name] = _entry(numbers, parts)
+            self.fills[name] = _affine(numbers, mode)[0]
+            return
+        groups = {one.source.name: _group(one, parts, scope) for one in parts}
+        own = {source: _mixture(group, size, None) for source, group in groups.items()}
+        trivial = {one: np.full(size, value) for one, value in zip(_NAMES, _NOTHING, strict=True)}
+        numbers = own.get(deploy, trivial)
+        self.entries[name] = _entry(numbers, groups.get(deploy, parts))
+        offset, scale = _affine(numbers, mode)
+        self.fills[name] = offset
+        for part in parts:
+            o, s = _affine(own[part.source.name], mode)
+            ratio = s / scale
+            step = Normalization("mean_std", o - offset * ratio, ratio, f"{deploy}'s values")
+            places = range(size) if part.places is None else part.places
+            self.normalizations[part.source.name][name] = step.at(places)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The statistics of a feature in a source."""
+
+    source: MixSource
+    sketches: tuple[Sketch, ...]
+    places: tuple[int, ...] | None
+    size: int
+    weight: float
+    num_frames: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, source: MixSource, name: str, weight: float) -> _Part:
+        step, selection = source.vectors.get(name), source.given
+        with located(ClipError, file=source.dataset.url):
+            found = stored_statistics(selection, name)
+        spec = selection.made[name] if step is None else step.made
+        size = int(spec.shape[-1] or 1) if spec.shape else 1
+        places = None if step is None else step.places
+        dtype = selection.given(name).dtype
+        count = int(source.lengths.sum())
+        return cls(source, found.sketches, places, size, weight, count, dtype)
+
+    def sketch(self, place: int) -> Sketch | None:
+        """The values at a place in batches; `None` for padding."""
+        number: int | None = place
+        if self.places is not None:
+            number = self.places.index(place) if place in self.places else None
+        if number is None:
+            return None
+        return self.sketches[number if len(self.sketches) > 1 else 0]
+
+
+def _scope(form: MixForm, sources: Sequence[MixSource], name: str) -> str | None:
+    """The normalization of a feature in the mix."""
+    having = [one for one in sources if one.has(name)]
+    if own := [one.name for one in having if name in (one.options.normalize or {})]:
+        raise ClipError(
+            f"source {own[0]!r} normalises a feature, and LeRobot's processors normalise it too",
+            feature=name,
+            expected="no normalize in the source; normalize of the mix, if any",
+        )
+    steps = [one.vectors.get(name) for one in having]
+    if not any(step is not None and step.normalization is not None for step in steps):
+        return None
+    return form.normalize.get(name) if isinstance(form.normalize, Mapping) else form.normalize
+
+
+def _group(part: _Part, parts: Sequence[_Part], scope: str) -> list[_Part]:
+    """The parts whose statistics are merged with a part."""
+    if scope == "source":
+        return [part]
+    robot = robot_type(part.source.given)
+    return [one for one in parts if robot_type(one.source.given) == robot]
+
+
+def _mode(name: str, modes: Mapping[str, str]) -> str:
+    """LeRobot's normalisation of a feature; its types follow from the name."""
+    kind = "ACTION" if name.startswith("action") else "STATE"
+    if name == "observation.environment_state":
+        kind = "ENV"
+    return modes.get(kind, "MEAN_STD" if not modes else "IDENTITY")
+
+
+def _affine(numbers: Numbers, mode: str) -> tuple[FloatArray, FloatArray]:
+    """Offset and scale of LeRobot's normalisation; a scale of 0 becomes 1."""
+    if mode == "MEAN_STD":
+        offset, scale = numbers["mean"], numbers["std"]
+    elif mode in _ENDS:
+        low, high = (numbers[one] for one in _ENDS[mode])
+        offset, scale = (low + high) / 2, (high - low) / 2
+    else:
+        offset, scale = 0 * numbers["mean"], 0 * numbers["mean"]
+    return offset, np.where(scale > 0, scale, 1.0)
+
+
+def _entry(numbers: Numbers, parts: Sequence[_Part]) -> dict[str, Any]:
+    count = sum(part.num_frames for part in parts)
+    return {**{name: one.tolist() for name, one in numbers.items()}, "count": [count]}
+
+
+def _mixture(parts: Sequence[_Part], size: int, missing: int | None) -> Numbers:
+    """Statistics of a mixture, for each place in batches.
+
+    With `missing`, parts count by frames, and padding and `missing` more frames are zeros, as in a
+    merged dataset; with `None` by weight, and without padding.
+    """
+    columns = [_channel(parts, place, missing) for place in range(size)]
+    return {
+        name: np.array(one) for name, one in zip(_NAMES, zip(*columns, strict=True), strict=True)
+    }
+
+
+def _channel(parts: Sequence[_Part], place: int, missing: int | None) -> Sequence[float]:
+    """`_NAMES` of the values at a place."""
+    found: list[tuple[Sketch, float]] = []
+    zeros = 0.0 if missing is None else float(missing)
+    for part in parts:
+        weight = part.weight if missing is None else float(part.num_frames)
+        sketch = part.sketch(place)
+        if sketch is not None and sketch.count:
+            found.append((sketch, weight))
+        elif missing is not None:
+            zeros += weight
+    total = zeros + sum(weight for _, weight in found)
+    if not found:
+        return _NOTHING if missing is None else (0.0,) * len(_NAMES)
+    ends = [one.min or 0.0 for one, _ in found], [one.max or 0.0 for one, _ in found]
+    low, high = min(ends[0]), max(ends[1])
+    if zeros:
+        low, high = min(low, 0.0), max(high, 0.0)
+    mean = sum(one.mean * weight for one, weight in found) / total
+    square = sum((one.std**2 + (one.mean - mean) ** 2) * weight for one, weight in found)
+    std = np.sqrt((square + mean**2 * zeros) / total)
+    return (low, high, mean, float(std), *_quantiles(found, zeros))
+
+
+def _quantiles(parts: Sequence[tuple[Sketch, float]], zeros: float) -> list[float]:
+    if len(parts) == 1 and not zeros:
+        found: list[float] = parts[0][0].quantiles(_QUANTILES).tolist()
+        return found
+    values, weights = [np.zeros(1)], [np.array([zeros])]
+    for sketch, weight in parts:
+        for number, level in enumerate(sketch.levels):
+            values.append(level.astype(np.float64))
+            weights.append(np.full(len(level), weight * (1 << number) / sketch.weight))
+    numbers = np.concatenate(values[0 if zeros else 1 :])
+    order = np.argsort(numbers, kind="stable")
+    ranks = np.cumsum(np.concatenate(weights[0 if zeros else 1 :])[order])
+    at = np.searchsorted(ranks, np.array(_QUANTILES) * ranks[-1])
+    made: list[float] = numbers[order[np.minimum(at, len(order) - 1)]].tolist()
+    return made
+
+
+def are_stored(source: MixSource, name: str) -> bool:
+    """Whether the dataset of a source has statistics of a feature in its batches."""
+    return is_stored(source.given, name) and name in source.dataset.statistics
