@@ -1,7 +1,12 @@
-"""Flushing: what has been flushed is an episode, whatever comes after it."""
+"""Flushing: what has been flushed is an episode, whatever comes after it.
+
+An episode whose writer was stopped in it says so; one that ended does not.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +16,18 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import ConflictError, DestinationError, FrameError
-from seqrecord.reading.metadata import read_footers
+from seqrecord.format.text import MAX_METADATA_LENGTH, mark_truncated, unmark_truncated
 from seqrecord.storage import LocalStorage
-from seqrecord.writing.commits import reindex
-from tests.numbered import join_commits
+from tests.tiny import footers_of
 
-LARGE = (40, 40, 3)  # bytes: in a group of its own
 SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 8}
+METADATA = {"robot": "arm"}
+CUT = {"robot": "arm", "truncated": True}
 
 
 def frame(number: int) -> dict[str, Any]:
     """`image`, in one group, and `state` and `note` in another; every third frame has no note."""
-    made = {"image": np.full(LARGE, number % 256, np.uint8), "state": np.full(3, number, "<f4")}
+    made = {"image": np.full((64, 64), number, "<f4"), "state": np.full(3, number, "<f4")}
     return made if number % 3 == 2 else {**made, "note": f"frame {number}"}
 
 
@@ -73,47 +78,76 @@ def test_flushing_changes_no_frame_and_not_the_number_of_episodes(tmp_path: Path
                         episode.flush()
     check(tmp_path, {"a": 30, "b": 30})
     before = (tmp_path / "manifest.json").read_bytes()
-    reindex(tmp_path)
+    seqrecord.reindex(tmp_path)
     assert seqrecord.open(tmp_path).fingerprint in before.decode()
 
 
-@pytest.mark.parametrize("max_file_size", [1, 20_000, 1 << 30])
-@pytest.mark.parametrize(("flushes", "length"), [((), 0), ((11,), 11), ((1, 6, 30), 30)])
-def test_a_kill_keeps_what_was_flushed(
-    tmp_path: Path, max_file_size: int, flushes: tuple[int, ...], length: int
-) -> None:
-    writer = SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=max_file_size)
-    with writer.episode("first") as episode:
-        append(episode, 0, 5)
-    episode = writer.episode("a")
-    last = 0
-    for number in (*flushes, 37):
-        append(episode, last, number)
-        if number in flushes:
+def write(folder: Path, steps: str, settings: dict[str, Any]) -> SeqRecordWriter:
+    """By steps: `f` for a frame, `F` for a flush, `E` for the end of the episode."""
+    writer = SeqRecordWriter(folder, **settings)
+    episode = writer.episode("a", metadata=METADATA)
+    for number, step in enumerate(steps):
+        if step == "f":
+            episode.append(frame(steps[:number].count("f")))
+        elif step == "F":
             episode.flush()
-        last = number
-    # The writer is not closed, as after a kill that came when no file was being committed.
-    join_commits()
-    want = {"first": 5, **({"a": length} if length else {})}
-    found = resume(tmp_path)
-    assert found == want.keys()
-    with seqrecord.open(tmp_path) as dataset:
-        assert len(dataset.episodes["first"]) == 5
-        # Where a file is full it is flushed, so a little more may be there.
-        assert not length or length <= len(dataset.episodes["a"]) <= 37
-        lengths = {key: len(item) for key, item in dataset.episodes.items()}
-    if max_file_size == 1 << 30:
-        assert lengths == want
-    check(tmp_path, lengths)
-    assert resume(tmp_path) == found
-    check(tmp_path, lengths)
+        else:
+            episode.close()
+    return writer
+
+
+def write_and_die(folder: Path, steps: str, settings: dict[str, Any]) -> None:
+    kept = write(folder, steps, settings)  # or it would be closed
+    os._exit(3 if kept else 1)
+
+
+@pytest.mark.parametrize("gives_up", [False, True], ids=["killed", "gives up"])
+@pytest.mark.parametrize("max_file_size", [1 << 30, 40_000], ids=["one file", "several files"])
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ("fffFE", (3, METADATA)),
+        ("fffE", (3, METADATA)),
+        ("fFffFffE", (5, METADATA)),
+        ("fFfFfFE", (3, METADATA)),
+        ("fffffffFE", (7, METADATA)),
+        ("fffF", (3, CUT)),
+        ("fFfffF", (4, CUT)),
+        ("ffffffFff", (6, CUT)),
+        ("fffffffFffffffF", (13, CUT)),
+        ("fff", None),
+    ],
+)
+def test_a_writer_that_stops(
+    tmp_path: Path, steps: str, expected: tuple[int, Any] | None, max_file_size: int, gives_up: bool
+) -> None:
+    settings: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "max_file_size": max_file_size}
+    if gives_up:
+        write(tmp_path, steps, settings).abort()
+    else:
+        process = multiprocessing.get_context("fork").Process(
+            target=write_and_die, args=(tmp_path, steps, settings)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == 3
+    with (
+        SeqRecordWriter(tmp_path, mode="resume", **settings) as writer,
+        writer.episode("z") as episode,
+    ):
+        append(episode, 0, 1)
+    for rebuild in (lambda _: None, seqrecord.reindex):
+        rebuild(tmp_path)
+        check(tmp_path, {"z": 1} if expected is None else {"a": expected[0], "z": 1})
+        with seqrecord.open(tmp_path) as dataset:
+            assert expected is None or dataset.episodes["a"].metadata == expected[1]
 
 
 @pytest.mark.parametrize("max_file_size", [1, 20_000, 1 << 30])
 @pytest.mark.parametrize("error", ["bad frame", "abort", "raised"])
 def test_an_error_keeps_what_was_flushed(tmp_path: Path, max_file_size: int, error: str) -> None:
     with SeqRecordWriter(tmp_path, **SETTINGS, max_file_size=max_file_size) as writer:
-        episode = writer.episode("a")
+        episode = writer.episode("a", metadata=METADATA)
         append(episode, 0, 11)
         episode.flush()
         append(episode, 11, 20)
@@ -132,9 +166,10 @@ def test_an_error_keeps_what_was_flushed(tmp_path: Path, max_file_size: int, err
             append(episode, 0, 9)
     with seqrecord.open(tmp_path) as dataset:
         length = len(dataset.episodes["a"])
+        assert dataset.episodes["a"].metadata == CUT
     assert length == 11 if max_file_size == 1 << 30 else 11 <= length <= 20
     check(tmp_path, {"a": length, "b": 9})
-    reindex(tmp_path)
+    seqrecord.reindex(tmp_path)
     check(tmp_path, {"a": length, "b": 9})
 
 
@@ -164,7 +199,7 @@ def test_a_writer_whose_flushed_part_another_has_committed_loses_nothing(tmp_pat
     check(tmp_path, {"a": 11})
     assert resume(tmp_path) == {"a"}
     check(tmp_path, {"a": 30})
-    reindex(tmp_path)
+    seqrecord.reindex(tmp_path)
     check(tmp_path, {"a": 30})
 
 
@@ -217,8 +252,7 @@ def test_every_file_says_up_to_where_it_was_flushed(tmp_path: Path) -> None:
         append(episode, 0, 4)
         episode.flush()
         append(episode, 4, 9)
-    storage = LocalStorage(tmp_path)
-    footers = read_footers(storage, {file.path: file.size for file in storage.files("records")})
+    footers = footers_of(tmp_path)
     ends = {part.num_frames for footer in footers.values() for part in footer.episodes}
     assert {4, 9} <= ends
     for footer in footers.values():
@@ -227,3 +261,21 @@ def test_every_file_says_up_to_where_it_was_flushed(tmp_path: Path) -> None:
             assert part.num_frames is None or all(
                 rows["first_frame"] + rows["num_frames"] <= part.num_frames
             )
+
+
+def test_one_that_came_truncated_stays_so(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path) as writer, writer.episode("a", metadata=CUT) as episode:
+        for number in range(3):
+            append(episode, number, number + 1)
+            episode.flush()
+    with seqrecord.open(tmp_path) as dataset:
+        assert dataset.episodes["a"].metadata == CUT
+    check(tmp_path, {"a": 3})
+
+
+def test_the_mark() -> None:
+    marked = mark_truncated('{"z":1}')
+    assert marked == '{"truncated":true,"z":1}'
+    assert unmark_truncated(marked) == unmark_truncated('{"z":1}') == '{"z":1}'
+    long = '{"z":"' + "a" * (MAX_METADATA_LENGTH - 8) + '"}'
+    assert mark_truncated(long) == long
