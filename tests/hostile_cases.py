@@ -1,6 +1,7 @@
 """Ways to be malformed with every checksum right, one row each: how, and the error it must be.
 
-`python -m tests.hostile_cases ROOT` runs all of them under a limit on memory.
+`python -m tests.hostile_cases ROOT` runs all of them under a limit on memory, and prints what was
+not refused as it should be.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import resource
 import shutil
 import struct
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +37,7 @@ from seqrecord.errors import (
 )
 from tests import tiny
 
-__all__ = ["CASES", "Case", "run"]
+__all__ = ["CASES", "Case"]
 
 Change = Callable[[Path], object]
 
@@ -50,15 +52,21 @@ class Case:
     error: type[SeqRecordError] = FormatError
 
 
-def run(case: Case, good: Path, root: Path) -> SeqRecordError | None:
-    """The error of a changed copy of `good`, made in `root`; `None` if it was read."""
+def failure(case: Case, good: Path, root: Path) -> str | None:
+    """What is wrong about the error of a changed copy of `good`, made in `root`."""
     tiny.copy_dataset(good, root)
     try:
         case.change(root)
         tiny.read_all(root)
     except SeqRecordError as error:
-        return error
-    return None
+        names_file = case.error is not SchemaError and case.name != "metadata of the index"
+        is_right = type(error) is case.error and case.says in str(error) and "\n" not in str(error)
+        if is_right and (not names_file or str(root.parent) in str(error.file)):
+            return None
+        return f"{case.name}: {error!r}"
+    except Exception:
+        return f"{case.name}: {traceback.format_exc()}"
+    return f"{case.name}: not refused"
 
 
 def _record(change: Callable[[tiny.RecordParts], object]) -> Change:
@@ -756,10 +764,8 @@ def main(folder: Path) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + (192 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    for number, case in enumerate(CASES):
-        error = run(case, good, folder / str(number))
-        assert type(error) is case.error, f"{case.name}: {error!r}"
-    print(len(CASES), "cases")  # noqa: T201
+    failures = [failure(case, good, folder / str(n)) for n, case in enumerate(CASES)]
+    print(*filter(None, failures), f"{len(CASES)} cases", sep="\n")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -206,11 +206,6 @@ def test_a_failing_remote_keeps_nothing(tmp_path: Path) -> None:
     storage.close()
 
 
-def _epoch(location: Any) -> list[tuple[str, int, bytes]]:
-    pipe = seqrecord.SeqRecordPipe(location, clip_len=3, seed=3, features=["image_left", "pose"])
-    return [(c["episode"], c["start"], c["image_left"].numpy().tobytes()) for c in pipe]
-
-
 @pytest.mark.parametrize("straight", [False, True])
 def test_bytes_damaged_on_their_way_do_not_stay(straight: bool, tmp_path: Path) -> None:
     """The cache has kept them as they came; the page's own checksum tells."""
@@ -306,18 +301,6 @@ def test_threads_that_see_the_same_damage_all_read_anew(tmp_path: Path) -> None:
 
         storage.forget = drop_twice  # type: ignore[method-assign]
         assert reader.read(pages)
-
-
-def test_the_second_epoch_reads_nothing_remote(tmp_path: Path) -> None:
-    write_small(tmp_path / "remote")
-    right = _epoch(tmp_path / "remote")
-    for epoch in range(2):
-        remote = CountingStorage(LocalStorage(tmp_path / "remote"))
-        storage = CachedStorage(remote, tmp_path / "cache", "16MiB")
-        with seqrecord.open(storage) as dataset:
-            assert _epoch(dataset) == right
-        assert set(remote.ranges) == {"manifest.json"} or epoch == 0
-        assert (remote.bytes_read > 20_000) == (epoch == 0)
 
 
 # The limit, and who goes

@@ -17,14 +17,14 @@ import pytest
 
 import seqrecord
 from seqrecord import reindex
-from seqrecord.errors import ChecksumError, FormatError, SchemaError, SeqRecordError, StorageError
+from seqrecord.errors import ChecksumError, FormatError, SeqRecordError, StorageError
 from seqrecord.format.footer import encode_footer, parse_footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
 from seqrecord.reading.metadata import load, read_footer
 from seqrecord.storage import LocalStorage
 from tests import tiny
-from tests.hostile_cases import CASES, Case, run
+from tests.hostile_cases import CASES
 
 ROOT = Path(__file__).parents[1]
 _TABLES = ("episodes", "chunks0", "gaps")
@@ -41,26 +41,10 @@ def root(good: Path, tmp_path: Path) -> Path:
     return tiny.copy_dataset(good, tmp_path / "dataset")
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_malformed(case: Case, good: Path, tmp_path: Path) -> None:
-    error = run(case, good, tmp_path / "dataset")
-    assert type(error) is case.error, repr(error)
-    assert case.says in str(error)
-    assert "\n" not in str(error)
-    assert error is not None
-    if case.error is not SchemaError and case.name != "metadata of the index":
-        assert error.file is not None
-        assert str(tmp_path) in error.file
-
-
-def test_malformed_files_take_no_memory(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile_cases", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == f"{len(CASES)} cases", done.stderr[-2000:]
+def test_malformed_files_are_refused_within_little_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.hostile_cases", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{len(CASES)} cases\n", done.stderr[-2000:]
 
 
 Damage: TypeAlias = Callable[[bytes, bool], Iterator[tuple[int, bytes]]]

@@ -38,7 +38,7 @@ from tests.services import Azurite, need_azurite
 MARK = "MARKEDS3CRET"
 KEY = base64.b64encode((MARK * 4).encode()).decode()  # MARK is in the bytes, KEY in what is written
 BACKENDS = ["obstore", "urllib3"]
-QUICK = {"deadline": 0.3}
+QUICK = {"deadline": 0.05}
 ENVIRONMENT = ("ACCOUNT", "ACCOUNT_NAME", "ACCOUNT_KEY", "KEY", "CONNECTION_STRING", "SAS_TOKEN")
 
 
