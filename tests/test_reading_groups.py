@@ -18,10 +18,8 @@ from seqrecord.edit import clean
 from seqrecord.errors import ClipError
 from seqrecord.format.edits import Delete, Edit, Split, encode_edit
 from seqrecord.format.manifest import Manifest
-from seqrecord.reading.metadata import load, load_version
 from seqrecord.reading.summary import summarize_episode
-from seqrecord.storage import LocalStorage
-from tests.tiny import change_manifest
+from tests.tiny import change_manifest, loaded
 
 Frames = list[dict[str, Any]]
 
@@ -201,14 +199,14 @@ def test_edits_last(tmp_path: Path) -> None:
         assert summarize(tmp_path).splits == {"train": 1, "val": 1}
         assert "train 1, val 1, none 1" in str(summarize(tmp_path))
 
-    check(load(LocalStorage(tmp_path))[0])
+    check(loaded(tmp_path)[0])
     # An append keeps them, a lost manifest and a lost index too.
     with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
         episode.append(written["env/0"][0])
-    assert load(LocalStorage(tmp_path))[0].splits == ("train", "val")
-    put_edits(tmp_path, Delete((load(LocalStorage(tmp_path))[1].uid(3),)))
+    assert loaded(tmp_path)[0].splits == ("train", "val")
+    put_edits(tmp_path, Delete((loaded(tmp_path)[1].uid(3),)))
     reindex(tmp_path)
-    manifest = load(LocalStorage(tmp_path))[0]
+    manifest = loaded(tmp_path)[0]
     (tmp_path / "edits" / "00002-x.json").rename(tmp_path / "edits" / "z.txt")
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(AssertionError):
@@ -216,20 +214,6 @@ def test_edits_last(tmp_path: Path) -> None:
     (tmp_path / "edits" / "z.txt").rename(tmp_path / "edits" / "00002-x.json")
     (tmp_path / "manifest.json").unlink()
     assert reindex(tmp_path).fingerprint == manifest.fingerprint
-
-
-def test_an_index_that_is_gone_is_built_with_its_edits(tmp_path: Path) -> None:
-    write(tmp_path, 4)
-    with seqrecord.open(tmp_path) as dataset:
-        uid = dataset.episodes["env/0"].uid
-    put_edits(tmp_path, Delete((uid,)))
-    reindex(tmp_path)
-    storage = LocalStorage(tmp_path)
-    manifest, index = load(storage)
-    for path in (tmp_path / "index").iterdir():
-        path.unlink()
-    _, built = load_version(storage, manifest)
-    assert built.keys.to_pylist() == index.keys.to_pylist() == ["env/1", "env/2", "env/3"]
 
 
 def test_edits_that_are_broken_hide_nothing(tmp_path: Path) -> None:
@@ -247,7 +231,7 @@ def test_edits_that_are_broken_hide_nothing(tmp_path: Path) -> None:
 def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -> None:
     write(tmp_path, 1)
     put_edits(tmp_path, Split("train", ("0" * 32,)))
-    statistics = load(LocalStorage(tmp_path))[0].statistics
+    statistics = loaded(tmp_path)[0].statistics
     assert statistics is not None
     stray = [tmp_path / "edits" / "x.json", tmp_path / "index" / "x.json"]
     for path in stray:
@@ -261,5 +245,5 @@ def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -
     assert (tmp_path / statistics.path).exists()
     assert (tmp_path / "edits" / "00000-x.json").exists()
     assert other.exists()
-    manifest = load(LocalStorage(tmp_path))[0]
+    manifest = loaded(tmp_path)[0]
     assert (len(manifest.edits), manifest.statistics) == (1, statistics)

@@ -338,7 +338,7 @@ def made_frame(episode: int, number: int) -> dict[str, Any]:
     return {"image": image, "state": np.array([episode, number], np.float32)}
 
 
-@pytest.mark.parametrize("mode", ["create", "resume"])
+@pytest.mark.parametrize("mode", ["create", pytest.param("resume", marks=pytest.mark.slow)])
 def test_a_kill_keeps_what_had_ended_and_the_open_episode_up_to_its_last_flush(
     tmp_path: Path, mode: Any
 ) -> None:
