@@ -507,13 +507,6 @@ def test_clients_of_different_places_are_not_made_at_once() -> None:
 # Wrappers
 
 
-def test_not_found_is_a_file_not_found_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        LocalStorage(tmp_path).size("x")
-    with pytest.raises(errors.NotFoundError):
-        LocalStorage(tmp_path / "no" / "folder").size("x")
-
-
 def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     put(storage, PATH, DATA)
