@@ -19,8 +19,8 @@ import pytest
 import seqrecord
 from seqrecord import convert
 from seqrecord.errors import DestinationError, SourceError
+from seqrecord.types import Progress
 from seqrecord.writing.clusters import open_cluster
-from seqrecord.writing.convert_jobs import Progress
 from tests.made_source import MadeSource
 from tests.services import Azurite, Moto
 from tests.services.process import wait_for
