@@ -13,11 +13,8 @@ import numpy.typing as npt
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordWriter
+from seqrecord import Dataset, EncodedImage, FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.reading.chunks import Chunk, Page
-from seqrecord.reading.dataset import Dataset
-from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.stored_schema import Codecs
 
 __all__ = [
     "EPISODES",
@@ -94,11 +91,11 @@ def write_small(
     path: str | PathLike[str],
     *,
     episodes: Mapping[str, int] = EPISODES,
-    codecs: Codecs | None = None,
+    codecs: Any = None,
     missing: bool = True,
     chunk_frames: int = 4,
     max_file_size: int = 30_000,
-    mode: WriteMode = "create",
+    mode: Any = "create",
 ) -> dict[str, list[SmallFrame]]:
     """Write the dataset, of one group of features; returns its decoded frames by episode.
 

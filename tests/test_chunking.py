@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter, summarize
-from seqrecord.reading.dataset import Dataset
+from seqrecord import Dataset, FeatureSpec, Schema, SeqRecordWriter, summarize
 from seqrecord.writing import chunking, writer
 from tests.command_line import run
 

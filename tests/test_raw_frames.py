@@ -14,10 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import EngineOptions, FeatureSpec, Schema, SeqRecordPipe, SeqRecordWriter, verify
+from seqrecord import (
+    Dataset,
+    EngineOptions,
+    FeatureSpec,
+    Schema,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    verify,
+)
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format.pages import slice_frames
-from seqrecord.reading.dataset import Dataset
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage

@@ -22,7 +22,7 @@ from seqrecord.errors import ChecksumError, SchemaError
 from seqrecord.storage import LocalStorage
 from tests.big_index import write_big_index
 from tests.datasets import EPISODES, SmallFrame, damage, nth_chunk, small_schema, write_small
-from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage
+from tests.storage_doubles import CountingStorage, FailAt, FailTransiently, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -317,7 +317,7 @@ def test_a_flipped_byte_is_an_error_only_where_it_is_read(tmp_path: Path) -> Non
 
 
 def test_faults_are_errors_and_never_wrong_data(written: tuple[Path, Written]) -> None:
-    storage = FaultyStorage(LocalStorage(written[0]), FailOften(3, 0.3))
+    storage = FaultyStorage(LocalStorage(written[0]), FailTransiently(3, 0.3))
     dataset = None
     while dataset is None:
         with contextlib.suppress(StorageError):

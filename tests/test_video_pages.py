@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
+from seqrecord import reindex
 from seqrecord.checksum import crc32c
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import EpisodeTable
@@ -27,7 +28,6 @@ from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, pars
 from seqrecord.pipes.arrays import in_pieces
 from seqrecord.reading.chunk_sizes import open_chunk_bytes, overlapping_chunk_bytes
 from seqrecord.schema import FeatureSpec
-from seqrecord.writing.commits import reindex
 from tests.clip_data import effective
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state
