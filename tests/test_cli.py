@@ -25,8 +25,7 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import SeqRecordError
-from seqrecord.cli.terminal import Commands
-from tests.command_line import COMMAND, fail, run
+from tests.command_line import COMMAND, fail, main, run
 from tests.datasets import write_small
 from tests.trees import make_frames, write_v1
 
@@ -407,7 +406,7 @@ def test_a_defect_keeps_its_traceback() -> None:
     assert isinstance(result.exception, ZeroDivisionError)
 
 
-def failing(error: BaseException) -> Commands:
+def failing(error: BaseException) -> Any:
     """The command line, with one command, which raises an error."""
 
     @click.command()
@@ -415,7 +414,7 @@ def failing(error: BaseException) -> Commands:
     def fail(debug: bool) -> None:
         raise error
 
-    return Commands(commands={"fail": fail})
+    return type(main)(commands={"fail": fail})
 
 
 def test_storage_options_reach_the_filesystem() -> None:

@@ -131,7 +131,6 @@ def check(root: Path, num_frames: int) -> None:
         ({}, [32] * 6 + [8], [200]),
         ({"chunk_frames": 150}, [150, 50], [150, 50]),
         ({"chunk_frames": 1}, [1] * 200, [1] * 200),
-        ({"max_file_size": 300_000}, [32] * 6 + [8], [200]),
         ({"max_file_size": 1}, [32] * 6 + [8], [200]),
     ],
 )

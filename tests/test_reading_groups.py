@@ -18,7 +18,7 @@ from seqrecord.edit import clean
 from seqrecord.errors import ClipError
 from seqrecord.format.edits import Delete, Edit, Split, encode_edit
 from seqrecord.format.manifest import Manifest
-from seqrecord.reading.summary import summarize_episode
+from tests.command_line import run
 from tests.tiny import change_manifest, loaded
 
 Frames = list[dict[str, Any]]
@@ -150,13 +150,12 @@ def test_what_is_said_of_it(tmp_path: Path) -> None:
     assert ["feature", "dtype", "shape", "codec", "group", "kind", "unit"] in [r[:7] for r in rows]
     assert ["task", "text", "raw", "1", "text"] in [r[:5] for r in rows]
     assert json.loads(json.dumps(summary.to_json()))["groups"][1]["features"] == ["pose", "task"]
-    with seqrecord.open(tmp_path, features=["task"]) as dataset:
-        one = summarize_episode(dataset, "env/1")
-        assert (one.fps, one.split, one.num_frames) == (10, None, len(written["env/1"]))
-        assert "fps           10" in str(one)
-        [task] = one.features
-        frames = [i for i, frame in enumerate(written["env/1"]) if "task" not in frame]
-        assert [i for run in task.missing for i in range(*run)] == frames
+    assert "fps           10" in run("info", tmp_path, "env/1").stdout
+    one = json.loads(run("info", tmp_path, "env/1", "--features", "task", "--json").stdout)
+    assert (one["fps"], one["split"], one["num_frames"]) == (10, None, len(written["env/1"]))
+    [task] = one["features"]
+    frames = [i for i, frame in enumerate(written["env/1"]) if "task" not in frame]
+    assert [i for start, stop in task["missing"] for i in range(start, stop)] == frames
 
 
 def put_edits(root: Path, *edits: Edit) -> None:
@@ -190,11 +189,8 @@ def test_edits_last(tmp_path: Path) -> None:
         ]
         with seqrecord.open(tmp_path) as dataset:
             assert list(dataset.episodes) == ["env/0", "env/2", "env/3"]
-            found = {
-                key: summarize_episode(dataset, key).split for key in ("env/0", "env/2", "env/3")
-            }
-            assert found == {"env/0": "train", "env/2": "val", "env/3": None}
-            for key in found:
+            for key, split in (("env/0", "train"), ("env/2", "val"), ("env/3", None)):
+                assert json.loads(run("info", tmp_path, key, "--json").stdout)["split"] == split
                 check_frame(dataset.episodes[key][0], written[key][0])
         assert summarize(tmp_path).splits == {"train": 1, "val": 1}
         assert "train 1, val 1, none 1" in str(summarize(tmp_path))
