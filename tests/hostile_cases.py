@@ -306,6 +306,13 @@ def _without_schema(table: pa.Table) -> bytes:
     return data[:8] + data[16 + size :]
 
 
+def _twice_the_schema(table: pa.Table) -> bytes:
+    """A file of no record batch, but two messages."""
+    data = _arrow(table, 0)
+    (size,) = struct.unpack_from("<i", data, 12)
+    return data[: 16 + size] + data[8:]
+
+
 def _second_file(change: Callable[[tiny.RecordParts], object], name: str = "x.seqrec") -> Change:
     """A changed copy beside the record file."""
 
@@ -694,6 +701,7 @@ _INDEX = [
     Case("empty table file", _table("gaps", lambda t: b""), "Arrow"),
     Case("only magic", _table("gaps", lambda t: b"ARROW1\0\0"), "Arrow"),
     Case("a batch before the schema", _table("gaps", _without_schema), "not a schema"),
+    Case("two schemas", _table("gaps", _twice_the_schema), "not a record batch"),
     Case("two batches", _table("gaps", lambda t: _arrow(t, 2)), "batch"),
     Case("no batch", _table("gaps", lambda t: _arrow(t, 0)), "batch"),
     Case("lz4 buffers", _table("chunks0", lambda t: _arrow(t, compression="lz4")), "compressed"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord import FormatError, StorageError
+from seqrecord import FormatError, NotFoundError, StorageError
 from seqrecord.checksum import crc32c
 from seqrecord.format.index import Index
 from seqrecord.reading.metadata import MapSizes, map_file
@@ -72,6 +72,13 @@ def test_without_room_for_a_copy_it_is_kept_in_memory(
     found = map_file(StorageWrapper(local), PATH, len(DATA), checksum=True, sizes=SMALL)
     assert found.data.tobytes() == DATA
     assert found.crc32c == crc32c(DATA)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_file_that_is_not_there(local: LocalStorage, is_remote: bool) -> None:
+    storage: Storage = StorageWrapper(local) if is_remote else local
+    with pytest.raises(NotFoundError, match="nothing"):
+        map_file(storage, "records/nothing", len(DATA), checksum=True, sizes=SMALL)
 
 
 @pytest.fixture(scope="module")
