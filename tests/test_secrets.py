@@ -38,7 +38,6 @@ from tests.services import Azurite, need_azurite
 MARK = "MARKEDS3CRET"
 KEY = base64.b64encode((MARK * 4).encode()).decode()  # MARK is in the bytes, KEY in what is written
 BACKENDS = ["obstore", "urllib3"]
-QUICK = {"deadline": 0.05}
 ENVIRONMENT = ("ACCOUNT", "ACCOUNT_NAME", "ACCOUNT_KEY", "KEY", "CONNECTION_STRING", "SAS_TOKEN")
 
 
@@ -216,7 +215,7 @@ def test_a_service_that_refuses(
 ) -> None:
     where = given(kind, service, service.new_container())
     where.use(monkeypatch)
-    storage = open_storage(where.url, {**where.options, **QUICK, "backend": backend})
+    storage = open_storage(where.url, {**where.options, "deadline": 20, "backend": backend})
     errors = list(failures(storage))
     assert len(errors) == len(actions(storage))
     assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1  # `../`
@@ -402,7 +401,7 @@ def test_what_commands_print(
 def test_locations_and_options_that_are_wrong(
     url: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {**options, **QUICK}
+    options = {**options, "deadline": 0.05}
     texts: list[str] = []
     try:
         storage = open_storage(url, options)
@@ -443,7 +442,7 @@ def test_credentials_of_azure_identity_that_fail(
     if secret is not None:
         options |= {"tenant_id": "t", "client_id": "c", "client_secret": secret}
     url = "az://box/path"
-    storage = open_storage(url, {**options, **QUICK})
+    storage = open_storage(url, {**options, "deadline": 0.3})
     errors = list(failures(storage))
     assert sum(isinstance(error, AccessError) for error in errors) == len(errors) - 1
     texts = [text for error in errors for text in texts_of(error)]
