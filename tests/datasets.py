@@ -13,11 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordWriter
-from seqrecord.reading.chunks import Chunk, Page
-from seqrecord.reading.dataset import Dataset
-from seqrecord.writing.destination import WriteMode
-from seqrecord.writing.stored_schema import Codecs
+from seqrecord import Dataset, EncodedImage, FeatureSpec, Schema, SeqRecordWriter
 
 __all__ = [
     "EPISODES",
@@ -94,11 +90,11 @@ def write_small(
     path: str | PathLike[str],
     *,
     episodes: Mapping[str, int] = EPISODES,
-    codecs: Codecs | None = None,
+    codecs: Any = None,
     missing: bool = True,
     chunk_frames: int = 4,
     max_file_size: int = 30_000,
-    mode: WriteMode = "create",
+    mode: Any = "create",
 ) -> dict[str, list[SmallFrame]]:
     """Write the dataset, of one group of features; returns its decoded frames by episode.
 
@@ -124,20 +120,20 @@ def write_small(
     return written
 
 
-def nth_chunk(dataset: Dataset, episode: int, number: int, *, group: int = 0) -> Chunk:
+def nth_chunk(dataset: Dataset, episode: int, number: int, *, group: int = 0) -> Any:
     """A chunk of an episode, both counted from 0."""
     row = int(dataset.contents.index.groups[group].first_chunk[episode]) + number
     return dataset.contents.chunks.chunk_at(group, row, episode)
 
 
-def nth_page(dataset: Dataset, feature: str, episode: int, number: int) -> Page:
+def nth_page(dataset: Dataset, feature: str, episode: int, number: int) -> Any:
     """The page that a feature has in a chunk of an episode, both counted from 0."""
     chunk = nth_chunk(dataset, episode, number, group=dataset.features[feature].group)
     pages = dataset.contents.chunks.pages(chunk)
     return next(page for page in pages if page.feature == feature)
 
 
-def damage(root: Path, feature: str, episode: int, number: int, *, at: int = 5) -> Page:
+def damage(root: Path, feature: str, episode: int, number: int, *, at: int = 5) -> Any:
     """Change a byte of a page, counted from its first; done twice, it is as it was."""
     with seqrecord.open(root) as dataset:
         page = nth_page(dataset, feature, episode, number)

@@ -122,8 +122,9 @@ class ReadContract:
             lambda path: get(storage, path, 0, 4),
             lambda path: storage.read_whole(path, 100),
         ):
-            with pytest.raises(errors.NotFoundError, match="nothing"):
+            with pytest.raises(errors.NotFoundError, match="nothing") as caught:
                 operation("records/nothing")
+            assert isinstance(caught.value, FileNotFoundError)
 
     def test_an_unclean_path_is_refused(self, storage: Storage) -> None:
         for operation in (

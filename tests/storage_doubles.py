@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +20,6 @@ __all__ = [
     "CountingStorage",
     "DamagesOnce",
     "FailAt",
-    "FailOften",
     "FailTransiently",
     "Failure",
     "Fault",
@@ -29,7 +27,6 @@ __all__ = [
     "Gate",
     "LosesAnswer",
     "Operation",
-    "Slow",
 ]
 
 Operation: TypeAlias = Literal["size", "read", "create", "write", "commit", "put", "list", "remove"]
@@ -390,23 +387,6 @@ class Gate:
         return None
 
 
-class FailOften:
-    """A fault in a share `rate` of the operations of these kinds: which ones is the seed's."""
-
-    def __init__(self, seed: int, rate: float, operations: Sequence[Operation] = ("read",)) -> None:
-        self._seed, self._rate, self._operations = seed, rate, tuple(operations)
-
-    def __call__(self, operation: Operation, path: str, number: int) -> Failure:
-        if operation not in self._operations:
-            return None
-        draw = random.Random(f"{self._seed} {operation} {number}").random()
-        if draw >= self._rate:
-            return None
-        if operation == "read" and draw < self._rate / 2:
-            return "short"
-        return StorageError(f"{operation} {number} fails as asked", file=path)
-
-
 class FailTransiently:
     """Faults that pass, in a share `rate` of the operations of these kinds, at the seed's choice.
 
@@ -436,14 +416,3 @@ class FailTransiently:
         error = TransientError(f"{operation} {number} fails as asked", file=path)
         error.retry_after = self._retry_after if kind == 1 else None
         return error
-
-
-class Slow:
-    """Every operation of these kinds takes `seconds` longer."""
-
-    def __init__(self, seconds: float, operations: Sequence[Operation] = ("read",)) -> None:
-        self._seconds, self._operations = seconds, tuple(operations)
-
-    def __call__(self, operation: Operation, path: str, number: int) -> None:
-        if operation in self._operations:
-            time.sleep(self._seconds)

@@ -61,8 +61,13 @@ def check_resumes(storage: Any, ended: Iterable[str]) -> None:
 # Record files
 
 
-@pytest.mark.parametrize("operation", ["write", "commit", "create"])
-@pytest.mark.parametrize("number", [0, 1, 9, 17])
+@pytest.mark.parametrize(
+    ("operation", "number"),
+    [
+        *(("write", n) for n in (0, 1, 9, 17)),
+        *((o, n) for o in ("commit", "create") for n in (0, 1)),
+    ],
+)
 @pytest.mark.parametrize("onwards", [True, False])
 def test_a_script_that_skips_episodes_does_not_commit_without_them(
     tmp_path: Path, operation: Any, number: int, onwards: bool
@@ -70,10 +75,6 @@ def test_a_script_that_skips_episodes_does_not_commit_without_them(
     fault = FailAt(operation, number, path="records/", error=FULL, onwards=onwards)
     storage = FaultyStorage(LocalStorage(tmp_path), fault)
     writer, ended = skipping(storage)
-    if number > 5 and operation != "write":  # so many files there are not
-        writer.close()
-        assert ended == KEYS
-        return
     assert ended == KEYS[: len(ended)], "nothing ends after the failure"
     assert set(ended) >= writer.completed_episodes
     with pytest.raises(DestinationError, match=r"No space left.*--resume") as caught:

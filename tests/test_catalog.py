@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import logging
+import pickle
 import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordWriter, convert, errors
+from seqrecord import SeqRecordWriter, convert, errors, reindex
 from seqrecord.edit import clean
+from seqrecord.errors import StateError
 from seqrecord.format.manifest import Manifest, put_manifest, read_manifest, read_tagged
-from seqrecord.reading.metadata import load
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper, Upload
+from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.storage.ranges import ByteRange
-from seqrecord.writing.commits import reindex
 from tests.abandoned import abandon
 from tests.made_source import MadeSource
 from tests.numbered import add, contents, lengths_of, record_files, writer_of
-from tests.tiny import copy_dataset, read_all, same_frames, tiny_frames, write_tiny
+from tests.tiny import KEY, loaded, read_all, same_frames, tiny_frames, write_tiny
 
 
 def _append(root: Path, key: str) -> None:
@@ -31,16 +32,11 @@ def _append(root: Path, key: str) -> None:
             episode.append(frame)
 
 
-def _files(root: Path) -> dict[str, bytes]:
-    paths = sorted(path for path in root.rglob("*") if path.is_file())
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
-
-
 @pytest.mark.parametrize("max_file_size", [1, 1 << 20], ids=["a file a chunk", "one file"])
 def test_reindex_gives_an_equal_dataset(max_file_size: int, tmp_path: Path) -> None:
     root = write_tiny(tmp_path / "dataset", max_file_size=max_file_size)
     _append(root, "env/P1")
-    manifest, index = load(LocalStorage(root))
+    manifest, index = loaded(root)
     right = read_all(root)
     (root / "manifest.json").unlink()
     shutil.rmtree(root / "index")
@@ -48,20 +44,11 @@ def test_reindex_gives_an_equal_dataset(max_file_size: int, tmp_path: Path) -> N
     assert again.fingerprint == manifest.fingerprint
     assert again.record_files == manifest.record_files
     assert again.schema == manifest.schema
-    tables = load(LocalStorage(root))[1].encode()
+    tables = loaded(root)[1].encode()
     assert {name: bytes(table) for name, table in tables.items()} == {
         name: bytes(table) for name, table in index.encode().items()
     }
     assert same_frames(read_all(root), right)
-
-
-def test_reindex_leaves_out_an_episode_without_its_end(tmp_path: Path) -> None:
-    root = write_tiny(tmp_path / "dataset", max_file_size=1)
-    _append(root, "env/P1")
-    for file in sorted((root / "records").glob("00000-*"))[:1]:
-        file.unlink()
-    reindex(root, created_by="test")
-    assert list(read_all(root)) == ["env/P1"]
 
 
 def test_reindex_of_nothing(tmp_path: Path) -> None:
@@ -72,25 +59,6 @@ def test_reindex_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(errors.FormatError, match="no complete episode") as caught:
         reindex(root, created_by="test")
     assert caught.value.file == str(root / "records")
-
-
-@pytest.mark.parametrize("appends", [1, 2])
-def test_a_reader_between_manifest_and_index(appends: int, tmp_path: Path) -> None:
-    """The index that its manifest names is kept for one commit; after more it looks again."""
-    root = write_tiny(tmp_path / "dataset")
-
-    class Slow(LocalStorage):
-        waits = True
-
-        def size(self, path: str) -> int:
-            if self.waits and path.startswith("index/"):
-                self.waits = False
-                for number in range(appends):
-                    _append(root, f"env/P{number + 1}")
-            return super().size(path)
-
-    manifest, index = load(Slow(root))
-    assert manifest.num_episodes == len(index.keys) == (1 if appends == 1 else 3)
 
 
 def test_commit_keeps_two_indexes(tmp_path: Path) -> None:
@@ -105,53 +73,6 @@ def test_commit_keeps_two_indexes(tmp_path: Path) -> None:
     assert clean(root, older_than=3600) == []
     clean(root, older_than=0)
     assert len(list((root / "index").iterdir())) == 4
-
-
-class _Full(LocalStorage):
-    """Fails before the n-th step of writing."""
-
-    steps = 0
-
-    def create(self, path: str) -> Upload:
-        upload = super().create(path)
-        for name in ("write", "commit"):
-            setattr(upload, name, self._step(getattr(upload, name)))
-        return upload
-
-    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        self._step(super().put)(path, data, expected=expected)
-
-    def _step(self, do: Callable[..., None]) -> Callable[..., None]:
-        def step(*arguments: object, **options: object) -> None:
-            self.steps -= 1
-            if self.steps < 0:
-                raise errors.StorageError("the disk is full", file="x")
-            do(*arguments, **options)
-
-        return step
-
-
-def test_a_commit_that_fails_anywhere_changes_nothing(tmp_path: Path) -> None:
-    good = write_tiny(tmp_path / "good")
-    right = read_all(good)
-    for steps in range(99):
-        root = copy_dataset(good, tmp_path / str(steps))
-        before = _files(root)
-        storage = _Full(root)
-        storage.steps = steps
-        try:
-            reindex(cast("Any", storage), created_by="other")
-        except errors.SeqRecordError:
-            files = _files(root)
-            assert files["manifest.json"] == before["manifest.json"]
-            assert before.items() <= files.items()
-            assert not any(name.endswith(".partial") for name in files)
-            assert same_frames(read_all(root), right)
-            continue
-        assert steps == 8, "three tables, each written and committed, and two manifests"
-        assert json.loads(_files(root)["manifest.json"])["created_by"] == "other"
-        assert same_frames(read_all(root), right)
-        break
 
 
 # Appends and resumes never lose what a manifest names
@@ -210,9 +131,17 @@ def test_a_record_file_that_is_not_the_manifests(
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize("mode", ["append", "resume"])
-@pytest.mark.parametrize("harm", [Path.unlink, cut, lengthen])
-@pytest.mark.parametrize("table", ["episodes", "chunks0", "gaps"])
+@pytest.mark.parametrize(
+    ("mode", "harm", "table"),
+    [
+        ("append", Path.unlink, "episodes"),
+        ("append", cut, "chunks0"),
+        ("append", lengthen, "gaps"),
+        ("resume", Path.unlink, "gaps"),
+        ("resume", cut, "episodes"),
+        ("resume", lengthen, "chunks0"),
+    ],
+)
 def test_an_index_file_that_is_not_the_manifests(
     tmp_path: Path, mode: Any, harm: Callable[[Path], None], table: str
 ) -> None:
@@ -224,7 +153,7 @@ def test_an_index_file_that_is_not_the_manifests(
         write(tmp_path, {"new": 3}, mode=mode)
     assert caught.value.file == str(harmed)
     assert contents(tmp_path) == before
-    seqrecord.reindex(tmp_path)
+    reindex(tmp_path)
     write(tmp_path, {"new": 3}, mode=mode)
 
 
@@ -301,11 +230,11 @@ def test_a_reindex_says_what_it_leaves_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, EPISODES)
-    seqrecord.reindex(tmp_path)
+    reindex(tmp_path)
     assert not caplog.records
     gone = record_files(tmp_path)[0]
     gone.unlink()
-    assert seqrecord.reindex(tmp_path).num_episodes < len(EPISODES)
+    assert reindex(tmp_path).num_episodes < len(EPISODES)
     said, statistics = caplog.records
     assert said.levelname == "WARNING"
     assert "statistics removed" in statistics.getMessage()
@@ -338,3 +267,88 @@ def test_a_commit_that_would_drop_a_committed_file_fails(tmp_path: Path) -> None
     with pytest.raises(errors.DestinationError, match="nothing is committed"):
         writer.close()
     assert contents(tmp_path) == before
+
+
+# A reader keeps reading what it has opened, in other processes too
+
+
+def _extend(root: Path, key: str) -> None:
+    with SeqRecordWriter(root, mode="append") as writer, writer.episode(key) as episode:
+        for frame in tiny_frames():
+            episode.append(frame)
+
+
+def _pipe(root: Path) -> Any:
+    return seqrecord.SeqRecordPipe(root, clip_len=2, features=["raw"])
+
+
+def _clips(root: Path) -> Any:
+    return seqrecord.SeqRecordMapDataset(root, clip_len=2, features=["raw"])
+
+
+def _frames(opened: Any) -> list[Any]:
+    """All that it gives, in the order of episodes and frames."""
+    if isinstance(opened, seqrecord.Dataset):
+        return [
+            (key, i, frame["raw"].tolist())
+            for key, episode in opened.episodes.items()
+            for i, frame in enumerate(episode[i] for i in range(len(episode)))
+        ]
+    numbers = range(len(opened)) if isinstance(opened, seqrecord.SeqRecordMapDataset) else None
+    clips = opened if numbers is None else [opened[i] for i in numbers]
+    return sorted((clip["episode"], clip["start"], clip["raw"].tolist()) for clip in clips)
+
+
+@pytest.mark.parametrize("opening", [seqrecord.open, _pipe, _clips])
+@pytest.mark.parametrize("appends", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("max_file_size", [1, 1 << 20], ids=["a file a chunk", "one file"])
+def test_a_copy_is_of_what_was_opened(
+    opening: Callable[[Path], Any], appends: int, max_file_size: int, tmp_path: Path
+) -> None:
+    root = write_tiny(tmp_path / "dataset", max_file_size=max_file_size)
+    opened = opening(root)
+    right = _frames(opened)
+    for number in range(appends):
+        _extend(root, f"env/P{number + 1}")
+    copy = pickle.loads(pickle.dumps(opened))
+    assert _frames(copy) == right
+    assert _frames(opened) == right
+    assert len(read_all(root)) == 1 + appends
+
+
+def test_without_its_index_it_is_read_from_the_record_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_tiny(tmp_path / "dataset", max_file_size=1)
+    dataset = seqrecord.open(root)
+    for key in ("env/A", "env/B"):
+        _extend(root, key)
+    assert not any((root / file.path).exists() for file in dataset.contents.manifest.index.values())
+    with caplog.at_level(logging.INFO, "seqrecord"):
+        copy = pickle.loads(pickle.dumps(dataset))
+    assert "record files" in caplog.text
+    for name, table in dataset.contents.index.encode().items():
+        assert bytes(table) == bytes(copy.contents.index.encode()[name]), name
+
+
+def test_a_dataset_that_is_another_one_is_refused(tmp_path: Path) -> None:
+    root = write_tiny(tmp_path / "dataset")
+    dataset = seqrecord.open(root)
+    for path in (*root.glob("index/*"), *root.glob("records/*"), root / "manifest.json"):
+        path.unlink()
+    write_tiny(root)  # equal content in other files
+    assert _frames(pickle.loads(pickle.dumps(dataset))) == _frames(seqrecord.open(root))
+    _extend(root, "env/P1")
+    with pytest.raises(StateError, match="has changed") as caught:
+        pickle.loads(pickle.dumps(dataset))
+    assert str(root) in str(caught.value)
+
+
+def test_the_copy_knows_its_features_and_verifies(tmp_path: Path) -> None:
+    root = write_tiny(tmp_path / "dataset")
+    dataset = seqrecord.open(root, features=["raw"], verify=False)
+    _extend(root, "env/P1")
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert list(copy.features) == ["raw"]
+    assert copy.contents.manifest == dataset.contents.manifest
+    assert np.array_equal(copy.episodes[KEY][1]["raw"], dataset.episodes[KEY][1]["raw"])

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema, SeqRecordWriter, summarize
-from seqrecord.format.footer import EpisodePart
-from seqrecord.reading.dataset import Dataset
-from seqrecord.schema import Block
-from seqrecord.statistics.collecting import StatisticsCollector
-from seqrecord.storage import LocalStorage
+from seqrecord import Dataset, FeatureSpec, Schema, SeqRecordWriter, summarize
 from seqrecord.writing import chunking, writer
-from seqrecord.writing.record_file import RecordFileWriter
 from tests.command_line import run
 
 KIB = 1 << 10
@@ -161,72 +152,3 @@ def test_info_shows_the_length_of_chunks(tmp_path: Path) -> None:
         (4, 70),
         (2, 32),
     ]
-
-
-SCHEMA = Schema(
-    [
-        FeatureSpec("time", np.dtype("<f8"), (), kind="timestamp"),
-        FeatureSpec("state", np.dtype("<f4"), (7,)),
-        FeatureSpec("done", np.dtype(np.bool_), (1,)),
-        FeatureSpec("task", np.dtype(np.uint8), (None,), value="text"),
-        FeatureSpec("lidar", np.dtype(np.uint8), (None, 3), group=1),
-        FeatureSpec("depth", np.dtype("<u2"), (4, 6), ({"id": "zlib", "level": 1},), group=1),
-    ]
-)
-
-
-def _frames(draw: np.random.Generator, number: int, names: Sequence[str]) -> Block:
-    columns: dict[str, Any] = {
-        "time": np.arange(number) + draw.random(number) / 2,
-        "state": draw.normal(size=(number, 7)).astype(">f4"),
-        "done": draw.integers(0, 2, (number, 1)).astype(np.bool_),
-        "task": [f"task {n}" for n in draw.integers(0, 3, number)],
-        "lidar": [np.zeros((n, 3), np.uint8) for n in draw.integers(0, 3000, number)],
-        "depth": draw.integers(0, 9, (number, 4, 6)).astype(np.uint16),
-    }
-    return Block(number, {name: columns[name] for name in names})
-
-
-@settings(max_examples=10)
-@given(
-    seed=st.integers(0, 99),
-    lengths=st.lists(st.integers(1, 120), min_size=1, max_size=3),
-    absent=st.lists(st.sampled_from(["", "state", "task", "lidar"]), min_size=3, max_size=3),
-    chunk_frames=st.sampled_from([None, 16]),
-)
-def test_how_frames_are_shared_out_to_blocks_makes_no_difference(
-    tmp_path_factory: pytest.TempPathFactory,
-    seed: int,
-    lengths: list[int],
-    absent: list[str],
-    chunk_frames: int | None,
-) -> None:
-    folders = [tmp_path_factory.mktemp(name) for name in ("blocks", "frames")]
-    found = []
-    for folder in folders:
-        draw, collector = np.random.default_rng(seed), StatisticsCollector(SCHEMA)
-        options: dict[str, Any] = {"writer": "ab" * 8, "max_file_size": 1 << 16}
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            RecordFileWriter(
-                LocalStorage(folder), SCHEMA, statistics=collector, **options
-            ) as files,
-        ):
-            ids = map("{:016x}".format, count())
-            patch.setattr("secrets.token_hex", lambda _, ids=ids: next(ids))
-            for ordinal in range(2):
-                episode = EpisodePart(f"e{ordinal}", f"u{ordinal}", ordinal, None, 10.0, "{}")
-                files.begin_part(episode, chunk_frames)
-                for length, name in zip(lengths, absent, strict=False):
-                    block = _frames(draw, length, [each for each in SCHEMA if each != name])
-                    parts = map(Block.of, block.frames()) if folder == folders[1] else [block]
-                    for part in parts:
-                        files.append(part)
-                files.end()
-        files_there = sorted(path for path in folder.rglob("*") if path.is_file())
-        numbers = [
-            repr(np.stack([each.mean, each.std, each.quantile(0.3)]).tolist())
-            for each in collector.statistics().values()
-        ]
-        found.append(([path.read_bytes() for path in files_there], numbers))
-    assert found[0] == found[1]

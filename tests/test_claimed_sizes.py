@@ -32,7 +32,7 @@ from seqrecord.format.rows import MAX_CHUNK_FRAMES, chunk_row, most_table_bytes
 from seqrecord.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, parse_json
 from seqrecord.json_object import MAX_JSON_VALUES
 from seqrecord.reading.index_building import absent_chunks
-from seqrecord.reading.metadata import load, map_file
+from seqrecord.reading.metadata import map_file
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.base import StorageWrapper
@@ -43,6 +43,7 @@ from tests.tiny import (
     change_manifest,
     change_table,
     index_entry,
+    loaded,
     sign_manifest,
     split_record,
     write_tiny,
@@ -89,7 +90,7 @@ def test_an_index_of_8_tib(table: str, told: bool, root: Path) -> None:
     _stretch(root / path, _HUGE)
     if told:
         change_manifest(root, lambda value: index_entry(value, table).update(size=_HUGE))
-    assert _refused(lambda: load(LocalStorage(root))) < 10 << 20
+    assert _refused(lambda: loaded(root)) < 10 << 20
     problems: list[Any] = []
     assert _peak(lambda: problems.extend(verify(root).problems)) < 20 << 20
     [problem] = problems
@@ -109,7 +110,7 @@ def test_an_index_may_be_as_long_as_its_rows_need(root: Path) -> None:
 
     change_manifest(root, change)
     with pytest.raises(FormatError, match="larger than"):
-        load(LocalStorage(root))
+        loaded(root)
 
 
 @given(
@@ -175,7 +176,7 @@ def test_a_manifest_of_nothing_but_small_values(item: bytes, root: Path) -> None
 @pytest.mark.slow  # 32 MB of text
 def test_the_largest_manifest_is_read() -> None:
     good = Path(__file__).parent / "golden" / "v1" / "raw"
-    manifest = load(LocalStorage(good))[0]
+    manifest = loaded(good)[0]
     files = tuple(
         RecordFile(f"records/{i:05d}-{i:012x}.seqrec", (1 << 30) + i, f"{i:032x}")
         for i in range(MAX_RECORD_FILES)

@@ -300,7 +300,8 @@ def test_a_worker_that_is_killed_is_a_clear_error(tmp_path: Path, expected: str)
     assert report.manifest.fingerprint == expected
 
 
-@pytest.mark.parametrize("mode", ["create", pytest.param("resume", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["create", "resume"])
 def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, mode: str) -> None:
     """Each worker imports the script, which would start workers itself."""
     script = tmp_path / "pack.py"
@@ -410,7 +411,8 @@ def test_ctrl_c_leaves_no_process_and_a_resume_goes_on(
     assert report.manifest.fingerprint == expected
 
 
-@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [False, True])
 def test_a_killed_parent_takes_its_workers_along(
     tmp_path: Path, expected: str, endless: EndlessSource, late: bool
 ) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import json
+import random
 import struct
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import FeatureSpec, FormatError, Schema
-from seqrecord.checksum import crc32c
+from seqrecord.checksum import Buffer, combined_crc32c, crc32c
+from seqrecord.errors import NotFoundError
+from seqrecord.format import manifest
 from seqrecord.format.footer import (
     EpisodePart,
     Footer,
@@ -31,6 +38,7 @@ from seqrecord.format.rows import (
     num_absent,
     present_frames,
 )
+from seqrecord.storage import LocalStorage
 
 _MAGIC = b"\x89SQREC\r\n"
 _ID = bytes(range(16))
@@ -231,3 +239,143 @@ def test_present_frames_are_counted() -> None:
     gaps = np.array([(0, 3, 0, 0b101), (2, 3, 0, 0), (2, 3, 1, 1), (2, 7, 0, 2**63)], GAP_ROW)
     count = count_present(np.array([3, 4, 70]), gaps, np.array([3, 7]))
     assert count.tolist() == [[2, 3], [4, 4], [1, 7]]
+
+
+# The manifest: literal text, round trip, and that it is put in place at once or not at all
+
+
+_MANIFEST = manifest.Manifest(
+    schema=Schema([FeatureSpec("a", np.dtype("<f4"), (None, 2), ({"id": "zstd", "level": 1},))]),
+    record_files=(manifest.RecordFile("records/00000-ab.seqrec", 1234, "0" * 32),),
+    index={
+        name: manifest.IndexFile(f"index/{name}.arrow", 10, "0000abcd")
+        for name in ("episodes", "chunks0", "gaps")
+    },
+    num_episodes=1,
+    num_frames=2,
+    fingerprint="0" * 64,
+    created_by="test",
+    splits=("train", "val"),
+    statistics=manifest.IndexFile("index/ab-statistics.json", 3, "00000001"),
+    edits=(manifest.IndexFile("edits/00000000-ab.json", 4, "00000002"),),
+    next_ordinal=7,
+    left_out=("1" * 32,),
+    removed=("records/00003-cd.seqrec",),
+    commit="a" * 32,
+    earlier_commits=("b" * 32, "c" * 32),
+    superseded=("index/old-gaps.arrow", "index/old-statistics.json"),
+)
+
+_VALUE = {
+    "format": "seqrecord",
+    "version": 1,
+    "created_by": "test",
+    "num_episodes": 1,
+    "num_frames": 2,
+    "next_ordinal": 7,
+    "fingerprint": "0" * 64,
+    "schema": [
+        {"name": "a", "dtype": "<f4", "shape": [None, 2], "codec": [{"id": "zstd", "level": 1}]}
+        | {"group": 0, "kind": None, "unit": None, "value": "array"}
+    ],
+    "index": {
+        "episodes": {"path": "index/episodes.arrow", "size": 10, "crc32c": "0000abcd"},
+        "gaps": {"path": "index/gaps.arrow", "size": 10, "crc32c": "0000abcd"},
+        "chunks": [{"path": "index/chunks0.arrow", "size": 10, "crc32c": "0000abcd"}],
+    },
+    "record_files": [{"path": "records/00000-ab.seqrec", "size": 1234, "file_id": "0" * 32}],
+    "splits": ["train", "val"],
+    "statistics": {"path": "index/ab-statistics.json", "size": 3, "crc32c": "00000001"},
+    "edits": [{"path": "edits/00000000-ab.json", "size": 4, "crc32c": "00000002"}],
+    "left_out": ["1" * 32],
+    "removed": ["records/00003-cd.seqrec"],
+    "commit": "a" * 32,
+    "earlier_commits": ["b" * 32, "c" * 32],
+    "superseded": ["index/old-gaps.arrow", "index/old-statistics.json"],
+}
+
+
+@pytest.mark.parametrize("indent", [1, None])
+def test_text(indent: int | None) -> None:
+    """Only the end is fixed: another writer may lay its JSON out as it likes."""
+    text = json.dumps(_VALUE, indent=indent).removesuffix("}").rstrip().encode()
+    text += b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
+    assert manifest.Manifest.parse(text) == _MANIFEST
+    assert indent is None or _MANIFEST.encode() == text
+
+
+def test_commit(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    with pytest.raises(NotFoundError, match="no dataset here"):
+        manifest.read_manifest(storage)
+    manifest.put_manifest(storage, _MANIFEST, expected=None)
+    assert manifest.read_manifest(storage) == _MANIFEST
+    _, tag = manifest.read_tagged(storage)
+    manifest.put_manifest(storage, replace(_MANIFEST, num_frames=3), expected=tag)
+    storage.close()
+    assert manifest.read_manifest(storage).num_frames == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_what_no_reader_would_take_is_not_committed(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    manifest.put_manifest(storage, _MANIFEST, expected=None)
+    bad = replace(_MANIFEST, record_files=(manifest.RecordFile("records/a b.seqrec", 1, "0" * 32),))
+    with pytest.raises(FormatError, match="bad path"):
+        manifest.put_manifest(storage, bad, expected=manifest.read_tagged(storage)[1])
+    assert manifest.read_manifest(storage) == _MANIFEST
+
+
+def test_a_huge_manifest_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "manifest.json").open("wb") as file:
+        file.truncate(manifest.MAX_MANIFEST_BYTES + 1)
+    with pytest.raises(FormatError, match="too large") as caught:
+        manifest.read_manifest(LocalStorage(tmp_path))
+    assert caught.value.file == str(tmp_path / "manifest.json")
+
+
+# CRC32C against its published test vectors
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [  # RFC 3720, B.4, and the check value of the CRC catalogue
+        (b"", 0),
+        (b"123456789", 0xE3069283),
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(range(31, -1, -1)), 0x113FDB5C),
+    ],
+)
+def test_vectors(data: bytes, value: int) -> None:
+    for same in (data, bytearray(data), memoryview(data), memoryview(bytearray(data))):
+        assert crc32c(same) == value
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5))
+def test_parts_count_as_joined(parts: list[bytes]) -> None:
+    assert crc32c(*parts) == crc32c(b"".join(parts))
+
+
+def test_any_buffer() -> None:
+    numbers: list[Buffer] = [
+        memoryview(array.array("I", [1, 2, 3])),
+        np.array([[1, 2, 3]], "<u4").data,
+    ]
+    for buffer in numbers:
+        assert crc32c(buffer) == crc32c(bytes(buffer))
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "last"), [(1, 1, 1), (7, 3, 2), (4096, 5, 4096), (100_001, 3, 17)]
+)
+def test_joined_checksums(size: int, count: int, last: int) -> None:
+    data = random.Random(size).randbytes(size * (count - 1) + last)
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    assert len(parts) == count
+    assert combined_crc32c([crc32c(part) for part in parts], size, last) == crc32c(data)
+
+
+def test_nothing_joined() -> None:
+    assert combined_crc32c([], 5, 5) == crc32c(b"") == 0

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from seqrecord.errors import QueueFullError
 from seqrecord.schema import EncodedImage, Frame
-from seqrecord.writing.frame_queue import FrameBuffers, FrameQueue, QueueCall
+from seqrecord.writing.frame_queue import FrameQueue, QueueCall
 from seqrecord.writing.recording_thread import RecordingThread
 from tests.services.process import wait_for
 
@@ -49,18 +49,6 @@ def same(got: Frame | QueueCall | None, expected: Frame) -> None:
             array = np.asarray(got[name])
             assert array.dtype == np.asarray(item).dtype
             np.testing.assert_array_equal(array, np.asarray(item))
-
-
-def test_memory_is_used_again_where_it_fits() -> None:
-    pool = FrameBuffers(1000)
-    one, two = pool.take(100), pool.take(700)
-    pool.give(one)
-    assert pool.take(101) is not one
-    assert pool.take(50) is not one
-    assert pool.take(90) is one
-    pool.give(two)
-    pool.give(pool.take(500))  # both are more than the limit: the older one goes
-    assert pool.take(650) is not two
 
 
 def wait_until_at_rest(queue: FrameQueue, limit: int) -> None:

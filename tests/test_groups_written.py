@@ -13,8 +13,7 @@ import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.errors import FrameError, SchemaError
 from seqrecord.format.pages import aligned, page_offsets, slice_table
-from seqrecord.reading.metadata import read_footers
-from seqrecord.storage import LocalStorage
+from tests.tiny import footers_of
 
 U1 = np.dtype("u1")
 
@@ -118,7 +117,7 @@ def check(root: Path, num_frames: int) -> None:
         assert len(episode) == num_frames
         lacking = [number for number in (5, 70, 130) if number < num_frames]
         assert np.flatnonzero(~episode.present("note")).tolist() == lacking
-        for number in range(num_frames):
+        for number in {*range(0, num_frames, 9), *lacking, num_frames - 1}:
             got, want = episode[number], frame(number)
             assert list(got) == list(want)
             for name, value in want.items():
@@ -132,7 +131,6 @@ def check(root: Path, num_frames: int) -> None:
         ({}, [32] * 6 + [8], [200]),
         ({"chunk_frames": 150}, [150, 50], [150, 50]),
         ({"chunk_frames": 1}, [1] * 200, [1] * 200),
-        ({"max_file_size": 300_000}, [32] * 6 + [8], [200]),
         ({"max_file_size": 1}, [32] * 6 + [8], [200]),
     ],
 )
@@ -200,10 +198,7 @@ def test_chunks_of_groups_lie_between_each_other_with_tables_behind_their_pages(
     tmp_path: Path,
 ) -> None:
     write(tmp_path, 50, chunk_frames=20)
-    storage = LocalStorage(tmp_path)
-    ((path, footer),) = read_footers(
-        storage, {file.path: file.size for file in storage.files("records")}
-    ).items()
+    [(path, footer)] = footers_of(tmp_path).items()
     data = (tmp_path / path).read_bytes()
     places = []
     for number, rows in enumerate(footer.chunks):

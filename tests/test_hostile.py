@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,13 @@ import pytest
 
 import seqrecord
 from seqrecord import reindex
-from seqrecord.errors import ChecksumError, FormatError, SchemaError, SeqRecordError, StorageError
-from seqrecord.format.footer import encode_footer, parse_footer
+from seqrecord.errors import ChecksumError, FormatError, SeqRecordError, StorageError
+from seqrecord.format.footer import parse_footer
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import Manifest
-from seqrecord.reading.metadata import load, read_footer
-from seqrecord.storage import LocalStorage
 from tests import tiny
-from tests.hostile_cases import CASES, Case, run
+from tests.fuzz_files import ALLOWED, KINDS
+from tests.hostile_cases import CASES
 
 ROOT = Path(__file__).parents[1]
 _TABLES = ("episodes", "chunks0", "gaps")
@@ -41,36 +40,18 @@ def root(good: Path, tmp_path: Path) -> Path:
     return tiny.copy_dataset(good, tmp_path / "dataset")
 
 
-@pytest.fixture
-def little_memory() -> Iterator[None]:
-    """192 MiB more than this process has, which no file may take."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + (192 << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@pytest.mark.usefixtures("little_memory")
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_malformed(case: Case, good: Path, tmp_path: Path) -> None:
-    error = run(case, good, tmp_path / "dataset")
-    assert type(error) is case.error, repr(error)
-    assert case.says in str(error)
-    assert "\n" not in str(error)
-    assert error is not None
-    if case.error is not SchemaError and case.name != "metadata of the index":
-        assert error.file is not None
-        assert str(tmp_path) in error.file
+def test_malformed_files_are_refused_within_little_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.hostile_cases", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{len(CASES)} cases\n", done.stderr[-2000:]
 
 
 Damage: TypeAlias = Callable[[bytes, bool], Iterator[tuple[int, bytes]]]
 
 
 def _flips(data: bytes, thorough: bool) -> Iterator[tuple[int, bytes]]:
-    """Each byte changed in three ways, or every fifth byte in one of them."""
-    for offset in range(0, len(data), 1 if thorough else 5):
+    """Each byte changed in three ways, or every 11th byte in one of them."""
+    for offset in range(0, len(data), 1 if thorough else 11):
         for pattern in _PATTERNS if thorough else _PATTERNS[offset % 3 :][:1]:
             changed = bytearray(data)
             changed[offset] ^= pattern
@@ -78,7 +59,7 @@ def _flips(data: bytes, thorough: bool) -> Iterator[tuple[int, bytes]]:
 
 
 def _cuts(data: bytes, thorough: bool) -> Iterator[tuple[int, bytes]]:
-    for length in range(0, len(data), 1 if thorough else 7):
+    for length in range(0, len(data), 1 if thorough else 17):
         yield length, data[:length]
 
 
@@ -87,10 +68,7 @@ def test_damaged_record_file(damage: Damage, root: Path, thorough: bool) -> None
     path = tiny.record_path(root)
     data = path.read_bytes()
     assert len(data) < 1500
-    name, right = f"records/{path.name}", tiny.read_all(root)
-    storage = LocalStorage(root)
-    footer = encode_footer(read_footer(storage, name))
-    unread = _padding(data)
+    right = tiny.read_all(root)
     with seqrecord.open(root) as dataset, path.open("r+b") as file:
         episode = dataset.episodes[tiny.KEY]
         for offset, damaged in damage(data, thorough):
@@ -104,23 +82,6 @@ def test_damaged_record_file(damage: Damage, root: Path, thorough: bool) -> None
                 ), offset
             except (ChecksumError, StorageError) as error:
                 _check_located(error, path)
-            try:
-                assert encode_footer(read_footer(storage, name)) == footer, offset
-                assert offset in unread or offset < len(data) - len(footer)
-            except FormatError as error:
-                _check_located(error, path)
-
-
-def _padding(data: bytes) -> set[int]:
-    """Offsets of the bytes that nothing reads: those between the pages."""
-    unread = set(range(64, len(data)))
-    for chunk in tiny.split_record(data).chunks:
-        at = int(chunk["offset"])
-        for page in chunk["pages"]:
-            unread -= set(range(at, at + int(page["length"])))
-            at += -(-int(page["length"]) // 64) * 64
-        unread -= set(range(at, at + 4))  # the raw page's one slice
-    return unread
 
 
 def _check_located(error: SeqRecordError, path: Path) -> None:
@@ -134,7 +95,7 @@ def test_damaged_record_file_at_reindex(damage: Damage, root: Path, thorough: bo
     path, manifest = tiny.record_path(root), root / "manifest.json"
     data, before, right = path.read_bytes(), manifest.read_bytes(), tiny.read_all(root)
     for number, (offset, damaged) in enumerate(damage(data, thorough)):
-        if number % 23:
+        if number % 3:
             continue
         path.write_bytes(damaged)
         try:
@@ -157,12 +118,10 @@ def test_damaged_manifest_and_index(name: str, damage: Damage, root: Path, thoro
     path = manifest
     if name != "manifest":
         path = root / tiny.index_entry(json.loads(manifest.read_bytes()), name)["path"]
-    storage = LocalStorage(root)
     for offset, damaged in damage(path.read_bytes(), thorough):
         path.write_bytes(damaged)
         with pytest.raises(FormatError) as caught:
-            load(storage)
-        storage.close()
+            seqrecord.open(root)
         assert caught.value.file == str(path), offset
 
 
@@ -190,8 +149,7 @@ def test_every_byte_of_a_signed_manifest(root: Path, thorough: bool) -> None:
 
 @pytest.mark.parametrize("table", _TABLES)
 def test_every_byte_of_a_signed_index(table: str, root: Path, thorough: bool) -> None:
-    storage = LocalStorage(root)
-    manifest, _ = load(storage)
+    manifest, _ = tiny.loaded(root)
     sizes = [file.size for file in manifest.record_files]
     tables = {
         name: pa.py_buffer((root / file.path).read_bytes()) for name, file in manifest.index.items()
@@ -216,6 +174,20 @@ def _parses(parse: Callable[[], object], offset: int) -> bool:
             pytest.fail(f"flip at {offset}: more than one line: {error}")
         return False
     return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_changed_bytes_are_refused_or_read(kind: str) -> None:
+    # In one case of an index the first message is no schema: Arrow's reader of files dies of it.
+    cases = 200 if kind == "index" else 100
+    command = [sys.executable, "-m", "tests.fuzz_files", kind, "--seed", "3", f"--cases={cases}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert counts.keys() <= set(ALLOWED), done.stdout[-3000:]
+    assert sum(counts.values()) == cases
+    assert counts["refused"] > cases // 2, "the changes change something"
 
 
 def test_the_format_lists_what_is_refused() -> None:

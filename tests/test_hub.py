@@ -154,16 +154,6 @@ def test_an_address_that_ends_is_renewed(hub: HubStub, backend: str) -> None:
     assert hub.counts["resolve"] == 3
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_bandwidth_holds_for_the_hub_too(hub: HubStub, backend: str) -> None:
-    storage = _opened(hub, backend=backend, bandwidth=10 * len(DATA), requests_per_second=1000)
-    begin = time.monotonic()
-    for _ in range(6):
-        assert get(storage, "videos/a.mp4", 0, len(DATA)) == DATA
-    assert time.monotonic() - begin > 0.39
-    storage.close()
-
-
 @pytest.mark.parametrize(
     "header", ["RateLimit", pytest.param("Retry-After", marks=pytest.mark.slow)]
 )

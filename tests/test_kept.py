@@ -14,10 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import ClipError, FeatureSpec, Schema, SeqRecordMapDataset, SeqRecordWriter
+from seqrecord import (
+    ClipError,
+    Dataset,
+    FeatureSpec,
+    Schema,
+    SeqRecordMapDataset,
+    SeqRecordWriter,
+)
 from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.format.pages import slice_frames
-from seqrecord.reading.dataset import Dataset
 from seqrecord.storage import LocalStorage
 from tests.datasets import damage
 from tests.storage_doubles import CountingStorage

@@ -14,8 +14,8 @@ from seqrecord import SeqRecordIterableDataset, SeqRecordMapDataset, SeqRecordWr
 from seqrecord.checksum import crc32c
 from seqrecord.format.index import NO_SPLIT, Index
 from seqrecord.format.manifest import IndexFile, RecordFile, put_manifest, read_tagged
-from seqrecord.reading.metadata import load
 from seqrecord.storage import LocalStorage
+from tests.tiny import loaded
 
 EPISODES, FRAMES, STORED = (1 << 23) + 200, 3, 97
 FIRST = (1 << 23) - 200  # of those that are read
@@ -31,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for frame in range(FRAMES):
                     episode.append({"x": np.array([number, frame])})
     storage = LocalStorage(root)
-    manifest, index = load(storage)
+    manifest, index = loaded(root)
     _, tag = read_tagged(storage)
     many = _repeated(index, EPISODES)
     tables = {}

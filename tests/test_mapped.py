@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from seqrecord import FormatError, NotFoundError, StorageError
 from seqrecord.checksum import crc32c
-from seqrecord.errors import ChecksumError
 from seqrecord.format.index import Index
-from seqrecord.reading.metadata import MapSizes, load, map_file
+from seqrecord.reading.metadata import MapSizes, map_file
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from tests.big_index import write_big_index
 from tests.datasets import write_small
 from tests.storage_contract import PATH, put
 from tests.storage_doubles import CountingStorage
+from tests.tiny import loaded
 from tests.torch_process import run_code
 
 DATA = np.random.default_rng(2).bytes(100_000)
@@ -89,32 +88,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_blocks_are_checked_as_the_whole_is(small: Path, is_remote: bool) -> None:
-    local = LocalStorage(small)
-    storage: Storage = StorageWrapper(local) if is_remote else local
-    manifest, _ = load(storage)
+def test_blocks_are_checked_as_the_whole_is(small: Path) -> None:
+    manifest, index = loaded(small)
     sizes = [file.size for file in manifest.record_files]
 
     def decode(tables: Any) -> Index:
         return Index.decode(manifest.schema, tables, sizes, block_pages=35)  # 7 chunks of 5 pages
 
-    index = decode(
-        {
-            name: pa.py_buffer(
-                map_file(storage, file.path, file.size, checksum=True, sizes=SMALL).data
-            )
-            for name, file in manifest.index.items()
-        }
-    )
+    index = decode(index.encode())
     assert len(index.groups[0].file) == 40 * 9
     present = index.groups[0].present(8, 2)
     assert present is not None
     assert present.tolist() == [False]
-    for name in ("file", "offset", "page_length", "page_crc32c"):
-        array = getattr(index.groups[0], name)
-        assert not array.flags.owndata, name
-        assert not array.flags.writeable, name
     for row, changes, message in (
         (100, {"file": 10_000}, "no record file"),
         (200, {"offset": 65}, "wrong offset"),
@@ -136,17 +121,6 @@ def _changed(index: Index, row: int, changes: dict[str, int]) -> Any:
         columns[name] = getattr(index.groups[0], name).copy()
         columns[name][row] = value
     return replace(index, groups=(replace(index.groups[0], **columns),)).encode()
-
-
-def test_a_remote_table_that_is_damaged_is_refused(small: Path) -> None:
-    class Damaging(StorageWrapper):
-        def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
-            super().read_ranges(path, ranges, buffers)
-            if path.endswith("chunks0.arrow"):
-                buffers[0][len(buffers[0]) // 2] ^= 1
-
-    with pytest.raises(ChecksumError, match=r"chunks0\.arrow"):
-        load(Damaging(LocalStorage(small)))
 
 
 # A file that is cut while it is in use

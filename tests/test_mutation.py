@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.mutation.changes import changed, changes_of
 from tests.mutation.covering import RecordedTest, spread
 from tests.mutation.drawing import draw, mutants_of, room_files
 from tests.mutation.instrumenting import instrumented
-from tests.mutation.report import report
 
 MUTATION = Path(__file__).parent / "mutation"
 
@@ -68,28 +66,6 @@ def test_the_tests_of_a_change_are_spread_over_files() -> None:
     ]
     names = [test.name.removeprefix("tests/test_") for test in spread(tests, "seqrecord/x/c.py")]
     assert names == ["c.py::f", "b.py::f", "a.py::f[1]", "a.py::g", "a.py::h", "a.py::f[2]"]
-
-
-def result(outcome: str, line: int, room: str = "engine") -> dict[str, object]:
-    place = {"room": room, "file": f"seqrecord/{room}/a.py", "line": line, "kind": "sign"}
-    lines = {"before": "x = -a", "after": "x = a"}
-    return {**place, **lines, "outcome": outcome, "covering": 7, "tried": 5}
-
-
-def test_report() -> None:
-    results = [
-        *(result("noticed", line) for line in range(5)),
-        *(result("time-out", 5), result("survived", 6), result("not covered", 7)),
-        result("noticed", 0, "pipes"),
-    ]
-    page = report(results, {"seed": 0}, ["tests/test_a.py::f"], results[:1])
-    assert "| engine | 8 | 6 | 1 | 2 | 1 | 75.0 ± 15.3 | 100.0 ± 0.0 |" in page
-    assert "| pipes | 1 | 1 | 0 | 0 | 0 | 100.0 ± 0.0 | - |" in page
-    assert "| all | 9 | 7 | 1 | 2 | 1 | 77.8 ± 13.9 | 100.0 ± 0.0 |" in page
-    assert "- seed: 0\n" in page
-    assert "- `tests/test_a.py::f`\n" in page
-    assert page.count("```diff\n-x = -a\n+x = a\n```") == 2
-    assert "`seqrecord/engine/a.py:6` sign, 5 of 7 tests\n" in page
 
 
 MODULE = """
@@ -389,13 +365,3 @@ def test_code_that_stays_keeps_its_mutants(tmp_path: Path) -> None:
     places = [mutant.name for mutant in after if mutant.name in kept]
     assert kept
     assert places == kept
-
-
-def test_every_change_is_as_likely_as_any_other(tmp_path: Path) -> None:
-    """Of 40 changes, 10 are drawn with each of 100 seeds: each 25 times, give or take 4.3."""
-    written(tmp_path, one=LINES, two=LINES)
-    counts = Counter(
-        mutant.name for seed in range(100) for mutant in draw(tmp_path, "room", seed, 10)
-    )
-    assert len(counts) == 40
-    assert 10 < min(counts.values()) <= max(counts.values()) < 40

@@ -49,48 +49,28 @@ def client(request: pytest.FixtureRequest) -> Iterator[str]:
 # What is read
 
 
-def test_files_are_read(place: Place, client: str) -> None:
-    place.put("records/0", DATA)
-    place.put("empty", b"")
-    place.put(NAME, DATA[:1000])
+class TestReading(ReadContract):
+    @pytest.fixture
+    def add(self, place: Place) -> Add:
+        return place.put
+
+    @pytest.fixture
+    def storage(self, place: Place, client: str) -> Iterator[Storage]:
+        storage = place.open(deadline=60)
+        yield storage
+        storage.close()
+
+
+def test_odd_names_and_long_ranges(place: Place, client: str) -> None:
+    place.put(NAME, DATA)
     storage = place.open()
-    assert storage.size("records/0") == len(DATA)
-    assert get(storage, "records/0") == DATA
-    for start, stop in ((0, 1), (5, 5), (len(DATA) - 1, len(DATA)), (1 << 20, 2 << 20)):
-        assert get(storage, "records/0", start, stop) == DATA[start:stop]
-    assert storage.size("empty") == 0
-    assert get(storage, "empty") == b""
-    assert storage.size(NAME) == 1000
-    assert get(storage, NAME, 10, 900) == DATA[10:900]
+    assert storage.size(NAME) == len(DATA)
     pairs = [(70, 90), (0, 1), (0, 2_000_000), (5, 5), (80, 99), (2_900_000, 3_000_000)]
     ranges = [ByteRange(*pair) for pair in pairs]
     arrays = [np.full(item.length, 7, np.uint8) for item in ranges]
-    storage.read_ranges("records/0", ranges, [array.data for array in arrays])
+    storage.read_ranges(NAME, ranges, [array.data for array in arrays])
     for item, array in zip(ranges, arrays, strict=True):
         assert array.tobytes() == DATA[item.start : item.stop]
-    copy = pickle.loads(pickle.dumps(storage))
-    assert get(copy, "records/0", 7, 70) == DATA[7:70]
-    assert copy.url == storage.url
-    for each in (storage, copy):
-        each.close()
-    assert get(storage, "records/0", 7, 70) == DATA[7:70]
-    storage.close()
-
-
-def test_what_is_not_there(place: Place, client: str) -> None:
-    place.put("records/0", DATA[:1000])
-    storage = place.open(deadline=60)
-    for action in (
-        lambda: storage.size("records/1"),
-        lambda: get(storage, "records/1", 0, 5),
-        lambda: get(storage, "records/1", 5, 5),
-    ):
-        with pytest.raises(errors.NotFoundError, match=r"no such file; file: .*set/records/1"):
-            action()
-    for start, stop in ((999, 1001), (1000, 1005), (1005, 1010)):
-        with pytest.raises(errors.StorageError, match="the file ended early") as caught:
-            get(storage, "records/0", start, stop)
-        assert not isinstance(caught.value, errors.TransientError)
     storage.close()
 
 
@@ -418,27 +398,6 @@ def test_a_handshake_that_breaks_may_pass(client: str) -> None:
         storage = open_storage(f"https://{server.host}/a", {"deadline": 0.3})
         with pytest.raises(errors.DeadlineError):
             get(storage, "a", 0, 50)
-        storage.close()
-
-
-class TestWebServer(ReadContract):
-    @pytest.fixture
-    def web(self, tmp_path: Path) -> Iterator[WebFolder]:
-        with WebFolder(tmp_path) as server:
-            yield server
-
-    @pytest.fixture
-    def add(self, web: WebFolder) -> Add:
-        def add(path: str, data: bytes) -> None:
-            (web.folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (web.folder / path).write_bytes(data)
-
-        return add
-
-    @pytest.fixture
-    def storage(self, web: WebFolder, client: str) -> Iterator[Storage]:
-        storage = open_storage(web.endpoint)
-        yield storage
         storage.close()
 
 

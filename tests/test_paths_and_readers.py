@@ -76,9 +76,3 @@ def test_options_of_the_storage_beside_an_open_dataset(
         ClipError, match=r"storage_options (cannot be combined with an open|is no argument)"
     ):
         function(reader, tmp_path, storage_options={"deadline": 3})
-
-
-def test_a_summary_of_some_features(path: Path, reader: Dataset) -> None:
-    for dataset in (path, reader):
-        summary = seqrecord.summarize(dataset, features=["y"])
-        assert [feature.spec.name for feature in summary.features] == ["y"]

@@ -134,13 +134,14 @@ def test_what_is_committed_is_whole_after_any_loss_of_power(
     "missing",
     [
         r"sync .*seqrec\.partial",
-        pytest.param(r"sync .*arrow\.partial", marks=pytest.mark.slow),
-        r"sync .*manifest\.json\.\w+\.next/\w+",
-        "sync folder",
-        "sync folder new",
-        pytest.param("sync folder new/set", marks=pytest.mark.slow),
-        pytest.param("sync folder new/set/records", marks=pytest.mark.slow),
-        pytest.param("sync folder new/set/index", marks=pytest.mark.slow),
+        *(
+            pytest.param(missing, marks=pytest.mark.slow)
+            for missing in (
+                *(r"sync .*arrow\.partial", r"sync .*manifest\.json\.\w+\.next/\w+"),
+                *(f"sync folder{each}" for each in ("", " new", " new/set", " new/set/records")),
+                "sync folder new/set/index",
+            )
+        ),
     ],
 )
 def test_without_one_kind_of_sync_something_is_lost(

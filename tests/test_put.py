@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -81,6 +80,11 @@ class TestWithoutLocks(StorageContract):
     make = staticmethod(LocalStorage)
 
 
+@pytest.mark.usefixtures("no_locks")
+class TestAMountWithoutLocks(StorageContract):
+    make = staticmethod(MountStorage)
+
+
 def test_whoever_looks_at_a_name_does_not_cost_it(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,70 +104,6 @@ def test_whoever_looks_at_a_name_does_not_cost_it(
     storage.put(PATH, NEW, expected=tag(storage))
     assert looks == 1
     assert content(storage) == NEW
-    assert names(storage) == [PATH]
-
-
-# Several writers
-
-
-def forked(function: Callable[[int], Any], count: int = 1) -> list[int]:
-    """Exit codes of processes that call `function(number)` together."""
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(count)
-
-    def work(number: int) -> None:
-        barrier.wait()
-        os._exit(function(number))
-
-    processes = [context.Process(target=work, args=(number,)) for number in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    return [process.exitcode or 0 for process in processes]
-
-
-@pytest.mark.usefixtures("disk")
-@pytest.mark.parametrize("is_new", [True, False])
-def test_of_many_writers_one_succeeds(storage: LocalStorage, is_new: bool, thorough: bool) -> None:
-    for turn in range(8 if thorough else 1):
-        if is_new:
-            storage.remove(PATH)
-        elif tag(storage) is None:
-            storage.put(PATH, OLD, expected=None)
-        expected = tag(storage)
-
-        def put(number: int, turn: int = turn, expected: str | None = expected) -> int:
-            try:
-                storage.put(PATH, b"%d in %d" % (number, turn), expected=expected)
-            except ConflictError:
-                return 1
-            return 0
-
-        codes = forked(put, 6)
-        assert sorted(codes) == [0, 1, 1, 1, 1, 1]
-        assert content(storage) == b"%d in %d" % (codes.index(0), turn)
-        assert names(storage) == [PATH]
-
-
-@pytest.mark.usefixtures("disk")
-def test_a_chain_of_writers_loses_nothing(storage: LocalStorage) -> None:
-    """Each counts up by one, and begins anew where another was there first."""
-    storage.put(PATH, b"0", expected=None)
-
-    def count(_: int) -> int:
-        for _ in range(20):
-            while True:
-                data, expected = storage.read_whole(PATH, 1000)
-                try:
-                    storage.put(PATH, b"%d" % (int(data) + 1), expected=expected)
-                    break
-                except ConflictError:
-                    continue
-        return 0
-
-    assert forked(count, 4) == [0, 0, 0, 0]
-    assert content(storage) == b"80"
     assert names(storage) == [PATH]
 
 

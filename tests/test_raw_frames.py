@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import EngineOptions, FeatureSpec, Schema, SeqRecordPipe, SeqRecordWriter, verify
-from seqrecord.engine.buffers import BufferNeeds, GroupRows, HostBuffers
-from seqrecord.engine.loading import ChunkLoader
-from seqrecord.engine.stats import EngineStats
-from seqrecord.engine.stores import Load
+from seqrecord import (
+    Dataset,
+    EngineOptions,
+    FeatureSpec,
+    Schema,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    verify,
+)
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.format.pages import slice_frames
-from seqrecord.reading.dataset import Dataset
-from seqrecord.reading.frames import ArraySpec
-from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.base import StorageWrapper
 from seqrecord.storage.cache import CachedStorage
@@ -138,17 +138,6 @@ def test_a_frame_alone_is_read_and_checked_by_its_slice(root: Path) -> None:
         assert storage.bytes_read == 8
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 99)), max_size=20))
-def test_runs_are_as_long_as_can_be(frames: list[tuple[int, int, int]]) -> None:
-    runs = frame_runs(*np.array(frames, np.int64).reshape(-1, 3).T)
-    found = [(chunk, first + i, row + i) for chunk, first, count, row in runs for i in range(count)]
-    assert sorted(found) == sorted(frames)
-    assert [each[:2] for each in found] == sorted(each[:2] for each in frames)
-    ends = [(c, f + n, r + n) for c, f, n, r in runs]
-    begins = [(c, f, r) for c, f, _, r in runs]
-    assert not any(end == begin for end, begin in zip(ends, begins[1:], strict=False))
-
-
 @pytest.mark.parametrize("name", ["big", "mid", "small"])
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_damaged_slice_is_an_error_for_its_frames_only(
@@ -245,58 +234,9 @@ def sounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Job:
-    """Loads of a dataset of `sounds` that are done together, into an arena."""
-
-    def __init__(self, dataset: Any, step: int, num_rows: int) -> None:
-        specs = {n: ArraySpec(s.dtype, s.shape) for n, s in dataset.features.items()}
-        needs = BufferNeeds((GroupRows(specs, num_rows),), specs, dict.fromkeys(specs, 1), 1, 1)
-        buffers = HostBuffers(needs)
-        self.arena = buffers.arenas[0]
-        self.stats = EngineStats()
-        self._loader = ChunkLoader(dataset, buffers, {0: step}, 0, None, 1, self.stats)
-        self._step = step
-
-    def check(self, wanted: list[tuple[int, int, int]], rows: list[npt.NDArray[np.int64]]) -> None:
-        """Load so many frames of episodes, from one on, into these rows."""
-        loads = [Load(0, i, i, e, e, first, n) for i, (e, first, n) in enumerate(wanted)]
-        self._loader(loads, self.arena, np.concatenate(rows))
-        for (episode, first, count), some in zip(wanted, rows, strict=True):
-            frames = first + np.arange(count) * self._step
-            assert np.array_equal(self.arena["sound"][some], sound(episode)[frames])
-            assert np.array_equal(self.arena["id"][some], [(episode, f) for f in frames.tolist()])
-
-
 @pytest.mark.parametrize("verify", [True, False])
-@pytest.mark.parametrize("step", [1, 16, 33])
-def test_of_few_frames_only_slices_are_read(sounds: Path, step: int, verify: bool) -> None:
-    rng = np.random.default_rng(step)
-    with seqrecord.open(sounds, verify=verify) as dataset:
-        assert len(dataset.features) == 2
-        assert {spec.group for spec in dataset.features.values()} == {0}
-        job = Job(dataset, step, 5 * 8)
-        most = 0
-        for _ in range(20):
-            wanted = []
-            for episode in rng.permutation(5)[:4].tolist():
-                first = int(rng.integers(100))
-                count = int(rng.integers(min(5, (99 - first) // step + 1))) + 1
-                wanted.append((episode, first, count))
-            # A slice has two frames; those of `id` are a page.
-            most += sum(n + 2 if step == 1 else 2 * n for _, _, n in wanted) * 3204 + 4 * 1600
-            begins = (i * 8 + rng.integers(8) for i in range(4))
-            turns = zip(begins, wanted, strict=True)
-            rows = [at // 8 * 8 + (at + np.arange(n)) % 8 for at, (_, _, n) in turns]
-            job.check(wanted, rows)
-        stats = job.stats.report()
-        assert 0 < stats["bytes_read"] <= most
-        assert stats["loads"] == 80
-        assert stats["decode_seconds"] == 0, "a chunk took the long way"
-
-
-@pytest.mark.parametrize(("step", "count"), [(1, 100), (1, 96), (2, 50)])
-def test_whole_chunks_take_few_calls_to_the_storage(sounds: Path, step: int, count: int) -> None:
-    """Up to 2 MiB at a time, of several chunks."""
+@pytest.mark.parametrize(("stride", "calls"), [(1, 5), (16, 2), (33, 2)])
+def test_loads_of_raw_chunks(sounds: Path, stride: int, calls: int, verify: bool) -> None:
     asked: list[int] = []
 
     class Watched(LocalStorage):
@@ -306,42 +246,25 @@ def test_whole_chunks_take_few_calls_to_the_storage(sounds: Path, step: int, cou
             asked.append(sum(map(len, buffers)))
             super().read_ranges(path, ranges, buffers)
 
-    with seqrecord.open(Watched(sounds)) as dataset:
-        job = Job(dataset, step, 400)
+    with seqrecord.open(Watched(sounds), verify=verify) as dataset:
+        assert {spec.group for spec in dataset.features.values()} == {0}
+        pipe = SeqRecordPipe(dataset, clip_len=1, batch_size=4, stride=stride, shuffle=False)
         asked.clear()
-        rows = [some[:count] for some in _hundreds(4)]
-        job.check([(e, 0, count) for e in (4, 0, 3, 1)], rows)
-    assert len(asked) == 1
-    assert job.stats.report()["bytes_read"] == 4 * 100 * (3200 + 16)
-    assert 0 <= sum(asked) - 4 * 100 * (3200 + 16) < 4096, "a few bytes between pages"
-
-
-def test_two_loads_want_the_same_frame(sounds: Path) -> None:
-    with seqrecord.open(sounds) as dataset:
-        job = Job(dataset, 1, 20)
-        job.check([(2, 10, 4), (2, 12, 4)], [np.arange(4), np.arange(10, 14)])
-        assert job.stats.report()["loads"] == 2
-
-
-@pytest.mark.parametrize(("frame", "is_wanted"), [(33, True), (35, False)])
-def test_slices_are_checked(sounds: Path, tmp_path: Path, frame: int, is_wanted: bool) -> None:
-    path = tmp_path / "records"
-    shutil.copytree(sounds, path)
-    damage(path, "sound", 3, 0, at=frame * 3200 + 7)
-    with seqrecord.open(path) as dataset:
-        job = Job(dataset, 16, 20)
-        if not is_wanted:
-            job.check([(3, 0, 5)], [np.arange(5)])
-            return
-        whole = Job(dataset, 1, 300), [(e, 0, 100) for e in (1, 3, 0)], list(_hundreds(3))
-        for one, wanted, rows in ((job, [(3, 0, 5)], [np.arange(5)]), whole):
-            with pytest.raises(ChecksumError) as caught:
-                one.check(wanted, rows)
-            assert (caught.value.episode, caught.value.feature) == ("3 (frames 0 to 99)", "sound")
-
-
-def _hundreds(count: int) -> Iterator[npt.NDArray[np.int64]]:
-    return (np.arange(i * 100, i * 100 + 100) for i in range(count))
+        seen = []
+        for batch in pipe:
+            for number, samples in zip(batch["id"][:, 0], batch["sound"][:, 0], strict=True):
+                episode, frame = number.tolist()
+                assert np.array_equal(samples, sound(episode)[frame])
+                seen.append((episode, frame))
+    assert sorted(seen) == [(e, f) for e in range(5) for f in range(0, 100, stride)]
+    # A slice of `sound` has two frames, and a checksum; those of `id` are a page.
+    some = len(seen) * (2 * 3200 + 4) + 5 * 1600
+    stats = pipe.stats()
+    assert (
+        stats["bytes_read"] == 5 * 100 * (3200 + 16) if stride == 1 else stats["bytes_read"] <= some
+    )
+    assert len(asked) == calls
+    assert stats["decode_seconds"] == 0, "a chunk took the long way"
 
 
 # Parts of raw pages are read straight into rows where few of their frames are wanted

@@ -19,11 +19,10 @@ import pytest
 import seqrecord
 from seqrecord import ClipError, Dataset, NotFoundError, StorageError
 from seqrecord.errors import ChecksumError, SchemaError
-from seqrecord.reading.metadata import load
 from seqrecord.storage import LocalStorage
 from tests.big_index import write_big_index
 from tests.datasets import EPISODES, SmallFrame, damage, nth_chunk, small_schema, write_small
-from tests.storage_doubles import CountingStorage, FailAt, FailOften, FaultyStorage
+from tests.storage_doubles import CountingStorage, FailAt, FailTransiently, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -318,7 +317,7 @@ def test_a_flipped_byte_is_an_error_only_where_it_is_read(tmp_path: Path) -> Non
 
 
 def test_faults_are_errors_and_never_wrong_data(written: tuple[Path, Written]) -> None:
-    storage = FaultyStorage(LocalStorage(written[0]), FailOften(3, 0.3))
+    storage = FaultyStorage(LocalStorage(written[0]), FailTransiently(3, 0.3))
     dataset = None
     while dataset is None:
         with contextlib.suppress(StorageError):
@@ -432,24 +431,3 @@ def test_workers_share_the_mapped_index(big: Path, method: str) -> None:
         assert process.exitcode == 0
         receiver.close()
         sender.close()
-
-
-def test_the_retry_after_a_commit_sees_the_new_manifest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two commits between reading the manifest and the index remove the index it names."""
-    write_small(tmp_path)
-    appended: list[int] = []
-    once = threading.Lock()  # the tables are asked for at the same time
-
-    class Slow(CountingStorage):
-        def size(self, path: str) -> int:
-            with once:
-                if path.startswith("index/") and not appended:
-                    for i in range(2):
-                        write_small(tmp_path, episodes={f"late/Easy/P00{i}": 1}, mode="append")
-                        appended.append(i)
-            return super().size(path)
-
-    manifest, index = load(Slow(LocalStorage(tmp_path)))
-    assert manifest.num_frames == int(index.num_frames.sum()) == 19

@@ -18,10 +18,8 @@ from seqrecord.edit import clean
 from seqrecord.errors import ClipError
 from seqrecord.format.edits import Delete, Edit, Split, encode_edit
 from seqrecord.format.manifest import Manifest
-from seqrecord.reading.metadata import load, load_version
-from seqrecord.reading.summary import summarize_episode
-from seqrecord.storage import LocalStorage
-from tests.tiny import change_manifest
+from tests.command_line import run
+from tests.tiny import change_manifest, loaded
 
 Frames = list[dict[str, Any]]
 
@@ -152,13 +150,12 @@ def test_what_is_said_of_it(tmp_path: Path) -> None:
     assert ["feature", "dtype", "shape", "codec", "group", "kind", "unit"] in [r[:7] for r in rows]
     assert ["task", "text", "raw", "1", "text"] in [r[:5] for r in rows]
     assert json.loads(json.dumps(summary.to_json()))["groups"][1]["features"] == ["pose", "task"]
-    with seqrecord.open(tmp_path, features=["task"]) as dataset:
-        one = summarize_episode(dataset, "env/1")
-        assert (one.fps, one.split, one.num_frames) == (10, None, len(written["env/1"]))
-        assert "fps           10" in str(one)
-        [task] = one.features
-        frames = [i for i, frame in enumerate(written["env/1"]) if "task" not in frame]
-        assert [i for run in task.missing for i in range(*run)] == frames
+    assert "fps           10" in run("info", tmp_path, "env/1").stdout
+    one = json.loads(run("info", tmp_path, "env/1", "--features", "task", "--json").stdout)
+    assert (one["fps"], one["split"], one["num_frames"]) == (10, None, len(written["env/1"]))
+    [task] = one["features"]
+    frames = [i for i, frame in enumerate(written["env/1"]) if "task" not in frame]
+    assert [i for start, stop in task["missing"] for i in range(start, stop)] == frames
 
 
 def put_edits(root: Path, *edits: Edit) -> None:
@@ -192,23 +189,20 @@ def test_edits_last(tmp_path: Path) -> None:
         ]
         with seqrecord.open(tmp_path) as dataset:
             assert list(dataset.episodes) == ["env/0", "env/2", "env/3"]
-            found = {
-                key: summarize_episode(dataset, key).split for key in ("env/0", "env/2", "env/3")
-            }
-            assert found == {"env/0": "train", "env/2": "val", "env/3": None}
-            for key in found:
+            for key, split in (("env/0", "train"), ("env/2", "val"), ("env/3", None)):
+                assert json.loads(run("info", tmp_path, key, "--json").stdout)["split"] == split
                 check_frame(dataset.episodes[key][0], written[key][0])
         assert summarize(tmp_path).splits == {"train": 1, "val": 1}
         assert "train 1, val 1, none 1" in str(summarize(tmp_path))
 
-    check(load(LocalStorage(tmp_path))[0])
+    check(loaded(tmp_path)[0])
     # An append keeps them, a lost manifest and a lost index too.
     with SeqRecordWriter(tmp_path, mode="append") as writer, writer.episode("z") as episode:
         episode.append(written["env/0"][0])
-    assert load(LocalStorage(tmp_path))[0].splits == ("train", "val")
-    put_edits(tmp_path, Delete((load(LocalStorage(tmp_path))[1].uid(3),)))
+    assert loaded(tmp_path)[0].splits == ("train", "val")
+    put_edits(tmp_path, Delete((loaded(tmp_path)[1].uid(3),)))
     reindex(tmp_path)
-    manifest = load(LocalStorage(tmp_path))[0]
+    manifest = loaded(tmp_path)[0]
     (tmp_path / "edits" / "00002-x.json").rename(tmp_path / "edits" / "z.txt")
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(AssertionError):
@@ -216,20 +210,6 @@ def test_edits_last(tmp_path: Path) -> None:
     (tmp_path / "edits" / "z.txt").rename(tmp_path / "edits" / "00002-x.json")
     (tmp_path / "manifest.json").unlink()
     assert reindex(tmp_path).fingerprint == manifest.fingerprint
-
-
-def test_an_index_that_is_gone_is_built_with_its_edits(tmp_path: Path) -> None:
-    write(tmp_path, 4)
-    with seqrecord.open(tmp_path) as dataset:
-        uid = dataset.episodes["env/0"].uid
-    put_edits(tmp_path, Delete((uid,)))
-    reindex(tmp_path)
-    storage = LocalStorage(tmp_path)
-    manifest, index = load(storage)
-    for path in (tmp_path / "index").iterdir():
-        path.unlink()
-    _, built = load_version(storage, manifest)
-    assert built.keys.to_pylist() == index.keys.to_pylist() == ["env/1", "env/2", "env/3"]
 
 
 def test_edits_that_are_broken_hide_nothing(tmp_path: Path) -> None:
@@ -247,7 +227,7 @@ def test_edits_that_are_broken_hide_nothing(tmp_path: Path) -> None:
 def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -> None:
     write(tmp_path, 1)
     put_edits(tmp_path, Split("train", ("0" * 32,)))
-    statistics = load(LocalStorage(tmp_path))[0].statistics
+    statistics = loaded(tmp_path)[0].statistics
     assert statistics is not None
     stray = [tmp_path / "edits" / "x.json", tmp_path / "index" / "x.json"]
     for path in stray:
@@ -261,5 +241,5 @@ def test_clean_removes_edits_and_statistics_that_nothing_names(tmp_path: Path) -
     assert (tmp_path / statistics.path).exists()
     assert (tmp_path / "edits" / "00000-x.json").exists()
     assert other.exists()
-    manifest = load(LocalStorage(tmp_path))[0]
+    manifest = loaded(tmp_path)[0]
     assert (len(manifest.edits), manifest.statistics) == (1, statistics)

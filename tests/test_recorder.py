@@ -16,8 +16,8 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter, errors
-from seqrecord.storage import LocalStorage, Storage
-from seqrecord.writing.frame_queue import WhenFull
+from seqrecord.storage import LocalStorage, Storage, open_storage
+from tests.command_line import run
 from tests.datasets import EPISODES, small_schema, write_small
 from tests.own_threads import own_threads
 from tests.services.process import wait_for
@@ -188,9 +188,7 @@ def test_more_than_the_queue_holds_is_spilled(tmp_path: Path, gate: Gate, gated:
 
 
 @pytest.mark.parametrize("when_full", ["raise", "drop"])
-def test_a_queue_that_is_full(
-    tmp_path: Path, gate: Gate, gated: Storage, when_full: WhenFull
-) -> None:
+def test_a_queue_that_is_full(tmp_path: Path, gate: Gate, gated: Storage, when_full: Any) -> None:
     recorder = SeqRecordRecorder(
         gated, schema=LARGE, queue_size=4 * NBYTES, when_full=when_full, chunk_frames=1
     )
@@ -340,7 +338,7 @@ def made_frame(episode: int, number: int) -> dict[str, Any]:
     return {"image": image, "state": np.array([episode, number], np.float32)}
 
 
-@pytest.mark.parametrize("mode", ["create", "resume"])
+@pytest.mark.parametrize("mode", ["create", pytest.param("resume", marks=pytest.mark.slow)])
 def test_a_kill_keeps_what_had_ended_and_the_open_episode_up_to_its_last_flush(
     tmp_path: Path, mode: Any
 ) -> None:
@@ -382,3 +380,29 @@ def check_recorded(folder: Path, ended: int, safe: int, mode: str) -> None:
                 for name, array in made_frame(number, at).items():
                     np.testing.assert_array_equal(episode[at][name], array)
     assert seqrecord.verify(folder, deep=True).ok
+
+
+# Where it records to
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/demos", "az://container/demos", "memory://demos", "hf://datasets/a/b"],
+)
+def test_a_recorder_takes_no_url(url: str) -> None:
+    with pytest.raises(errors.DestinationError, match="`seqrecord merge FOLDER -o ") as caught:
+        SeqRecordRecorder(url)
+    assert "demos" in str(caught.value) or "hf://" in str(caught.value)
+
+
+def test_a_recorder_takes_no_remote_storage(memory_url: str) -> None:
+    with pytest.raises(errors.DestinationError, match="writes to a local disk"):
+        SeqRecordRecorder(open_storage(memory_url))
+
+
+def test_a_recording_is_uploaded_by_merge(tmp_path: Path, memory_url: str) -> None:
+    with SeqRecordRecorder(tmp_path / "demos") as recorder, recorder.episode("a") as episode:
+        episode.append({"x": np.zeros(3)})
+    run("merge", tmp_path / "demos", "-o", memory_url)
+    with seqrecord.open(memory_url) as dataset:
+        assert dataset.num_frames == 1

@@ -21,7 +21,7 @@ from seqrecord.storage.ranges import ByteRange
 from tests.abandoned import abandon, abandonable
 from tests.command_line import main
 from tests.numbered import contents
-from tests.storage_contract import DATA, PATH, put
+from tests.storage_contract import DATA, PATH
 from tests.tiny import TINY, read_all, same_frames, tiny_frames
 
 SETTINGS: dict[str, Any] = {
@@ -168,14 +168,6 @@ def test_an_episode_whose_first_part_is_in_a_finished_file(tmp_path: Path, lost:
     assert num_copies(tmp_path) == 2 * (1 - lost)
 
 
-def test_nothing_had_ended(tmp_path: Path) -> None:
-    write(tmp_path, False)
-    assert recovered(tmp_path) == []
-    assert num_copies(tmp_path) == 0
-    with pytest.raises(DestinationError, match="no episode"):
-        SeqRecordWriter(tmp_path, mode="resume").close()
-
-
 def test_an_episode_that_is_given_up_leaves_no_bytes(tmp_path: Path) -> None:
     sizes = set()
     for name in ("with", "without"):
@@ -191,18 +183,6 @@ def test_an_episode_that_is_given_up_leaves_no_bytes(tmp_path: Path) -> None:
         (file,) = (tmp_path / name / "records").iterdir()
         sizes.add(file.stat().st_size // 64)
     assert len(sizes) == 1
-
-
-def test_a_header_of_another_file(tmp_path: Path) -> None:
-    files: list[Path] = []
-    for name in ("a", "b"):
-        write(tmp_path / name, True)
-        SeqRecordWriter(tmp_path / name, mode="resume").close()
-        files += (tmp_path / name / "records").glob("*.seqrec")
-    files[0].write_bytes(files[1].read_bytes()[:64] + files[0].read_bytes()[64:])
-    with pytest.raises(FormatError, match="different files") as caught:
-        seqrecord.reindex(tmp_path / "a")
-    assert caught.value.file == str(files[0])
 
 
 # A damaged record file, and others that are whole
@@ -433,11 +413,3 @@ def test_links_that_lead_out_are_not_followed(storage: LocalStorage) -> None:
     for listing in (storage.files, storage.unfinished):
         with pytest.raises(StorageError, match="leads out"):
             listing("index")
-
-
-def test_only_files_are_listed_with_their_times(storage: LocalStorage) -> None:
-    put(storage, "records/a", b"1")
-    (storage.root / "records/folder").mkdir()
-    (storage.root / "records/.hidden").touch()
-    os.utime(storage.root / "records/a", (5, 7))
-    assert [(file.path, file.modified) for file in storage.files("records")] == [("records/a", 7.0)]

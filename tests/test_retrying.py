@@ -25,7 +25,6 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.processes.forks import PerProcess
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.storage.parallel import ParallelStorage
 from seqrecord.storage.ranges import ByteRange
@@ -504,22 +503,6 @@ def test_settings_that_are_none(bad: float) -> None:
         Retrier(deadline=bad)
     with pytest.raises(ValueError, match="rate"):
         RateLimiter(bad)
-
-
-def test_one_value_for_all_threads_of_a_process() -> None:
-    made: PerProcess[list[int]] = PerProcess(list)
-    barrier = threading.Barrier(8)
-
-    def first(_: int) -> int:
-        barrier.wait()
-        return id(made.get())
-
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(first, range(8)))) == 1
-    mine = made.get()
-    assert made.take() is mine
-    assert made.take() is None
-    assert made.get() is not mine
 
 
 # Commands

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fault_proxy import FaultProxy, Request, Scripted, Seeded
-from tests.local_server import Handler, LocalServer
+from tests.fault_proxy import Request, Seeded
 from tests.services import needs
 from tests.services.process import wait_for
 
@@ -65,90 +60,6 @@ def test_services_end_with_a_killed_process(tmp_path: Path) -> None:
     first, second, path = done.stdout.split()
     wait_for(lambda: not Path("/proc", first).exists() and not Path("/proc", second).exists())
     assert not Path(path).is_mount()
-
-
-# The proxy does to requests what it says, and nothing else
-
-CONTENT = bytes(range(256)) * 400
-IDLE = 0.1  # seconds until the service ends a connection that nobody uses
-
-
-class _Echo(Handler):
-    """Answers GET with `CONTENT`, and PUT with what it was sent; keeps what it has seen."""
-
-    seen: list[tuple[str, str, str | None]]
-
-    def serve(self) -> None:
-        body = self.body()
-        self.seen.append((self.command, self.path, self.headers["Host"]))
-        self.send(200, body if self.command == "PUT" else CONTENT, {"x-ms-mark": "kept"})
-        self.connection.settimeout(IDLE)  # from now on: the first request may take its time
-
-
-@pytest.fixture
-def seen() -> list[tuple[str, str, str | None]]:
-    return []
-
-
-@pytest.fixture
-def proxy(seen: list[tuple[str, str, str | None]]) -> Iterator[FaultProxy]:
-    handler = type("Handler", (_Echo,), {"seen": seen})
-    with LocalServer(handler) as server, FaultProxy(server.host) as made:
-        yield made
-
-
-class Client:
-    """One keep-alive connection."""
-
-    def __init__(self, proxy: FaultProxy, timeout: float = 60) -> None:
-        self._connection = http.client.HTTPConnection(proxy.host, timeout=timeout)
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-
-    def ask(self, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes, Any]:
-        self._connection.request(method, "/a%20b?q=1", body)
-        answer = self._connection.getresponse()
-        return answer.status, answer.read(), answer.headers
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "reached"),
-    [
-        ("reset", ConnectionResetError, 0),
-        ("lost", ConnectionResetError, 1),
-        ("short", http.client.IncompleteRead, 1),
-        ("cut", ConnectionResetError, 1),
-        ("stall", TimeoutError, 1),
-        ("hang", TimeoutError, 0),
-    ],
-)
-def test_a_request_breaks_as_it_was_told(
-    proxy: FaultProxy,
-    seen: list[tuple[str, str, str | None]],
-    kind: str,
-    error: type[Exception],
-    reached: int,
-) -> None:
-    proxy.fault = Scripted([kind])
-    with Client(proxy, timeout=0.5 if error is TimeoutError else 60) as client:
-        with pytest.raises(error):
-            client.ask()
-        assert len(seen) == reached
-    with Client(proxy) as client:
-        assert client.ask()[0] == 200
-    assert (dict(proxy.faults), proxy.requests) == ({kind: 1}, 2)
-
-
-def test_a_body_trickles(proxy: FaultProxy) -> None:
-    proxy.slow_seconds, proxy.fault = 0.2, Scripted(["slow"])
-    start = time.monotonic()
-    with Client(proxy) as client:
-        assert client.ask()[1] == CONTENT
-    assert time.monotonic() - start >= 0.2
 
 
 def test_seeded_faults_are_the_requests_own_and_end() -> None:

@@ -35,7 +35,7 @@ from seqrecord.storage.retrying import Retrier
 from seqrecord.storage.whole import Pieces
 from tests.own_threads import busy_threads, in_a_fork
 from tests.storage_contract import DATA, PATH, StorageContract, get, names, put
-from tests.storage_doubles import CountingStorage, FaultyStorage, Slow
+from tests.storage_doubles import CountingStorage, FailAt, FaultyStorage
 
 # Forking with threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -80,15 +80,8 @@ class TestFsspecOverLocalFiles(StorageContract):
 class TestWrappedLocalStorage(StorageContract):
     @staticmethod
     def make(folder: Path) -> Storage:
-        return StorageWrapper(CountingStorage(FaultyStorage(LocalStorage(folder), Slow(0.0))))
-
-
-class TestWrappedMemoryStorage(StorageContract):
-    is_atomic = is_shared = False
-
-    @pytest.fixture
-    def storage(self, memory: FsspecStorage) -> Storage:
-        return CountingStorage(FaultyStorage(memory, Slow(0.0, ("size",))))
+        faulty = FaultyStorage(LocalStorage(folder), FailAt("put", 1000))
+        return StorageWrapper(CountingStorage(faulty))
 
 
 def test_a_storage_is_a_storage(tmp_path: Path, memory: FsspecStorage) -> None:
@@ -505,13 +498,6 @@ def test_clients_of_different_places_are_not_made_at_once() -> None:
 
 
 # Wrappers
-
-
-def test_not_found_is_a_file_not_found_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        LocalStorage(tmp_path).size("x")
-    with pytest.raises(errors.NotFoundError):
-        LocalStorage(tmp_path / "no" / "folder").size("x")
 
 
 def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:

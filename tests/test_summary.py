@@ -11,15 +11,9 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord import ClipSpec, FormatError, SeqRecordWriter, summarize
-from seqrecord.reading.summary import (
-    ClipSummary,
-    Summary,
-    list_episodes,
-    listing_lines,
-    summarize_episode,
-)
+from seqrecord import ClipSpec, SeqRecordWriter, summarize
 from seqrecord.text import codec_text
+from seqrecord.types import ClipSummary, Summary
 from tests.command_line import run
 from tests.datasets import SmallFrame, write_small
 from tests.tiny import change_table
@@ -156,24 +150,23 @@ def test_codec_text() -> None:
 def test_an_episode_against_its_frames(tmp_path: Path) -> None:
     written = write_small(tmp_path)
     dataset = seqrecord.open(tmp_path)
-    spec = ClipSpec(3)
+    summaries = []
     for key, frames in written.items():
-        summary = summarize_episode(dataset, key, clip=spec)
-        assert summary.num_frames == len(frames)
-        assert summary.num_chunks == (-(-len(frames) // 4),)
-        assert (summary.uid, summary.fps) == (dataset.episodes[key].uid, None)
-        assert summary.num_clips == dataset.contents.clips(spec, [key]).num_clips
-        assert summary.metadata == dataset.episodes[key].metadata
-        for feature in summary.features:
-            lacking = [i for i, frame in enumerate(frames) if feature.spec.name not in frame]
-            assert [i for run in feature.missing for i in range(*run)] == lacking
-            assert feature.num_frames == len(frames) - len(lacking)
-    summaries = [summarize_episode(dataset, key) for key in written]
-    whole = summarize(dataset)
-    assert sum(s.stored_bytes for s in summaries) == whole.stored_bytes
-    files = {path for summary in summaries for path in summary.record_files}
+        summary = json.loads(run("info", tmp_path, key, "--clip-len", 3, "--json").stdout)
+        summaries.append(summary)
+        assert summary["num_frames"] == len(frames)
+        assert summary["num_chunks"] == [-(-len(frames) // 4)]
+        assert (summary["uid"], summary["fps"]) == (dataset.episodes[key].uid, None)
+        assert summary["num_clips"] == dataset.contents.clips(ClipSpec(3), [key]).num_clips
+        assert summary["metadata"] == dataset.episodes[key].metadata
+        for feature in summary["features"]:
+            lacking = [i for i, frame in enumerate(frames) if feature["name"] not in frame]
+            assert [i for run in feature["missing"] for i in range(*run)] == lacking
+            assert feature["num_frames"] == len(frames) - len(lacking)
+    assert sum(s["stored_bytes"] for s in summaries) == summarize(dataset).stored_bytes
+    files = {path for summary in summaries for path in summary["record_files"]}
     assert files == {file.path for file in dataset.contents.manifest.record_files}
-    assert len(summaries[0].record_files) > 1
+    assert len(summaries[0]["record_files"]) > 1
 
 
 def test_a_list_is_made_one_row_at_a_time(tmp_path: Path) -> None:
@@ -188,10 +181,9 @@ def test_a_list_is_made_one_row_at_a_time(tmp_path: Path) -> None:
         return table.set_column(column, table.schema.field(column), values)
 
     change_table(tmp_path, "episodes", damage)
-    rows = list_episodes(seqrecord.open(tmp_path))
-    assert next(rows).key == "alpha/Easy/P000"
-    with pytest.raises(FormatError, match="JSON"):
-        next(rows)
+    result = run("info", tmp_path, "--episodes", code=1)
+    assert result.stdout.split("\n")[1].startswith("alpha/Easy/P000")
+    assert "JSON" in result.stderr
 
 
 def test_a_key_that_looks_like_a_glob(tmp_path: Path) -> None:
@@ -212,9 +204,9 @@ def test_text_of_an_episode_moves_no_cursor(tmp_path: Path) -> None:
         writer.episode("a\u202eb", metadata={nasty: nasty * 30}) as episode,
     ):
         episode.append({"x": np.zeros(3)})
-    dataset = seqrecord.open(tmp_path)
-    [key] = dataset.episodes
-    lines = [*listing_lines(dataset), *str(summarize_episode(dataset, key)).split("\n")]
+    [key] = seqrecord.open(tmp_path).episodes
+    shown = run("info", tmp_path, "--episodes").stdout + run("info", tmp_path, key).stdout
+    lines = shown.removesuffix("\n").split("\n")
     assert all(line.isprintable() for line in lines)
     assert all(len(line) < 130 for line in lines[:3])
     assert lines[1].startswith("a\\u202eb")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import FormatError, SeqRecordWriter
+from seqrecord import FormatError, SeqRecordWriter, reindex
 from seqrecord.edit import merge_datasets
 from seqrecord.format.time_spans import (
     EpisodeTimeSpans,
@@ -22,7 +22,6 @@ from seqrecord.format.time_spans import (
     TimeSpans,
     num_time_spans,
 )
-from seqrecord.writing.commits import reindex
 
 gaps = st.lists(st.integers(1, 1000), max_size=60)
 

@@ -29,13 +29,12 @@ from seqrecord.errors import (
     TransientError,
 )
 from seqrecord.format.manifest import MANIFEST, read_manifest
-from seqrecord.reading.metadata import read_footer
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
-from seqrecord.writing.stored_statistics import add_statistics
 from tests.abandoned import abandon
 from tests.numbered import add, contents, frame, keys_of
 from tests.numbered import writer_of as writer
 from tests.storage_doubles import Between, CountingStorage
+from tests.tiny import footers_of
 
 
 def record_files_of(folder: Path) -> dict[str, bytes]:
@@ -167,9 +166,9 @@ def test_a_committed_key_beats_one_that_is_not(
 
 
 def _parts(folder: Path) -> list[Any]:
-    storage = LocalStorage(folder)
-    files = read_manifest(storage).record_files
-    return [part for file in files for part in read_footer(storage, file.path).episodes]
+    named = {file.path for file in read_manifest(LocalStorage(folder)).record_files}
+    footers = footers_of(folder)
+    return [part for path in named for part in footers[path].episodes]
 
 
 class Slow(StorageWrapper):
@@ -205,7 +204,7 @@ def every_reader() -> dict[str, Callable[[Any], object]]:
         "resume": begun("resume"),
         "delete": lambda where: delete_episodes(where, "a"),
         "split": lambda where: split_dataset(where, {"x": 0.5}),
-        "stats": lambda where: add_statistics(where),
+        "stats": lambda where: seqrecord.add_statistics(where),
         "drop": lambda where: drop_features(where, "y"),
     }
 

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import FeatureSpec
 from seqrecord.checksum import crc32c
 from seqrecord.codecs.video.decoding import decode_gop
 from seqrecord.codecs.video.gops import Gop
 from seqrecord.errors import CodecError, FormatError, MemoryLimitError
 from seqrecord.format.video_pages import VideoPageCodec, least_video_bytes, parse_video_page
+from seqrecord.schema import FeatureSpec
 from tests.clip_data import effective
 from tests.test_memory import BESIDE, check_taken
 from tests.test_video_datasets import kept_schema, state

@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import errors
+from seqrecord import SeqRecordWriter, errors
 from seqrecord.codecs import CODEC_NAMES
 from seqrecord.schema import EncodedImage, FeatureSpec, Schema
-from seqrecord.writing.writer import SeqRecordWriter
 from tests.made_source import made_frame
 
 
@@ -111,7 +110,7 @@ def test_one_episode_at_a_time_and_each_key_once(tmp_path: Path) -> None:
             episode.append(made_frame("a", 0))
             with pytest.raises(errors.DestinationError, match="a has not ended"):
                 writer.episode("b")
-        with pytest.raises(errors.DestinationError, match="exists already"):
+        with pytest.raises(errors.DestinationError, match=r"exists already.*completed_episodes"):
             writer.episode("a")
         with pytest.raises(errors.DestinationError, match="has ended"):
             episode.append(made_frame("a", 1))

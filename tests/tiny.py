@@ -19,6 +19,9 @@ import pyarrow as pa
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter
 from seqrecord.checksum import crc32c
+from seqrecord.format.footer import TAIL_BYTES, Footer, parse_footer, parse_tail
+from seqrecord.format.index import Index
+from seqrecord.format.manifest import Manifest
 from seqrecord.format.pages import slice_table
 from seqrecord.format.rows import GAP_ROW, chunk_row
 
@@ -31,7 +34,9 @@ __all__ = [
     "change_record",
     "change_table",
     "copy_dataset",
+    "footers_of",
     "index_entry",
+    "loaded",
     "read_all",
     "record_path",
     "replace_table",
@@ -102,6 +107,22 @@ def copy_dataset(source: Path, target: Path) -> Path:
 def record_path(root: Path) -> Path:
     """The first record file."""
     return min((root / "records").glob("*.seqrec"))
+
+
+def loaded(root: Any) -> tuple[Manifest, Index]:
+    """Manifest and index of a dataset."""
+    with seqrecord.open(root) as dataset:
+        return dataset.contents.manifest, dataset.contents.index
+
+
+def footers_of(root: Path) -> dict[str, Footer]:
+    """The footers of all finished record files, by path."""
+    found = {}
+    for path in sorted((root / "records").glob("*.seqrec")):
+        data = path.read_bytes()
+        start, _ = parse_tail(data[-TAIL_BYTES:], len(data))
+        found[f"records/{path.name}"] = parse_footer(data[start:], start)
+    return found
 
 
 def read_all(location: Any, **options: Any) -> Frames:
