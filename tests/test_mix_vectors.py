@@ -416,3 +416,5 @@ def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
             stored = mix.normalized[name]["action"].undo(given)
             np.testing.assert_allclose(stored, values, rtol=1e-4, atol=1e-5)
     assert lengths >= {(6, 2), (4, 3), (3, 4), (2, 5)}
+    shapes = {item.name: item.shape for item in mix.summarize().features}
+    assert shapes == {"action": (None, 32), "step": (None,)}

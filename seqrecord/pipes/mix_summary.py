@@ -98,7 +98,7 @@ class MixSummary:
         for batches in mix.batches:
             columns |= batches.column_texts
             for name in batches.specs:
-                feature, having = _feature(batches, name)
+                feature, having = _feature(batches, name, has_drawn_frames=mix.draws is not None)
                 rows.setdefault(feature, []).extend(having)
         return cls(
             mix.batch_size,
@@ -153,17 +153,25 @@ class MixSummary:
         return feature.name, feature.dtype, shape, kind, unit, where
 
 
-def _feature(batches: MixedBatches, name: str) -> tuple[MixFeatureSummary, list[str]]:
-    """A feature without its sources, and their names."""
+def _feature(
+    batches: MixedBatches, name: str, *, has_drawn_frames: bool
+) -> tuple[MixFeatureSummary, list[str]]:
+    """A feature without its sources, and their names. Sizes drawn for each batch are `None`."""
     spec = batches.specs[name]
     having = [one for one in batches.sources.values() if name in one.selection.made]
     stored = meaning(having[0].selection, name)
-    frames = () if name in batches.squeezed else (batches.lengths[name],)
+    frames: tuple[int | None, ...] = (None if has_drawn_frames else batches.lengths[name],)
+    shape: tuple[int | None, ...] = spec.shape
+    crops = [one for one in having[0].selection.draws.crops if name in one.features]
+    if any(step.per_batch for one in crops for step in one.steps):
+        shape = (None, None, *shape[2:])
+    if name in batches.squeezed:
+        frames = ()
     is_array = spec.value == "array"
     return MixFeatureSummary(
         name,
         spec.dtype.name if is_array else spec.value,
-        (*frames, *spec.shape) if is_array else frames,
+        (*frames, *shape) if is_array else frames,
         None if stored is None else stored.kind,
         None if stored is None else stored.unit,
         (),
