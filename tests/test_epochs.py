@@ -224,6 +224,8 @@ SHORTER = {"frame_transform": lambda frame: {"id": frame["id"][:1]}}
         ({}, {"stride": 2, "seed": 6}, "settings: stride, seed; .*expected: stride=1, seed=5; "),
         ({}, {"stride": 2, "rotate_phase": True}, "settings: stride, rotate_phase;"),
         ({}, {"dilation": 2}, "settings: dilation;"),
+        ({}, {"dilation": (1, 2)}, "settings: dilation;"),
+        ({}, {"reverse": 0.25}, "settings: reverse;"),
         ({}, {"even_batches": False}, "expected: even_batches=True; got: even_batches=False"),
         (
             {},
