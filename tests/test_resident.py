@@ -91,6 +91,11 @@ def every_clip() -> list[tuple[str, int]]:
     return [(key, i) for key, length in LENGTHS.items() for i in range(length - 3)]
 
 
+OF_VIDEO = pytest.mark.parametrize(
+    "path", ["video", pytest.param("images", marks=pytest.mark.slow)], indirect=True
+)
+"""Whose frames stay does not depend on the codec: with images they are slow tests."""
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"batch_size": None},
@@ -106,7 +111,12 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [("images", {}), *(("video", options) for options in OPTIONS)],
+    indirect=["path"],
+    ids=str,
+)
 def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]) -> None:
     options = {**CLIPS, **options}
     pipe = SeqRecordPipe(path, **options)
@@ -129,6 +139,7 @@ def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]
     assert options.get("shuffle", True) == (epochs[1] != epochs[2])
 
 
+@OF_VIDEO
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize(
     "options", [{}, {"shuffle": False}, {"drop_last": True}, {"even_batches": False}]
@@ -382,6 +393,7 @@ def test_depth_in_metres_is_deterministic(tmp_path: Path) -> None:
         assert pipe.stats()["frames_decoded"] == decoded
 
 
+@OF_VIDEO
 @pytest.mark.parametrize("given", [{}, {"frame_transform": scaled}], ids=["plain", "scaled"])
 @pytest.mark.parametrize("windows", [None, {"image": [0], "id": range(3)}], ids=str)
 def test_the_map_style_class_decodes_once(
