@@ -230,6 +230,8 @@ def test_only_what_is_drawn_is_said(path: Path) -> None:
     batch = next(iter(SeqRecordPipe(path, clip_len=4, dilation=[2, 1], batch_size=2)))
     assert "reversed" not in batch
     assert names(batch)
+    batch = next(iter(SeqRecordPipe(path, clip_len=4, dilation=(1, 50), batch_size=2)))
+    assert batch["dilation"].tolist() == [1, 1]  # no clip is as long as the others would be
 
 
 # ---- errors
