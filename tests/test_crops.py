@@ -188,7 +188,7 @@ def check_resumed(
     ids=["apart", "in order", "transformed", "far apart", "dilated"],
 )
 def test_clips_that_do_not_overlap(middle: Path, settings: dict[str, Any]) -> None:
-    chosen = {} if "frame_transform" in settings else {"features": IMAGES}
+    chosen: dict[str, Any] = {} if "frame_transform" in settings else {"features": IMAGES}
     check_resumed(middle, 4, MIDDLE, **settings, **chosen, clip_transform=CHAINS["random, flip"])
 
 
