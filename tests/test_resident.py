@@ -211,6 +211,7 @@ def test_weighted_clips_stay_in_one_process_only(video: Path) -> None:
     assert min(decoded(rank=0, world_size=2)) > 0
 
 
+@OF_VIDEO
 def test_memory_is_within_the_limit(path: Path) -> None:
     """Frames stay where all fit, and a smaller limit decodes anew; both within the limit."""
     nbytes = sum(one["image"].nbytes + one["id"].nbytes for one in frames_of(path).values())
@@ -228,6 +229,7 @@ def scaled(frame: dict[str, Any]) -> dict[str, Any]:
     return {"image": frame["image"][::2, ::2] // 2, "id": frame["id"]}
 
 
+@OF_VIDEO
 @pytest.mark.parametrize("is_declared", [False, True])
 def test_results_of_a_transform(path: Path, is_declared: bool) -> None:
     given: dict[str, Any] = {"frame_transform": scaled, "deterministic_transform": is_declared}
