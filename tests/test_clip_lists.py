@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -96,25 +95,6 @@ def test_reads_only_chunks_that_hold_one(path: Path) -> None:
     assert pipe.stats()["frames_decoded"] == 8
 
 
-def test_unshuffled_they_come_episode_by_episode(path: Path) -> None:
-    pipe = make(path, clips={"episode": EPISODES, "start": STARTS}, shuffle=False)
-    assert [name for batch in pipe for name in names(batch)] == sorted(LISTED)
-
-
-def test_a_clip_may_be_there_twice(path: Path) -> None:
-    twice = LISTED + LISTED[:3] + LISTED[:1]
-    pipe = make(path, clips={"episode": [e for e, _ in twice], "start": [s for _, s in twice]})
-    given = Counter(name for batch in pipe for name in check(batch, ["image", "id"], 4))
-    assert given == Counter(twice)
-
-
-def test_single_frames_twice_are_right_too(path: Path) -> None:
-    clips = {"episode": ["set/0"] * 3, "start": [3, 3, 4]}
-    pipe = make(path, clip_len=1, clips=clips)
-    given = [name for batch in pipe for name in check(batch, ["image", "id"], 1)]
-    assert sorted(given) == [("set/0", 3), ("set/0", 3), ("set/0", 4)]
-
-
 @pytest.mark.parametrize("windows", [None, {"id": range(-4, 4)}])
 def test_a_clip_that_is_there_twice_fits_into_the_least_memory(
     tmp_path: Path, windows: dict[str, Any] | None
@@ -173,7 +153,7 @@ def test_weights_are_how_often_a_clip_comes(path: Path, shuffle: bool) -> None:
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_resumes_anywhere(path: Path, batch_size: int | None) -> None:
     clips = {"episode": EPISODES, "start": STARTS, "weight": [2.5, 2.0, 1.5, 1.0, 1.25, 3.0]}
-    check_resume(lambda: make(path, clips=clips, batch_size=batch_size, seed=1))
+    check_resume(lambda: make(path, clips=clips, batch_size=batch_size, seed=1), num_epochs=2)
 
 
 def test_a_state_of_other_clips_is_refused(path: Path) -> None:
@@ -191,20 +171,6 @@ def test_a_state_of_other_clips_is_refused(path: Path) -> None:
             make(path, clips=other).load_state_dict(state)
     with pytest.raises(StateError):
         make(path).load_state_dict(state)
-
-
-def test_parts_share_them(path: Path) -> None:
-    clips = {"episode": EPISODES, "start": STARTS, "weight": WEIGHTS}
-    parts = [make(path, clips=clips, rank=i, world_size=2, even_batches=False) for i in range(2)]
-    found = [[name for batch in pipe for name in names(batch)] for pipe in parts]
-    assert len(found[0]) + len(found[1]) == make(path, clips=clips).num_clips
-
-
-def test_survives_pickling(path: Path) -> None:
-    clips = {"episode": EPISODES, "start": STARTS, "weight": WEIGHTS}
-    pipe = make(path, clips=clips, seed=2)
-    again = pickle.loads(pickle.dumps(pipe))
-    assert [names(batch) for batch in again] == [names(batch) for batch in pipe]
 
 
 def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
@@ -267,6 +233,7 @@ def test_a_stride_makes_no_sense(path: Path) -> None:
 
 @given(data=st.data())
 def test_lists_of_data_sets_of_several_groups(several: Path, data: st.DataObject) -> None:
+    """Some clips twice; without shuffle they come episode by episode."""
     clip_len, dilation = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
     possible = possible_clips(["id"], clip_len, 1, dilation)
     listed = data.draw(st.lists(st.sampled_from(possible), min_size=1, max_size=12))
@@ -285,7 +252,7 @@ def test_lists_of_data_sets_of_several_groups(several: Path, data: st.DataObject
         **effective(settings),
     )
     clips = [name for batch in pipe for name in check(batch, ["image", "id"], clip_len, dilation)]
-    assert sorted(clips) == sorted(listed)
+    assert (sorted(clips) if settings["shuffle"] else clips) == sorted(listed)
 
 
 @pytest.mark.parametrize("is_listed", [False, True], ids=["start", "frames"])

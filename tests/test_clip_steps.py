@@ -1,8 +1,10 @@
-"""dilation=(1, 2, 4) and reverse=p, against brute force: clips, their frames, and what is drawn."""
+"""dilation=(1, 2, 4) and reverse=p, against brute force: clips, their frames, and what is drawn.
+
+Resuming and clips by number in combinations: `test_combinations`.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
@@ -22,10 +22,7 @@ from seqrecord import (
     SeqRecordMapDataset,
     SeqRecordNode,
     SeqRecordPipe,
-    StateError,
 )
-from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeTable, MissingFrames, enumerate_clips
-from seqrecord.engine.crops import frames_in, runs
 from tests.clip_data import (
     LENGTHS,
     expected_frame,
@@ -145,25 +142,6 @@ def _all_of(node: Any) -> Any:
             return
 
 
-def test_a_resumed_epoch_has_the_same(path: Path) -> None:
-    def make(**changes: Any) -> SeqRecordPipe:
-        return SeqRecordPipe(path, **{**STEPS, **changes}, features=FEATURES, batch_size=3)
-
-    first = drawn(make())
-    for taken in (1, 9):
-        pipe = make()
-        iterator = iter(pipe)
-        given = drawn(next(iterator) for _ in range(taken))
-        state = json.loads(json.dumps(pipe.state_dict()))
-        again = make()
-        again.load_state_dict(state)
-        assert {**given, **drawn(again)} == first
-    state = make().state_dict()
-    for changes in ({"dilation": (1, 2)}, {"reverse": 0.25}):
-        with pytest.raises(StateError, match=next(iter(changes))):
-            make(**changes).load_state_dict(state)
-
-
 def test_clips_by_number(path: Path) -> None:
     dataset = SeqRecordMapDataset(path, **STEPS, features=FEATURES)
     expected = fitting(FEATURES, (1, 2, 5))
@@ -252,74 +230,8 @@ def test_only_what_is_drawn_is_said(path: Path) -> None:
     batch = next(iter(SeqRecordPipe(path, clip_len=4, dilation=[2, 1], batch_size=2)))
     assert "reversed" not in batch
     assert names(batch)
-
-
-# ---- the arithmetic, against brute force
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> tuple[list[ClipTable], list[set[tuple[int, int]]]]:
-    lengths = draw(st.lists(st.integers(0, 12), min_size=1, max_size=4))
-    gone = draw(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 11)), max_size=6))
-    gone = {(episode, frame) for episode, frame in gone if episode < len(lengths)}
-    stride = draw(st.integers(1, 3))
-    phase = draw(st.integers(0, stride - 1))
-    episodes = EpisodeTable(np.array(lengths), ())
-    column = np.array(sorted(gone), np.int64).reshape(-1, 2)
-    missing = MissingFrames.of(column[:, 0], column[:, 1], column[:, 1] + 1)
-    found, expected = [], []
-    for dilation in sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3))):
-        spec = ClipSpec(3, stride, dilation, phase)
-        table = enumerate_clips(spec, episodes, np.arange(len(lengths)), missing)
-        shared = ClipSpec(1, stride, 1, phase)
-        found.append(
-            ClipTable(
-                shared,
-                table.selected,
-                table.episode,
-                table.first_start,
-                table.count,
-                table.num_short_episodes,
-                table.num_incomplete,
-            )
-        )
-        expected.append(
-            {
-                (episode, start)
-                for episode, length in enumerate(lengths)
-                for start in range(phase, length - 2 * dilation, stride)
-                if not gone & {(episode, start + i * dilation) for i in range(3)}
-            }
-        )
-    return found, expected
-
-
-@given(tables())
-def test_united_tables_have_what_any_of_them_has(case: Any) -> None:
-    found, expected = case
-    united = ClipTable.union(found)
-    every = set().union(*expected)
-    episode, start = united.locate(np.arange(united.num_clips))
-    clips = list(zip(episode.tolist(), start.tolist(), strict=True))
-    assert clips == sorted(every)
-    possible = max(table.num_clips + table.num_incomplete for table in found)
-    assert united.num_incomplete == possible - len(every)
-    places = [(episode, start) for episode in range(5) for start in range(14)]
-    column = np.array(places)
-    for table, clips in zip([united, *found], [every, *expected], strict=True):
-        assert table.has(column[:, 0], column[:, 1]).tolist() == [p in clips for p in places]
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
-def test_rows_as_slices_are_the_rows(rows: list[int]) -> None:
-    array = np.arange(10)
-    found = np.full(len(rows), -1)
-    for there, here in runs(np.array(rows)):
-        found[there] = array[here]
-    assert found.tolist() == rows
-    frames = frames_in(array, np.array(rows))
-    assert frames.tolist() == rows
-    assert all(stride > 0 for stride in frames.strides)
+    batch = next(iter(SeqRecordPipe(path, clip_len=4, dilation=(1, 50), batch_size=2)))
+    assert batch["dilation"].tolist() == [1, 1]  # no clip is as long as the others would be
 
 
 # ---- errors

@@ -42,6 +42,10 @@ def test_enumerates_every_whole_clip_in_order(case: Case) -> None:
     assert table.num_short_episodes == list(possible.values()).count(0)
     assert table.num_incomplete == sum(possible.values()) - table.num_clips
     assert (table.count > 0).all()
+    assert repr(table) == (
+        f"ClipTable({len(case.clips())} clips of {len({e for e, _ in case.clips()})} episodes, "
+        f"{table.num_short_episodes} episodes too short, {table.num_incomplete} incomplete)"
+    )
 
 
 @given(cases())
@@ -94,13 +98,6 @@ def test_windows_of_features_that_lack_frames(case: Case, data: st.DataObject) -
     assert table.num_outside == starts - sum(possible.values())
 
 
-def test_a_dilated_clip_lacks_only_what_it_uses() -> None:
-    # Frames 0 1 2 3 4 5 6 7 8, clips f x x f x x f: the drawing in the module's docstring.
-    case = Case((9,), (4,), ClipSpec(3, dilation=3), (0,), frozenset({(0, 4)}))
-    assert located(case.table) == [(0, 0), (0, 2)]
-    assert case.table.num_incomplete == 1
-
-
 def test_features_unite_whatever_the_order_of_rows() -> None:
     episodes = episode_table([10, 5], [4, 4])  # chunk rows 0 1 2 | 3 4
     chunk = np.array([4, 1, 0, 1], np.int64)
@@ -140,20 +137,6 @@ def test_many_bitmaps_join_across_the_groups_they_are_expanded_in() -> None:
     words = np.zeros(num_chunks, np.int64)
     found = missing_from_bitmaps(episodes, [(np.arange(num_chunks), words, zeros)])
     assert runs(found) == [(0, 0, num_chunks)]
-
-
-def test_counts_what_is_too_short_and_what_is_incomplete() -> None:
-    episodes = episode_table([16, 15, 20], [8, 8, 8])
-    missing = missing_from_bitmaps(episodes, [bitmaps(episodes, {(2, 19)})])
-    table = enumerate_clips(ClipSpec(16), episodes, np.arange(3), missing)
-    assert located(table) == [(0, 0), (2, 0), (2, 1), (2, 2), (2, 3)]
-    assert (table.num_short_episodes, table.num_incomplete) == (1, 1)
-    assert repr(table) == "ClipTable(5 clips of 2 episodes, 1 episodes too short, 1 incomplete)"
-
-
-def test_nothing_selected_is_an_empty_table() -> None:
-    table = enumerate_clips(ClipSpec(2), episode_table([9], [4]), np.zeros(0, np.int64))
-    assert (table.num_clips, located(table)) == (0, [])
 
 
 @pytest.mark.parametrize("selected", [[1, 0], [0, 0], [-1], [2]])

@@ -292,14 +292,6 @@ def test_nodes(path: Path) -> None:
     assert sorted(found) == possible_clips(FEATURES, 3)
 
 
-def test_default_collate_gives_the_same(path: Path) -> None:
-    ours, theirs = (
-        digests(SeqRecordPipe(path, **{**CLIPS, "features": ["image", "id"]}).batch(4).collate(by))
-        for by in (seqrecord.collate, default_collate)
-    )
-    assert ours == theirs
-
-
 # ---- clips by their number
 
 

@@ -33,7 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
         "stride": 3,
     },
     "latest": {"clip_len": 3, "windows": LATEST},
-    "one": {"clip_len": 2, "windows": {"gps": Latest()}, "features": ["gps", "id"]},
+    "one": {
+        "clip_len": 2,
+        "windows": {"gps": Latest(), "id": Latest()},  # no frame lacks `id`
+        "features": ["gps", "id"],
+    },
     "apart": {"clip_len": 2, "stride": 5, "windows": LATEST, "features": [*SPARSE, "id"]},
     "limited": {
         "clip_len": 3,

@@ -134,20 +134,6 @@ def test_a_chunk_that_many_cursors_need_is_read_once(
         assert device or stats["peak_buffer_bytes"] <= FRAME * sum(LENGTHS)
 
 
-def test_a_mix_reads_its_small_sources_once(path: Path, encoded: Path) -> None:
-    del (options := dict(CLIPS))["batch_size"], options["seed"]
-    sources = {
-        str(i): SeqRecordIterableDataset(one, **options) for i, one in enumerate((path, encoded))
-    }
-    mix = seqrecord.SeqRecordMix(sources, batch_size=4, stopping_strategy="all_exhausted")
-    read = []
-    for _ in range(3):
-        for batch in mix:
-            check({name: batch[name] for name in (*FEATURES, "episode", "start")}, FEATURES, 3)
-        read.append(mix.stats()["frames_decoded"])
-    assert read == [2 * sum(LENGTHS), 0, 0]
-
-
 def test_what_an_epoch_has_not_read_the_next_one_reads(path: Path) -> None:
     pipe = SeqRecordPipe(path, **CLIPS, shuffle=False)
     assert len(list(islice(pipe, 1))) == 1

@@ -49,8 +49,13 @@ TABLE: dict[str, list[Any]] = {
 Listed = tuple[str, tuple[int, ...]]
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_numbered(tmp_path_factory.mktemp("listed") / "records", codecs="balanced")
+
+
 @pytest.fixture(scope="module", params=["raw", "balanced", "apart"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("listed") / "records"
     if request.param == "apart":
         groups = {"image": 0, "flow": 1, "note": 1, "id": 1}
@@ -92,17 +97,14 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("form", "more"),
-    [
-        *((form, {}) for form in FORMS),
-        ("lists", {"shuffle": False}),
-        ("lists", {"device": "cpu"}),
-        ("lists", {"batch_size": 8}),
-    ],
-)
-def test_gives_the_clips_of_the_table(path: Path, form: str, more: dict[str, Any]) -> None:
-    pipe = make(path, clips=FORMS[form], **more)
+@pytest.mark.parametrize("form", FORMS)
+def test_tables_of_every_kind(path: Path, form: str) -> None:
+    assert Counter(c for b in make(path, clips=FORMS[form]) for c in found_in(b)) == listed(PAIRS)
+
+
+@pytest.mark.parametrize("more", [{}, {"shuffle": False}, {"device": "cpu"}, {"batch_size": 8}])
+def test_gives_the_clips_of_the_table(each: Path, more: dict[str, Any]) -> None:
+    pipe = make(each, **more)
     for _ in range(2):
         clips = [clip for batch in pipe for clip in found_in(batch)]
         assert Counter(clips) == listed(PAIRS)
@@ -110,22 +112,22 @@ def test_gives_the_clips_of_the_table(path: Path, form: str, more: dict[str, Any
     assert (pipe.num_clips, len(pipe)) == (8, -(-8 // (more.get("batch_size") or 3)))
 
 
-def test_from_a_server_they_are_read_ahead(path: Path) -> None:
-    with WebFolder(path) as server:
+def test_from_a_server_they_are_read_ahead(each: Path) -> None:
+    with WebFolder(each) as server:
         for more in ({}, {"frame_transform": dict, "features": ["image", "id"]}):
             pipe = make(Path(), location=server.endpoint, memory_limit="1MiB", **more)
             assert Counter(c for batch in pipe for c in found_in(batch)) == listed(PAIRS)
 
 
-def test_transforms_get_these_frames(path: Path) -> None:
-    pipe = make(path, frame_transform=lambda f: {"image": f["image"], "id": f["id"]})
+def test_transforms_get_these_frames(each: Path) -> None:
+    pipe = make(each, frame_transform=lambda f: {"image": f["image"], "id": f["id"]})
     assert Counter(c for batch in pipe for c in found_in(batch)) == listed(PAIRS)
     chain = [RandomCrop((4, 5)), lambda clip, rng: {**clip, "drawn": rng.random(1)}]
     drawn: list[dict[Any, Any]] = []
     some = {name: column[1:] for name, column in TABLE.items()}
     for clips in (TABLE, some, TABLE):
         drawn.append({})
-        for batch in make(path, clips=clips, clip_transform=chain, features=["image", "id"]):
+        for batch in make(each, clips=clips, clip_transform=chain, features=["image", "id"]):
             for i, key in enumerate(batch["episode"]):
                 frames = tuple(batch["frames"][i].tolist())
                 top, left, *_ = crop = batch["crop"][i].tolist()
@@ -139,8 +141,8 @@ def test_transforms_get_these_frames(path: Path) -> None:
     assert len(set(drawn[0].values())) > 4
 
 
-def test_by_number_they_have_the_order_of_the_list(path: Path) -> None:
-    dataset = SeqRecordMapDataset(path, features=["image", "id", "note"], clips=TABLE)
+def test_by_number_they_have_the_order_of_the_list(each: Path) -> None:
+    dataset = SeqRecordMapDataset(each, features=["image", "id", "note"], clips=TABLE)
     assert len(dataset) == 8
     batch = seqrecord.collate(dataset.__getitems__([*range(8), 3]))
     assert found_in(batch) == [(key, tuple(frames)) for key, frames in [*PAIRS, PAIRS[3]]]
@@ -161,7 +163,6 @@ def test_what_lacks_a_feature_is_left_out_and_counted(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["balanced"], indirect=True)
 @pytest.mark.parametrize("memory", [None, "24KiB"])
 def test_resumes_anywhere(path: Path, memory: str | None) -> None:
     weight = [2.5, 2.0, 1.5, 1.0, 1.25, 3.0, 1, 0.5]
@@ -223,23 +224,23 @@ MANY = [(f"set/{e}", [s, s + g]) for e, n in enumerate(LENGTHS) for g in (0, 2, 
         for s in range(n - g)]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["apart"], indirect=True)
+@pytest.mark.parametrize("each", ["apart"], indirect=True)
 def test_each_frame_is_decoded_once_or_how_many_more_is_said(
-    path: Path, caplog: pytest.LogCaptureFixture
+    each: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clips = {"episode": [key for key, _ in MANY], "frames": [frames for _, frames in MANY]}
     more: dict[str, Any] = {"features": ["image", "id"], "clips": clips, "batch_size": 4}
     nbytes = 6 * 8 * 3 + 16
     with caplog.at_level(logging.WARNING, "seqrecord"):
-        pipe = make(path, **more)
+        pipe = make(each, **more)
         found = [c for batch in pipe for c in found_in(batch, ("id",))]
         assert Counter(found) == listed(MANY)
         assert pipe.stats()["frames_decoded"] == sum(LENGTHS)
-        pipe = make(path, **more, memory_limit=4 * nbytes * max(LENGTHS))
+        pipe = make(each, **more, memory_limit=4 * nbytes * max(LENGTHS))
         assert not [r for r in caplog.records if "decodes" in r.getMessage()]
         found = [c for batch in pipe for c in found_in(batch, ("id",))]
         assert Counter(found) == listed(MANY)
-        small = make(path, **more, memory_limit=4 * nbytes * 24)
+        small = make(each, **more, memory_limit=4 * nbytes * 24)
     (record,) = [r for r in caplog.records if "decodes" in r.getMessage()]
     found = [c for batch in small for c in found_in(batch, ("id",))]
     assert Counter(found) == listed(MANY)
@@ -249,10 +250,9 @@ def test_each_frame_is_decoded_once_or_how_many_more_is_said(
     share = round(100 * (decoded / sum(LENGTHS) - 1))
     assert f" {share}% of the frames a second time" in record.getMessage()
     with pytest.raises(MemoryLimitError):
-        make(path, **more, memory_limit=nbytes)
+        make(each, **more, memory_limit=nbytes)
 
 
-@pytest.mark.parametrize("path", ["balanced"], indirect=True)
 @pytest.mark.parametrize("ranks", [2, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "more", [{}, {"drop_last": True}, {"even_batches": False}, {"shuffle": False}]
@@ -279,7 +279,7 @@ def test_ranks_cut_episodes_only_where_their_parts_begin(
 
 
 @given(st.data())
-def test_any_list(path: Path, data: st.DataObject) -> None:
+def test_any_list(each: Path, data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 4))
     clip = st.integers(0, 3).flatmap(
         lambda e: st.tuples(
@@ -297,7 +297,7 @@ def test_any_list(path: Path, data: st.DataObject) -> None:
         "memory_limit": data.draw(st.sampled_from([None, 20 << 10])),
         "seed": data.draw(st.integers(0, 99)),
     }
-    pipe = make(path, **settings)
+    pipe = make(each, **settings)
     assert Counter(c for batch in pipe for c in found_in(batch)) == listed(pairs)
     frames = len({(key, frame) for key, frames in pairs for frame in frames})
     assert pipe.stats()["frames_decoded"] >= frames
@@ -320,7 +320,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("path", ["balanced"], indirect=True)
 @pytest.mark.parametrize(("clips", "match"), BAD)
 def test_says_what_is_wrong(path: Path, clips: dict[str, Any], match: str) -> None:
     with pytest.raises(ClipError, match=match):

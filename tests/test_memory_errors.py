@@ -18,13 +18,9 @@ LISTS = {
     "frames": [[(7 * i) % 40, (11 * i + 5) % 40, (3 * i + 1) % 40] for i in range(60)],
 }
 PAIRS = {"episode": ["0"] * 39, "frames": [[i, i + 1] for i in range(39)]}
-CASES: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {  # beside those that test_memory draws
     "clips": {"clip_len": 4},
-    "stride": {"clip_len": 4, "stride": 9},
-    "dilation": {"clip_len": 3, "dilation": 5},
-    "in order": {"clip_len": 4, "shuffle": False},
     "sequences": {"clip_len": 4, "stride": 4, "order": "sequences", "batch_size": 2},
-    "rotated": {"clip_len": 4, "stride": 4, "rotate_phase": True},
     "windows": {"windows": {"image": [-2, 0], "pose": range(8)}, "pad": "edge"},
     "lists": {"clips": LISTS},
     "pairs": {"clips": PAIRS},

@@ -174,7 +174,7 @@ def test_resume(root: Path, options: dict[str, Any]) -> None:
     def make() -> Any:
         return mixed(root, **options)
 
-    check_resume(make, positions=lambda count: range(1, count, 1 if count < 9 else 5))
+    check_resume(make, num_epochs=2, positions=lambda count: (1, count // 2))
     mix = make()
     next(iter(mix))
     state = mix.state_dict()
@@ -623,7 +623,7 @@ def test_sources_of_their_own_kinds(root: Path) -> None:
     assert len(set(phases[0])) == 1
     counts = Counter((key, start) for name, key, start in clips if name == "b")
     assert counts["e/1", 0] > counts["e/0", 4] > counts["e/1", 7] > 0
-    check_resume(make, num_epochs=3)
+    check_resume(make, num_epochs=2)
 
 
 def test_a_source_that_was_iterated_alone_gives_the_same_clips(root: Path) -> None:
@@ -680,7 +680,7 @@ def test_memory_is_divided_by_demand() -> None:
 def test_stateful_loader(root: Path, workers: int, persistent: bool) -> None:
     def make(snapshot_every_n_steps: int = 1) -> StatefulDataLoader[Any]:
         return StatefulDataLoader(
-            mixed(root, stopping_strategy=13),
+            mixed(root, stopping_strategy=8),
             batch_size=None,
             num_workers=workers,
             persistent_workers=persistent,
@@ -714,5 +714,4 @@ def test_workers(root: Path) -> None:
         again.load_state_dict(states[3])
         rest = digests(again)
         assert rest == batches[4:]
-        assert digests(again) == digests(loader)
         del loader, again, batch

@@ -22,34 +22,15 @@ from tests.plan_cases import Engine, Request, chunks_of, requests, shards
 
 
 @given(requests())
-def test_shards_are_disjoint_and_cover_the_epoch(request: Request) -> None:
+def test_shards_cover_the_epoch_in_equally_many_full_batches(request: Request) -> None:
     plans = shards(request)
-    emitted = [request.run(plan).clips for plan in plans]
-    together = Counter(clip for clips in emitted for clip in clips)
-    assert [plan.num_clips for plan in plans] == [len(clips) for clips in emitted]
-    assert all(len(clips) == len(set(clips)) for clips in emitted)
-    if not plans:
-        return
-    every, chosen = request.case.clips(), request.settings
-    repeated = sum(plan.num_repeated for plan in plans)
-    assert together.total() + sum(plan.num_dropped for plan in plans) == len(every) + repeated
-    if chosen.drop_last:
-        assert set(together) <= set(every)
-        assert max(together.values(), default=0) <= 1
-    else:
-        assert set(together) == set(every)
-    if not chosen.even_batches or chosen.drop_last:
-        assert repeated == 0
-    if not chosen.shuffle and not chosen.drop_last and not repeated:
-        assert [clip for clips in emitted for clip in clips] == every
-
-
-@given(requests())
-def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None:
-    plans = shards(request)
-    size, total = request.settings.batch_size or 1, request.case.table.num_clips
+    size, every = request.settings.batch_size or 1, request.case.clips()
+    emitted = []
     for plan in plans:
-        places = request.run(plan).places
+        engine = request.run(plan)
+        emitted.append(engine.clips)
+        assert plan.num_clips == len(engine.clips) == len(set(engine.clips))
+        places = engine.places
         sizes = Counter(batch for batch, _ in places)
         assert sorted(sizes) == list(range(plan.num_batches))
         assert places == [(b, slot) for b in sorted(sizes) for slot in range(sizes[b])]
@@ -59,10 +40,19 @@ def test_parts_have_equally_many_clips_in_full_batches(request: Request) -> None
         assert np.diff(starts).tolist() == [sizes[b] for b in sorted(sizes)]
         if request.settings.drop_last:
             assert all(sizes[b] == size for b in sizes)
-    counts = [plan.num_clips for plan in plans]
-    low, high = total // request.num_shards, -(-total // request.num_shards)
     if not plans:
         return
+    together = Counter(clip for clips in emitted for clip in clips)
+    repeated, chosen = sum(plan.num_repeated for plan in plans), request.settings
+    assert together.total() + sum(plan.num_dropped for plan in plans) == len(every) + repeated
+    assert set(together) <= set(every) if chosen.drop_last else set(together) == set(every)
+    assert not chosen.drop_last or max(together.values(), default=0) <= 1
+    if not chosen.even_batches or chosen.drop_last:
+        assert repeated == 0
+    if not chosen.shuffle and not chosen.drop_last and not repeated:
+        assert [clip for clips in emitted for clip in clips] == every
+    counts, total = [plan.num_clips for plan in plans], len(every)
+    low, high = total // request.num_shards, -(-total // request.num_shards)
     if request.settings.even_batches:
         wanted = low // size * size if request.settings.drop_last else high
         assert counts == [wanted] * len(plans)
@@ -231,14 +221,6 @@ def test_fewer_clips_than_parts() -> None:
         Request(case, PlanSettings(drop_last=True), 0, 3).plan(2)
 
 
-def test_no_clip_at_all_is_an_empty_plan() -> None:
-    case = Case((9,), (8,), ClipSpec(16), (0,), frozenset())
-    plan = Request(case, PlanSettings(batch_size=4), 0, 2).plan(1)
-    assert (plan.num_clips, plan.num_batches, plan.num_rounds) == (0, 0, 0)
-    assert list(plan.rounds()) == []
-    assert plan.locate_clip(plan.first_clip(0)) == (0, 0)
-
-
 def test_a_single_cursor_of_clips_far_longer_than_its_blocks() -> None:
     """Each clip overlaps all others, however long it is: the order is the same."""
     chosen = PlanSettings(batch_size=8, num_cursors=1, block_frames=100, run_frames=None)
@@ -256,21 +238,6 @@ def test_a_single_cursor_of_clips_far_longer_than_its_blocks() -> None:
     assert orders[0] == orders[1]
     assert sorted(orders[0]) == list(range(300))
     assert peak < 20e6
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 4])
-def test_a_part_one_clip_short_gives_one_that_another_gives_too(batch_size: int | None) -> None:
-    case = Case((32,), (8,), ClipSpec(16), (0,), frozenset())  # 17 clips
-    request = Request(case, PlanSettings(batch_size=batch_size), 0, 2)
-    plans = shards(request)
-    assert [(plan.num_clips, plan.num_repeated) for plan in plans] == [(9, 1), (9, 0)]
-    assert len({plan.num_batches for plan in plans}) == 1
-    emitted = Counter(clip for plan in plans for clip in request.run(plan).clips)
-    assert sorted(emitted.values()) == [1] * 16 + [2]
-    exact = replace(request, settings=replace(request.settings, even_batches=False))
-    assert [plan.num_clips for plan in shards(exact)] == [8, 9]
-    dropping = replace(request, settings=replace(request.settings, drop_last=True))
-    assert {plan.num_clips for plan in shards(dropping)} == {8}
 
 
 @pytest.mark.parametrize("batch", [-1, 2])

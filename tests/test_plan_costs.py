@@ -175,12 +175,12 @@ def test_workers_that_do_not_fork_open_the_dataset(place: Place, large: Path) ->
     with Meter(place.host) as meter:
         url, options = place.at(meter.host)
         planned = seqrecord.open(url, storage_options=options)
-        report = plan(planned, epochs=2, workers=2, **CLIPS)
+        report = plan(planned, epochs=2, workers=1, **CLIPS)
         meter.reset()
         meter.nbytes = 0
         dataset = seqrecord.open(url, storage_options=options)
         stream = SeqRecordIterableDataset(dataset, rank=0, world_size=1, **CLIPS)
-        loader = DataLoader(stream, batch_size=None, num_workers=2)
+        loader = DataLoader(stream, batch_size=None, num_workers=1)
         for _ in range(2):
             assert sum(1 for _ in loader) == report.batches
         assert_close(report.total.requests, meter.requests)
@@ -237,7 +237,7 @@ def many_poses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("clips", [{}, {"stride": 16}, {"dilation": 2}, {"order": "sequences"}])
 def test_small_frames_of_the_first_epoch(many_poses: Path, clips: dict[str, Any]) -> None:
     """Of clips that lie in the same chunks, and that overlap or not."""
-    given: dict[str, Any] = {"clip_len": 8, "seed": 5, "batch_size": 4, **clips}
+    given: dict[str, Any] = {"clip_len": 8, "seed": 5, "batch_size": 32, **clips}
     for ranks in (1, 2):
         report = plan(many_poses, ranks=ranks, **given)
         nbytes = frames = 0

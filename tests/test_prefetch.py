@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, StateError, prefetch_to_device
 from seqrecord.engine.device.prefetch import DevicePrefetcher
 from seqrecord.engine.device.streams import SideStream, streams_of
@@ -244,11 +242,6 @@ def test_inference_mode_may_end_between_two_iterations(stream: SideStream) -> No
     with torch.inference_mode():
         assert [int(t[49]) for t in prefetcher] == [49] * 4
     assert [int(t[49]) for t in prefetcher] == [49] * 4
-
-
-def test_prefetching_is_public() -> None:
-    assert seqrecord.prefetch_to_device is prefetch_to_device
-    assert inspect.signature(prefetch_to_device).parameters["depth"].default == 2
 
 
 def test_each_epoch_has_the_stream_of_the_one_before() -> None:

@@ -91,6 +91,11 @@ def every_clip() -> list[tuple[str, int]]:
     return [(key, i) for key, length in LENGTHS.items() for i in range(length - 3)]
 
 
+OF_VIDEO = pytest.mark.parametrize(
+    "path", ["video", pytest.param("images", marks=pytest.mark.slow)], indirect=True
+)
+"""Whose frames stay does not depend on the codec: with images they are slow tests."""
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"batch_size": None},
@@ -106,7 +111,12 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [("images", {}), *(("video", options) for options in OPTIONS)],
+    indirect=["path"],
+    ids=str,
+)
 def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]) -> None:
     options = {**CLIPS, **options}
     pipe = SeqRecordPipe(path, **options)
@@ -129,6 +139,7 @@ def test_one_process_decodes_each_frame_once(path: Path, options: dict[str, Any]
     assert options.get("shuffle", True) == (epochs[1] != epochs[2])
 
 
+@OF_VIDEO
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize(
     "options", [{}, {"shuffle": False}, {"drop_last": True}, {"even_batches": False}]
@@ -200,6 +211,7 @@ def test_weighted_clips_stay_in_one_process_only(video: Path) -> None:
     assert min(decoded(rank=0, world_size=2)) > 0
 
 
+@OF_VIDEO
 def test_memory_is_within_the_limit(path: Path) -> None:
     """Frames stay where all fit, and a smaller limit decodes anew; both within the limit."""
     nbytes = sum(one["image"].nbytes + one["id"].nbytes for one in frames_of(path).values())
@@ -217,6 +229,7 @@ def scaled(frame: dict[str, Any]) -> dict[str, Any]:
     return {"image": frame["image"][::2, ::2] // 2, "id": frame["id"]}
 
 
+@OF_VIDEO
 @pytest.mark.parametrize("is_declared", [False, True])
 def test_results_of_a_transform(path: Path, is_declared: bool) -> None:
     given: dict[str, Any] = {"frame_transform": scaled, "deterministic_transform": is_declared}
@@ -382,6 +395,7 @@ def test_depth_in_metres_is_deterministic(tmp_path: Path) -> None:
         assert pipe.stats()["frames_decoded"] == decoded
 
 
+@OF_VIDEO
 @pytest.mark.parametrize("given", [{}, {"frame_transform": scaled}], ids=["plain", "scaled"])
 @pytest.mark.parametrize("windows", [None, {"image": [0], "id": range(3)}], ids=str)
 def test_the_map_style_class_decodes_once(

@@ -76,9 +76,10 @@ def follow(
     return rows
 
 
-@pytest.mark.parametrize("device", [None, "cpu"])
-@pytest.mark.parametrize("clip_len", [3, 4])  # chunks are of 4 frames
-@pytest.mark.parametrize("features", [FEATURES, ["image", "flow", "note"]])
+@pytest.mark.parametrize(
+    ("features", "clip_len", "device"),  # chunks are of 4 frames
+    [(FEATURES, 3, None), (FEATURES, 4, "cpu"), (["image", "flow", "note"], 4, None)],
+)
 def test_rows_follow_episodes(
     path: Path, features: list[str], clip_len: int, device: str | None
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,11 +103,3 @@ def test_a_ring_finds_what_it_holds(
         leave = min(leave, len(held))
         ring.free(leave)
         del held[:leave]
-
-
-def test_a_ring_holds_no_more_than_it_has() -> None:
-    ring = Ring(0, 4)
-    ring.load(0, 0, 3)
-    assert not ring.has_room(2)
-    with pytest.raises(AssertionError, match="exceeds its frame limit"):
-        ring.load(0, 3, 2)

@@ -166,14 +166,6 @@ def test_no_more_than_so_many(tmp_path: Path) -> None:
     assert lost["args"] == {"labels": "15 spans lost"}
 
 
-def test_dropping_closes(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "t.json")
-    trace.add("decode", 0.0, 1.0)
-    del trace
-    gc.collect()
-    assert len(events(tmp_path / "t.json")) == 1
-
-
 def test_leaving_the_interpreter_closes(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom seqrecord.engine.trace import Trace\n"
@@ -231,12 +223,12 @@ def test_a_fork_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_the_trace_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Or a file that may not become larger, which is the same to who writes."""
-    trace = Trace(tmp_path / "t.json", flush=1000)
+    trace = Trace(tmp_path / "t.json", flush=100)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 17, limits[1]))
     try:
         with caplog.at_level(logging.WARNING, "seqrecord"):
-            for i in range(40_000):
+            for i in range(4000):
                 trace.add("decode", float(i), i + 1.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -245,7 +237,7 @@ def test_a_full_disk_ends_the_trace_only(tmp_path: Path, caplog: pytest.LogCaptu
     [record] = caplog.records
     assert "ended early" in record.getMessage()
     assert "File too large" in record.getMessage()
-    assert 1000 < len(events(tmp_path / "t.json")) < 40_000
+    assert 100 < len(events(tmp_path / "t.json")) < 4000
 
 
 def test_no_place_for_it(tmp_path: Path) -> None:
@@ -254,13 +246,6 @@ def test_no_place_for_it(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="a folder has this name"):
         Trace(tmp_path)
     assert files(tmp_path) == []
-
-
-def test_an_older_trace_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    path.write_text("old")
-    Trace(path).close()
-    assert events(path) == []
 
 
 @pytest.mark.parametrize(

@@ -580,17 +580,6 @@ def test_a_state_of_so_many_batches_without_workers(path: Path) -> None:
     del iterator
 
 
-def test_evaluation_in_a_fixed_order(path: Path) -> None:
-    data = stream(path, shuffle=False, even_batches=False)
-    loader = loading(data, persistent_workers=True)
-    found = []
-    for _ in range(2):
-        data.set_epoch(0)
-        torch.manual_seed(0)
-        found.append(run(loader))
-    assert found[0] == found[1] == planned(path, 0, shuffle=False, even_batches=False)
-
-
 # ---- StatefulDataLoader
 
 
@@ -757,12 +746,6 @@ def test_a_loader_without_workers_has_a_state(path: Path) -> None:
     assert digests(resumed(make_loader(path), pipe.state_dict())) == digests(iterator)
 
 
-def test_stateful_loader_over_a_pipe_warns(path: Path) -> None:
-    for pipe in (make_loader(path), make_loader(path).map(len)):
-        with pytest.warns(UserWarning, match="resumes SeqRecordIterableDataset exactly"):
-            next(iter(stateful(pipe, 0)))
-
-
 # ---- batches of batches
 
 
@@ -794,29 +777,6 @@ def worker(number: int, iterator: int, iteration: int = 1, parent: int = 1) -> W
 
 def epoch_of(table: Turns, *who: int) -> int:
     return table.take(worker(*who), Start()).start.epoch
-
-
-def test_workers_of_a_turn_have_one_epoch() -> None:
-    table = Turns()
-    own, state = os.getpid(), {"epoch": 3}
-    assert [epoch_of(table, i, 1) for i in range(3)] == [0, 0, 0]
-    assert epoch_of(table, 1, 1) == 1  # it comes twice
-    assert [epoch_of(table, 0, 1, 2), epoch_of(table, 0, 2), epoch_of(table, 1, 1, 2)] == [2, 3, 2]
-    assert [epoch_of(table, 0, 1, 1, 2), epoch_of(table, 2, 1, 2)] == [0, 2]  # another rank's
-    table.set_next(Start(7, 5, 4), state)
-    assert table.begun(own) is None
-    turn = table.take(worker(0, 9, parent=own), Start())
-    assert (turn.start, turn.loaded) == (Start(7, 5, 4), state)
-    assert table.take(worker(1, 8, parent=own), Start()).start == Start(8)
-    found = table.begun(own)
-    assert found is not None
-    assert (found.start, found.loaded) == (Start(8), state)
-    told = [table.take(worker(i, 4, parent=own), Start(), Start(2), state) for i in range(2)]
-    assert [turn.start.epoch for turn in told] == [2, 2]
-    for given in (None, Start(3)):
-        with pytest.raises(ClipError, match="were given different epochs"):
-            table.take(worker(2, 4, parent=own), Start(), given)
-    assert table.take(worker(0, 5, parent=own), Start()).start == Start(3)
 
 
 def test_a_table_is_of_one_size() -> None:
