@@ -170,8 +170,8 @@ windows: {state: [-1, 0], pose: [2]}
 batch_size: 4
 """
     mix = load(root, text)
-    features = {item["feature"]: item["sources"] for item in mix.summarize().to_json()["features"]}
-    assert features == {"image": ["a", "b"], "state": ["b"], "pose": ["own"]}
+    features = {item.name: item.sources for item in mix.summarize().features}
+    assert features == {"image": ("a", "b"), "state": ("b",), "pose": ("own",)}
     batch = next(iter(mix))
     shapes = {name: [*batch[name].shape[1:]] for name in ("image", "state", "pose")}
     assert shapes == {"image": [1, 3, 4, 3], "state": [2, 3], "pose": [1, 3]}
