@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -21,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from seqrecord.engine.device.prefetch import map_tensors
-from seqrecord.engine.device.streams import Mark, SideStream, find_device, side_stream
+from seqrecord.engine.device.streams import Mark, SideStream, find_device, side_stream, streams_of
 
-__all__ = ["NO_GPU", "STREAMS", "LateStream", "OutrunStream", "make_stream", "on_host"]
+__all__ = ["NO_GPU", "STREAMS", "LateStream", "OutrunStream", "device_of", "make_stream", "on_host"]
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
 
@@ -33,6 +34,16 @@ STREAMS: list[Any] = ["cpu", "late", pytest.param("cuda", marks=NO_GPU)]
 
 def make_stream(kind: str) -> SideStream:
     return LateStream() if kind == "late" else side_stream(find_device(kind))
+
+
+@contextmanager
+def device_of(kind: str) -> Iterator[str]:
+    """The device of a kind of stream, on which loaders use such streams in this context."""
+    if kind != "late":
+        yield kind
+        return
+    with streams_of("cpu", lambda _: LateStream()):
+        yield "cpu"
 
 
 def on_host(item: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,9 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
-from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import SchemaError
 from tests import command_line
-from tests.side_streams import STREAMS, LateStream, on_host
+from tests.side_streams import STREAMS, device_of, on_host
 
 Array = npt.NDArray[Any]
 
@@ -210,8 +208,7 @@ def test_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
         "clip_transform": [RandomResizedCrop((12, 18)), HorizontalFlip(0.5)],
         "resize": (22, 36),
     }
-    with streams_of("cpu", lambda _: LateStream()) if stream == "late" else nullcontext():
-        device = "cuda" if stream == "cuda" else "cpu"
+    with device_of(stream) as device:
         found = [on_host(b) for b in SeqRecordPipe(path, device=device, **settings)]
     host = [*SeqRecordPipe(path, **settings)]
     assert len(found) == len(host)

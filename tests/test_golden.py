@@ -1,27 +1,23 @@
 """Files of format version 1, which every later version must read.
 
 Each dataset `golden/v1/NAME/` has what is expected of it in `golden/v1/NAME.json`, made from the
-frames as they were given to the writer (by `tests/golden/make_v1.py` of commit 2ac43ae6). Others
-may be added under new names; none that is there may change.
+frames as they were given to the writer (by `tests/golden/make_v1.py`). Others may be added
+under new names; none that is there may change.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import seqrecord
 from seqrecord.format.pages import PageCodec
+from tests.golden.make_v1 import GOLDEN, describe_frame
 from tests.tiny import copy_dataset, footers_of
-
-GOLDEN = Path(__file__).parent / "golden" / "v1"
 
 _NAMES = (
     *("raw", "fast", "balanced", "small"),
@@ -38,20 +34,6 @@ def _expected(name: str) -> object:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _described(frame: Mapping[str, Any]) -> dict[str, str]:
-    """Each feature that the frame has: dtype, shape, first bytes and SHA-256 of all of them.
-
-    Text and bytes are what they are.
-    """
-    return {
-        name: f"{array.dtype.str} {list(array.shape)} {array.tobytes()[:24].hex()} "
-        f"{hashlib.sha256(array.tobytes()).hexdigest()}"
-        if isinstance(array, np.ndarray)
-        else repr(array)
-        for name, array in frame.items()
-    }
-
-
 def _found(root: Path) -> object:
     originals = root / "original"
     with seqrecord.open(root, originals=originals if originals.exists() else None) as dataset:
@@ -61,7 +43,7 @@ def _found(root: Path) -> object:
                 {
                     "key": key,
                     "metadata": episode.metadata,
-                    "frames": [_described(episode[i]) for i in range(len(episode))],
+                    "frames": [describe_frame(episode[i]) for i in range(len(episode))],
                 }
                 for key, episode in dataset.episodes.items()
             ],

@@ -6,7 +6,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -30,13 +29,12 @@ from seqrecord import (
     SeqRecordWriter,
     StateError,
 )
-from seqrecord.engine.device.streams import streams_of
 from seqrecord.errors import MemoryLimitError
 from seqrecord.sampling.mix_memory import divide_memory
 from tests.clip_data import begun, digest, digests, least_memory, leaves_nothing, resumed
 from tests.mix_data import frame_of, write_source
 from tests.resume_contract import check_resume, check_stateful_loader
-from tests.side_streams import STREAMS, LateStream, on_host
+from tests.side_streams import STREAMS, device_of, on_host
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -366,8 +364,7 @@ def test_an_intersection_leaves_out_what_is_said_of_other_features(root: Path) -
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_on_a_device(root: Path, kind: str) -> None:
-    device = "cpu" if kind == "late" else kind
-    with streams_of("cpu", lambda _: LateStream()) if kind == "late" else nullcontext():
+    with device_of(kind) as device:
         assert digests(map(on_host, mixed(root, device=device))) == digests(mixed(root))
 
 

@@ -21,12 +21,11 @@ from seqrecord import (
     SeqRecordMix,
     SeqRecordWriter,
 )
-from seqrecord.engine.device.streams import streams_of
 from seqrecord.statistics import FeatureStatistics
 from seqrecord.statistics.normalization import WeightedChannels
 from seqrecord.statistics.sketch import Sketch
 from tests.clip_data import begun, digests
-from tests.side_streams import STREAMS, LateStream
+from tests.side_streams import STREAMS, device_of
 
 SIZES = {"arm": 6, "humanoid": 14, "second": 6}
 CAMERAS = {"arm": ("top",), "humanoid": ("top", "wrist"), "second": ("wrist",)}
@@ -70,11 +69,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=[None, *STREAMS])
 def device(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    if request.param != "late":
-        yield request.param
+    if request.param is None:
+        yield None
         return
-    with streams_of("cpu", lambda _: LateStream()):
-        yield "cpu"
+    with device_of(request.param) as device:
+        yield device
 
 
 def sources(root: Path, names: Any = SIZES, **options: Any) -> dict[str, SeqRecordIterableDataset]:

@@ -24,8 +24,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
-from seqrecord.engine.device.streams import streams_of
-from tests.side_streams import STREAMS, LateStream
+from tests.side_streams import STREAMS, device_of
 
 LENGTHS = (13, 9, 20)
 STEPS: dict[str, Any] = {
@@ -70,11 +69,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=[None, *STREAMS])
 def device(request: pytest.FixtureRequest) -> Iterator[str | None]:
-    if request.param != "late":
-        yield request.param
+    if request.param is None:
+        yield None
         return
-    with streams_of("cpu", lambda _: LateStream()):
-        yield "cpu"
+    with device_of(request.param) as device:
+        yield device
 
 
 def made(name: str, stored: torch.Tensor, statistics: Any, steps: Mapping[str, Any]) -> Any:
