@@ -29,6 +29,7 @@ from seqrecord.lerobot.mix_sources import (
 from seqrecord.lerobot.mix_statistics import MixStatistics, are_stored
 from seqrecord.pipes.mix import SeqRecordMix
 from seqrecord.pipes.mix_file import load_mix
+from seqrecord.pipes.mix_tasks import episode_tasks
 from seqrecord.pipes.yaml_file import read_yaml
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
@@ -173,16 +174,9 @@ def _table(episodes: MixEpisodes, tasks: Sequence[Sequence[str]]) -> pa.Table:
 
 def source_tasks(source: MixSource) -> list[list[str]]:
     """The tasks of each episode of a source: of its metadata, else of its feature `task`."""
-    spec, found = source.dataset.features.get(TASK), list[list[str]]()
-    for key, metadata in zip(source.keys, source.metadata(), strict=True):
-        texts = metadata.get("tasks")
-        if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-            texts = []
-            if spec is not None and spec.value == "text":
-                episode = source.dataset.episodes[key]
-                texts = episode.read(range(len(episode)), features=[TASK])[TASK]
-        found.append([*dict.fromkeys(texts)])
-    return found
+    spec, rows = source.dataset.features.get(TASK), source.rows.tolist()
+    has_feature = spec is not None and spec.value == "text"
+    return [episode_tasks(source.dataset, row, has_feature=has_feature) for row in rows]
 
 
 def _rate(sources: Sequence[MixSource]) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.selection import Selection
+from seqrecord.reading.dataset import Dataset
 
 TASK = "task"  # the text feature, and the metadata entry
 TASK_INDEX = "task_index"
@@ -73,6 +74,22 @@ class TaskNumbers:
         return np.array([self.numbers[text] for text in first], np.int64)
 
 
+def episode_tasks(dataset: Dataset, row: int, *, has_feature: bool) -> list[str]:
+    """The distinct tasks of an episode: its metadata `tasks`, or else the texts of all its frames.
+
+    `has_feature` means that `dataset` has the text feature `task`.
+    """
+    index = dataset.contents.index
+    texts = index.episode_metadata(row).get(_TASKS)
+    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+        return [*dict.fromkeys(texts)]
+    if not has_feature:
+        return []
+    episode = dataset.episodes[index.key(row)]
+    present = np.flatnonzero(episode.present(TASK)).tolist()
+    return [*dict.fromkeys(episode.read(present, features=[TASK])[TASK])]
+
+
 def _has_feature(selection: Selection, features: Sequence[str]) -> bool:
     """Whether batches have the task texts of a source."""
     spec = selection.made.get(TASK)
@@ -87,14 +104,8 @@ def _texts(
     index, found = dataset.contents.index, dict[int, tuple[str, ...]]()
     for row in selection.clip_set.selected.tolist():
         metadata = index.episode_metadata(row)
-        texts = metadata.get(_TASKS)
-        if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
-            texts = None
-        if texts is None and has_feature:
-            episode = dataset.episodes[index.key(row)]
-            present = np.flatnonzero(episode.present(TASK)).tolist()
-            texts = sorted(set(episode.read(present, features=[TASK])[TASK]))
-        elif texts is None and isinstance(metadata.get(TASK), str):
+        texts = episode_tasks(dataset, row, has_feature=has_feature)
+        if not (texts or has_feature) and isinstance(metadata.get(TASK), str):
             texts = [metadata[TASK]]
         if not texts:
             raise ClipError(
