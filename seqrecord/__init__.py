@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from seqrecord.pipes.loaders import SeqRecordIterableDataset as SeqRecordIterableDataset
     from seqrecord.pipes.loaders import SeqRecordMapDataset as SeqRecordMapDataset
     from seqrecord.pipes.loaders import SeqRecordPipe as SeqRecordPipe
-    from seqrecord.pipes.mix import SeqRecordMix as SeqRecordMix
+    from seqrecord.pipes.mixing.mix import SeqRecordMix as SeqRecordMix
     from seqrecord.pipes.node import SeqRecordNode as SeqRecordNode
     from seqrecord.pipes.options import EngineOptions as EngineOptions
     from seqrecord.pipes.options import LoaderOptions as LoaderOptions

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from seqrecord.clips.transforms import ClipFunction as ClipFunction
     from seqrecord.clips.transforms import ClipTransform as ClipTransform
-    from seqrecord.pipes.mix_summary import MixFeatureSummary as MixFeatureSummary
-    from seqrecord.pipes.mix_summary import MixSourceSummary as MixSourceSummary
-    from seqrecord.pipes.mix_summary import MixSummary as MixSummary
+    from seqrecord.pipes.mixing.summary import MixFeatureSummary as MixFeatureSummary
+    from seqrecord.pipes.mixing.summary import MixSourceSummary as MixSourceSummary
+    from seqrecord.pipes.mixing.summary import MixSummary as MixSummary
     from seqrecord.pipes.options import ClipOptions as ClipOptions
     from seqrecord.profiler.bench import BenchReport as BenchReport
     from seqrecord.profiler.bench import StepTimes as StepTimes

@@ -24,8 +24,8 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import SeqRecordError
-from seqrecord.pipes.mix_file_source import OF_SOURCE
-from seqrecord.pipes.mix_file_values import python_value
+from seqrecord.pipes.mixing.file_source import OF_SOURCE
+from seqrecord.pipes.mixing.file_values import python_value
 from tests.clip_data import digests, leaves_nothing
 from tests.command_line import fail, run
 from tests.lerobot_video_data import CAMERAS, unpack, with_video

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqrecord.pipes.mix_sources import MixPlan, count_batches
+from seqrecord.pipes.mixing.sources import MixPlan, count_batches
 from seqrecord.sampling import Shard
 from seqrecord.sampling.shares import Shares, whole_shares
 

@@ -108,9 +108,9 @@ def info(
 
 def _show_mix(path: str, clip_len: int | None, split: str | None, *, as_json: bool) -> None:
     # Imported late: torch takes seconds.
-    from seqrecord.pipes.mix import SeqRecordMix
-    from seqrecord.pipes.mix_file import load_mix
-    from seqrecord.pipes.yaml_file import read_yaml
+    from seqrecord.pipes.mixing.file import load_mix
+    from seqrecord.pipes.mixing.mix import SeqRecordMix
+    from seqrecord.pipes.mixing.yaml_file import read_yaml
 
     chosen = {} if clip_len is None else {"clip_len": clip_len}
     # A training may choose these two itself.

@@ -25,10 +25,10 @@ from seqrecord.lerobot.planned import Order, PlannedReader
 from seqrecord.pipes.clip_reader import ClipReader
 from seqrecord.pipes.collating import collate
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
-from seqrecord.pipes.mix import SeqRecordMix
-from seqrecord.pipes.mix_batches import agreed_features, joined_features
-from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import StoppingStrategy
+from seqrecord.pipes.mixing.batches import agreed_features, joined_features
+from seqrecord.pipes.mixing.loader import MixLoader
+from seqrecord.pipes.mixing.mix import SeqRecordMix
+from seqrecord.pipes.mixing.sources import StoppingStrategy
 from seqrecord.processes.forks import PerProcess, cached_property
 
 _FLAGS = ("_dim_is_pad", "_is_pad", "_is_missing", "_padding_mask")  # ends of names of masks

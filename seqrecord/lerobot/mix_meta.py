@@ -27,10 +27,10 @@ from seqrecord.lerobot.mix_sources import (
     mix_sources,
 )
 from seqrecord.lerobot.mix_statistics import MixStatistics, are_stored
-from seqrecord.pipes.mix import SeqRecordMix
-from seqrecord.pipes.mix_file import load_mix
-from seqrecord.pipes.mix_tasks import episode_tasks
-from seqrecord.pipes.yaml_file import read_yaml
+from seqrecord.pipes.mixing.file import load_mix
+from seqrecord.pipes.mixing.mix import SeqRecordMix
+from seqrecord.pipes.mixing.tasks import episode_tasks
+from seqrecord.pipes.mixing.yaml_file import read_yaml
 from seqrecord.reading.frames import ArraySpec
 from seqrecord.schema import FeatureSpec
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from seqrecord.clips.tables import IntArray
 from seqrecord.lerobot.planned import Order, Share, clip_numbers
-from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import WHOLE, MixPlan, SourceLoader
+from seqrecord.pipes.mixing.loader import MixLoader
+from seqrecord.pipes.mixing.sources import WHOLE, MixPlan, SourceLoader
 
 
 class MixPlanner:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, located
 from seqrecord.lerobot.mix_sources import MixSource
-from seqrecord.pipes.mix_form import MixForm, robot_type
+from seqrecord.pipes.mixing.form import MixForm, robot_type
 from seqrecord.pipes.vectors import is_stored, stored_statistics
 from seqrecord.statistics.normalization import Normalization
 from seqrecord.statistics.sketch import Sketch

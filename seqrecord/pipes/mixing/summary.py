@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from seqrecord.pipes.mix_batches import MixedBatches, meaning
-from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import SourceLoader
+from seqrecord.pipes.mixing.batches import MixedBatches, meaning
+from seqrecord.pipes.mixing.loader import MixLoader
+from seqrecord.pipes.mixing.sources import SourceLoader
 from seqrecord.sampling import Shard
 from seqrecord.text import counted, shape_text, shown_place, table_lines
 

@@ -25,8 +25,8 @@ from seqrecord.feature_kinds import differences, has_pixels, is_image, known_kin
 from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.columns import DIM_IS_PAD
 from seqrecord.pipes.distributed import warn_once
-from seqrecord.pipes.mix_sources import SourceLoader
-from seqrecord.pipes.mix_tasks import TASK, TASK_INDEX, TaskNumbers
+from seqrecord.pipes.mixing.sources import SourceLoader
+from seqrecord.pipes.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.pipes.selection import Selection
 from seqrecord.pipes.states import Clip
 from seqrecord.reading.frames import ArraySpec, clip_nbytes

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import ClipError, SeqRecordError
-from seqrecord.pipes.mix_file_values import check_keys
+from seqrecord.pipes.mixing.file_values import check_keys
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.resizing import images_of
 from seqrecord.storage.url import local_path, parse_location

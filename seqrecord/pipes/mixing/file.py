@@ -9,17 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from seqrecord.errors import ClipError, NotFoundError
-from seqrecord.pipes.mix_file_context import Context, Default, absolute
-from seqrecord.pipes.mix_file_source import (
+from seqrecord.pipes.mixing.file_context import Context, Default, absolute
+from seqrecord.pipes.mixing.file_source import (
     BY_SOURCE,
     OF_PYTHON,
     OF_SOURCE,
     make_source,
     source_keys,
 )
-from seqrecord.pipes.mix_file_values import check_keys, python_value
+from seqrecord.pipes.mixing.file_values import check_keys, python_value
+from seqrecord.pipes.mixing.yaml_file import YamlDict, plain, read_yaml
 from seqrecord.pipes.options import check_option
-from seqrecord.pipes.yaml_file import YamlDict, plain, read_yaml
 from seqrecord.text import repr_of
 
 _WEIGHTS = ("weights", "alpha", "repeat", "choose")

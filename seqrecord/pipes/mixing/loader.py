@@ -22,7 +22,7 @@ from seqrecord.pipes.checks import raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.distributed import Ranks
 from seqrecord.pipes.memory import check_machine
-from seqrecord.pipes.mix_batches import (
+from seqrecord.pipes.mixing.batches import (
     BatchBuffers,
     Join,
     MixedBatches,
@@ -30,8 +30,8 @@ from seqrecord.pipes.mix_batches import (
     agreed_sizes,
     joined_features,
 )
-from seqrecord.pipes.mix_form import MixForm
-from seqrecord.pipes.mix_sources import (
+from seqrecord.pipes.mixing.form import MixForm
+from seqrecord.pipes.mixing.sources import (
     WHOLE,
     MixPlan,
     SourceLoader,
@@ -40,7 +40,7 @@ from seqrecord.pipes.mix_sources import (
     StoppingStrategy,
     count_batches,
 )
-from seqrecord.pipes.mix_tasks import TaskNumbers
+from seqrecord.pipes.mixing.tasks import TaskNumbers
 from seqrecord.pipes.options import LoaderOptions
 from seqrecord.pipes.source_orders import SourceOrder
 from seqrecord.pipes.states import Clip, RemainingEpoch, RemainingSource, State

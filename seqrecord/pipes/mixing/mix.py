@@ -17,12 +17,12 @@ from seqrecord.pipes.checks import check, raise_if
 from seqrecord.pipes.clip_loader import ClipLoader
 from seqrecord.pipes.epochs import Epochs
 from seqrecord.pipes.loaders import EpochStream, StreamingLoader, loader_of
-from seqrecord.pipes.mix_batches import Join
-from seqrecord.pipes.mix_form import MixForm, Scope
-from seqrecord.pipes.mix_loader import MixLoader
-from seqrecord.pipes.mix_sources import StoppingStrategy, agreed_clip_len
-from seqrecord.pipes.mix_summary import MixSummary
-from seqrecord.pipes.mix_weights import Proportions, SourceSize, Weights
+from seqrecord.pipes.mixing.batches import Join
+from seqrecord.pipes.mixing.form import MixForm, Scope
+from seqrecord.pipes.mixing.loader import MixLoader
+from seqrecord.pipes.mixing.sources import StoppingStrategy, agreed_clip_len
+from seqrecord.pipes.mixing.summary import MixSummary
+from seqrecord.pipes.mixing.weights import Proportions, SourceSize, Weights
 from seqrecord.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.pipes.states import Clip
 from seqrecord.statistics.by_feature import Statistics
@@ -233,7 +233,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             mix = seqrecord.SeqRecordMix.from_file("mix.yaml", clip_len=4, batch_size=2)
             names = next(iter(mix))["dataset"]  # for example ["a", "b"]
         """
-        from seqrecord.pipes.mix_file import load_mix
+        from seqrecord.pipes.mixing.file import load_mix
 
         mix: Self = load_mix(cls, path, split, overrides)
         return mix

@@ -11,12 +11,12 @@ from seqrecord.errors import ClipError
 from seqrecord.indexing.opening import open as open_dataset
 from seqrecord.pipes.checks import check
 from seqrecord.pipes.loaders import SeqRecordIterableDataset
-from seqrecord.pipes.mix import MIX_OPTIONS
-from seqrecord.pipes.mix_file_context import Context
-from seqrecord.pipes.mix_file_values import check_keys, python_value
-from seqrecord.pipes.mix_weights import amount
+from seqrecord.pipes.mixing.file_context import Context
+from seqrecord.pipes.mixing.file_values import check_keys, python_value
+from seqrecord.pipes.mixing.mix import MIX_OPTIONS
+from seqrecord.pipes.mixing.weights import amount
+from seqrecord.pipes.mixing.yaml_file import YamlDict, plain
 from seqrecord.pipes.options import LoaderOptions, check_option
-from seqrecord.pipes.yaml_file import YamlDict, plain
 from seqrecord.reading.dataset import Dataset
 from seqrecord.text import repr_of
 from seqrecord.units import check_integer
