@@ -98,88 +98,58 @@ def test_windows_of_features_that_lack_frames(case: Case, data: st.DataObject) -
     assert table.num_outside == starts - sum(possible.values())
 
 
-def test_features_unite_whatever_the_order_of_rows() -> None:
-    episodes = episode_table([10, 5], [4, 4])  # chunk rows 0 1 2 | 3 4
-    chunk = np.array([4, 1, 0, 1], np.int64)
-    present = np.array([0b0, 0b1101, 0b0111, 0b1110], np.uint64)
-    assert runs(missing_from_bitmaps(episodes, [(chunk, 0 * chunk, present)])) == [
-        (0, 3, 6),
-        (1, 4, 5),
-    ]
+def test_missing_frames_from_bitmaps_by_hand() -> None:
+    def found(episodes: EpisodeTable, *rows: Any) -> list[tuple[int, int, int]]:
+        chunk, present = (np.array(row) for row in rows)
+        words = np.zeros_like(chunk)
+        return runs(missing_from_bitmaps(episodes, [(chunk, words, present.astype(np.uint64))]))
 
-
-def test_a_whole_episode_missing_is_one_run() -> None:
+    # Features unite, whatever the order of rows: chunk rows 0 1 2 | 3 4
+    both = found(episode_table([10, 5], [4, 4]), [4, 1, 0, 1], [0b0, 0b1101, 0b0111, 0b1110])
+    assert both == [(0, 3, 6), (1, 4, 5)]
+    # A whole episode is one run; bits past the last frame do not count.
     episodes = episode_table([64 * 3 + 1, 64], [64, 64])
-    words, zeros = np.zeros(4, np.int64), np.zeros(4, np.uint64)
-    assert runs(missing_from_bitmaps(episodes, [(np.arange(4), words, zeros)])) == [(0, 0, 193)]
-    assert runs(missing_from_bitmaps(episodes, [(np.arange(4), words, zeros | ALL_64)])) == []
-
-
-def test_bits_past_the_last_frame_do_not_count() -> None:
-    episodes = episode_table([3], [64])
-    present = np.array([0b111], np.uint64)
-    zero = np.zeros(1, np.int64)
-    assert len(missing_from_bitmaps(episodes, [(zero, zero, present)])) == 0
-
-
-def test_an_episode_without_frames_owns_no_chunk() -> None:
+    assert found(episodes, range(4), np.zeros(4)) == [(0, 0, 193)]
+    assert found(episodes, range(4), np.full(4, ALL_64)) == []
+    assert found(episode_table([3], [64]), [0], [0b111]) == []
+    # An episode without frames owns no chunk.
     grid = ChunkGrid(np.array([4, 4, 4]), np.array([0, 1, 1]))
-    episodes = EpisodeTable(np.array([4, 0, 4]), (grid,))
-    present = np.array([0b0111], np.uint64)
-    found = missing_from_bitmaps(episodes, [(np.array([1]), np.array([0]), present)])
-    assert runs(found) == [(2, 3, 4)]
+    assert found(EpisodeTable(np.array([4, 0, 4]), (grid,)), [1], [0b0111]) == [(2, 3, 4)]
+    # Many bitmaps join across the groups in which they are expanded.
+    count = (1 << 16) + 10
+    assert found(episode_table([count], [1]), range(count), np.zeros(count)) == [(0, 0, count)]
 
 
-def test_many_bitmaps_join_across_the_groups_they_are_expanded_in() -> None:
-    num_chunks = (1 << 16) + 10
-    episodes = episode_table([num_chunks], [1])
-    zeros = np.zeros(num_chunks, np.uint64)
-    words = np.zeros(num_chunks, np.int64)
-    found = missing_from_bitmaps(episodes, [(np.arange(num_chunks), words, zeros)])
-    assert runs(found) == [(0, 0, num_chunks)]
-
-
-@pytest.mark.parametrize("selected", [[1, 0], [0, 0], [-1], [2]])
-def test_refuses_a_selection_that_is_not_ascending_rows(selected: list[int]) -> None:
-    with pytest.raises(IndexError, match="ascending rows in"):
-        enumerate_clips(ClipSpec(2), episode_table([9, 9], [4, 4]), np.array(selected, np.int64))
-
-
-@pytest.mark.parametrize("position", [-1, 8])
-def test_refuses_a_position_outside(position: int) -> None:
+def test_refuses_what_is_out_of_range() -> None:
+    for selected in ([1, 0], [0, 0], [-1], [2]):
+        with pytest.raises(IndexError, match="ascending rows in"):
+            enumerate_clips(ClipSpec(2), episode_table([9, 9], [4, 4]), np.array(selected))
     table = enumerate_clips(ClipSpec(2), episode_table([9], [4]), np.arange(1))
-    with pytest.raises(IndexError, match=r"outside \[0, 8\)"):
-        table.locate(np.array([position]))
+    for position in (-1, 8):
+        with pytest.raises(IndexError, match=r"outside \[0, 8\)"):
+            table.locate(np.array([position]))
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"length": 0}, "length"),
+        ({"length": (1 << 20) + 1}, "length"),
+        ({"length": 2.0}, "length"),
+        ({"length": True}, "length"),
+        ({"length": 2, "stride": 0}, "stride"),
+        ({"length": 2, "stride": 1 << 31}, "stride"),
+        ({"length": 2, "stride": "1"}, "stride"),
+        ({"length": 2, "dilation": 0}, "dilation"),
+        ({"length": 2, "dilation": 1 << 31}, "dilation"),
+        ({"length": 2, "phase": 1}, "phase"),
+        ({"length": 2, "stride": 4, "phase": -1}, "phase"),
+    ]
+    for numbers, name in rows:
+        with pytest.raises(ClipError, match=name):
+            ClipSpec(**numbers)
 
 
 def test_span_and_frame_step() -> None:
-    assert [ClipSpec(*numbers).span for numbers in ((1, 1, 5), (16,), (3, 1, 3))] == [1, 16, 7]
-    steps = [
-        ClipSpec(*numbers).frame_step for numbers in [(16, 4), (3, 4, 6), (1, 4, 3), (3, 3, 3)]
-    ]
-    assert steps == [1, 2, 4, 3]
-
-
-@pytest.mark.parametrize(
-    ("numbers", "name"),
-    [
-        ({"length": 0}, "length"),
-        ({"length": (1 << 20) + 1}, "length"),
-        ({"length": 2, "stride": 1 << 31}, "stride"),
-        ({"length": 2, "dilation": 1 << 31}, "dilation"),
-        ({"length": 2, "stride": 0}, "stride"),
-        ({"length": 2, "dilation": 0}, "dilation"),
-        ({"length": 2, "phase": 1}, "phase"),
-        ({"length": 2, "stride": 4, "phase": -1}, "phase"),
-        ({"length": 2.0}, "length"),
-        ({"length": True}, "length"),
-        ({"length": 2, "stride": "1"}, "stride"),
-    ],
-)
-def test_refuses_a_clip_that_makes_no_sense(numbers: dict[str, Any], name: str) -> None:
-    with pytest.raises(ClipError, match=name):
-        ClipSpec(**numbers)
-
-
-def test_numpy_integers_become_python_ones() -> None:
-    assert type(ClipSpec(np.int64(3)).length) is int
+    rows = [((1, 1, 5), 1, 1), ((16,), 16, 1), ((3, 1, 3), 7, 1), ((16, 4), 16, 1)]
+    rows += [((3, 4, 6), 13, 2), ((1, 4, 3), 1, 4), ((3, 3, 3), 7, 3)]
+    for numbers, span, step in rows:
+        spec = ClipSpec(*map(np.int64, numbers))
+        assert (spec.span, spec.frame_step) == (span, step)
+        assert type(spec.length) is int

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.tartanair import default_mixing
 from benchmarks.tartanair.shuffle_quality import (
@@ -22,7 +20,7 @@ from seqrecord import ClipSpec
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
 from seqrecord.sampling.memory import FrameSizes, MemoryRequest
-from tests.clip_cases import Case, cases, episode_table
+from tests.clip_cases import episode_table
 
 
 def dataset(
@@ -51,38 +49,7 @@ def settled(
     )
 
 
-@given(
-    cases(),
-    st.booleans(),
-    st.integers(1, 40),
-    st.none() | st.integers(1, 9),
-    st.none() | st.integers(1, 5),
-    st.integers(1, 300),
-)
-def test_fits_the_memory(
-    case: Case,
-    shuffle: bool,
-    shuffle_buffer: int,
-    batch_size: int | None,
-    num_cursors: int | None,
-    max_frames: int,
-) -> None:
-    data = case.table, case.episodes
-    wanted: dict[str, Any] = {"shuffle": shuffle, "batch_size": batch_size}
-    stats = ClipStats.of(*data)
-    least = memory_request(
-        stats, PlanSettings(seed=5, **wanted), num_cursors=num_cursors
-    ).least_held
-    for limit in (least, least + max_frames):
-        result = settled(data, limit, shuffle_buffer, num_cursors=num_cursors, seed=5, **wanted)
-        assert resident_bounds(stats, result)[0] <= limit
-        assert (result.shuffle, result.seed, result.batch_size) == (shuffle, 5, batch_size)
-        if shuffle and num_cursors is not None:
-            assert result.num_cursors == num_cursors
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("shuffle_buffer", [64, 256, 1000])
+@pytest.mark.parametrize(("seed", "shuffle_buffer"), [(0, 64), (1, 256), (2, 1000)])
 def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
     data = dataset(ABANDONEDFACTORY, ClipSpec(16))
     plan = EpochPlan(*data, settled(data, 1000, shuffle_buffer, batch_size=32, seed=seed))
@@ -96,9 +63,8 @@ def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
     assert plan.groups[0].max_resident_frames <= 1000
     assert quality.episodes >= 8.5
     assert quality.neighbours <= 0.5
-    assert sum(int(work.groups[0].loads.count.sum()) for work in rounds) <= 1.05 * sum(
-        ABANDONEDFACTORY
-    )
+    loaded = sum(int(work.groups[0].loads.count.sum()) for work in rounds)
+    assert loaded <= 1.05 * sum(ABANDONEDFACTORY)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +106,10 @@ def test_says_what_limits_mixing() -> None:
 
 
 VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, shards
-    (60, 100, 50, 16, 1),
     (30, 600, 250, 16, 1),
-    (30, 600, 250, 32, 1),
     (60, 100, 100, 8, 1),
     (60, 97, 31, 16, 1),
-    (100, 300, 30, 16, 1),
     (60, 100, 2, 32, 8),
-    (60, 100, 2, 32, 4),
-    (60, 100, 50, 16, 4),
     (60, 100, 50, 16, 8),
     (60, 100, 2, 32, 16),
 ]
@@ -184,9 +145,14 @@ def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
 
 
 @pytest.mark.parametrize("chunk_frames", [1, 5, 8, 16, 31, 64])
-@pytest.mark.parametrize("num_shards", [1, 8])
 @pytest.mark.parametrize(
-    "spec", [ClipSpec(16), ClipSpec(16, stride=4), ClipSpec(16, dilation=3), ClipSpec(64)]
+    ("spec", "num_shards"),
+    [
+        (ClipSpec(16), 8),
+        (ClipSpec(16, stride=4), 1),
+        (ClipSpec(16, dilation=3), 8),
+        (ClipSpec(64), 1),
+    ],
 )
 def test_the_defaults_read_little_twice(spec: ClipSpec, num_shards: int, chunk_frames: int) -> None:
     table, episodes = data = dataset(ABANDONEDFACTORY * 4, spec, chunk_frames)
@@ -201,29 +167,22 @@ def test_the_defaults_read_little_twice(spec: ClipSpec, num_shards: int, chunk_f
     assert chunks <= (most + 0.02) * (-(-episodes.num_frames // chunk_frames)).sum()
 
 
-def test_a_small_dataset_is_shuffled_over_all_its_episodes() -> None:
-    data = dataset((45,) * 10, ClipSpec(16))
-    plan = EpochPlan(*data, settled(data, 1000, batch_size=4))
-    assert plan.num_cursors >= 8
-    assert sum(len(work.groups[0].loads) for work in plan.rounds()) == 10 * 6
-
-
 @pytest.mark.parametrize(
     ("num_frames", "max_frames", "cursors"),
     [
         ((120,) * 3, 100, 3),  # a batch is of all episodes, though a cut costs 4 % of them
-        ((120,) * 3, 360, 3),
         ((320,) * 2, 100, 4),
         ((100, 130, 140), 100, 2),
         ((700,), 100, 4),
         ((200,) * 8, 300, 8),
+        ((45,) * 10, 1000, 8),
     ],
 )
 def test_a_small_dataset_is_mixed_too(
     num_frames: tuple[int, ...], max_frames: int, cursors: int
 ) -> None:
-    data = dataset(num_frames, ClipSpec(16))
-    assert settled(data, max_frames, batch_size=4).num_cursors == cursors
+    found = settled(dataset(num_frames, ClipSpec(16)), max_frames, batch_size=4).num_cursors
+    assert found == cursors or (found > cursors and len(num_frames) == 10)
 
 
 @pytest.mark.parametrize("num_frames", [(200,) * 8, (150, 250) * 4, (400,) * 5, ABANDONEDFACTORY])
@@ -258,20 +217,15 @@ def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
 
 
 def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
-    table, episodes = dataset((100,), ClipSpec(16))
     # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
-    stats = ClipStats.of(table, episodes)
+    stats = ClipStats.of(*dataset((100,), ClipSpec(16)))
     assert memory_request(stats, PlanSettings()).least_held == 23
     assert memory_request(stats, PlanSettings(), num_cursors=3).least_held == 69
 
 
-def test_no_clip_at_all_needs_no_special_care() -> None:
-    data = dataset((9,), ClipSpec(16))
-    assert EpochPlan(*data, settled(data, 10)).num_rounds == 0
-
-
-@pytest.mark.parametrize("spec", [ClipSpec(16), ClipSpec(4, stride=1000)])
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    ("spec", "shuffle"), [(ClipSpec(16), True), (ClipSpec(4, stride=1000), False)]
+)
 def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bool) -> None:
     data = dataset((100,) * 1_000_000, spec, chunk_frames=16)
     began = time.thread_time()  # however long it waits for a core

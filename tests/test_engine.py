@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import re
 import signal
@@ -212,7 +213,9 @@ def test_no_batch_changes_while_it_is_held(path: Path, batch_size: int | None, s
     held = list(pipe)
     for clip in held:
         check(clip, FEATURES, 3)
-    assert len({clip["image"].data_ptr() for clip in held}) == len(held) == len(pipe)
+    addresses = {clip["image"].data_ptr() for clip in held}
+    assert len(addresses) == len(held) == len(pipe)
+    assert not any(address % mmap.PAGESIZE for address in addresses)
 
 
 KEEPERS: dict[str, Callable[[torch.Tensor], Any]] = {

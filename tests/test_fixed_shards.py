@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,20 +45,6 @@ def each_clip(one: Round) -> list[tuple[int, int]]:
 def clips_of(plan: Plan, index: int = 0) -> list[tuple[int, int]]:
     """From a round on."""
     return [clip for one in plan.rounds(index) for clip in each_clip(one)]
-
-
-@given(cases(), SETTINGS, st.integers(1, 4))
-def test_parts_keep_their_clips(case: Case, settings: PlanSettings, count: int) -> None:
-    clips = case.clips()
-    found = []
-    for epoch in range(3):
-        shards = [plan_of(case, settings, epoch, Shard(i, count)) for i in range(count)]
-        found.append([Counter(clips_of(plan)) for plan in shards])
-        total = sum(found[-1], Counter())
-        assert total.keys() == set(clips)
-        assert total.total() == len(clips) + sum(plan.num_repeated for plan in shards)
-        assert not settings.even_batches or len({plan.num_clips for plan in shards}) == 1
-    assert found[0] == found[1] == found[2]
 
 
 @given(cases(), SETTINGS, st.integers(1, 4), st.data())

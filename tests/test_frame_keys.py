@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.clips.grids import MAX_FRAMES, MAX_OWNERS, frame_keys, search_keys, split_keys
+from seqrecord.clips.tables import ClipSpec, ClipTable
 from seqrecord.errors import ClipError
 from seqrecord.format.manifest import MAX_EPISODES
 from seqrecord.format.rows import MAX_EPISODE_FRAMES
-from seqrecord.sampling.runs import Runs
+from seqrecord.sampling.runs import Runs, concatenated_pieces
 
 # Where one of the earlier widths, 33 and 40 bits for a frame, ran out of bits for the owner.
 EDGES = (0, 1 << 23, 1 << 24, 1 << 30, MAX_OWNERS - 1)
@@ -59,3 +60,13 @@ def test_datasets_and_plans_have_no_more_than_keys_hold() -> None:
     with pytest.raises(ClipError, match="more runs") as caught:
         Runs(1, zero, zero, one, zero + MAX_OWNERS)
     assert (caught.value.expected, caught.value.got) == ("at most 2147483648", 2147483649)
+
+
+def test_pieces_of_two_episodes_stay_apart() -> None:
+    """The first would go on where the second begins, as keys count."""
+    zero = np.zeros(0, np.int64)
+    table = ClipTable(ClipSpec(1, stride=1 << 30), zero, zero, zero, zero)
+    first = frame_keys(np.array([0, 0, 1]), np.array([0, 1 << 31, 0]))
+    found = concatenated_pieces(table, first, np.array([2, 2, 1]))
+    columns = (found.episode, found.first_start, found.count)
+    assert [column.tolist() for column in columns] == [[0, 1], [0, 0], [4, 1]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import re
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqrecord import EngineOptions, SeqRecordPipe
+from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.clip_data import effective, least_memory, names, possible_clips, write_numbered
@@ -30,6 +32,12 @@ BESIDE = 1 << 20
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
     return write_numbered(folder / "records", codecs="raw", shape=SHAPE, chunk_frames=CHUNK)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    return write_numbered(folder / "records", shape=(64, 64, 9), chunk_frames=CHUNK)
 
 
 requests = st.fixed_dictionaries(
@@ -106,14 +114,67 @@ def test_the_limit_is_kept(path: Path, request: dict[str, Any], limit: int) -> N
         pipe = SeqRecordPipe(path, **request, memory_limit=limit)
     except MemoryLimitError:
         return
-
-    def run() -> None:
-        for _ in range(2):
-            for _batch in pipe:
-                pass
-
-    check_taken(run, limit + BESIDE)
+    check_taken(lambda: [None for _ in range(2) for _ in pipe], limit + BESIDE)
     assert 0 < pipe.stats()["peak_buffer_bytes"] <= limit
+
+
+LISTED = {
+    "episode": [f"set/{i % 2 * 3}" for i in range(40)],
+    "frames": [[(7 * i) % 23, (11 * i + 5) % 23, (3 * i + 1) % 23] for i in range(40)],
+}
+PAIRS = {"episode": ["set/3"] * 39, "frames": [[i, i + 1] for i in range(39)]}
+SOME = {"episode": ["set/0", "set/3"], "start": [3, 9], "weight": [3, 2]}
+CASES: dict[str, dict[str, Any]] = {  # beside those that are drawn above
+    "sequences": {"clip_len": 4, "stride": 4, "order": "sequences", "batch_size": 2},
+    "windows": {"windows": {"image": [-2, 0], "id": range(8)}, "pad": "edge"},
+    "lists": {"clips": LISTED},
+    "pairs": {"clips": PAIRS},
+    "lists of one feature": {"clips": LISTED, "features": ["id"]},
+    "lists in order": {"clips": LISTED, "shuffle": False},
+    "weights": {"clip_len": 2, "clips": SOME},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 5])
+def test_the_least_memory_of_an_error_suffices(
+    tiny: Path, name: str, batch_size: int | None
+) -> None:
+    options = {"features": ["image", "id"], "batch_size": batch_size, **CASES[name]}
+    make = partial(SeqRecordPipe, tiny, **options)
+    number = least_memory(make)
+    for refused in (number // 2, number - 1):
+        with pytest.raises(MemoryLimitError, match=f"at least {number} bytes"):
+            make(memory_limit=refused)
+    for limit in (number, number * 5 // 4):
+        pipe = make(memory_limit=limit)
+        assert sum(len(names(clip)) for clip in pipe) >= 1
+        assert pipe.stats()["peak_buffer_bytes"] <= limit
+
+
+def test_the_least_memory_of_a_mix_suffices(tiny: Path) -> None:
+    for name in ("lists", "windows"):
+        options = {"features": ["image", "id"], **CASES[name]}
+
+        def make(memory_limit: int, options: Any = options) -> None:
+            sources = {key: SeqRecordIterableDataset(tiny, **options) for key in "ab"}
+            next(iter(SeqRecordMix(sources, batch_size=3, memory_limit=memory_limit)))
+
+        make(least_memory(make))
+
+
+def test_the_warning_mentions_a_sequential_epoch(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = partial(SeqRecordPipe, tiny, features=["image"], clip_len=4, batch_size=4)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        next(iter(make(memory_limit=least_memory(make))))
+    (line,) = [one for one in caplog.messages if "clips are mixed from" in one]
+    assert "so the epoch is nearly sequential" in line
+    enough = int(re.findall(r"memory_limit of (\d+) ", line)[0])
+    caplog.clear()
+    next(iter(make(memory_limit=enough)))
+    assert not [one for one in caplog.messages if "clips are mixed from" in one]
 
 
 def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> None:
@@ -137,8 +198,7 @@ def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> No
 def test_an_epoch_of_other_needs_begins_without_the_memory_of_the_one_before(path: Path) -> None:
     """Without the garbage collector, which would find a cycle some time."""
     clips: Any = {"clip_len": 5, "features": ["image"], "batch_size": 9}
-    clips["engine"] = EngineOptions(num_cursors=3)
-    make = partial(SeqRecordPipe, path, **clips)
+    make = partial(SeqRecordPipe, path, **clips, engine=EngineOptions(num_cursors=3))
     limit = least_memory(make)
     pipes = [make(memory_limit=limit) for _ in range(2)]
 
@@ -178,22 +238,21 @@ def test_the_next_epoch_takes_over_the_memory(
     assert held < BESIDE + 2 * 12 * FRAME  # batches that it had not needed before
 
 
-@pytest.mark.parametrize("limit", ["none", -1, 1.5, "1 parsec"])
-def test_not_a_limit(path: Path, limit: Any) -> None:
-    with pytest.raises(ValueError, match="memory_limit: not a size"):
-        SeqRecordPipe(path, clip_len=2, memory_limit=limit)
+def test_not_a_limit(path: Path) -> None:
+    limits: list[Any] = ["none", -1, 1.5, "1 parsec"]
+    for limit in limits:
+        with pytest.raises(ValueError, match="memory_limit: not a size"):
+            SeqRecordPipe(path, clip_len=2, memory_limit=limit)
 
 
 def test_chunks_in_flight_take_a_part_of_the_limit(path: Path) -> None:
     storage = StorageWrapper(LocalStorage(path))  # no local files, as far as anyone knows
-
-    def loaders(limit: int) -> int:
+    loaders = []
+    for chunks in (32, 200):
+        limit = chunks * CHUNK * FRAME
         pipe = SeqRecordPipe(storage, clip_len=2, features=["image"], memory_limit=limit)
         for _clip in pipe:
             pass
-        number: int = pipe.stats()["num_loaders"]
-        return number
-
-    limit = 32 * CHUNK * FRAME
-    assert 1 <= loaders(limit) <= 32 // 8
-    assert loaders(200 * CHUNK * FRAME) == 16
+        loaders.append(pipe.stats()["num_loaders"])
+    assert 1 <= loaders[0] <= 32 // 8
+    assert loaders[1] == 16

@@ -79,8 +79,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "options",
     [
         {"batch_size": 4, "clip_len": 2},
-        {"batch_size": None, "clip_len": 4, "stride": 4},
-        {"batch_size": 2, "clip_len": 3, "shuffle": False},
+        pytest.param({"batch_size": None, "clip_len": 4, "stride": 4}, marks=pytest.mark.slow),
+        pytest.param({"batch_size": 2, "clip_len": 3, "shuffle": False}, marks=pytest.mark.slow),
         pytest.param({"batch_size": 3, "clip_len": 2, "ragged": "pad"}, marks=pytest.mark.slow),
         pytest.param({"batch_size": 4, "clip_len": 2, "ragged": "nested"}, marks=pytest.mark.slow),
     ],
@@ -96,12 +96,10 @@ def test_what_is_taken_stays_within_the_limit(root: Path, options: dict[str, Any
     assert 10 * _LARGEST <= resident <= limit
 
 
-def test_the_least_counts_what_frames_decode_to(root: Path) -> None:
+def test_the_least_counts_what_frames_decode_to(root: Path, tmp_path: Path) -> None:
     with pytest.raises(MemoryLimitError, match="at least"):
         SeqRecordPipe(root, clip_len=4, batch_size=4, memory_limit=16 * _LARGEST)
-
-
-def test_the_largest_frame_is_that_of_the_selected_episodes(tmp_path: Path) -> None:
+    # The largest frame is that of the selected episodes.
     with SeqRecordWriter(
         tmp_path / "x", schema=Schema([FeatureSpec("a", np.dtype("u1"), (None,))])
     ) as writer:

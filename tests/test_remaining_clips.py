@@ -168,22 +168,6 @@ def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
     assert plan.num_clips + plan.num_dropped == rest.num_clips
 
 
-@pytest.mark.parametrize("given", [1, 2])
-def test_small_parts_of_one_cursor(given: int) -> None:
-    """A shard's clips come in one order, whichever shards are looked at with it."""
-    lengths = (31, 40, 28, 17)
-    episodes = episode_table(lengths, [8] * 4)
-    table = enumerate_clips(ClipSpec(9), episodes, np.arange(4))
-    settings = PlanSettings(
-        num_cursors=1, block_frames=500, first_block_frames=500, run_frames=None, batch_size=3
-    )
-    segment = EpochSegment(16, (given,), settings)
-    plans = plans_of(table, episodes, segment, epoch=0, number=0)
-    before = given_in(plans, segment, episodes, table.spec)
-    left = clips_of(find_remaining(table, episodes, [segment], epoch=0))
-    assert left + Counter(set(before)) == clips_of(table)
-
-
 def test_many_parts_are_looked_at_in_groups() -> None:
     episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
     table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))
@@ -207,20 +191,15 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
     assert rest.count[~pieces].sum() <= 4 * 8 * 16  # at most a round of each shard
 
 
-@pytest.mark.parametrize(
-    ("segment", "message"),
-    [
+def test_refuses_stages_that_cannot_be() -> None:
+    episodes = episode_table([100], [8])
+    table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
+    many = replace(SETTINGS, num_cursors=1 << 30)
+    for segment, message in (
         (EpochSegment(2, (11, 3), SETTINGS), "beyond the epoch's end"),
         (EpochSegment(2, (1 << 62,), SETTINGS), "beyond the epoch's end"),
         (EpochSegment(1 << 30, (1,), SETTINGS), "more cursors than can be planned"),
-        (
-            EpochSegment(1 << 20, (1,), replace(SETTINGS, num_cursors=1 << 30)),
-            "more cursors than can be",
-        ),
-    ],
-)
-def test_refuses_stages_that_cannot_be(segment: EpochSegment, message: str) -> None:
-    episodes = episode_table([100], [8])
-    table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
-    with pytest.raises(StateError, match=message):
-        find_remaining(table, episodes, [segment], epoch=0)
+        (EpochSegment(1 << 20, (1,), many), "more cursors than can be"),
+    ):
+        with pytest.raises(StateError, match=message):
+            find_remaining(table, episodes, [segment], epoch=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,19 +38,18 @@ def settings_of(request: Request) -> PlanSettings:
 def plans_of(request: Request) -> list[SequencePlan]:
     """The plans of all shards; none where `drop_last` leaves no batch."""
     case, chosen = request.case, settings_of(request)
-    shards = [Shard(index, request.num_shards) for index in range(request.num_shards)]
     rows = request.num_shards * (chosen.batch_size or 1)
     clips, episodes = len(case.clips()), len({episode for episode, _ in case.clips()})
     too_few = clips < rows if chosen.even_batches else episodes <= rows - request.num_shards
-    if chosen.drop_last and clips and too_few:
-        for shard in shards:
+    plans = []
+    for index in range(request.num_shards):
+        given: Any = {"epoch": request.epoch, "shard": Shard(index, request.num_shards)}
+        if chosen.drop_last and clips and too_few:
             with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
-                SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, shard=shard)
-        return []
-    return [
-        SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, shard=shard)
-        for shard in shards
-    ]
+                SequencePlan(case.table, case.episodes, chosen, **given)
+        else:
+            plans.append(SequencePlan(case.table, case.episodes, chosen, **given))
+    return plans
 
 
 def sequences_of(case: Case) -> list[list[tuple[int, int]]]:
@@ -190,13 +190,10 @@ def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
 
 def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
     episodes = episode_table([640] * 9, [8] * 9)
-    table = enumerate_clips(ClipSpec(16, 16), episodes, np.arange(9))
     chosen = sequence_settings(PlanSettings(batch_size=4, order="sequences"), 16)
-    plan = SequencePlan(table, episodes, chosen)
-    assert plan.groups[0].max_resident_frames == 4 * 16
-    table = enumerate_clips(ClipSpec(12, 12), episodes, np.arange(9))
-    plan = SequencePlan(table, episodes, chosen)
-    assert plan.groups[0].max_resident_frames == 4 * 16
+    for length in (16, 12):
+        table = enumerate_clips(ClipSpec(length, length), episodes, np.arange(9))
+        assert SequencePlan(table, episodes, chosen).groups[0].max_resident_frames == 4 * 16
 
 
 @given(requests())
@@ -211,22 +208,6 @@ def test_no_chunk_is_read_twice_but_where_a_sequence_is_cut(request: Request) ->
         chunks.update(run(request, plan)[0].chunks)
     if not sum(plan.num_repeated for plan in plans):
         assert chunks.total() - len(chunks) <= sum(plan.num_cut for plan in plans)
-
-
-@given(requests(), st.data())
-def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
-    for plan in plans_of(request):
-        whole, _ = run(request, plan)
-        batches = list(range(plan.num_batches + 1))
-        if len(batches) > 6:
-            batches = data.draw(st.lists(st.sampled_from(batches), max_size=6)) + batches[-2:]
-        for batch in batches:
-            assert plan.locate_clip(plan.first_clip(batch)) == (batch, 0)
-            engine = Engine.of(plan, request.case.episodes, request.case.spec).finish(batch)
-            assert engine.clips == whole.clips[plan.first_clip(batch) :]
-            assert engine.places == whole.places[plan.first_clip(batch) :]
-        with pytest.raises(IndexError):
-            plan.first_clip(plan.num_batches + 1)
 
 
 @given(requests(), st.data())
@@ -313,8 +294,3 @@ def test_another_order_for_another_seed_and_epoch_and_that_of_the_table_without_
     assert first_row(chosen) == orders[0]
     assert len({tuple(order) for order in orders}) == 3
     assert all(len(set(order)) == 6 for order in orders)
-
-
-def test_refuses_an_order_that_is_not_there() -> None:
-    with pytest.raises(ClipError, match="no such order"):
-        PlanSettings(order="sequence")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,11 +151,3 @@ def test_needs_no_more_for_many_parts() -> None:
     count = 1 << 30
     start, stop, _ = shares_of(runs, cuts_of(runs, 8), np.array([count - 1]), count, 4, fill=True)
     assert (start[stop > start].tolist(), stop[stop > start].tolist()) == ([99], [100])
-
-
-@pytest.mark.parametrize(
-    ("fill", "expected"), [(False, [[0, 2], [2, 5], [5, 8]]), (True, [[0, 3], [2, 5], [5, 8]])]
-)
-def test_by_hand(fill: bool, expected: list[list[int]]) -> None:
-    made = shares([8], 3, 1, 1, fill=fill)
-    assert [[int(start[0]), int(stop[0])] for start, stop, _ in made] == expected
