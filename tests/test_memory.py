@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
-import re
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -161,20 +159,6 @@ def test_the_least_memory_of_a_mix_suffices(tiny: Path) -> None:
             next(iter(SeqRecordMix(sources, batch_size=3, memory_limit=memory_limit)))
 
         make(least_memory(make))
-
-
-def test_the_warning_mentions_a_sequential_epoch(
-    tiny: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make = partial(SeqRecordPipe, tiny, features=["image"], clip_len=4, batch_size=4)
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        next(iter(make(memory_limit=least_memory(make))))
-    (line,) = [one for one in caplog.messages if "clips are mixed from" in one]
-    assert "so the epoch is nearly sequential" in line
-    enough = int(re.findall(r"memory_limit of (\d+) ", line)[0])
-    caplog.clear()
-    next(iter(make(memory_limit=enough)))
-    assert not [one for one in caplog.messages if "clips are mixed from" in one]
 
 
 def test_what_the_consumer_holds_is_not_kept_for_the_next_time(path: Path) -> None:

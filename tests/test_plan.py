@@ -5,12 +5,11 @@ import time
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY
 from seqrecord import ClipError, ClipSpec
@@ -18,7 +17,7 @@ from seqrecord.clips.tables import enumerate_clips
 from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
 from tests.clip_cases import Case, episode_table
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
-from tests.plan_cases import Engine, Request, chunks_of, requests, shards
+from tests.plan_cases import Request, chunks_of, requests, shards
 
 
 @given(requests())
@@ -112,20 +111,6 @@ def test_memory_and_reading_are_bounded(request: Request) -> None:
         assert chunks_of(case, used) <= set(engine.chunks) <= chunks_of(case, spanned)
 
 
-@given(requests(), st.data())
-def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
-    for plan in shards(request):
-        whole = request.run(plan)
-        batches = list(range(plan.num_batches + 1))
-        if len(batches) > 8:
-            batches = data.draw(st.lists(st.sampled_from(batches), max_size=8)) + batches[-2:]
-        for batch in batches:
-            index, skipped = plan.locate_clip(plan.first_clip(batch))
-            engine = Engine.of(plan, request.case.episodes, request.case.spec).finish(index)
-            assert engine.clips[skipped:] == whole.clips[plan.first_clip(batch) :]
-            assert engine.places[skipped:] == whole.places[plan.first_clip(batch) :]
-
-
 CLIP = ClipSpec(16)
 CHOSEN = PlanSettings(batch_size=32, num_cursors=38, block_frames=8, run_frames=2679)
 
@@ -169,14 +154,6 @@ def test_the_bound_is_reached(spec: ClipSpec, chosen: PlanSettings, frames: int)
     assert request.run(plan).groups[0].most_frames > 0.85 * frames * 38
 
 
-def test_cuts_cost_little_reading_and_chunk_borders_are_preferred() -> None:
-    request = abandonedfactory(ClipSpec(16), CHOSEN)
-    engine = request.run(request.plan())
-    assert engine.frames.total() / len(engine.frames) < 1.05
-    assert engine.chunks.total() / len(engine.chunks) < 1.05
-    assert max(engine.frames.values()) <= 3
-
-
 def test_frames_that_no_clip_uses_are_not_loaded() -> None:
     def frames(spec: ClipSpec) -> set[tuple[int, int]]:
         request = Request(case_of(1000, spec=spec), PlanSettings(shuffle=False), 0, 1)
@@ -193,14 +170,6 @@ def test_cursors_finish_together() -> None:
     clips = [len(np.unique(work.clips.cursor)) for work in plan.rounds()]
     assert min(clips) >= 20  # of 38: some are between two runs
     assert np.mean(clips) > 35
-
-
-def test_rounds_begin_small_and_at_most_double() -> None:
-    chosen = replace(CHOSEN, block_frames=400, first_block_frames=6, run_frames=None)
-    clips = [len(work.clips) for work in abandonedfactory(ClipSpec(16), chosen).plan().rounds()]
-    assert clips[0] <= 6 * 38
-    assert all(after <= 2.1 * before for before, after in pairwise(clips))
-    assert max(clips) > 20 * clips[0]
 
 
 def test_a_round_may_hold_many_short_episodes() -> None:
