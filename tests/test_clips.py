@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.frames import ClipUse
 from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import (
     ClipTable,
@@ -18,7 +16,7 @@ from seqrecord.clips.tables import (
     enumerate_clips,
     missing_from_bitmaps,
 )
-from tests.clip_cases import Case, bitmaps, cases, episode_table
+from tests.clip_cases import Case, cases, episode_table
 
 ALL_64 = np.uint64(2**64 - 1)
 
@@ -55,47 +53,6 @@ def test_missing_runs_are_the_missing_frames(case: Case) -> None:
     assert found == sorted(found)
     for (e, _, stop), (next_e, start, _) in itertools.pairwise(found):
         assert e != next_e or stop < start
-
-
-@given(cases(), st.data())
-def test_windows_of_features_that_lack_frames(case: Case, data: st.DataObject) -> None:
-    """Each use has frames of its own, which may lie beyond the ends, or beyond one of them."""
-    pads = data.draw(st.tuples(st.booleans(), st.booleans()))
-    drop_last = data.draw(st.integers(0, 4))
-    some = st.lists(st.integers(-12, 12), min_size=1, max_size=6)
-    offsets = data.draw(st.lists(some | st.just([*range(-2, 9, 2)]), min_size=1, max_size=3))
-    missing = [set(data.draw(st.sets(st.sampled_from(sorted(case.missing) or [(0, 0)]))))
-               for _ in offsets]  # fmt: skip
-    uses = [
-        ClipUse(
-            np.array(some),
-            missing_from_bitmaps(case.episodes, [bitmaps(case.episodes, lacking)]),
-        )
-        for some, lacking in zip(offsets, missing, strict=True)
-    ]
-    selected = np.array(case.selected, np.int64)
-    asked: Any = {"uses": uses, "pads": pads, "drop_last": drop_last}
-    table = enumerate_clips(case.spec, case.episodes, selected, **asked)
-    expected, possible, starts = [], dict.fromkeys(case.selected, 0), 0
-    for episode in case.selected:
-        last = case.num_frames[episode] - 1
-        for start in range(case.spec.phase, last + 1 - drop_last, case.spec.stride):
-            starts += 1
-            used = [[start + offset for offset in some] for some in offsets]
-            least, most = min(map(min, used)), max(map(max, used))
-            if (least < 0 and not pads[0]) or (most > last and not pads[1]):
-                continue
-            possible[episode] += 1
-            if not any(
-                (episode, min(max(frame, 0), last)) in lacking
-                for frames, lacking in zip(used, missing, strict=True)
-                for frame in frames
-            ):
-                expected.append((episode, start))
-    assert located(table) == expected
-    assert table.num_short_episodes == list(possible.values()).count(0)
-    assert table.num_incomplete == sum(possible.values()) - len(expected)
-    assert table.num_outside == starts - sum(possible.values())
 
 
 def test_missing_frames_from_bitmaps_by_hand() -> None:

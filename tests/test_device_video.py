@@ -324,6 +324,7 @@ def test_what_is_not_given_to_torchcodec(caplog: pytest.LogCaptureFixture) -> No
         ({**h264, "matrix": 1}, "color space"),
         ({**h264, "range": "full"}, "color space"),
     ):
+        device_video.say_once.cache_clear()
         caplog.clear()
         chain = ({"id": "video", **codec},)
         spec = FeatureSpec("image", np.dtype("u1"), (HEIGHT, WIDTH, 3), codec=chain)

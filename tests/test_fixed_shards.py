@@ -16,7 +16,6 @@ from seqrecord.sampling import (
     Window,
     shard_frames,
 )
-from seqrecord.sampling.elastic import EpochSegment, find_remaining
 from tests.clip_cases import Case, cases
 
 SETTINGS = st.builds(
@@ -79,25 +78,3 @@ def test_loads_bring_the_frames_of_the_shard(
         for clip in each_clip(each):
             assert {(clip[0], frame) for frame in case.frames(clip[1])} <= loaded & rows
     assert clips_of(plan, index)[skip:] == clips[number:]
-
-
-@given(cases(), SETTINGS, st.integers(1, 4), st.data())
-def test_what_is_left_of_a_shuffled_epoch(
-    case: Case, settings: PlanSettings, ranks: int, data: st.DataObject
-) -> None:
-    plans = [plan_of(case, settings, 2, Shard(i, ranks)) for i in range(ranks)]
-    given_batches = data.draw(st.integers(0, max(plan.num_batches for plan in plans)))
-    segment = EpochSegment(ranks, (given_batches,), settings)
-    rest = find_remaining(case.table, case.episodes, [segment], epoch=2)
-    left = set(case.clips())
-    for plan in plans:
-        first = plan.first_clip(min(given_batches, plan.num_batches))
-        left -= set(clips_of(plan)[:first])
-    found = [
-        (episode, start + i * case.spec.stride)
-        for episode, start, count in zip(
-            rest.episode.tolist(), rest.first_start.tolist(), rest.count.tolist(), strict=True
-        )
-        for i in range(count)
-    ]
-    assert found == sorted(left)

@@ -9,15 +9,15 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY
 from seqrecord import ClipError, ClipSpec
 from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
+from seqrecord.sampling import EpochPlan, PlanSettings, Shard
 from tests.clip_cases import Case, episode_table
 from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
-from tests.plan_cases import Request, chunks_of, requests, shards
+from tests.plan_cases import Request, requests, shards
 
 
 @given(requests())
@@ -58,57 +58,6 @@ def test_shards_cover_the_epoch_in_equally_many_full_batches(request: Request) -
     elif not request.settings.drop_last:
         assert set(counts) <= {low, high}
         assert sum(counts) == total
-
-
-@given(requests())
-@example(
-    Request(
-        Case((17,), (16,), ClipSpec(2, stride=8, phase=7), (0,), frozenset()),
-        PlanSettings(num_cursors=1, block_frames=1, run_frames=None),
-        epoch=0,
-        num_shards=1,
-    )
-)
-@example(  # blocks of two lines, which begin at any line of a chunk
-    Request(
-        Case((16,), (4,), ClipSpec(2, stride=3, dilation=3), (0,), frozenset()),
-        PlanSettings(num_cursors=1, block_frames=1, run_frames=None, first_block_frames=4),
-        epoch=0,
-        num_shards=1,
-    )
-)
-@example(
-    Request(
-        Case((22, 7), (1, 5), ClipSpec(5, stride=5, phase=2), (0, 1), frozenset()),
-        PlanSettings(
-            even_batches=False,
-            num_cursors=3,
-            block_frames=10,
-            run_frames=None,
-            first_block_frames=1,
-        ),
-        epoch=0,
-        num_shards=2,
-    )
-)
-def test_memory_and_reading_are_bounded(request: Request) -> None:
-    case = request.case
-    bound = resident_bounds(ClipStats.of(case.table, case.episodes), request.settings)[0]
-    for plan in shards(request):
-        engine = request.run(plan)
-        # Cursors that have less than a block may need a stride more, for that ends anywhere.
-        most = bound + plan.num_cursors * case.spec.stride
-        assert plan.groups[0].max_resident_frames <= most
-        if not request.settings.shuffle and not request.settings.drop_last:
-            assert set(engine.chunks.values()) <= {1}
-        if request.settings.drop_last:  # which may cut the last round short
-            continue
-        used = {(e, f) for e, start in engine.clips for f in case.frames(start)}
-        spanned = {
-            (e, f) for e, start in engine.clips for f in range(start, start + case.spec.span)
-        }
-        assert used <= set(engine.frames)
-        assert chunks_of(case, used) <= set(engine.chunks) <= chunks_of(case, spanned)
 
 
 CLIP = ClipSpec(16)

@@ -23,7 +23,6 @@ from seqrecord.sampling import (
     resident_bounds,
 )
 from seqrecord.sampling.sequences import remaining_sequences, sequence_settings
-from tests import test_plan_groups as with_groups
 from tests.clip_cases import Case, cases, episode_table
 from tests.plan_cases import Engine, Request, requests
 
@@ -248,21 +247,6 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
     assert set(together) <= set(clips)
     with pytest.raises(StateError, match="more batches than it has"):
         remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, segment=0)
-
-
-@given(with_groups.cases())
-def test_every_group_is_loaded_in_time_and_freed(case: with_groups.Case) -> None:
-    chosen = sequence_settings(replace(case.settings, order="sequences"), case.spec.stride)
-    given_ = {"epoch": case.epoch, "shard": case.shard, "windows": case.windows}
-    try:
-        plan = SequencePlan(case.table, case.episodes, chosen, **given_)  # type: ignore[arg-type]
-    except ClipError:
-        assert chosen.drop_last
-        return
-    bounds = resident_bounds(ClipStats.of(case.table, case.episodes, case.windows), chosen)
-    for planned, bound in zip(plan.groups, bounds, strict=True):
-        assert planned.max_resident_frames <= bound
-    assert len(case.engine(plan).finish().clips) == plan.num_clips
 
 
 @given(cases())
