@@ -107,11 +107,6 @@ FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("lists") / "records", codecs="balanced")
-
-
 @pytest.fixture(scope="module", params=["raw", "uneven", "long"])
 def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw; or images and the rest in groups of their own, with chunks of many lengths, or long."""

@@ -145,13 +145,23 @@ def test_clips_of_every_kind(
         run_and_compare(place, **{**CLIPS, **clips})
 
 
+@pytest.mark.usefixtures("start_method")
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
 @pytest.mark.parametrize(
-    ("ranks", "workers"),
-    [(2, 1), *(pytest.param(*n, marks=pytest.mark.slow) for n in [(2, 0), (1, 2)])],
+    ("ranks", "workers", "method"),
+    [
+        (2, 1, "fork"),
+        pytest.param(2, 0, "fork", marks=pytest.mark.slow),
+        pytest.param(1, 2, "fork", marks=pytest.mark.slow),
+        # Each epoch starts workers anew, which open the dataset.
+        pytest.param(1, 1, "forkserver", marks=pytest.mark.slow),
+    ],
 )
-def test_ranks_and_workers(place: Place, large: Path, ranks: int, workers: int) -> None:
+def test_ranks_and_workers(
+    place: Place, large: Path, ranks: int, workers: int, method: str
+) -> None:
     place.copy(large)
+    multiprocessing.set_start_method(method, force=True)
     with Meter(place.host) as meter:
         url, options = place.at(meter.host)
         with seqrecord.open(url, storage_options=options) as planned:
@@ -181,6 +191,8 @@ def start_method() -> Iterator[None]:
 @pytest.mark.parametrize("place", ["gs"], indirect=True)
 def test_workers_that_do_not_fork_are_planned_to_open_the_dataset(place: Place, path: Path) -> None:
     place.copy(path)
+    plan(path, workers=1, **CLIPS)
+    assert multiprocessing.get_start_method(allow_none=True) is None, "`plan` leaves it open"
     found = {}
     with seqrecord.open(place.url, storage_options=place.options) as dataset:
         for method in ("fork", "forkserver"):
@@ -191,27 +203,6 @@ def test_workers_that_do_not_fork_are_planned_to_open_the_dataset(place: Place, 
     # A worker that knows the manifest's length asks once less.
     assert 0 <= 2 * opening.requests - (anew.requests - forked.requests) <= 2 < opening.requests
     assert anew.bytes - forked.bytes == 2 * opening.bytes > 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("start_method")
-@pytest.mark.parametrize("place", ["gs"], indirect=True)
-def test_workers_that_do_not_fork_open_the_dataset(place: Place, large: Path) -> None:
-    """In each epoch, for a DataLoader starts them anew."""
-    place.copy(large)
-    plan(large, workers=1, **CLIPS)
-    multiprocessing.set_start_method("forkserver")  # which `plan` has left open
-    with Meter(place.host) as meter:
-        url, options = place.at(meter.host)
-        with seqrecord.open(url, storage_options=options) as planned:
-            report = plan(planned, epochs=2, workers=1, **CLIPS)
-        meter.reset()
-        dataset = seqrecord.open(url, storage_options=options)
-        stream = SeqRecordIterableDataset(dataset, rank=0, world_size=1, **CLIPS)
-        loader: Any = DataLoader(stream, batch_size=None, num_workers=1)
-        assert [sum(1 for _ in loader) for _ in range(2)] == [report.batches] * 2
-        assert_close(report.total.requests, meter.requests)
-        assert_close(report.total.bytes, meter.nbytes)
 
 
 @pytest.fixture(scope="module")

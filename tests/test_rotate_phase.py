@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateError
-from tests.clip_data import check, effective, names, possible_clips
+from tests.clip_data import check, make_loader, names, possible_clips
 from tests.resume_contract import check_resume
 
 # torch warns of more workers than cores, and of what torchdata does to it.
@@ -22,16 +22,8 @@ FEATURES = ["image", "id"]
 
 
 def make(path: Path, kind: type[Any] = SeqRecordPipe, **changes: Any) -> Any:
-    settings: dict[str, Any] = {
-        "clip_len": 3,
-        "stride": 4,
-        "rotate_phase": True,
-        "features": FEATURES,
-        "batch_size": 4,
-        "shuffle_buffer": 16,
-        "seed": 5,
-    }
-    return kind(path, **effective({**settings, **changes}))
+    usual: dict[str, Any] = {"stride": 4, "rotate_phase": True, "features": FEATURES}
+    return make_loader(path, kind, **{**usual, **changes})
 
 
 def make_at(path: Path, epoch: int, **changes: Any) -> Any:

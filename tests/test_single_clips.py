@@ -33,11 +33,6 @@ NUMPY = np.lib.tracemalloc_domain
 CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 1, "features": ["image", "id"]}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("single") / "records")
-
-
 @pytest.mark.parametrize("count", [0, 1, 32, 33])
 def test_a_state_counts_the_clips_that_were_given(path: Path, count: int) -> None:
     expected = digests(SeqRecordPipe(path, **CLIPS))
