@@ -1,4 +1,4 @@
-"""One integer for a frame of an episode or run: at the limits of both, against pairs."""
+"""Which clips there are, which frames are missing, and one integer for a frame of an owner."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
-from seqrecord.engine.device.streams import streams_of
 from tests.clip_data import (
     begun,
     check,
@@ -36,7 +34,15 @@ from tests.clip_data import (
 )
 from tests.own_threads import own_threads
 from tests.resume_contract import check_resume
-from tests.side_streams import NO_GPU, STREAMS, LateStream, OutrunStream, on_host
+from tests.side_streams import (
+    NO_GPU,
+    STREAMS,
+    LateStream,
+    OutrunStream,
+    late_streams,
+    on_host,
+    streams_of,
+)
 
 FIXED = ["image", "flow", "id"]
 FRAME_NBYTES = 6 * 8 * 3 + 4 * 2 * 4 + 2 * 8
@@ -44,14 +50,11 @@ FRAME_NBYTES = 6 * 8 * 3 + 4 * 2 * 4 + 2 * 8
 
 @pytest.fixture(params=STREAMS)
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    made: list[LateStream] = []
-
-    def make(_: torch.device) -> LateStream:
-        made.append(LateStream())
-        return made[-1]
-
-    with streams_of("cpu", make) if request.param == "late" else nullcontext():
-        yield "cpu" if request.param == "late" else request.param
+    if request.param != "late":
+        yield request.param
+        return
+    with late_streams() as made:
+        yield "cpu"
     assert not any(stream.stalls for stream in made)
 
 
@@ -93,13 +96,7 @@ def test_the_same_clips(
 
 def test_one_stream_gives_all_of_each_batch(path: Path) -> None:
     """Torch gives the memory of another stream to none: epochs of other sizes share one."""
-    made: list[LateStream] = []
-
-    def make(_: torch.device) -> LateStream:
-        made.append(LateStream())
-        return made[-1]
-
-    with streams_of("cpu", make):
+    with late_streams() as made:
         pipe = make_loader(path, stride=7, rotate_phase=True, features=FIXED, device="cpu")
         for _ in range(3):
             held = list(pipe)
@@ -165,15 +162,15 @@ def test_flows_are_scaled_as_on_the_host(tmp_path: Path) -> None:
     options["clip_transform"] = [Resize((7, 11)), HorizontalFlip(0.5)]
     numbers = np.random.default_rng(0).integers(-100, 100, (9, 6, 8, 2))
     for dtype in ("<f2", "<f4", "<i2", "<i4"):
-        path, stream = tmp_path / dtype[1:], LateStream()
+        path = tmp_path / dtype[1:]
         with SeqRecordWriter(path) as writer, writer.episode("a") as episode:
             for flow in (numbers * (1_000_003 if dtype == "<i4" else 1)).astype(dtype):
                 episode.append({"flow": flow})
         expected = [batch["flow"] for batch in SeqRecordPipe(path, **options)]
-        with streams_of("cpu", lambda _, stream=stream: stream):
+        with late_streams() as made:
             found = [batch["flow"] for batch in SeqRecordPipe(path, **options, device="cpu")]
         assert all(map(torch.equal, found, expected))
-        assert not stream.stalls
+        assert not any(stream.stalls for stream in made)
 
 
 def test_an_iteration_may_begin_in_inference_mode(path: Path, device: str) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import (
     ClipError,
-    Dataset,
     EngineOptions,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
@@ -34,15 +33,16 @@ from seqrecord import (
 )
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage, Storage, StorageLike, StorageWrapper
-from seqrecord.storage.ranges import ByteRange
 from tests.clip_data import (
     LARGE,
+    SMALL,
     STRAIGHT,
     begun,
     check,
     digest,
     digests,
     effective,
+    expected_frame,
     leaves_nothing,
     make_loader,
     names,
@@ -52,7 +52,7 @@ from tests.clip_data import (
 from tests.datasets import damage, nth_chunk, nth_page
 from tests.own_threads import own_threads
 from tests.resume_contract import check_resume
-from tests.storage_doubles import CountingStorage
+from tests.storage_doubles import CountingStorage, FaultyStorage
 
 FEATURES = ["image", "flow", "note", "id"]
 FIXED = ["image", "flow", "id"]  # features of a fixed shape
@@ -431,46 +431,32 @@ def test_whole_frames_are_transformed(
         assert list(frame) == FEATURES
         note = np.zeros(5, np.uint16)
         note[: len(frame["note"])] = frame["note"]
-        mean = frame["image"].mean(dtype="f8")
-        part = frame["image"][::2]
-        return {"note": note, "mean": mean, "part": part, "id": frame["id"], "half": 0.5}
+        image = frame["image"]
+        made = {"note": note, "mean": image.mean(dtype="f8"), "part": image[::2]}
+        return {**made, "id": frame["id"], "half": 0.5}
 
     pipe = make_loader(written(kind), stride=stride, frame_transform=transform)
-    dataset, found = seqrecord.open(written(kind)), []
+    found = []
     for batch in pipe:
         assert list(batch) == ["note", "mean", "part", "id", "half", "episode", "start"]
         assert batch["note"].dtype == torch.uint16
         for i, (key, start) in enumerate(names(batch)):
             found.append((key, start))
             for k in range(3):
-                frame = dataset.episodes[key][start + k]
-                assert frame["id"].tolist() == [int(key[4:]), start + k]
+                frame = expected_frame(int(key[4:]), start + k, KINDS[kind].get("shape", SMALL))
                 for name, value in transform({name: frame[name] for name in FEATURES}).items():
                     np.testing.assert_array_equal(batch[name][i, k].numpy(), value)
     assert sorted(found) == sorted(possible_clips(FEATURES, 3, stride))
 
 
-class Wrapper:
-    """A storage that does something at every read; see `tests.storage_doubles` for more."""
+def wrapped(path: Path, at_read: Callable[[int], Any]) -> Storage:
+    """The storage, which calls `at_read` with the number of each read of a record file."""
+    numbers = count(1)
 
-    def __init__(self, inner: Any, at_read: Callable[[int], None]) -> None:
-        self._inner, self._at_read, self._count = inner, at_read, 0
+    def fault(operation: str, file: str, _: int) -> Any:
+        return at_read(next(numbers)) if operation == "read" and ".seqrec" in file else None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def read_ranges(
-        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
-    ) -> None:
-        self._count += 1
-        self._at_read(self._count)
-        self._inner.read_ranges(path, ranges, buffers)
-
-
-def wrapped(path: Path, at_read: Callable[[int], None]) -> Dataset:
-    dataset = seqrecord.open(path)
-    storage: Any = Wrapper(dataset.contents.storage, at_read)
-    return Dataset(storage, dataset.contents.manifest, dataset.contents.index)
+    return FaultyStorage(LocalStorage(path), fault)
 
 
 def test_an_error_in_the_storage(path: Path) -> None:
@@ -568,6 +554,10 @@ def test_workers_while_an_iteration_runs(path: Path) -> None:
         del loader, iterator
 
 
+def reads(storage: CountingStorage) -> int:
+    return sum(map(len, storage.ranges.values()))
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_chunks_are_read_before_there_is_room_for_their_frames(
     path: Path, num_threads: int
@@ -575,33 +565,23 @@ def test_chunks_are_read_before_there_is_room_for_their_frames(
     storage = CountingStorage(LocalStorage(path))  # no local files, as far as anyone knows
     pipe = make_loader(storage, num_threads=num_threads, memory_limit=70_000)
     storage.reset()
-
-    def reads() -> int:
-        return sum(map(len, storage.ranges.values()))
-
     iterator = begun(pipe)
     deadline = time.monotonic() + 60
-    while reads() <= pipe.stats()["loads"]:
+    while reads(storage) <= pipe.stats()["loads"]:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     list(iterator)
-    assert reads() == pipe.stats()["loads"]  # none was read twice
+    assert reads(storage) == pipe.stats()["loads"]  # none was read twice
 
 
 def test_the_engine_stays_behind_a_slow_consumer(path: Path) -> None:
-    """However long it takes: nothing here is said of the engine's speed."""
-    reads: list[int] = []
-    too_far = threading.Event()
-    num_chunks = len(seqrecord.open(path).contents.index.groups[0].file)
-
-    def at_read(number: int) -> None:
-        reads.append(number)
-        if number > num_chunks / 2:
-            too_far.set()
-
-    pipe = make_loader(wrapped(path, at_read), features=FIXED, memory_limit=12_000)
+    storage = CountingStorage(LocalStorage(path), is_local=True)
+    pipe = make_loader(storage, features=FIXED, memory_limit=12_000)
+    num_chunks = len(pipe.dataset.contents.index.groups[0].file)
+    storage.reset()
     iterator = begun(pipe)
-    assert not too_far.wait(0.3)
+    time.sleep(0.3)
+    assert reads(storage) <= num_chunks / 2
     list(iterator)
-    assert len(reads) > num_chunks / 2
+    assert reads(storage) > num_chunks / 2
     assert pipe.stats()["waiting_for_consumer_seconds"] > 0

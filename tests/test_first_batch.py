@@ -61,14 +61,13 @@ def test_only_frames_of_the_first_batch_are_transformed(
     path: Path, options: dict[str, Any], frames: int
 ) -> None:
     transform = Patient(1 << 30)
-    with seqrecord.open(path) as dataset:
-        pipe = SeqRecordPipe(dataset, frame_transform=transform, **{**CLIPS, **options})
-        transform.left = frames  # the pipe has looked at frames
-        clips = iter(pipe)
-        first = next(clips)
-        transform.go_on.set()
-        assert len(first["number"]) == 2 if options.get("batch_size", 2) else 3
-        assert sum(1 for _ in clips) + 1 == len(pipe)
+    pipe = SeqRecordPipe(path, frame_transform=transform, **{**CLIPS, **options})
+    transform.left = frames  # the pipe has looked at frames
+    clips = iter(pipe)
+    first = next(clips)
+    transform.go_on.set()
+    assert len(first["number"]) == (2 if options.get("batch_size", 2) else 3)
+    assert sum(1 for _ in clips) + 1 == len(pipe)
 
 
 LENGTH, BATCH = 56, 8  # frames of an episode, clips

@@ -269,20 +269,6 @@ def test_rounds_of_small_frames_begin_small() -> None:
     assert max(sizes) > data[0].num_clips // 3
 
 
-def test_says_what_limits_mixing() -> None:
-    data = dataset(ABANDONEDFACTORY, ClipSpec(16))
-
-    def limit(num_shards: int, room: int) -> str | None:
-        chosen = settled(data, room, None, num_shards=num_shards, batch_size=32)
-        return memory_request(ClipStats.of(*data), chosen, num_shards=num_shards).mixing_limit(
-            room
-        )[0]
-
-    assert limit(1, 1000) is None
-    assert "memory_limit leaves room for 200 B of frames" in str(limit(1, 200))
-    assert "would read" in str(limit(40, 100_000))
-
-
 VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, shards
     (30, 600, 250, 16, 1),
     (60, 100, 100, 8, 1),
@@ -382,18 +368,6 @@ def test_an_epoch_of_few_clips_is_held_whole_and_read_once() -> None:
     assert sum(int(work.groups[0].loads.count.sum()) for work in large.rounds()) == 255
 
 
-def test_an_unshuffled_epoch_has_one_cursor_and_blocks_worth_a_round() -> None:
-    table, episodes = dataset(ABANDONEDFACTORY, ClipSpec(16))
-    wanted = PlanSettings(shuffle=False, batch_size=64)
-    frames = FrameSizes((1 << 20,), 0, 0)
-    chosen = MemoryRequest(ClipStats.of(table, episodes), wanted, frames).default_settings(
-        1000 << 20, 1500 << 20
-    )
-    assert chosen == replace(
-        wanted, num_cursors=1, block_frames=64, run_frames=None, first_block_frames=64
-    )
-
-
 def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
     # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
     stats = ClipStats.of(*dataset((100,), ClipSpec(16)))
@@ -402,7 +376,8 @@ def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "shuffle"), [(ClipSpec(16), True), (ClipSpec(4, stride=1000), False)]
+    ("spec", "shuffle"),
+    [pytest.param(ClipSpec(16), True, marks=pytest.mark.slow), (ClipSpec(4, stride=1000), False)],
 )
 def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bool) -> None:
     data = dataset((100,) * 1_000_000, spec, chunk_frames=16)

@@ -15,10 +15,18 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import ClipError, SeqRecordIterableDataset, StateError, prefetch_to_device
 from seqrecord.engine.device.prefetch import DevicePrefetcher
-from seqrecord.engine.device.streams import SideStream, streams_of
+from seqrecord.engine.device.streams import SideStream
 from tests.clip_data import leaves_nothing, make_loader
 from tests.resume_contract import check_resume
-from tests.side_streams import NO_GPU, STREAMS, LateStream, OutrunStream, make_stream, on_host
+from tests.side_streams import (
+    NO_GPU,
+    STREAMS,
+    LateStream,
+    OutrunStream,
+    late_streams,
+    make_stream,
+    on_host,
+)
 
 
 @pytest.fixture(params=STREAMS)
@@ -222,17 +230,11 @@ def test_inference_mode_may_end_between_two_iterations(stream: SideStream) -> No
 
 def test_each_epoch_has_the_stream_of_the_one_before() -> None:
     """The memory of another stream would be taken anew, and that of the last one left behind."""
-    made: list[SideStream] = []
-
-    def make(_: torch.device) -> SideStream:
-        made.append(LateStream())
-        return made[-1]
-
-    for number in (1, 2):
-        with streams_of("cpu", lambda device: make(device)):
+    for _ in range(2):
+        with late_streams() as made:
             for _ in range(3):
                 list(prefetch_to_device([torch.ones(1)], "cpu"))
-        assert len(made) == number
+        assert len(made) == 1
 
 
 @NO_GPU

@@ -27,8 +27,8 @@ from seqrecord import (
     open_source,
 )
 from seqrecord.errors import MemoryLimitError, StateError
-from seqrecord.indexing.originals import index_source
 from tests.clip_data import digests, names, resumed
+from tests.in_place_cases import index_source
 from tests.resume_contract import check_resume, check_stateful_loader
 from tests.video_data import moving
 from tests.video_file_data import write_video
@@ -200,7 +200,8 @@ def test_the_order_is_a_function_of_settings_alone(video: Path) -> None:
     assert shards[1] == shards[0], "as today"
 
 
-def test_weighted_clips_stay_in_one_process_only(video: Path) -> None:
+def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
+    # Weighted clips stay in one process only.
     clips = {"episode": list(LENGTHS), "start": [1] * 6, "weight": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
     for ranks, kept in (({}, True), ({"rank": 0, "world_size": 2}, False)):
         pipe = SeqRecordPipe(video, **CLIPS, clips=clips, **ranks)
@@ -209,6 +210,15 @@ def test_weighted_clips_stay_in_one_process_only(video: Path) -> None:
             clips_of(video, pipe)
             decoded.append(pipe.stats()["frames_decoded"])
         assert sum(decoded) <= FRAMES if kept else min(decoded) > 0
+    # A device needs an explicit limit.
+    for limit, kept in ((None, False), ("64MiB", True)):
+        pipe = SeqRecordPipe(video, **CLIPS, device="cpu", memory_limit=limit)
+        for _ in range(2):
+            assert sorted(clips_of(video, pipe)) == every_clip()
+        stats = pipe.stats()
+        assert (stats["frames_decoded"] == 0) == kept
+        assert stats["features_resident"] == (["image", "id"] if kept else [])
+        assert stats["features_redecoded"] == ([] if kept else ["image"])
 
 
 @OF_VIDEO
@@ -250,17 +260,6 @@ def test_results_of_a_transform(path: Path) -> None:
         )
 
 
-def test_a_device_needs_an_explicit_limit(video: Path) -> None:
-    for limit, stays in ((None, False), ("64MiB", True)):
-        pipe = SeqRecordPipe(video, **CLIPS, device="cpu", memory_limit=limit)
-        for _ in range(2):
-            assert sorted(clips_of(video, pipe)) == every_clip()
-        stats = pipe.stats()
-        assert (stats["frames_decoded"] == 0) == stays
-        assert stats["features_resident"] == (["image", "id"] if stays else [])
-        assert stats["features_redecoded"] == ([] if stays else ["image"])
-
-
 # ---- resuming
 
 
@@ -268,8 +267,7 @@ def test_a_device_needs_an_explicit_limit(video: Path) -> None:
 def test_every_position_resumes(video: Path, options: dict[str, Any]) -> None:
     check_resume(
         lambda: SeqRecordIterableDataset(video, **{**CLIPS, "batch_size": 16}, **options),
-        positions=lambda count: range(1, count, 3),
-        num_epochs=2,
+        positions=lambda count: range(1, count, 4),
     )
 
 
@@ -419,10 +417,9 @@ def test_the_map_style_class_decodes_once(path: Path, given: dict[str, Any]) -> 
     assert kept.stats()["bytes_read"] == stats["bytes_read"]
 
 
-@pytest.mark.parametrize("options", [{"ranks": 3}, {"ranks": 2, "memory_limit": "450KiB"}])
-def test_plan_says_what_stays(video: Path, options: dict[str, Any]) -> None:
-    report = seqrecord.plan(video, epochs=4, **CLIPS, **options)
-    ranks = options.pop("ranks")
+@pytest.mark.parametrize(("ranks", "options"), [(3, {}), (2, {"memory_limit": "450KiB"})])
+def test_plan_says_what_stays(video: Path, ranks: int, options: dict[str, Any]) -> None:
+    report = seqrecord.plan(video, epochs=4, **CLIPS, **options, ranks=ranks)
     decoded, stats = 0, dict[str, Any]()
     for rank in range(ranks):
         pipe = SeqRecordPipe(video, **CLIPS, **options, rank=rank, world_size=ranks)

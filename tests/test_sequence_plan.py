@@ -76,29 +76,6 @@ def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
 
 
 @given(requests())
-def test_each_row_follows_one_sequence_after_the_other(request: Request) -> None:
-    stride = request.case.spec.stride
-    every = {clip: number for number, s in enumerate(sequences_of(request.case)) for clip in s}
-    for plan in plans_of(request):
-        _, rows = run(request, plan)
-        cut = 0
-        for slot, row in enumerate(rows):
-            follows = [a == (b[0], b[1] - stride) for a, b in pairwise(row)]
-            same = [every[a] == every[b] for a, b in pairwise(row)]
-            assert follows == same
-            flags = [plan.columns(batch) for batch in range(len(row))]
-            first = [not f for f in (False, *follows)]
-            last = [not f for f in (*follows, False)]
-            assert [bool(columns["is_first"][slot]) for columns in flags] == first
-            assert [bool(columns["is_last"][slot]) for columns in flags] == last
-            assert len({every[clip] for clip in row}) == sum(first), "it comes back to a sequence"
-            before = (row[0][0], row[0][1] - stride)
-            cut += before in every and every[before] == every[row[0]]
-        assert plan.num_cut == cut
-        assert plan.num_sequences == sum(len({every[clip] for clip in row}) for row in rows)
-
-
-@given(requests())
 @example(  # rows of 3, 2, 2; the second shard has one clip less
     Request(
         Case((5, 8), (4, 4), ClipSpec(1), (0, 1), frozenset()),
