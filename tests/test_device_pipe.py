@@ -96,6 +96,7 @@ def test_the_same_clips(
 
 def test_one_stream_gives_all_of_each_batch(path: Path) -> None:
     """Torch gives the memory of another stream to none: epochs of other sizes share one."""
+    held: list[Any] = []
     with late_streams() as made:
         pipe = make_loader(path, stride=7, rotate_phase=True, features=FIXED, device="cpu")
         for _ in range(3):

@@ -352,6 +352,8 @@ _SEGMENTS: list[Any] = [
 ]
 _NO_SEGMENTS: list[Any] = [None, {}, "", [1], [{}], [[]]]
 _REST = {"epoch": 0, "left": None, "number": 1}
+_NO_RESTS: list[Any] = [1, {}, _REST, {**_REST, "sources": []}]
+_NO_SHARED: list[Any] = [None, {"shares": []}]
 _PARTS: list[Any] = [
     *({"pending": value, "following": 0} for value in _NO_SEGMENTS),
     *({"pending": [[0, each]], "following": 1} for each in _NO_SEGMENTS),
@@ -388,8 +390,8 @@ JUNK: list[Any] = [
     *({"sharing": {name: n}} for name in ("ranks", "workers", "worker") for n in _NUMBERS),
     *({"sharing": {name: value}} for name, value in [("ranks", 0), ("ranks", 1 << 31)]),
     *({"sharing": junk} for junk in (*NO_DICTS, {"workers": 0}, {"worker": 1})),
-    *({"shared_arguments": junk} for junk in (None, {"shares": []})),
-    *({"rest": junk} for junk in (1, {}, _REST, {**_REST, "sources": []})),
+    *({"shared_arguments": junk} for junk in _NO_SHARED),
+    *({"rest": junk} for junk in _NO_RESTS),
     *({"rest": {**_REST, "sources": [part]}} for part in _PARTS),
     *({"sources": junk} for junk in (*NO_DICTS, [1], [{}])),
     *({"sources": change} for change in _SOURCES),

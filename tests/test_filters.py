@@ -178,11 +178,12 @@ def test_shapes_that_do_not_fit() -> None:
 
 def test_numcodecs_knows_them() -> None:
     delta = {"id": "seqrecord.delta"}
-    for config in (
+    configs: list[dict[str, Any]] = [
         {**delta, "axis": -3, "width": 8},
         {**delta, "axis": 0},
         {**delta, "axis": None, "width": 8},
         {**delta, "axis": -3, "restart": 16},
         *({"id": f"seqrecord.{name}"} for name in ("zigzag", "bias", "subtract_green")),
-    ):
+    ]
+    for config in configs:
         assert get_codec(dict(config)).get_config() == config

@@ -24,6 +24,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
+from seqrecord.engine.buffers import ChunkBuffers
 from seqrecord.errors import MemoryLimitError
 from seqrecord.storage import LocalStorage, StorageWrapper
 from tests.clip_data import effective, least_memory, names, possible_clips, write_numbered
@@ -348,3 +349,19 @@ def test_the_least_counts_what_frames_decode_to(root: Path, tmp_path: Path) -> N
     for episodes, expected in (("small", 10), ("large", 100_000), ("*", 100_000)):
         least = least_memory(partial(SeqRecordPipe, tmp_path / "x", clip_len=2, episodes=episodes))
         assert 8 * expected <= least <= 20 * expected + 10_000  # 3 clips of 2, and 2 or more frames
+
+
+def test_room_for_chunks_grows_only_where_none_is_large_enough() -> None:
+    chunks = ChunkBuffers()
+    small, large = chunks.acquire(10), chunks.acquire(100)
+    for _ in range(2):
+        chunks.release(large)
+        chunks.release(small)
+        assert chunks.acquire(8) is small
+        assert chunks.acquire(8) is large
+    chunks.release(small)
+    chunks.release(large)
+    larger = chunks.acquire(101)  # in the place of one of the two
+    assert len(larger) == 101
+    assert chunks.acquire(1) is small
+    assert len(chunks.acquire(1)) == 1

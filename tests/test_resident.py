@@ -98,12 +98,9 @@ OF_VIDEO = pytest.mark.parametrize(
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"batch_size": None},
-    {"shuffle": False},
-    {"drop_last": True},
-    {"engine": EngineOptions(num_cursors=3)},
-    {"dilation": 2, "clip_len": 2, "stride": 4},
-    {"stride": 7},
+    {"batch_size": None, "stride": 7},
+    {"shuffle": False, "drop_last": True},
+    {"engine": EngineOptions(num_cursors=3), "dilation": 2, "clip_len": 2, "stride": 4},
     {"stride": 3, "rotate_phase": True},
     {"pad": "edge", "windows": {"image": [-2, 0], "id": range(5)}},
     {"order": "sequences"},
@@ -203,7 +200,8 @@ def test_the_order_is_a_function_of_settings_alone(video: Path) -> None:
 def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
     # Weighted clips stay in one process only.
     clips = {"episode": list(LENGTHS), "start": [1] * 6, "weight": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}
-    for ranks, kept in (({}, True), ({"rank": 0, "world_size": 2}, False)):
+    several: list[tuple[dict[str, Any], bool]] = [({}, True), ({"rank": 0, "world_size": 2}, False)]
+    for ranks, kept in several:
         pipe = SeqRecordPipe(video, **CLIPS, clips=clips, **ranks)
         decoded = []
         for _ in range(8):

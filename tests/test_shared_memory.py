@@ -192,6 +192,7 @@ def test_a_worker_that_ends_leaves_no_memory_with_the_receiver() -> None:
 
 def test_a_pool_that_is_gone_leaves_what_is_lent() -> None:
     def work(pipe: Any) -> None:
+        before = descriptors()  # what the test process had
         pool = SharedBufferPool((1000,), np.dtype("i8"), keep=2)
         say(pipe, pool.lease(numbers(pool)))
         del pool
@@ -200,7 +201,7 @@ def test_a_pool_that_is_gone_leaves_what_is_lent() -> None:
         pipe.recv()
         SharedBufferPool((1,), np.dtype("u1"), keep=1).acquire()
         gc.collect()
-        pipe.send(descriptors())
+        pipe.send(descriptors() - before)
         pipe.recv()
 
     with process(work) as (pipe, _):
@@ -278,11 +279,11 @@ def test_batches_arrive_in_place_and_may_be_kept(records: Path, context: str) ->
     more: dict[str, Any] = {"persistent_workers": False, "multiprocessing_context": context}
     loader = loader_of(records, workers=2, **more)
     before = mapped().keys()
-    seen = {}
+    seen: dict[tuple[str, int], Any] = {}
     for batch in loader:  # of which only views are kept
-        image = batch["image_left"].numpy()
-        seen.update({name: image[i, 1:] for i, name in enumerate(names(batch))})
-    del batch, image
+        views = (clip[1:] for clip in batch["image_left"].numpy())
+        seen.update(zip(names(batch), views, strict=True))
+    del batch
     assert mapped().keys() - before  # else they were copied
     count = 0
     for batch in SeqRecordPipe(records, **BATCH):
