@@ -17,7 +17,7 @@ OWN := layers or docs or messages or code_lines or mutation or simulation or int
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences or test_engine or test_plan or test_elastic or test_resident \
 	or test_shared_memory or test_distributed or test_rotate_phase or test_memory or test_crops or test_cache \
-	or test_options or test_listed_frames or test_frames_in_memory or test_mistakes or test_declared
+	or test_options or test_clip_lists or test_frames_in_memory or test_mistakes or test_declared
 # CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
 SLOW :=
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
@@ -15,10 +14,8 @@ from seqrecord.clips.grids import ChunkGrid
 from seqrecord.clips.tables import (
     ClipTable,
     EpisodeTable,
-    IntArray,
     MissingFrames,
     enumerate_clips,
-    missing_from_bitmaps,
 )
 
 
@@ -44,8 +41,8 @@ class Case:
 
     @property
     def missing_frames(self) -> MissingFrames:
-        found = bitmaps(self.episodes, self.missing)
-        return missing_from_bitmaps(self.episodes, [found])
+        pairs = np.array([(e, f, f + 1) for e, f in sorted(self.missing)], np.int64)
+        return MissingFrames.of(*pairs.reshape(-1, 3).T)
 
     def clips(self) -> list[tuple[int, int]]:
         """Every (episode, start), one clip at a time."""
@@ -78,24 +75,6 @@ def grid_of(chunks: Sequence[Sequence[int]], group: int = 0) -> ChunkGrid:
     num_frames = np.array([sum(lengths) for lengths in chunks])
     first_frame = np.array(begins, np.uint32)
     return ChunkGrid.of(num_frames, np.cumsum(count) - count, first_frame, group=group)
-
-
-def bitmaps(
-    episodes: EpisodeTable, missing: Collection[tuple[int, int]], group: int = 0
-) -> tuple[IntArray, IntArray, npt.NDArray[np.uint64]]:
-    """Chunk rows, words, and their bitmaps of present frames, as an index holds them."""
-    grid, present = episodes.groups[group], dict[tuple[int, int], int]()
-    for episode, frame in missing:
-        owner, frames = np.array([episode]), np.array([frame])
-        place = grid.place(owner, frames)
-        start, stop = (int(edge[0]) for edge in grid.bounds(owner, place))
-        word, bit = divmod(frame - start, 64)
-        length = min(64, stop - start - 64 * word, int(episodes.num_frames[episode]) - start)
-        key = int(grid.row(owner, place)[0]), word
-        present[key] = present.get(key, (1 << length) - 1) & ~(1 << bit)
-    keys = sorted(present)
-    chunk, word = np.array(keys, np.int64).reshape(-1, 2).T
-    return chunk, word, np.array([present[key] for key in keys], np.uint64)
 
 
 @st.composite

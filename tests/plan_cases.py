@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.tables import EpisodeTable
+from seqrecord.clips.tables import EpisodeTable, IntArray
 from seqrecord.sampling import EpochPlan, Plan, PlanSettings, Shard
 from seqrecord.sampling.plan import Frees, Loads, Round
 from tests.clip_cases import Case, cases
@@ -22,7 +21,6 @@ __all__ = [
     "Chunks",
     "Engine",
     "Request",
-    "chunks_of",
     "plan_settings",
     "requests",
     "shards",
@@ -31,6 +29,10 @@ __all__ = [
 
 Chunks = list[tuple[int, int, int]]
 """Of each row of a chunk table: the episode, the first frame, and the one past the last."""
+
+
+def rows(*columns: IntArray) -> Iterator[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 class Group:
@@ -46,13 +48,11 @@ class Group:
         self.cursor: dict[int, int] = {}  # run: cursor
         self.loaded: Counter[tuple[int, int]] = Counter()  # (run, chunk)
         self.frames: Counter[tuple[int, int]] = Counter()  # (episode, frame)
-        self.last: dict[int, int] = {}  # run: last frame that it loaded
         self.most_frames = 0
 
     def load(self, loads: Loads) -> None:
-        columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
-        for cursor, run, episode, chunk, first, count in zip(
-            *(column.tolist() for column in columns), strict=True
+        for cursor, run, episode, chunk, first, count in rows(
+            loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count
         ):
             assert self.cursor.setdefault(run, cursor) == cursor
             held, order = self.held.setdefault(run, {}), self.order.setdefault(cursor, [])
@@ -67,16 +67,12 @@ class Group:
                 held[frame] = episode
                 order.append((run, frame))
                 self.frames[episode, frame] += 1
-                self.last[run] = frame
         self.most_frames = max(self.most_frames, sum(map(len, self.held.values())))
         assert self.most_frames <= self.room
         assert all(len(order) <= self.rows for order in self.order.values())
 
-    def free(self, frees: Frees) -> list[int]:
-        """The runs of which nothing is held any more."""
-        ended = []
-        columns = (frees.cursor, frees.run, frees.first, frees.count)
-        for cursor, run, first, count in zip(*(c.tolist() for c in columns), strict=True):
+    def free(self, frees: Frees) -> None:
+        for cursor, run, first, count in rows(frees.cursor, frees.run, frees.first, frees.count):
             assert count > 0
             for i in range(count):
                 frame = first + i * self.step
@@ -84,15 +80,12 @@ class Group:
                 del self.held[run][frame]
             if not self.held[run]:
                 del self.held[run]
-                ended.append(run)
-        return ended
 
 
 class Engine:
     """Does what a plan says, and checks each step.
 
-    `used(group, episode, start)` are the frames that a clip has of a group. With a `span` of clips
-    nothing may be loaded behind the last clip of a run.
+    `used(group, episode, start)` are the frames that a clip has of a group.
     """
 
     def __init__(
@@ -100,19 +93,14 @@ class Engine:
         plan: Plan,
         chunks: Sequence[Chunks],
         used: Callable[[int, int, int], Iterable[int]],
-        *,
-        span: int | None = None,
     ) -> None:
-        self.plan, self._used, self._span = plan, used, span
+        self.plan, self._used = plan, used
         self.groups = [Group(plan, number, rows) for number, rows in enumerate(chunks)]
-        self._past: dict[int, int] = {}  # run: last frame that a clip spans
         self.clips: list[tuple[int, int]] = []
         self.places: list[tuple[int, int]] = []  # (batch, slot)
 
     @classmethod
-    def of(
-        cls, plan: Plan, episodes: EpisodeTable, spec: ClipSpec, *, tight: bool = False
-    ) -> Engine:
+    def of(cls, plan: Plan, episodes: EpisodeTable, spec: ClipSpec) -> Engine:
         """Of one group, whose chunks have one length in each episode."""
         sizes = zip(
             episodes.num_frames.tolist(), episodes.leading_grid.chunk_frames.tolist(), strict=True
@@ -122,8 +110,11 @@ class Engine:
             for episode, (length, size) in enumerate(sizes)
             for begin in range(0, length, size)
         ]
-        tight = tight and spec.stride <= spec.span and not plan.num_dropped
-        return cls(plan, [chunks], partial(_frames, spec), span=spec.span if tight else None)
+        return cls(
+            plan,
+            [chunks],
+            lambda _group, _episode, start: range(start, start + spec.span, spec.dilation),
+        )
 
     @property
     def frames(self) -> Counter[tuple[int, int]]:
@@ -139,21 +130,17 @@ class Engine:
         for group, todo in zip(self.groups, work.groups, strict=True):
             group.load(todo.loads)
         clips = work.clips
-        columns = (clips.cursor, clips.run, clips.episode, clips.start, clips.batch, clips.slot)
-        for cursor, run, episode, start, batch, slot in zip(
-            *(column.tolist() for column in columns), strict=True
+        for cursor, run, episode, start, batch, slot in rows(
+            clips.cursor, clips.run, clips.episode, clips.start, clips.batch, clips.slot
         ):
             for number, group in enumerate(self.groups):
                 assert group.cursor[run] == cursor
                 for frame in self._used(number, episode, start):
                     assert group.held[run][frame] == episode
-            self._past[run] = max(self._past.get(run, -1), start + (self._span or 1) - 1)
             self.clips.append((episode, start))
             self.places.append((batch, slot))
         for group, todo in zip(self.groups, work.groups, strict=True):
-            for run in group.free(todo.frees):
-                last = group.last[run]
-                assert self._span is None or last <= self._past[run], "loaded past the last clip"
+            group.free(todo.frees)
 
     def finish(self, first: int | None = None) -> Engine:
         """Run all rounds, or all from one on, of which the frames before are loaded at once."""
@@ -165,10 +152,6 @@ class Engine:
             self.run(work)
         assert not any(group.held for group in self.groups), "frames are left when the epoch ends"
         return self
-
-
-def _frames(spec: ClipSpec, group: int, episode: int, start: int) -> range:
-    return range(start, start + spec.span, spec.dilation)
 
 
 @dataclass(frozen=True)
@@ -184,8 +167,7 @@ class Request:
         return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, shard=shard)
 
     def run(self, plan: EpochPlan) -> Engine:
-        tight = not self.case.missing
-        return Engine.of(plan, self.case.episodes, self.case.spec, tight=tight).finish()
+        return Engine.of(plan, self.case.episodes, self.case.spec).finish()
 
 
 LAYOUTS: dict[str, st.SearchStrategy[Any]] = {
@@ -224,8 +206,3 @@ def shards(request: Request) -> list[EpochPlan]:
             request.plan()
         return []
     return [request.plan(index) for index in range(request.num_shards)]
-
-
-def chunks_of(case: Case, frames: set[tuple[int, int]]) -> set[int]:
-    first = case.episodes.leading_grid.first_chunk.tolist()
-    return {first[e] + frame // case.chunk_frames[e] for e, frame in frames}

@@ -65,10 +65,8 @@ def hold(pipe: seqrecord.SeqRecordPipe, barrier: Any) -> None:
     del batches
 
 
-def memory_of(path: str, way: str, **clips: Any) -> int:
+def memory_of(path: str, *, ranks: int = 1, workers: int = 0, **clips: Any) -> int:
     """Bytes that all processes of a way take."""
-    given = WAYS[way]
-    ranks = given.get("ranks", 1)
     pipes = [
         seqrecord.SeqRecordPipe(path, **clips, rank=rank, world_size=ranks) for rank in range(ranks)
     ]
@@ -85,8 +83,8 @@ def memory_of(path: str, way: str, **clips: Any) -> int:
             process.join()
         return found
     loader: Any = pipes[0]
-    if workers := given.get("workers", 0):
-        loader = DataLoader(pipes[0], batch_size=None, num_workers=workers, persistent_workers=True)
+    if workers:
+        loader = DataLoader(loader, batch_size=None, num_workers=workers, persistent_workers=True)
     batches = begun(loader)
     found = measured()
     del batches, loader
@@ -97,17 +95,13 @@ def main() -> None:
     path, clips = sys.argv[1], json.loads(sys.argv[2])
     small = {**clips, "episodes": list(seqrecord.open(path).episodes)[:4]}
     for way, given in WAYS.items():
-        ranks = given.get("ranks", 1)
-        predicted = [
-            ranks * seqrecord.plan(path, **options, **given).peak_memory
-            for options in (small, clips)
-        ]
-        memory = [memory_of(path, way, **options) for options in (small, clips)]
-        row = {
-            "way": way,
-            "predicted": predicted[1],
-            "measured": predicted[0] + memory[1] - memory[0],
-        }
+        predicted, memory = list[int](), list[int]()
+        for options in (small, clips):
+            peak = seqrecord.plan(path, **options, **given).peak_memory
+            predicted.append(given.get("ranks", 1) * peak)
+            memory.append(memory_of(path, **given, **options))
+        taken = predicted[0] + memory[1] - memory[0]
+        row = {"way": way, "predicted": predicted[1], "measured": taken}
         sys.stdout.write(f"{json.dumps(row)}\n")
 
 

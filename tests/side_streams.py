@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -24,7 +24,17 @@ from torch.utils._pytree import tree_leaves
 from seqrecord.engine.device.prefetch import map_tensors
 from seqrecord.engine.device.streams import Mark, SideStream, find_device, side_stream, streams_of
 
-__all__ = ["NO_GPU", "STREAMS", "LateStream", "OutrunStream", "device_of", "make_stream", "on_host"]
+__all__ = [
+    "NO_GPU",
+    "STREAMS",
+    "LateStream",
+    "OutrunStream",
+    "device_of",
+    "late_streams",
+    "make_stream",
+    "on_host",
+    "streams_of",
+]
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
 
@@ -37,13 +47,23 @@ def make_stream(kind: str) -> SideStream:
 
 
 @contextmanager
+def late_streams() -> Iterator[list[LateStream]]:
+    """Loaders use late streams on the CPU in this context; these are the ones that were made."""
+    made: list[LateStream] = []
+
+    def make(_: torch.device) -> LateStream:
+        made.append(LateStream())
+        return made[-1]
+
+    with streams_of("cpu", make):
+        yield made
+
+
+@contextmanager
 def device_of(kind: str) -> Iterator[str]:
     """The device of a kind of stream, on which loaders use such streams in this context."""
-    if kind != "late":
-        yield kind
-        return
-    with streams_of("cpu", lambda _: LateStream()):
-        yield "cpu"
+    with late_streams() if kind == "late" else nullcontext():
+        yield "cpu" if kind == "late" else kind
 
 
 def on_host(item: Any) -> Any:

@@ -1,19 +1,24 @@
-"""The argument `clips`: tables of chosen clips, how often they come, and errors."""
+"""The argument `clips`: tables of chosen clips, by their first frame or by all of their frames."""
 
 from __future__ import annotations
 
+import logging
+import pickle
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+import seqrecord
 from seqrecord import (
     ClipError,
     HorizontalFlip,
@@ -25,11 +30,46 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from tests.clip_data import check, effective, names, possible_clips, write_numbered
+from tests.clip_data import (
+    LENGTHS,
+    effective,
+    expected_frame,
+    least_memory,
+    leaves_nothing,
+    names,
+    possible_clips,
+    write_numbered,
+)
 from tests.resume_contract import check_resume
+from tests.web_server import WebFolder
 
+Clip = tuple[str, tuple[int, ...]]
+
+PAIRS: list[Clip] = [
+    ("set/3", (3, 38)),
+    ("set/0", (21, 2)),
+    ("set/3", (3, 4)),
+    ("set/3", (3, 5)),
+    ("set/1", (0, 8)),
+    ("set/3", (39, 3)),
+    ("set/0", (2, 2)),
+    ("set/3", (3, 38)),
+]
+FRAMES: dict[str, Any] = {
+    "episode": [key for key, _ in PAIRS],
+    "frames": [[*frames] for _, frames in PAIRS],
+}
 LISTED = [("set/3", 5), ("set/0", 19), ("set/3", 4), ("set/1", 0), ("set/3", 30), ("set/0", 2)]
-EPISODES, STARTS = [key for key, _ in LISTED], [start for _, start in LISTED]
+STARTS: dict[str, Any] = {
+    "episode": [key for key, _ in LISTED],
+    "start": [start for _, start in LISTED],
+}
+RUNS: list[Clip] = [(key, tuple(range(start, start + 4))) for key, start in LISTED]
+WEIGHTS = [0.5, 2.0, 0.0, 1.0, 1.25, 3.0]
+TABLES = {"starts": (STARTS, RUNS), "frames": (FRAMES, PAIRS)}
+"""Each with the clips that it names."""
+
+EACH = pytest.mark.parametrize(("clips", "listed"), TABLES.values(), ids=TABLES)
 
 
 class Table:
@@ -42,11 +82,20 @@ class Table:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lists": dict,
     "arrays": lambda columns: {name: np.array(column) for name, column in columns.items()},
+    "tensors": lambda columns: {  # of one dimension they are none
+        n: torch.tensor(column) if n == "frames" else column for n, column in columns.items()
+    },
     "arrow": pa.table,
-    "batch": lambda columns: pa.RecordBatch.from_pydict(columns),
+    "fixed lists": lambda columns: pa.table(
+        {
+            n: pa.array(c, pa.list_(pa.int32(), 2)) if n == "frames" else c
+            for n, c in columns.items()
+        }
+    ),
+    "batch": pa.RecordBatch.from_pydict,
     "chunked": lambda columns: {
         name: pa.chunked_array([column[:2], column[2:]]) for name, column in columns.items()
     },
@@ -58,41 +107,89 @@ KINDS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("lists") / "records", codecs="raw")
+@pytest.fixture(scope="module", params=["raw", "uneven", "long"])
+def each(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Raw; or images and the rest in groups of their own, with chunks of many lengths, or long."""
+    path = tmp_path_factory.mktemp("lists") / "records"
+    if request.param == "raw":
+        return write_numbered(path, codecs="raw")
+    groups = {"image": 0, "flow": 1, "note": 1, "id": 1}
+    if request.param == "long":
+        return write_numbered(path, groups=groups, chunk_frames=None)
+    return write_numbered(path, groups=groups, flush_at=[2, 8, 9, 30])
 
 
-@pytest.fixture(scope="module", params=[[2, 8, 9, 30], []])
-def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images and the rest in groups of their own, with chunks of many lengths, or very long."""
-    return write_numbered(
-        tmp_path_factory.mktemp("several") / "records",
-        groups={"image": 0, "flow": 1, "note": 1, "id": 1},
-        flush_at=request.param,
-        chunk_frames=4 if request.param else None,
-    )
+def options_of(clips: Any, **settings: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {"features": ["image", "id"], "clips": clips}
+    if isinstance(clips, dict) and "start" in clips:
+        usual["clip_len"] = 4
+    return {**usual, **settings}
 
 
-def make(path: Path, **settings: Any) -> SeqRecordPipe:
-    usual = {"clip_len": 4, "features": ["image", "id"], "batch_size": 3}
-    return SeqRecordPipe(path, **{**usual, **settings})
+def make(path: Any, clips: Any = FRAMES, **settings: Any) -> SeqRecordPipe:
+    return SeqRecordPipe(path, **options_of(clips, **{"batch_size": 3, **settings}))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gives_the_clips_of_the_table(path: Path, kind: str) -> None:
-    pipe = make(path, clips=KINDS[kind]({"episode": EPISODES, "start": STARTS}))
+def frames_of(batch: dict[str, Any], dilation: int = 1) -> list[Clip]:
+    """The clips of a batch, whose frames are looked at."""
+    found = []
+    for i, (key, start) in enumerate(names(batch)):
+        length = batch["id"].shape[1]
+        frames = [*range(start, start + length * dilation, dilation)]
+        if "frames" in batch:
+            frames = batch["frames"][i].tolist()
+            assert start == min(frames)
+        found.append((key, tuple(frames)))
+        for t, frame in enumerate(frames):
+            expected = expected_frame(int(key[4:]), frame)
+            for name in expected.keys() & batch.keys():
+                np.testing.assert_array_equal(np.asarray(batch[name][i][t]), expected[name])
+    return found
+
+
+def clips_of(batches: Iterable[dict[str, Any]], dilation: int = 1) -> list[Clip]:
+    return [clip for batch in batches for clip in frames_of(batch, dilation)]
+
+
+@EACH
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_tables_of_every_kind(
+    path: Path, clips: dict[str, Any], listed: list[Clip], form: Callable[[Any], Any]
+) -> None:
+    given = {"clip_len": 4} if clips is STARTS else {}
+    pipe = make(path, form(clips), **given)
+    assert Counter(clips_of(pipe)) == Counter(listed)
+    assert (pipe.num_clips, len(pipe)) == (len(listed), -(-len(listed) // 3))
+
+
+@pytest.mark.parametrize(
+    "more", [{"features": ["image", "id", "note"]}, {"shuffle": False, "device": "cpu"}]
+)
+@EACH
+def test_gives_the_clips_of_the_table(
+    each: Path, clips: dict[str, Any], listed: list[Clip], more: dict[str, Any]
+) -> None:
+    pipe = make(each, clips, **more)
     for _ in range(2):
-        clips = [name for batch in pipe for name in check(batch, ["image", "id"], 4)]
-        assert sorted(clips) == sorted(LISTED)
-    assert (len(pipe), pipe.num_clips) == (2, len(LISTED))
+        assert Counter(clips_of(pipe)) == Counter(listed)
+        if clips is FRAMES:
+            used = {(key, frame) for key, frames in PAIRS for frame in frames}
+            assert pipe.stats()["frames_decoded"] == len(used)
+    some = make(each, clips, episodes=["set/3"])  # which leave out the others
+    assert Counter(clips_of(some)) == Counter(clip for clip in listed if clip[0] == "set/3")
+
+
+def test_from_a_server_they_are_read_ahead(path: Path) -> None:
+    with WebFolder(path) as server:
+        for more in ({}, {"frame_transform": dict}):
+            pipe = make(server.endpoint, memory_limit="1MiB", **more)
+            assert Counter(clips_of(pipe)) == Counter(PAIRS)
 
 
 def test_reads_only_chunks_that_hold_one(path: Path) -> None:
-    pipe = make(path, clips={"episode": ["set/3"] * 2, "start": [0, 32]}, shuffle=False)
-    assert [name for batch in pipe for name in names(batch)] == [("set/3", 0), ("set/3", 32)]
-    assert pipe.stats()["loads"] == 2
-    assert pipe.stats()["frames_decoded"] == 8
+    pipe = make(path, {"episode": ["set/3"] * 2, "start": [0, 32]}, shuffle=False)
+    assert clips_of(pipe) == [("set/3", (0, 1, 2, 3)), ("set/3", (32, 33, 34, 35))]
+    assert (pipe.stats()["loads"], pipe.stats()["frames_decoded"]) == (2, 8)
 
 
 @pytest.mark.parametrize("windows", [None, {"id": range(-4, 4)}])
@@ -104,209 +201,328 @@ def test_a_clip_that_is_there_twice_fits_into_the_least_memory(
     clips = {"episode": ["set/0"] * 6, "start": [4, 5, 5, 9, 10, 10]}
     options: dict[str, Any] = {"clips": clips, "features": ["id"], "shuffle": False}
     options |= {"clip_len": 4} if windows is None else {"windows": windows}
-    with pytest.raises(MemoryLimitError) as caught:
-        SeqRecordPipe(path, **options, memory_limit=1)
-    least = int(str(caught.value.expected).split()[2])
-    given = [clip["start"] for clip in SeqRecordPipe(path, **options, memory_limit=least)]
-    assert given == clips["start"]
+    make = partial(SeqRecordPipe, path, **options)
+    assert [clip["start"] for clip in make(memory_limit=least_memory(make))] == clips["start"]
+
+
+def test_transforms_get_these_frames(each: Path) -> None:
+    pipe = make(each, frame_transform=lambda f: {"image": f["image"], "id": f["id"]})
+    assert Counter(clips_of(pipe)) == Counter(PAIRS)
+    chain = [RandomCrop((4, 5)), lambda clip, rng: {**clip, "drawn": rng.random(1)}]
+    drawn: list[dict[Any, Any]] = []
+    some = {name: column[1:] for name, column in FRAMES.items()}
+    for clips in (FRAMES, some, FRAMES):
+        drawn.append({})
+        for batch in make(each, clips, clip_transform=chain):
+            for i, key in enumerate(batch["episode"]):
+                frames = tuple(batch["frames"][i].tolist())
+                top, left, *_ = crop = batch["crop"][i].tolist()
+                drawn[-1][key, frames] = (*crop, batch["drawn"][i].item())
+                for t, frame in enumerate(frames):
+                    whole = expected_frame(int(key[4:]), frame)["image"]
+                    window = whole[top : top + 4, left : left + 5]
+                    np.testing.assert_array_equal(batch["image"][i, t].numpy(), window)
+    assert drawn[0] == drawn[1] == drawn[2], "whatever else is in the list"
+    assert len(set(drawn[0].values())) > 4
+
+
+def test_by_number_they_have_the_order_of_the_list(path: Path) -> None:
+    for clips, listed in TABLES.values():
+        dataset = SeqRecordMapDataset(path, **options_of(clips))
+        numbers = [*range(len(listed)), 3, 0]
+        batch = seqrecord.collate(dataset.__getitems__(numbers))
+        assert frames_of(batch) == [listed[number] for number in numbers]
+        assert [names(dataset[i])[0] for i in numbers] == names(batch)
+        if clips is FRAMES:
+            assert dataset[1]["frames"].tolist() == [21, 2]
+    flow = SeqRecordMapDataset(path, **options_of(STARTS, features=["flow"]))
+    assert [names(flow[i])[0] for i in range(len(flow))] == [LISTED[0], *LISTED[2:]]
+    with pytest.raises(ClipError, match="gives each clip once"):
+        SeqRecordMapDataset(path, clip_len=4, clips={**STARTS, "weight": WEIGHTS})
 
 
 def test_what_lacks_a_feature_is_left_out_and_counted(path: Path) -> None:
-    pipe = make(path, features=["flow"], clips={"episode": EPISODES, "start": STARTS})
-    given = [name for batch in pipe for name in check(batch, ["flow"], 4)]
-    assert sorted(given) == sorted(set(LISTED) - {("set/0", 19)})
+    pipe = make(path, STARTS, features=["flow", "id"])
+    assert Counter(clips_of(pipe)) == Counter(clip for clip in RUNS if clip[1][0] != 19)
     assert pipe.stats()["clips_incomplete"] == 1
     assert "1 of 6 clips" in repr(pipe)
-
-
-def test_episodes_leave_out_the_others(path: Path) -> None:
-    clips = {"episode": EPISODES, "start": STARTS}
-    pipe = make(path, clips=clips, episodes=["set/3"])
-    assert sorted(name for batch in pipe for name in names(batch)) == [
-        ("set/3", 4),
-        ("set/3", 5),
-        ("set/3", 30),
-    ]
-
-
-WEIGHTS = [0.5, 2.0, 0.0, 1.0, 1.25, 3.0]
+    clips = {"episode": ["set/3", "set/0", "set/3"], "frames": [[1, 20], [4, 2], [39, 1]]}
+    pipe = make(path, clips, features=["flow", "id"])
+    assert clips_of(pipe) == [("set/0", (4, 2))]
+    assert pipe.stats()["clips_incomplete"] == 2
+    with pytest.raises(ClipError, match="no listed clip"):
+        make(path, {**clips, "frames": [[1, 20], [22, 2], [39, 1]]}, features=["flow"])
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_weights_are_how_often_a_clip_comes(path: Path, shuffle: bool) -> None:
-    clips = {"episode": EPISODES, "start": STARTS, "weight": WEIGHTS}
-    pipe = make(path, clips=clips, seed=5, shuffle=shuffle)
+    given: dict[str, Any] = {"seed": 5, "shuffle": shuffle}
+    pipe = make(path, {**STARTS, "weight": WEIGHTS}, **given)
     epochs = []
-    for _ in range(40):
+    for _ in range(20):
         count = pipe.num_clips
-        found = [name for batch in pipe for name in check(batch, ["image", "id"], 4)]
-        assert len(found) == count
-        epochs.append(Counter(found))
-    for name, weight in zip(LISTED, WEIGHTS, strict=True):
-        times = [epoch[name] for epoch in epochs]
-        assert {int(np.floor(weight)), int(np.ceil(weight))} == set(times)
+        epochs.append(Counter(clips_of(pipe)))
+        assert epochs[-1].total() == count
+    for name, weight in zip(RUNS, WEIGHTS, strict=True):
+        times = {epoch[name] for epoch in epochs}
+        assert {int(np.floor(weight)), int(np.ceil(weight))} == times
     assert any(epoch != epochs[0] for epoch in epochs)
-    same = make(path, clips=clips, seed=5, shuffle=shuffle)
-    assert Counter(name for batch in same for name in names(batch)) == epochs[0]
-
-
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_resumes_anywhere(path: Path, batch_size: int | None) -> None:
-    clips = {"episode": EPISODES, "start": STARTS, "weight": [2.5, 2.0, 1.5, 1.0, 1.25, 3.0]}
-    check_resume(lambda: make(path, clips=clips, batch_size=batch_size, seed=1), num_epochs=2)
-
-
-def test_a_state_of_other_clips_is_refused(path: Path) -> None:
-    clips = {"episode": EPISODES, "start": STARTS}
-    pipe = make(path, clips=clips)
-    next(iter(pipe))
-    state = pipe.state_dict()
-    make(path, clips=clips).load_state_dict(state)
-    others: list[dict[str, Any]] = [
-        {"episode": EPISODES, "start": [*STARTS[:-1], 3]},
-        {**clips, "weight": [1, 1, 1, 1, 1, 2]},
-    ]
-    for other in others:
-        with pytest.raises(StateError, match="other settings: clips"):
-            make(path, clips=other).load_state_dict(state)
-    with pytest.raises(StateError):
-        make(path).load_state_dict(state)
-
-
-def test_map_style_clips_have_the_numbers_of_the_table(path: Path) -> None:
-    features = ["image", "id"]
-    clips = {"episode": EPISODES, "start": STARTS}
-    dataset = SeqRecordMapDataset(path, clip_len=4, features=features, clips=clips)
-    assert [names(dataset[i])[0] for i in range(len(dataset))] == LISTED
-    assert [names(clip)[0] for clip in dataset.__getitems__([4, 0, 4])] == [
-        LISTED[4],
-        LISTED[0],
-        LISTED[4],
-    ]
-    for i in range(len(dataset)):
-        check(dataset[i], features, 4)
-    flow = SeqRecordMapDataset(path, clip_len=4, features=["flow"], clips=clips)
-    assert [names(flow[i])[0] for i in range(len(flow))] == [LISTED[0], *LISTED[2:]]
-    with pytest.raises(ClipError, match="gives each clip once"):
-        SeqRecordMapDataset(path, clip_len=4, clips={**clips, "weight": WEIGHTS})
+    assert Counter(clips_of(make(path, {**STARTS, "weight": WEIGHTS}, **given))) == epochs[0]
 
 
 @pytest.mark.parametrize(
-    ("clips", "match"),
+    ("clips", "weight", "more"),
     [
-        ([("set/0", 1)], "clips is not a table"),
-        ("set/0", "clips is not a table"),
-        ({"episode": EPISODES}, "lacks a column: start.*got: episode"),
-        ({"episode": EPISODES, "start": STARTS, "score": STARTS}, "unknown column: score"),
-        (
-            {"episode": EPISODES, "start": STARTS[:-1]},
-            r"clips is not a table: .*length 6 but got length 5",
-        ),
-        ({"episode": ["set/0", None], "start": [0, 0]}, "no episode in row 1"),
-        ({"episode": ["set/0", "set/9"], "start": [0, 0]}, "unknown episode, in row 1.*'set/9'"),
-        ({"episode": [0], "start": [0]}, "no keys in column episode.*int64"),
-        ({"episode": ["set/0"], "start": [0.5]}, "no frames in column start.*double"),
-        ({"episode": ["set/0"] * 2, "start": [0, 20]}, "in row 1.*set/0.*0 to 19.*got: 20"),
-        ({"episode": ["set/0"], "start": [-1]}, "in row 0.*0 to 19.*got: -1"),
-        ({"episode": ["set/2"], "start": [0]}, "an episode with at least 4 frames"),
-        ({"episode": ["set/0"], "start": np.array([2**63], "u8")}, "in row 0.*0 to 19"),
-        ({"episode": ["set/0"], "start": [0], "weight": [-0.5]}, "weight.*row 0.*got: -0.5"),
-        ({"episode": ["set/0"], "start": [0], "weight": [float("nan")]}, "weight.*row 0.*nan"),
-        ({"episode": ["set/0"], "start": [0], "weight": [1e9]}, "weight.*row 0"),
-        ({"episode": ["set/0"], "start": [0], "weight": ["1"]}, "no numbers in column weight"),
-        ({"episode": ["set/0"], "start": [0], "weight": [0.0]}, "no clip has all of its frames"),
-        ({"episode": [], "start": []}, "no rows"),
-        ({"episode": [["a"], 3], "start": [0, 0]}, "clips is not a table"),
-        ({"episode": ["set/0"], "start": [10**30]}, "clips is not a table"),
-        (pa.table([["set/0"], [0], [1]], ["episode", "start", "start"]), "duplicate column names"),
+        (STARTS, [2.5, 2.0, 1.5, 1.0, 1.25, 3.0], {"batch_size": None}),
+        (FRAMES, [2.5, 2.0, 1.5, 1.0, 1.25, 3.0, 1, 0.5], {}),
+        (FRAMES, [2.5, 2.0, 1.5, 1.0, 1.25, 3.0, 1, 0.5], {"memory_limit": "24KiB"}),
     ],
 )
-def test_says_what_is_wrong(path: Path, clips: Any, match: str) -> None:
-    with pytest.raises(ClipError, match=match):
-        make(path, clips=clips)
+def test_resumes_anywhere(
+    path: Path, clips: dict[str, Any], weight: list[float], more: dict[str, Any]
+) -> None:
+    listed = {**clips, "weight": weight}
+    check_resume(lambda: make(path, listed, seed=1, **more), num_epochs=2)
 
 
-def test_a_stride_makes_no_sense(path: Path) -> None:
-    with pytest.raises(ClipError, match="clips has the starts"):
-        make(path, clips={"episode": EPISODES, "start": STARTS}, stride=2)
+def test_a_state_of_other_lists_is_refused(path: Path) -> None:
+    last = [*FRAMES["frames"][:-1], [3, 37]]
+    others: list[tuple[Any, list[Any]]] = [
+        (
+            STARTS,
+            [{**STARTS, "start": [*STARTS["start"][:-1], 3]}, {**STARTS, "weight": [1] * 5 + [2]}],
+        ),
+        (FRAMES, [{**FRAMES, "frames": last}]),
+    ]
+    for clips, refused in others:
+        pipe = make(path, clips)
+        next(iter(pipe))
+        state = pipe.state_dict()
+        make(path, clips).load_state_dict(state)
+        for other in refused:
+            with pytest.raises(StateError, match="other settings: clips"):
+                make(path, other).load_state_dict(state)
+        least = {"episode": clips["episode"], "start": [0] * len(clips["episode"])}
+        for other in (least, None):
+            with pytest.raises(StateError):
+                make(path, other, clip_len=2).load_state_dict(state)
 
 
-@given(data=st.data())
-def test_lists_of_data_sets_of_several_groups(several: Path, data: st.DataObject) -> None:
+def test_parts_workers_and_mixes_share_them(path: Path) -> None:
+    parts = [make(path, rank=i, world_size=2, even_batches=False) for i in range(2)]
+    found = [clip for pipe in parts for clip in clips_of(pickle.loads(pickle.dumps(pipe)))]
+    assert Counter(found) == Counter(PAIRS)
+    with leaves_nothing():
+        stream = SeqRecordIterableDataset(path, **options_of(FRAMES, batch_size=2))
+        loader: Any = DataLoader(stream, batch_size=None, num_workers=2)
+        assert Counter(clips_of(loader)) == Counter(PAIRS)
+        del stream, loader
+    a = SeqRecordIterableDataset(path, features=["image", "id", "flow"], clips=FRAMES)
+    b = SeqRecordIterableDataset(path, features=["image", "id"], clip_len=2)
+    for batch in SeqRecordMix({"a": a, "b": b}, batch_size=4, features="intersection"):
+        for i, (name, (key, start)) in enumerate(zip(batch["dataset"], names(batch), strict=True)):
+            frames = batch["frames"][i].tolist() if name == "a" else [start, start + 1]
+            assert batch["id"][i].tolist() == [[int(key[4:]), frame] for frame in frames]
+
+
+def test_goes_on_with_other_ranks(path: Path) -> None:
+    weights = [3, 1, 1, 2, 1, 1, 2, 1]
+    settings: dict[str, Any] = {"clips": {**FRAMES, "weight": weights}, "batch_size": 2, "seed": 3}
+    found, states = [], []
+    for rank in range(2):
+        pipe = make(path, **settings, rank=rank, world_size=2)
+        found += frames_of(next(iter(pipe)))
+        states.append(pipe.state_dict())
+    rest = make(path, **settings)
+    rest.load_state_dict(states[0])
+    found += clips_of(rest)
+    assert Counter(found) == Counter(
+        pair for pair, weight in zip(PAIRS, weights, strict=True) for _ in range(weight)
+    )
+
+
+MANY: list[Clip] = [
+    (f"set/{episode}", (start, start + gap))
+    for episode, length in enumerate(LENGTHS)
+    for gap in (0, 2, 9, 20)
+    for start in range(length - gap)
+]
+MANY_CLIPS = {"episode": [key for key, _ in MANY], "frames": [[*frames] for _, frames in MANY]}
+
+
+def test_each_frame_is_decoded_once_or_how_many_more_is_said(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nbytes = 6 * 8 * 3 + 16
+    total = sum(LENGTHS)
+    decoded = []
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        for limit in (None, 4 * nbytes * max(LENGTHS), 4 * nbytes * 24):
+            assert not [line for line in caplog.messages if "decodes" in line]
+            pipe = make(path, MANY_CLIPS, batch_size=4, memory_limit=limit)
+            assert Counter(clips_of(pipe)) == Counter(MANY)
+            decoded.append(pipe.stats()["frames_decoded"])
+            assert limit is None or pipe.stats()["peak_buffer_bytes"] <= limit
+    assert decoded[0] == total < decoded[2] < 2 * total
+    (line,) = [line for line in caplog.messages if "decodes" in line]
+    assert f" {round(100 * (decoded[2] / total - 1))}% of the frames a second time" in line
+    with pytest.raises(MemoryLimitError):
+        make(path, MANY_CLIPS, memory_limit=nbytes)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "more", [{}, {"drop_last": True}, {"even_batches": False, "shuffle": False}]
+)
+def test_ranks_cut_episodes_only_where_their_parts_begin(
+    path: Path, ranks: int, more: dict[str, Any]
+) -> None:
+    found, counts, decoded = Counter[Clip](), [], 0
+    for rank in range(ranks):
+        given: dict[str, Any] = {"features": ["id"], "batch_size": 4, **more}
+        pipe = make(path, MANY_CLIPS, rank=rank, world_size=ranks, **given)
+        clips = clips_of(pipe)
+        found.update(clips)
+        counts.append(len(clips))
+        decoded += pipe.stats()["frames_decoded"]
+    repeated, missing = found - Counter(MANY), Counter(MANY) - found
+    assert max(counts) - min(counts) <= ("even_batches" in more)
+    assert repeated.total() == (0 if more else sum(counts) - len(MANY))
+    assert missing.total() == (len(MANY) - sum(counts) if "drop_last" in more else 0)
+    assert decoded <= sum(LENGTHS) + (ranks - 1) * max(LENGTHS)
+
+
+@given(st.data())
+def test_any_list(each: Path, data: st.DataObject) -> None:
     """Some clips twice; without shuffle they come episode by episode."""
-    clip_len, dilation = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
-    possible = possible_clips(["id"], clip_len, 1, dilation)
-    listed = data.draw(st.lists(st.sampled_from(possible), min_size=1, max_size=12))
-    settings = {
-        "batch_size": data.draw(st.none() | st.integers(1, 5)),
+    length, dilation = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
+    more = {
+        "batch_size": data.draw(st.integers(1, 5)),
         "shuffle": data.draw(st.booleans()),
         "num_cursors": data.draw(st.none() | st.integers(1, 4)),
-        "memory_limit": data.draw(st.sampled_from([200_000, 4 << 20])),
+        "memory_limit": data.draw(st.sampled_from([None, 60_000, 200_000])),
+        "seed": data.draw(st.integers(0, 99)),
     }
-    pipe = SeqRecordPipe(
-        several,
-        clip_len=clip_len,
-        dilation=dilation,
-        features=["image", "id"],
-        clips={"episode": [key for key, _ in listed], "start": [start for _, start in listed]},
-        **effective(settings),
-    )
-    clips = [name for batch in pipe for name in check(batch, ["image", "id"], clip_len, dilation)]
-    assert (sorted(clips) if settings["shuffle"] else clips) == sorted(listed)
+    if data.draw(st.booleans()):
+        possible = possible_clips(["id"], length, 1, dilation)
+        listed = data.draw(st.lists(st.sampled_from(possible), min_size=1, max_size=12))
+        clips: dict[str, Any] = {"start": [start for _, start in listed]}
+        more |= {"clip_len": length, "dilation": dilation}
+        wanted = [(k, tuple(range(s, s + length * dilation, dilation))) for k, s in listed]
+    else:
+        frames = [st.tuples(*[st.integers(0, count - 1)] * length) for count in LENGTHS]
+        each_clip = st.integers(0, 3).flatmap(lambda e: st.tuples(st.just(f"set/{e}"), frames[e]))
+        wanted = data.draw(st.lists(each_clip, min_size=1, max_size=60))
+        clips, dilation = {"frames": [[*frames] for _, frames in wanted]}, 1
+        del more["num_cursors"]
+    clips["episode"] = [key for key, _ in wanted]
+    found = clips_of(make(each, clips, **effective(more)), dilation)
+    assert Counter(found) == Counter(wanted)
+    if "start" in clips and not more["shuffle"]:
+        assert found == sorted(wanted)
 
 
-@pytest.mark.parametrize("is_listed", [False, True], ids=["start", "frames"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("clips", [STARTS, FRAMES], ids=TABLES)
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_copies_of_a_clip_have_draws_of_their_own(
-    path: Path, is_listed: bool, num_workers: int
+    path: Path, clips: dict[str, Any], num_workers: int
 ) -> None:
-    place: dict[str, Any] = {"frames": [[5, 9], [1, 2]]} if is_listed else {"start": [5, 19]}
     numbers: list[int] = []
 
     def note(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
         numbers.append(int(generator.integers(1 << 40)))
         return clip
 
+    steps: dict[str, Any] = {}
+    if clips is STARTS:
+        steps = {"clip_len": 2, "dilation": (1, 2, 3), "reverse": 0.5}
     functions = [] if num_workers else [note]
-    steps: dict[str, Any] = (
-        {} if is_listed else {"clip_len": 2, "dilation": (1, 2, 3), "reverse": 0.5}
-    )
-    pipe = SeqRecordPipe(
+    pipe = make(
         path,
-        clips={"episode": ["set/3", "set/0"], **place, "weight": [40, 1]},
+        {**{name: column[:2] for name, column in clips.items()}, "weight": [40, 1]},
         features=["image"],
         batch_size=8,
         clip_transform=[RandomCrop((2, 2)), HorizontalFlip(0.5), *functions],
         **steps,
     )
-    loader = DataLoader(pipe, batch_size=None, num_workers=num_workers)
+    loader: Any = DataLoader(pipe, batch_size=None, num_workers=num_workers)
     numbers.clear()
     batches = list(loader)
-    drawn = {
-        name: [tuple(np.ravel(item)) for batch in batches for item in batch[name].numpy()]
-        for name in ("crop", "flipped", *(("dilation", "reversed") if steps else ()))
-    }
-    assert {name: len({*values}) > 1 for name, values in drawn.items()} == dict.fromkeys(
-        drawn, True
-    )
+    for name in ("crop", "flipped", *(("dilation", "reversed") if steps else ())):
+        drawn = {tuple(np.ravel(item)) for batch in batches for item in batch[name].numpy()}
+        assert len(drawn) > 1, name
     assert num_workers or len({*numbers}) == 41
 
 
 def test_copies_in_a_mix_and_after_a_resume(path: Path) -> None:
     chosen: dict[str, Any] = {"episode": ["set/3"], "start": [5], "weight": [24]}
-    settings: dict[str, Any] = {
-        "clips": chosen,
-        "clip_len": 2,
-        "features": ["image"],
-        "clip_transform": RandomCrop((2, 2)),
-    }
+    settings = options_of(chosen, features=["image"], clip_transform=RandomCrop((2, 2)))
     mix = SeqRecordMix({"a": SeqRecordIterableDataset(path, **settings)}, batch_size=8)
     assert len({tuple(crop) for batch in mix for crop in batch["crop"].tolist()}) > 1
     whole = [batch["crop"].tolist() for batch in SeqRecordPipe(path, batch_size=8, **settings)]
     first = SeqRecordPipe(path, batch_size=8, **settings)
-    iterator = iter(first)
-    assert next(iterator)["crop"].tolist() == whole[0]
-    state = first.state_dict()
+    assert next(iter(first))["crop"].tolist() == whole[0]
     rest = SeqRecordPipe(path, batch_size=8, **settings)
-    rest.load_state_dict(state)
+    rest.load_state_dict(first.state_dict())
     assert [batch["crop"].tolist() for batch in rest] == whole[1:]
+
+
+ONE: dict[str, Any] = {"episode": ["set/0"], "start": [0]}
+BAD: list[tuple[Any, str]] = [
+    ([("set/0", 1)], "clips is not a table"),
+    ("set/0", "clips is not a table"),
+    ({"episode": ["set/0"]}, "lacks a column: start.*got: episode"),
+    ({**ONE, "score": [1]}, "unknown column: score"),
+    ({**ONE, "start": [0, 1]}, r"clips is not a table: .*length 1 but got length 2"),
+    ({"episode": ["set/0", None], "start": [0, 0]}, "no episode in row 1"),
+    ({"episode": ["set/0", "set/9"], "start": [0, 0]}, "unknown episode, in row 1.*'set/9'"),
+    ({**ONE, "episode": [0]}, "no keys in column episode.*int64"),
+    ({**ONE, "start": [0.5]}, "no frames in column start.*double"),
+    ({"episode": ["set/0"] * 2, "start": [0, 20]}, "in row 1.*set/0.*0 to 19.*got: 20"),
+    ({**ONE, "start": [-1]}, "in row 0.*0 to 19.*got: -1"),
+    ({**ONE, "episode": ["set/2"]}, "an episode with at least 4 frames"),
+    ({**ONE, "start": np.array([2**63], "u8")}, "in row 0.*0 to 19"),
+    ({**ONE, "weight": [-0.5]}, "weight.*row 0.*got: -0.5"),
+    ({**ONE, "weight": [float("nan")]}, "weight.*row 0.*nan"),
+    ({**ONE, "weight": [1e9]}, "weight.*row 0"),
+    ({**ONE, "weight": ["1"]}, "no numbers in column weight"),
+    ({**ONE, "weight": [0.0]}, "no clip has all of its frames"),
+    ({"episode": [], "start": []}, "no rows"),
+    ({"episode": [["a"], 3], "start": [0, 0]}, "clips is not a table"),
+    ({**ONE, "start": [10**30]}, "clips is not a table"),
+    (pa.table([["set/0"], [0], [1]], ["episode", "start", "start"]), "duplicate column names"),
+    ({**ONE, "frames": [[1, 2]]}, "start, beside frames"),
+    ({"frames": [1]}, "no lists of frames in column frames"),
+    ({"frames": [[0.5, 1.0]]}, "no lists of frames"),
+    ({"frames": [[1, 23]]}, "in row 0.*set/0.*0 to 22"),
+    ({"frames": [[-1, 2]]}, "in row 0.*set/0.*0 to 22"),
+    ({"frames": [[]]}, "no frames, in row 0"),
+    ({"frames": [[1, None]]}, "nulls"),
+    ({"frames": [None]}, "no lists of frames in column frames"),
+    ({"episode": ["set/0"] * 2, "frames": [[1, 2], [1]]}, "different lengths, in row 1"),
+    ({"episode": ["set/9"], "frames": [[1, 2]]}, "unknown episode, in row 0"),
+    ({"episode": [], "frames": []}, "no rows"),
+    ({"frames": np.zeros((1, 0), int)}, "not a table|no frames, in row 0"),
+    ({"frames": np.zeros((1, 2, 2), int)}, "not a table"),
+]
+
+
+def test_says_what_is_wrong(path: Path) -> None:
+    for clips, match in BAD:
+        length: dict[str, Any] = {"clip_len": 4}
+        if isinstance(clips, dict):
+            clips = {"episode": ["set/0"], **clips}
+            length = {} if "frames" in clips else length
+        with pytest.raises(ClipError, match=match):
+            SeqRecordPipe(path, clips=clips, **length)
+    with pytest.raises(ClipError, match="clips has the starts"):
+        make(path, STARTS, stride=2)
+    several: list[dict[str, Any]] = [
+        {"clip_len": 2},
+        {"windows": {"id": [0]}},
+        {"pad": "edge"},
+        {"reverse": 0.5},
+    ]
+    for more in several:
+        with pytest.raises(ClipError, match="or the frames of each clip"):
+            make(path, FRAMES, **more)

@@ -1,6 +1,7 @@
+"""Which clips there are, which frames are missing, and one integer for a frame of an owner."""
+
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.clips.frames import ClipUse
-from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.grids import (
+    MAX_FRAMES,
+    MAX_OWNERS,
+    ChunkGrid,
+    frame_keys,
+    search_keys,
+    split_keys,
+)
 from seqrecord.clips.tables import (
     ClipTable,
     EpisodeTable,
@@ -18,7 +25,10 @@ from seqrecord.clips.tables import (
     enumerate_clips,
     missing_from_bitmaps,
 )
-from tests.clip_cases import Case, bitmaps, cases, episode_table
+from seqrecord.format.manifest import MAX_EPISODES
+from seqrecord.format.rows import MAX_EPISODE_FRAMES
+from seqrecord.sampling.runs import Runs, concatenated_pieces
+from tests.clip_cases import Case, cases, episode_table
 
 ALL_64 = np.uint64(2**64 - 1)
 
@@ -48,138 +58,116 @@ def test_enumerates_every_whole_clip_in_order(case: Case) -> None:
     )
 
 
-@given(cases())
-def test_missing_runs_are_the_missing_frames(case: Case) -> None:
-    found = runs(case.missing_frames)
-    assert {(e, f) for e, start, stop in found for f in range(start, stop)} == case.missing
-    assert found == sorted(found)
-    for (e, _, stop), (next_e, start, _) in itertools.pairwise(found):
-        assert e != next_e or stop < start
+def test_missing_frames_from_bitmaps_by_hand() -> None:
+    def found(episodes: EpisodeTable, *rows: Any) -> list[tuple[int, int, int]]:
+        chunk, present = (np.array(row) for row in rows)
+        words = np.zeros_like(chunk)
+        return runs(missing_from_bitmaps(episodes, [(chunk, words, present.astype(np.uint64))]))
 
-
-@given(cases(), st.data())
-def test_windows_of_features_that_lack_frames(case: Case, data: st.DataObject) -> None:
-    """Each use has frames of its own, which may lie beyond the ends, or beyond one of them."""
-    pads = data.draw(st.tuples(st.booleans(), st.booleans()))
-    drop_last = data.draw(st.integers(0, 4))
-    some = st.lists(st.integers(-12, 12), min_size=1, max_size=6)
-    offsets = data.draw(st.lists(some | st.just([*range(-2, 9, 2)]), min_size=1, max_size=3))
-    missing = [set(data.draw(st.sets(st.sampled_from(sorted(case.missing) or [(0, 0)]))))
-               for _ in offsets]  # fmt: skip
-    uses = [
-        ClipUse(
-            np.array(some),
-            missing_from_bitmaps(case.episodes, [bitmaps(case.episodes, lacking)]),
-        )
-        for some, lacking in zip(offsets, missing, strict=True)
-    ]
-    selected = np.array(case.selected, np.int64)
-    asked: Any = {"uses": uses, "pads": pads, "drop_last": drop_last}
-    table = enumerate_clips(case.spec, case.episodes, selected, **asked)
-    expected, possible, starts = [], dict.fromkeys(case.selected, 0), 0
-    for episode in case.selected:
-        last = case.num_frames[episode] - 1
-        for start in range(case.spec.phase, last + 1 - drop_last, case.spec.stride):
-            starts += 1
-            used = [[start + offset for offset in some] for some in offsets]
-            least, most = min(map(min, used)), max(map(max, used))
-            if (least < 0 and not pads[0]) or (most > last and not pads[1]):
-                continue
-            possible[episode] += 1
-            if not any(
-                (episode, min(max(frame, 0), last)) in lacking
-                for frames, lacking in zip(used, missing, strict=True)
-                for frame in frames
-            ):
-                expected.append((episode, start))
-    assert located(table) == expected
-    assert table.num_short_episodes == list(possible.values()).count(0)
-    assert table.num_incomplete == sum(possible.values()) - len(expected)
-    assert table.num_outside == starts - sum(possible.values())
-
-
-def test_features_unite_whatever_the_order_of_rows() -> None:
-    episodes = episode_table([10, 5], [4, 4])  # chunk rows 0 1 2 | 3 4
-    chunk = np.array([4, 1, 0, 1], np.int64)
-    present = np.array([0b0, 0b1101, 0b0111, 0b1110], np.uint64)
-    assert runs(missing_from_bitmaps(episodes, [(chunk, 0 * chunk, present)])) == [
-        (0, 3, 6),
-        (1, 4, 5),
-    ]
-
-
-def test_a_whole_episode_missing_is_one_run() -> None:
+    # Features unite, whatever the order of rows: chunk rows 0 1 2 | 3 4
+    both = found(episode_table([10, 5], [4, 4]), [4, 1, 0, 1], [0b0, 0b1101, 0b0111, 0b1110])
+    assert both == [(0, 3, 6), (1, 4, 5)]
+    # A whole episode is one run; bits past the last frame do not count.
     episodes = episode_table([64 * 3 + 1, 64], [64, 64])
-    words, zeros = np.zeros(4, np.int64), np.zeros(4, np.uint64)
-    assert runs(missing_from_bitmaps(episodes, [(np.arange(4), words, zeros)])) == [(0, 0, 193)]
-    assert runs(missing_from_bitmaps(episodes, [(np.arange(4), words, zeros | ALL_64)])) == []
-
-
-def test_bits_past_the_last_frame_do_not_count() -> None:
-    episodes = episode_table([3], [64])
-    present = np.array([0b111], np.uint64)
-    zero = np.zeros(1, np.int64)
-    assert len(missing_from_bitmaps(episodes, [(zero, zero, present)])) == 0
-
-
-def test_an_episode_without_frames_owns_no_chunk() -> None:
+    assert found(episodes, range(4), np.zeros(4)) == [(0, 0, 193)]
+    assert found(episodes, range(4), np.full(4, ALL_64)) == []
+    assert found(episode_table([3], [64]), [0], [0b111]) == []
+    # An episode without frames owns no chunk.
     grid = ChunkGrid(np.array([4, 4, 4]), np.array([0, 1, 1]))
-    episodes = EpisodeTable(np.array([4, 0, 4]), (grid,))
-    present = np.array([0b0111], np.uint64)
-    found = missing_from_bitmaps(episodes, [(np.array([1]), np.array([0]), present)])
-    assert runs(found) == [(2, 3, 4)]
+    assert found(EpisodeTable(np.array([4, 0, 4]), (grid,)), [1], [0b0111]) == [(2, 3, 4)]
+    # Many bitmaps join across the groups in which they are expanded.
+    count = (1 << 16) + 10
+    assert found(episode_table([count], [1]), range(count), np.zeros(count)) == [(0, 0, count)]
 
 
-def test_many_bitmaps_join_across_the_groups_they_are_expanded_in() -> None:
-    num_chunks = (1 << 16) + 10
-    episodes = episode_table([num_chunks], [1])
-    zeros = np.zeros(num_chunks, np.uint64)
-    words = np.zeros(num_chunks, np.int64)
-    found = missing_from_bitmaps(episodes, [(np.arange(num_chunks), words, zeros)])
-    assert runs(found) == [(0, 0, num_chunks)]
-
-
-@pytest.mark.parametrize("selected", [[1, 0], [0, 0], [-1], [2]])
-def test_refuses_a_selection_that_is_not_ascending_rows(selected: list[int]) -> None:
-    with pytest.raises(IndexError, match="ascending rows in"):
-        enumerate_clips(ClipSpec(2), episode_table([9, 9], [4, 4]), np.array(selected, np.int64))
-
-
-@pytest.mark.parametrize("position", [-1, 8])
-def test_refuses_a_position_outside(position: int) -> None:
+def test_refuses_what_is_out_of_range() -> None:
+    for selected in ([1, 0], [0, 0], [-1], [2]):
+        with pytest.raises(IndexError, match="ascending rows in"):
+            enumerate_clips(ClipSpec(2), episode_table([9, 9], [4, 4]), np.array(selected))
     table = enumerate_clips(ClipSpec(2), episode_table([9], [4]), np.arange(1))
-    with pytest.raises(IndexError, match=r"outside \[0, 8\)"):
-        table.locate(np.array([position]))
+    for position in (-1, 8):
+        with pytest.raises(IndexError, match=r"outside \[0, 8\)"):
+            table.locate(np.array([position]))
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"length": 0}, "length"),
+        ({"length": (1 << 20) + 1}, "length"),
+        ({"length": 2.0}, "length"),
+        ({"length": True}, "length"),
+        ({"length": 2, "stride": 0}, "stride"),
+        ({"length": 2, "stride": 1 << 31}, "stride"),
+        ({"length": 2, "stride": "1"}, "stride"),
+        ({"length": 2, "dilation": 0}, "dilation"),
+        ({"length": 2, "dilation": 1 << 31}, "dilation"),
+        ({"length": 2, "phase": 1}, "phase"),
+        ({"length": 2, "stride": 4, "phase": -1}, "phase"),
+    ]
+    for numbers, name in rows:
+        with pytest.raises(ClipError, match=name):
+            ClipSpec(**numbers)
 
 
 def test_span_and_frame_step() -> None:
-    assert [ClipSpec(*numbers).span for numbers in ((1, 1, 5), (16,), (3, 1, 3))] == [1, 16, 7]
-    steps = [
-        ClipSpec(*numbers).frame_step for numbers in [(16, 4), (3, 4, 6), (1, 4, 3), (3, 3, 3)]
-    ]
-    assert steps == [1, 2, 4, 3]
+    rows = [((1, 1, 5), 1, 1), ((16,), 16, 1), ((3, 1, 3), 7, 1), ((16, 4), 16, 1)]
+    rows += [((3, 4, 6), 13, 2), ((1, 4, 3), 1, 4), ((3, 3, 3), 7, 3)]
+    for numbers, span, step in rows:
+        spec = ClipSpec(*map(np.int64, numbers))
+        assert (spec.span, spec.frame_step) == (span, step)
+        assert type(spec.length) is int
 
 
-@pytest.mark.parametrize(
-    ("numbers", "name"),
-    [
-        ({"length": 0}, "length"),
-        ({"length": (1 << 20) + 1}, "length"),
-        ({"length": 2, "stride": 1 << 31}, "stride"),
-        ({"length": 2, "dilation": 1 << 31}, "dilation"),
-        ({"length": 2, "stride": 0}, "stride"),
-        ({"length": 2, "dilation": 0}, "dilation"),
-        ({"length": 2, "phase": 1}, "phase"),
-        ({"length": 2, "stride": 4, "phase": -1}, "phase"),
-        ({"length": 2.0}, "length"),
-        ({"length": True}, "length"),
-        ({"length": 2, "stride": "1"}, "stride"),
-    ],
-)
-def test_refuses_a_clip_that_makes_no_sense(numbers: dict[str, Any], name: str) -> None:
-    with pytest.raises(ClipError, match=name):
-        ClipSpec(**numbers)
+# Where one of the earlier widths, 33 and 40 bits for a frame, ran out of bits for the owner.
+EDGES = (0, 1 << 23, 1 << 24, 1 << 30, MAX_OWNERS - 1)
+owners = st.integers(0, MAX_OWNERS - 1) | st.sampled_from(EDGES)
+frames = st.integers(0, MAX_FRAMES - 1) | st.sampled_from((0, 1, MAX_FRAMES - 2, MAX_FRAMES - 1))
+places = st.tuples(owners, frames)
 
 
-def test_numpy_integers_become_python_ones() -> None:
-    assert type(ClipSpec(np.int64(3)).length) is int
+def key_of(place: tuple[int, int]) -> int:
+    return int(frame_keys(*map(np.int64, place)))
+
+
+@given(st.lists(places, min_size=1, max_size=20))
+def test_keys_are_in_the_order_of_owners_and_frames(some: list[tuple[int, int]]) -> None:
+    owner, frame = np.array(some, np.int64).T
+    keys = frame_keys(owner, frame)
+    assert keys.dtype == np.int64
+    assert (keys >= 0).all()
+    assert [some[i] for i in np.argsort(keys, kind="stable")] == sorted(some)
+    assert list(zip(*map(np.ndarray.tolist, split_keys(keys)), strict=True)) == some
+
+
+@given(places, places)
+def test_only_frames_in_a_row_have_keys_in_a_row(
+    one: tuple[int, int], other: tuple[int, int]
+) -> None:
+    follows = other == (one[0], one[1] + 1)
+    assert (key_of(other) - key_of(one) == 1) == follows
+    # Past the end of an owner comes no frame of the next one.
+    assert key_of((one[0], MAX_FRAMES)) != key_of(other)
+
+
+@given(places, owners, st.integers(-(1 << 62), 1 << 62))
+def test_what_is_sought_may_lie_outside(place: tuple[int, int], owner: int, frame: int) -> None:
+    sought = int(search_keys(np.int64(owner), np.int64(frame)))
+    assert (key_of(place) < sought) == (place < (owner, frame))
+    assert (key_of(place) > sought) == (place > (owner, frame))
+
+
+def test_datasets_and_plans_have_no_more_than_keys_hold() -> None:
+    assert MAX_EPISODES <= MAX_OWNERS
+    assert MAX_EPISODE_FRAMES <= MAX_FRAMES
+    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    assert Runs(1, zero, zero, one, zero + MAX_OWNERS - 1).num_clips == 1
+    with pytest.raises(ClipError, match="more runs") as caught:
+        Runs(1, zero, zero, one, zero + MAX_OWNERS)
+    assert (caught.value.expected, caught.value.got) == ("at most 2147483648", 2147483649)
+
+
+def test_pieces_of_two_episodes_stay_apart() -> None:
+    """The first would go on where the second begins, as keys count."""
+    zero = np.zeros(0, np.int64)
+    table = ClipTable(ClipSpec(1, stride=1 << 30), zero, zero, zero, zero)
+    first = frame_keys(np.array([0, 0, 1]), np.array([0, 1 << 31, 0]))
+    found = concatenated_pieces(table, first, np.array([2, 2, 1]))
+    columns = (found.episode, found.first_start, found.count)
+    assert [column.tolist() for column in columns] == [[0, 1], [0, 0], [4, 1]]

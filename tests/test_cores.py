@@ -96,19 +96,7 @@ def test_ranks_share_the_machine_or_what_a_step_of_slurm_has(
         ({"cpuset.cpus.effective": "\n"}, 96),
         ({"job/cpuset.cpus.effective": "3\n"}, 1),
         ({"unified/job/cpu.max": "300000 100000\n"}, 3),
-    ],
-)
-def test_quotas_and_sets_of_a_group(files: dict[str, str], expected: int, tmp_path: Path) -> None:
-    write(tmp_path, {"proc/self/cgroup": "0::/job/step\n"})
-    write(tmp_path, {f"{CGROUP}/{path}": text for path, text in files.items()})
-    assert usable_cores(environ={}, root=tmp_path) == expected
-    shared = {"LOCAL_WORLD_SIZE": "2"}
-    assert usable_cores(environ=shared, root=tmp_path) == max(1, expected // 2)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
+        # Of version 1.
         ({"cpu,cpuacct/docker/ab/cpu.cfs_quota_us": "600000\n"}, 6),
         ({"cpu,cpuacct/cpu.cfs_quota_us": "600000\n"}, 6),  # its host's path is not there
         ({"cpu/docker/ab/cpu.cfs_quota_us": "600000\n"}, 6),  # a link, as a rule
@@ -116,25 +104,24 @@ def test_quotas_and_sets_of_a_group(files: dict[str, str], expected: int, tmp_pa
         ({"cpuset/docker/ab/cpuset.cpus": "0-3\n"}, 4),
     ],
 )
-def test_quotas_and_sets_of_version_1(files: dict[str, str], expected: int, tmp_path: Path) -> None:
-    lines = "5:cpuset:/docker/ab\n4:cpu,cpuacct:/docker/ab\n0::/\n"
-    write(tmp_path, {"proc/self/cgroup": lines})
+def test_quotas_and_sets_of_a_group(files: dict[str, str], expected: int, tmp_path: Path) -> None:
+    is_old = any("/cpu.cfs" in path or path.endswith(".cpus") for path in files)
+    group = "5:cpuset:/docker/ab\n4:cpu,cpuacct:/docker/ab\n0::/\n" if is_old else "0::/job/step\n"
+    write(tmp_path, {"proc/self/cgroup": group})
     for path, text in files.items():
         write(tmp_path, {f"{CGROUP}/{path}": text})
         if "quota" in path:
             write(tmp_path, {f"{CGROUP}/{path.replace('quota', 'period')}": "100000\n"})
     assert usable_cores(environ={}, root=tmp_path) == expected
+    shared = {"LOCAL_WORLD_SIZE": "2"}
+    assert usable_cores(environ=shared, root=tmp_path) == max(1, expected // 2)
 
 
 def test_python_may_know_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "process_cpu_count", lambda: 5, raising=False)  # PYTHON_CPU_COUNT=5
-    assert usable_cores(environ={}, root=tmp_path) == 5
-    monkeypatch.setattr(os, "process_cpu_count", lambda: None, raising=False)
-    assert usable_cores(environ={}, root=tmp_path) == 1
-
-
-def test_this_machine_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+    for count in (5, None):  # PYTHON_CPU_COUNT=5
+        monkeypatch.setattr(os, "process_cpu_count", lambda count=count: count, raising=False)
+        assert usable_cores(environ={}, root=tmp_path) == (count or 1)
+    monkeypatch.undo()  # on this machine
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 

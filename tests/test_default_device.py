@@ -32,10 +32,6 @@ def elsewhere() -> Iterator[Callable[[], None]]:
     torch.set_default_device(None)
 
 
-def in_order(path: Path, **more: Any) -> list[Any]:
-    return [SeqRecordMapDataset(path, **CLIPS, **more)[i] for i in range(20)]
-
-
 def of_calls(path: Path, **more: Any) -> Any:
     dataset = SeqRecordMapDataset(path, **CLIPS, **more)
     several = [range(i, i + 4) for i in range(0, 20, 4)]
@@ -51,8 +47,7 @@ def mixed(path: Path) -> Any:
 
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
-    "pipe": lambda path: SeqRecordPipe(path, **CLIPS),
-    "batches": lambda path: SeqRecordPipe(path, **CLIPS, batch_size=4),
+    "single clips": lambda path: SeqRecordPipe(path, **CLIPS),
     "node": lambda path: SeqRecordNode(path, **CLIPS, batch_size=4),
     "sequences": lambda path: SeqRecordIterableDataset(
         path, **CLIPS, batch_size=2, order="sequences"
@@ -61,9 +56,6 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "chain": lambda path: (
         SeqRecordPipe(path, **CLIPS).shuffle().set_seed(1).batch(4).collate(seqrecord.collate)
     ),
-    "large chain": lambda path: SeqRecordPipe(path, **CLIPS).batch(50).collate(seqrecord.collate),
-    "numbered": in_order,
-    "calls": of_calls,
     "crops": lambda path: of_calls(path, clip_transform=seqrecord.CenterCrop((4, 5))),
     "steps": lambda path: of_calls(path, reverse=0.5),
     "mix": mixed,

@@ -71,9 +71,8 @@ def failing(limit: Limit, do: Callable[[], None], *, least: int) -> list[int]:
                 do()
             except ResourceError as error:
                 failed.append((count, error.message))
-    assert {message for _, message in failed} <= {
-        "no thread can be started: can't start new thread"
-    }
+    message = "no thread can be started: can't start new thread"
+    assert {said for _, said in failed} <= {message}
     return [count for count, _ in failed]
 
 
@@ -103,13 +102,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_an_epoch(path: Path, options: dict[str, Any], is_local: bool, limit: Limit) -> None:
     features, length = options["features"], options["clip_len"]
     expected = possible_clips(features, length, options.get("stride", 1))
+    usual: dict[str, Any] = {"batch_size": 8, "memory_limit": "4MiB", **options}
 
     def epoch() -> None:
         storage = path if is_local else on_network(path)
         found = []
-        for batch in SeqRecordIterableDataset(
-            storage, batch_size=8, memory_limit="4MiB", **options
-        ):
+        for batch in SeqRecordIterableDataset(storage, **usual):
             if "clip_transform" in options:
                 batch["image"] = torch.flip(batch["image"], [3])
             found += check(batch, features, length)
@@ -149,14 +147,13 @@ def test_random_access(path: Path, limit: Limit) -> None:
 
 def test_a_writer(limit: Limit, tmp_path: Path) -> None:
     def write() -> None:
-        number = len([*tmp_path.iterdir()])
-        said = {"note": {"shape": (None,)}}
-        with SeqRecordWriter(tmp_path / f"{number}", max_file_size=2000, features=said) as writer:
+        path, said = tmp_path / f"{len([*tmp_path.iterdir()])}", {"note": {"shape": (None,)}}
+        with SeqRecordWriter(path, max_file_size=2000, features=said) as writer:
             for key in range(5):
                 with writer.episode(str(key)) as episode:
                     for frame in range(9):
                         episode.append(expected_frame(1, frame))
-        with seqrecord.open(tmp_path / f"{number}") as dataset:
+        with seqrecord.open(path) as dataset:
             assert {len(episode) for episode in dataset.episodes.values()} == {9}
 
     assert not failing(limit, write, least=3)
@@ -181,14 +178,11 @@ def test_an_upload(limit: Limit) -> None:
 
 def test_a_recorder(limit: Limit, tmp_path: Path) -> None:
     def record() -> None:
-        number = len([*tmp_path.iterdir()])
-        with (
-            SeqRecordRecorder(tmp_path / f"{number}") as recorder,
-            recorder.episode("one") as episode,
-        ):
+        path = tmp_path / f"{len([*tmp_path.iterdir()])}"
+        with SeqRecordRecorder(path) as recorder, recorder.episode("one") as episode:
             for frame in range(9):
                 episode.append({"id": np.array([1, frame])})
-        with seqrecord.open(tmp_path / f"{number}") as dataset:
+        with seqrecord.open(path) as dataset:
             assert len(dataset.episodes["one"]) == 9
 
     assert failing(limit, record, least=3) == [0, 1]  # one spills, one writes

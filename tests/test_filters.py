@@ -72,7 +72,7 @@ def test_filters_of_any_shape_are_undone(array: npt.NDArray[Any], axis: int, res
 
 
 # Slabs long enough for the sums to run by blocks, at every length that leaves another remainder.
-@pytest.mark.parametrize("length", [*range(15, 40), 97, 480, 719])
+@pytest.mark.parametrize("length", [*range(15, 40, 3), 97, 719])
 @pytest.mark.parametrize("dtype", UINTS)
 def test_long_slabs_are_undone(length: int, dtype: str) -> None:
     rng = np.random.default_rng(length)
@@ -100,6 +100,9 @@ def test_sums_into_another_array_leave_their_source() -> None:
         before = encoded.copy()
         np.testing.assert_array_equal(codec.decode(encoded, np.empty_like(encoded)), array)
         np.testing.assert_array_equal(encoded, before)
+    size = np.getbufsize()  # NumPy's buffer, which sums change for a while
+    Delta(0).decode(np.ones((40, 300), "<u1"))
+    assert np.getbufsize() == size
 
 
 @pytest.mark.parametrize(
@@ -137,12 +140,6 @@ def test_the_gil_is_free_while_a_frame_is_undone(codec: Any, shape: tuple[int, .
         thread.join()
 
 
-def test_sums_leave_numpys_buffer_as_it_was() -> None:
-    before = np.getbufsize()
-    Delta(0).decode(np.ones((40, 300), "<u1"))
-    assert np.getbufsize() == before
-
-
 @pytest.mark.parametrize("dtype", UINTS)
 def test_green_is_undone_over_several_bands(dtype: str) -> None:
     shape = (2 * MAX_BUFFER_BYTES // np.dtype(dtype).itemsize // 33 + 5, 11, 3)
@@ -162,9 +159,8 @@ def test_input_is_left_alone_whatever_its_layout() -> None:
             np.testing.assert_array_equal(codec.decode(encoded), before)
 
 
-@pytest.mark.parametrize(
-    ("codec", "shape", "itemsize"),
-    [
+def test_shapes_that_do_not_fit() -> None:
+    several: list[tuple[Any, tuple[int, ...], int]] = [
         (Delta(axis=2), (3, 4), 1),
         (Delta(axis=-3), (3, 4), 1),
         (Delta(axis=0), (), 4),
@@ -174,24 +170,20 @@ def test_input_is_left_alone_whatever_its_layout() -> None:
         (Delta(axis=None, width=8), (), 2),
         (SubtractGreen(), (3, 4), 1),
         (SubtractGreen(), (), 1),
-    ],
-)
-def test_shapes_that_do_not_fit(codec: Any, shape: tuple[int, ...], itemsize: int) -> None:
-    with pytest.raises(ValueError, match=r"axis|bytes"):
-        codec.check(shape, itemsize)
+    ]
+    for codec, shape, itemsize in several:
+        with pytest.raises(ValueError, match=r"axis|bytes"):
+            codec.check(shape, itemsize)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"id": "seqrecord.delta", "axis": -3, "width": 8},
-        {"id": "seqrecord.delta", "axis": 0},
-        {"id": "seqrecord.delta", "axis": None, "width": 8},
-        {"id": "seqrecord.delta", "axis": -3, "restart": 16},
-        {"id": "seqrecord.zigzag"},
-        {"id": "seqrecord.bias"},
-        {"id": "seqrecord.subtract_green"},
-    ],
-)
-def test_numcodecs_knows_them(config: dict[str, Any]) -> None:
-    assert get_codec(dict(config)).get_config() == config
+def test_numcodecs_knows_them() -> None:
+    delta = {"id": "seqrecord.delta"}
+    configs: list[dict[str, Any]] = [
+        {**delta, "axis": -3, "width": 8},
+        {**delta, "axis": 0},
+        {**delta, "axis": None, "width": 8},
+        {**delta, "axis": -3, "restart": 16},
+        *({"id": f"seqrecord.{name}"} for name in ("zigzag", "bias", "subtract_green")),
+    ]
+    for config in configs:
+        assert get_codec(dict(config)).get_config() == config

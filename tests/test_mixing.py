@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +16,30 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, Quality, batch_quality
+from benchmarks.tartanair import default_mixing
+from benchmarks.tartanair.shuffle_quality import (
+    ABANDONEDFACTORY,
+    Quality,
+    batch_quality,
+    default_settings,
+    measure,
+    memory_request,
+)
 from seqrecord import (
+    ClipSpec,
     EngineOptions,
     SeqRecordIterableDataset,
     SeqRecordMix,
     SeqRecordPipe,
     SeqRecordWriter,
 )
+from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
 from seqrecord.errors import MemoryLimitError
+from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
+from seqrecord.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.storage import LocalStorage
-from tests.clip_data import names
+from tests.clip_cases import episode_table
+from tests.clip_data import least_memory, names
 from tests.storage_doubles import CountingStorage
 
 FRAME = np.zeros((8, 8, 3), np.uint8)
@@ -77,16 +94,14 @@ def test_a_number_that_is_given_binds(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said", "level"),
     [
-        ({"world_size": 1, "memory_limit": "330KiB"}, ["leaves room for"], logging.WARNING),
+        ({"memory_limit": "330KiB"}, ["leaves room for"], logging.WARNING),
         (
             {"world_size": 40, "memory_limit": "2560KiB", "fixed_shards": False},
             ["would read"],
             logging.INFO,
         ),
-        ({"world_size": 40}, [], 0),  # all frames stay
-        ({"rank": 1, "world_size": 40}, [], 0),
-        ({"world_size": 8}, [], 0),
-        ({"world_size": 1}, [], 0),
+        ({"rank": 1, "world_size": 40}, [], 0),  # all frames stay
+        ({}, [], 0),
     ],
 )
 def test_one_line_says_what_limits_mixing(
@@ -96,8 +111,9 @@ def test_one_line_says_what_limits_mixing(
     level: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    usual = {"rank": 0, "world_size": 1, "clip_len": 16, "batch_size": 32}
     with caplog.at_level(logging.INFO, "seqrecord"):
-        pipe = SeqRecordPipe(path, **{"rank": 0, "clip_len": 16, "batch_size": 32, **settings})
+        pipe = SeqRecordPipe(path, **{**usual, **settings})
         for _ in range(2):
             assert len(pipe)
             next(iter(pipe))
@@ -108,27 +124,29 @@ def test_one_line_says_what_limits_mixing(
 
 
 def test_the_limit_that_would_do_does(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make = partial(SeqRecordPipe, path, clip_len=16, batch_size=32)
+
     def said(memory_limit: int | str) -> list[str]:
         caplog.clear()
-        pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, memory_limit=memory_limit)
-        next(iter(pipe))
+        next(iter(make(memory_limit=memory_limit)))
         return [one for one in caplog.messages if "clips are mixed from" in one]
 
     (line,) = said("330KiB")
     enough = int(re.findall(r"memory_limit of (\d+) ", line)[0])
     assert said(enough) == []
     assert said(enough - enough // 8) != []
+    (line,) = said(least_memory(make))
+    assert "so the epoch is nearly sequential" in line
 
 
 def test_says_from_how_many_places_batches_are_mixed(path: Path) -> None:
-    pipe = SeqRecordPipe(path, clip_len=16, batch_size=32)
-    next(iter(pipe))
-    places = pipe.stats()["num_interleaved"]
-    assert places >= 30
-    assert f"mixed from {places} places" in repr(pipe)
-    pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, engine=EngineOptions(num_cursors=7))
-    next(iter(pipe))
-    assert pipe.stats()["num_interleaved"] == 7
+    for cursors, least, most in ((None, 30, 1 << 20), (7, 7, 7)):
+        engine = EngineOptions(num_cursors=cursors)
+        pipe = SeqRecordPipe(path, clip_len=16, batch_size=32, engine=engine)
+        next(iter(pipe))
+        places = pipe.stats()["num_interleaved"]
+        assert least <= places <= most
+        assert f"mixed from {places} places" in repr(pipe)
 
 
 def has(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
@@ -171,11 +189,213 @@ def test_a_machine_that_is_too_small_is_an_error_with_the_limit_to_give(
 
 def test_workers_share_the_default_limit(path: Path) -> None:
     """Three batches of two gigabytes fit into what one rank has, but not into a worker's share."""
-    pipe = SeqRecordIterableDataset(path, rank=0, world_size=1, clip_len=512, batch_size=20_000)
-    assert len(DataLoader(pipe, batch_size=None, num_workers=1)) == 1
+
+    def length(workers: int, **more: Any) -> int:
+        clips: dict[str, Any] = {"clip_len": 512, "batch_size": 20_000, **more}
+        stream = SeqRecordIterableDataset(path, rank=0, world_size=1, **clips)
+        return len(DataLoader(stream, batch_size=None, num_workers=workers))
+
+    assert length(1) == 1
     with pytest.raises(MemoryLimitError, match="each of 2 workers"):
-        len(DataLoader(pipe, batch_size=None, num_workers=2))
-    pipe = SeqRecordIterableDataset(
-        path, rank=0, world_size=1, clip_len=512, batch_size=20_000, memory_limit="6GiB"
+        length(2)
+    assert length(2, memory_limit="6GiB") == 2
+
+
+def dataset(
+    num_frames: tuple[int, ...], spec: ClipSpec, chunk_frames: int = 8
+) -> tuple[ClipTable, EpisodeTable]:
+    episodes = episode_table(num_frames, [chunk_frames] * len(num_frames))
+    return enumerate_clips(spec, episodes, np.arange(len(episodes))), episodes
+
+
+def settled(
+    data: tuple[ClipTable, EpisodeTable],
+    max_held: int,
+    shuffle_buffer: int | None = 256,
+    *,
+    num_shards: int = 1,
+    num_cursors: int | None = None,
+    **wanted: Any,
+) -> PlanSettings:
+    return default_settings(
+        ClipStats.of(*data),
+        PlanSettings(**wanted),
+        shuffle_buffer=shuffle_buffer,
+        max_held=max_held,
+        num_shards=num_shards,
+        num_cursors=num_cursors,
     )
-    assert len(DataLoader(pipe, batch_size=None, num_workers=2)) == 2
+
+
+@pytest.mark.parametrize(("seed", "shuffle_buffer"), [(0, 64), (1, 256), (2, 1000)])
+def test_the_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
+    data = dataset(ABANDONEDFACTORY, ClipSpec(16))
+    plan = EpochPlan(*data, settled(data, 1000, shuffle_buffer, batch_size=32, seed=seed))
+    rounds = list(plan.rounds())
+    quality = batch_quality(
+        np.concatenate([work.clips.episode for work in rounds]),
+        np.concatenate([work.clips.start for work in rounds]),
+        np.diff([plan.first_clip(batch) for batch in range(plan.num_batches + 1)]),
+        span=16,
+    )
+    assert plan.groups[0].max_resident_frames <= 1000
+    assert quality.episodes >= 8.5
+    assert quality.neighbours <= 0.5
+    loaded = sum(int(work.groups[0].loads.count.sum()) for work in rounds)
+    assert loaded <= 1.05 * sum(ABANDONEDFACTORY)
+
+
+@pytest.mark.parametrize(
+    ("copies", "num_shards", "reread"),
+    [(1, 8, 1.10), pytest.param(20, 64, 1.10, marks=pytest.mark.slow), (20, 256, 1.20)],
+)
+def test_many_parts_are_mixed_well_too(copies: int, num_shards: int, reread: float) -> None:
+    data = dataset(ABANDONEDFACTORY * copies, ClipSpec(16))
+    chosen = settled(data, 1000, None, num_shards=num_shards, batch_size=32, seed=3)
+    found = measure(*data, chosen, num_shards=num_shards, some=8, epochs=2)
+    assert found.quality.episodes >= 6
+    assert found.quality.neighbours <= 0.8
+    assert found.reread <= reread
+    assert found.resident <= 1000
+
+
+def test_rounds_of_small_frames_begin_small() -> None:
+    """How well they are mixed is in `test_mixing`."""
+    data = dataset(ABANDONEDFACTORY, ClipSpec(16))
+    plan = EpochPlan(*data, settled(data, 400_000, None, batch_size=32))
+    sizes = [len(work.clips) for work in plan.rounds()]
+    assert sizes[0] <= 256
+    assert all(after <= 2.2 * before for before, after in pairwise(sizes))
+    assert max(sizes) > data[0].num_clips // 3
+
+
+VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, shards
+    (30, 600, 250, 16, 1),
+    (60, 100, 100, 8, 1),
+    (60, 97, 31, 16, 1),
+    (60, 100, 2, 32, 8),
+    (60, 100, 50, 16, 8),
+    (60, 100, 2, 32, 16),
+]
+
+
+@pytest.mark.parametrize("case", VIDEO, ids=str)
+def test_long_gops_and_many_ranks_are_mixed_like_a_full_shuffle(
+    case: tuple[int, int, int, int, int],
+) -> None:
+    """480x640, clips of 16; a tenth of a percent of the frames are stored."""
+    number, frames, gop, batch, shards = case
+    video = default_mixing.Case(
+        "", (frames,) * number, (gop,), (default_mixing.RGB,), (), pieces=32
+    )
+    found = default_mixing.measured(video, batch, shards)
+    assert found.episodes >= 0.85 * found.full_episodes
+    assert found.nbytes <= 8 << 30
+    assert found.reading <= 1.1
+
+
+def test_too_little_memory_for_a_whole_part_is_the_limit() -> None:
+    """Reading allows two cursors; with the memory that is named, the shard is one round."""
+    data = dataset((100,) * 60, ClipSpec(17), chunk_frames=2)
+    asked = PlanSettings(batch_size=32)
+    few = memory_request(ClipStats.of(*data), asked, num_shards=8)
+    chosen = few.default_settings(500, 500)
+    said, of_memory = replace(few, settings=chosen).mixing_limit(500)
+    assert of_memory
+    assert "memory_limit leaves room for 500 B of frames" in str(said)
+    needed = few.limit_to_mix - few.sizes.beside_arena(1, 1)
+    enough = few.default_settings(needed, needed)
+    assert replace(few, settings=enough).mixing_limit(needed)[0] is None
+
+
+@pytest.mark.parametrize("chunk_frames", [1, 5, 8, 16, 31, 64])
+@pytest.mark.parametrize(
+    ("spec", "num_shards"),
+    [
+        (ClipSpec(16), 8),
+        (ClipSpec(16, stride=4), 1),
+        (ClipSpec(16, dilation=3), 8),
+        (ClipSpec(64), 1),
+    ],
+)
+def test_the_defaults_read_little_twice(spec: ClipSpec, num_shards: int, chunk_frames: int) -> None:
+    table, episodes = data = dataset(ABANDONEDFACTORY * 4, spec, chunk_frames)
+    chosen = settled(data, 2000, num_shards=num_shards, batch_size=32)
+    frames, chunks = 0, 0
+    for index in range(num_shards):
+        for work in EpochPlan(table, episodes, chosen, shard=Shard(index, num_shards)).rounds():
+            frames += int(work.groups[0].loads.count.sum())
+            chunks += len(work.groups[0].loads)
+    most = 1.05 if num_shards == 1 else 1.1
+    assert frames <= most * episodes.num_frames.sum()
+    assert chunks <= (most + 0.02) * (-(-episodes.num_frames // chunk_frames)).sum()
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "max_frames", "cursors"),
+    [
+        ((120,) * 3, 100, 3),  # a batch is of all episodes, though a cut costs 4 % of them
+        ((320,) * 2, 100, 4),
+        ((100, 130, 140), 100, 2),
+        ((700,), 100, 4),
+        ((200,) * 8, 300, 8),
+        ((45,) * 10, 1000, 8),
+    ],
+)
+def test_a_small_dataset_is_mixed_too(
+    num_frames: tuple[int, ...], max_frames: int, cursors: int
+) -> None:
+    found = settled(dataset(num_frames, ClipSpec(16)), max_frames, batch_size=4).num_cursors
+    assert found == cursors or (found > cursors and len(num_frames) == 10)
+
+
+@pytest.mark.parametrize("num_frames", [(200,) * 8, (150, 250) * 4, (400,) * 5, ABANDONEDFACTORY])
+def test_ample_memory_does_not_make_the_end_of_an_epoch_poor(num_frames: tuple[int, ...]) -> None:
+    data = dataset(num_frames, ClipSpec(8))
+    plan = EpochPlan(*data, settled(data, 1_000_000, batch_size=8))
+    rounds = list(plan.rounds())
+    assert max(len(work.clips) for work in rounds) <= 256
+    cursors = np.concatenate([work.clips.cursor for work in rounds])
+    mixed = [len(set(batch)) for batch in np.array_split(cursors, plan.num_batches)]
+    fifth = len(mixed) // 5
+    assert np.mean(mixed[-fifth:]) >= 0.8 * np.mean(mixed[:fifth])
+
+
+def test_an_epoch_of_few_clips_is_held_whole_and_read_once() -> None:
+    data = dataset((45, 90, 100, 20), ClipSpec(16))
+    large, small = (EpochPlan(*data, settled(data, held, None)) for held in (600, 200))
+    assert large.num_rounds == 1 < small.num_rounds
+    assert sum(int(work.groups[0].loads.count.sum()) for work in large.rounds()) == 255
+
+
+def test_the_least_memory_is_one_clip_filled_up_to_chunks() -> None:
+    # A clip that starts at frame 1 of a chunk ends at frame 16, so 1..23 are held.
+    stats = ClipStats.of(*dataset((100,), ClipSpec(16)))
+    assert memory_request(stats, PlanSettings()).least_held == 23
+    assert memory_request(stats, PlanSettings(), num_cursors=3).least_held == 69
+
+
+@pytest.mark.parametrize(
+    ("spec", "shuffle"),
+    [pytest.param(ClipSpec(16), True, marks=pytest.mark.slow), (ClipSpec(4, stride=1000), False)],
+)
+def test_settings_of_many_episodes_are_found_quickly(spec: ClipSpec, shuffle: bool) -> None:
+    data = dataset((100,) * 1_000_000, spec, chunk_frames=16)
+    began = time.thread_time()  # however long it waits for a core
+    settled(data, 20_000_000, None, num_shards=4096, shuffle=shuffle, batch_size=32)
+    assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize(("frame_bytes", "wanted"), [(32 << 10, 512), (8, 4096), (1 << 20, 64)])
+def test_rounds_in_order_of_small_frames_are_large(frame_bytes: int, wanted: int) -> None:
+    """They hold about 16 MiB, or 4,096 clips, if memory allows; and a batch at least."""
+    table, episodes = dataset((100,) * 200, ClipSpec(4))
+    stats = ClipStats.of(table, episodes)
+    settings = PlanSettings(shuffle=False, batch_size=64)
+    for frames in (20_000, 1000, 100):
+        held = frames * frame_bytes
+        sizes = FrameSizes((frame_bytes,), 0, 0)
+        found = MemoryRequest(stats, settings, sizes).default_settings(held, 2 * held)
+        most = min(wanted, frames)
+        assert most // 2 <= found.block_frames <= most * 5 // 4
+        assert resident_bounds(stats, found)[0] <= frames

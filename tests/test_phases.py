@@ -1,21 +1,23 @@
-"""Phases of epochs: together they are every clip, and no epoch is left without one."""
+"""Clips of an epoch: its phase, or how often clips with weights come."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tartanair.shuffle_quality import default_settings, memory_request
 from seqrecord import ClipSpec
-from seqrecord.clips.tables import enumerate_clips
-from seqrecord.sampling import ClipStats, EpochPlan, Phases, PlanSettings, resident_bounds
-from seqrecord.sampling.random_order import typical_table
+from seqrecord.clips.chosen import ChosenClips
+from seqrecord.clips.grids import ChunkGrid
+from seqrecord.clips.tables import EpisodeTable, enumerate_clips
+from seqrecord.sampling import EpochPlan, Phases, PlanSettings
+from seqrecord.sampling.random_order import clips_before, times_in_epoch
 from tests.clip_cases import Case, cases, episode_table
 
 
@@ -49,37 +51,25 @@ def test_counts_the_clips_of_every_phase(case: Case) -> None:
         assert phases.fewest_clips == min(expected.values())
 
 
-@given(cases(), st.booleans(), st.integers(-3, 2**70), st.integers(0, 2**60))
-def test_so_many_epochs_have_every_clip_once(
-    case: Case, shuffle: bool, seed: int, group: int
-) -> None:
-    phases = phases_of(case)
-    if not len(phases):
-        return
-    order = [
-        phases.of_epoch(group * len(phases) + i, seed=seed, shuffle=shuffle)
-        for i in range(len(phases))
-    ]
-    clips = Counter(clip for phase in order for clip in at_phase(case, phase).clips())
-    assert set(clips.values()) == {1}
-    assert set(clips) == set(replace(case, spec=replace(case.spec, stride=1, phase=0)).clips())
-    if not shuffle:
-        assert order == sorted(order)
-
-
-@given(cases(), st.booleans(), st.integers(1, 4), st.one_of(st.just(0), st.integers(0, 2**60)))
+@given(
+    cases(),
+    st.booleans(),
+    st.integers(-3, 2**70),
+    st.integers(1, 4),
+    st.one_of(st.just(0), st.integers(0, 2**60)),
+)
 def test_clips_of_epochs_are_known_without_counting(
-    case: Case, shuffle: bool, num_shards: int, first: int
+    case: Case, shuffle: bool, seed: int, num_shards: int, first: int
 ) -> None:
     phases = phases_of(case)
     if not len(phases):
         return
-    before = phases.clips_before(first, num_shards, seed=7, shuffle=shuffle)
+    before = phases.clips_before(first, num_shards, seed=seed, shuffle=shuffle)
     assert first or before == 0
     for epoch in range(first, first + 2 * len(phases)):
-        phase = phases.of_epoch(epoch, seed=7, shuffle=shuffle)
+        phase = phases.of_epoch(epoch, seed=seed, shuffle=shuffle)
         before += -(-len(at_phase(case, phase).clips()) // num_shards)
-        found = phases.clips_before(epoch + 1, num_shards, seed=7, shuffle=shuffle)
+        found = phases.clips_before(epoch + 1, num_shards, seed=seed, shuffle=shuffle)
         assert found == before
 
 
@@ -93,48 +83,10 @@ def test_the_order_of_phases_is_drawn_anew() -> None:
     assert len(orders) == 25
     steps = Counter((order[i + 1] - order[i]) % 8 for order in orders for i in range(7))
     assert max(steps.values()) < 0.4 * steps.total()
-
-
-def test_the_order_of_phases_is_that_of_version_1() -> None:
+    # That of version 1: a resumed run must go on with it.
     phases = Phases(np.array([0]), np.array([5]), np.array([1]))
     order = [phases.of_epoch(epoch, seed=7, shuffle=True) for epoch in range(10)]
-    assert order == [1, 3, 4, 0, 2, 1, 4, 3, 2, 0]  # a resumed run must go on with it
-
-
-@given(
-    cases(),
-    st.booleans(),
-    st.integers(1, 40),
-    st.none() | st.integers(1, 9),
-    st.integers(1, 300),
-    st.integers(1, 3),
-)
-def test_one_choice_of_settings_fits_every_phase(
-    case: Case,
-    shuffle: bool,
-    shuffle_buffer: int,
-    batch_size: int | None,
-    max_frames: int,
-    num_shards: int,
-) -> None:
-    case = at_phase(case, 0)
-    every = replace(case, spec=replace(case.spec, stride=1))
-    stats = ClipStats.of(typical_table(every.table, case.spec.stride), case.episodes)
-    wanted = PlanSettings(shuffle=shuffle, batch_size=batch_size, rotate_phase=True)
-    if max_frames < memory_request(stats, wanted).least_held:
-        return
-    chosen = default_settings(
-        stats,
-        wanted,
-        shuffle_buffer=shuffle_buffer,
-        max_held=max_frames,
-        num_shards=num_shards,
-    )
-    bound = resident_bounds(stats, chosen)[0]
-    assert bound <= max_frames
-    for phase in range(case.spec.stride):
-        plan = EpochPlan(at_phase(case, phase).table, case.episodes, chosen)
-        assert plan.groups[0].max_resident_frames <= bound
+    assert order == [1, 3, 4, 0, 2, 1, 4, 3, 2, 0]
 
 
 @pytest.mark.parametrize("stride", [4, 1000, 999_983])
@@ -147,3 +99,82 @@ def test_phases_of_a_large_dataset_are_found_quickly(stride: int) -> None:
     phases.of_epoch(12345, seed=0, shuffle=True)
     assert time.thread_time() - began < 1
     assert len(phases) == min(stride, 1000)
+
+
+def test_times_are_the_weight_rounded_down_or_up() -> None:
+    weight = np.array([0.0, 0.25, 1.0, 2.5, 7.0, 0.999])
+    chosen = ChosenClips.of(np.zeros(6, np.int64), np.arange(6), weight)
+    times = np.array([times_in_epoch(chosen, seed=3, epoch=epoch) for epoch in range(2000)])
+    assert (times >= np.floor(weight)).all()
+    assert (times <= np.ceil(weight)).all()
+    assert np.abs(times.mean(axis=0) - weight).max() < 0.03
+    assert (times == times_in_epoch(chosen, seed=4, epoch=0)).all(axis=1).mean() < 0.6
+    assert chosen.differs_by_epoch
+    assert not chosen.subset(np.array([True, False, True, False, True, False])).differs_by_epoch
+    # Clips of one weight come in all combinations.
+    chosen = ChosenClips.of(np.zeros(5, np.int64), np.arange(5), np.full(5, 0.4))
+    found = Counter(
+        tuple(times_in_epoch(chosen, seed=0, epoch=epoch).tolist()) for epoch in range(2000)
+    )
+    assert len(found) == 10  # of two of five
+    assert min(found.values()) > 130
+    assert max(found.values()) < 270
+
+
+@given(
+    weights=st.lists(
+        st.one_of(st.floats(0, 3), st.sampled_from([0.0, 0.5, 1 / 3, 2.0, 1e-30, 1e6])), min_size=1
+    ),
+    seed=st.integers(0, 1 << 64),
+    num_shards=st.integers(1, 5),
+    first=st.one_of(st.just(0), st.integers(0, 1 << 62)),
+)
+def test_weighted_clips_of_epochs_are_known_without_counting(
+    weights: list[float], seed: int, num_shards: int, first: int
+) -> None:
+    count = len(weights)
+    chosen = ChosenClips.of(np.zeros(count, np.int64), np.arange(count), np.array(weights))
+    before = clips_before(chosen, first, num_shards, seed=seed)
+    assert first or before == 0
+    for epoch in range(first, first + 6):
+        times = times_in_epoch(chosen, seed=seed, epoch=epoch)
+        assert (times >= chosen.least).all()
+        assert (times <= chosen.most).all()
+        assert abs(int(times.sum()) - sum(map(Fraction, weights), Fraction(0))) < 1
+        before += -(-int(times.sum()) // num_shards)
+        assert clips_before(chosen, epoch + 1, num_shards, seed=seed) == before
+
+
+def test_a_sparse_list_of_a_long_episode_reads_little() -> None:
+    episodes = EpisodeTable(
+        np.array([100_000]), (ChunkGrid(np.array([16]), np.zeros(1, np.int64)),)
+    )
+    spec = ClipSpec(4)
+    chosen = ChosenClips.of(np.zeros(100, np.int64), np.arange(100) * 1000)
+    table = chosen.table(spec, np.arange(1), chosen.most)
+    plan = EpochPlan(table, episodes, PlanSettings(num_cursors=4, run_frames=None))
+    loads = [work.groups[0].loads for work in plan.rounds()]
+    assert sum(map(len, loads)) <= 105
+    assert sum(int(load.count.sum()) for load in loads) <= 105 * 4
+
+
+def test_frames_between_far_clips_of_one_long_chunk_count() -> None:
+    """Clips 60 frames apart share chunks of 100 frames of the second group, which are held."""
+    count = 200
+    grids = (
+        ChunkGrid(np.array([4]), np.zeros(1, np.int64)),
+        ChunkGrid(np.array([100]), np.zeros(1, np.int64), 1),
+    )
+    episodes = EpisodeTable(np.array([60 * count]), grids)
+    chosen = ChosenClips.of(np.zeros(count, np.int64), 60 * np.arange(count))
+    table = chosen.table(ClipSpec(1), np.arange(1), chosen.most)
+    settings = PlanSettings(
+        num_cursors=1, block_frames=480, first_block_frames=480, run_frames=None, shuffle=False
+    )
+    plan = EpochPlan(table, episodes, settings)
+    held, most = 0, 0
+    for work in plan.rounds():
+        held += int(work.groups[1].loads.count.sum())
+        most = max(most, held)
+        held -= int(work.groups[1].frees.count.sum())
+    assert 1500 < most <= plan.groups[1].max_resident_frames

@@ -143,7 +143,19 @@ def plan_of(case: Case) -> EpochPlan | None:
         return None
 
 
+def one_group(chunks: Lengths, spec: ClipSpec, settings: PlanSettings) -> Case:
+    episodes = tuple(range(len(chunks)))
+    return Case((chunks,), (Window.of(spec),), spec, episodes, 0, (), settings)
+
+
+SMALL = PlanSettings(num_cursors=1, block_frames=1, run_frames=None)
+
+
 @given(cases())
+@example(one_group(((16, 1),), ClipSpec(2, stride=8, phase=7), SMALL))
+@example(  # blocks of two lines, which begin at any line of a chunk
+    one_group(((4,) * 4,), ClipSpec(2, stride=3, dilation=3), replace(SMALL, first_block_frames=4))
+)
 def test_every_group_is_loaded_once_held_in_time_and_freed(case: Case) -> None:
     plan = plan_of(case)
     if plan is None:

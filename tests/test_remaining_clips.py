@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec, StateError
-from seqrecord.clips.chosen import ChosenClips
 from seqrecord.clips.tables import ClipTable, EpisodeTable, enumerate_clips
-from seqrecord.sampling import ClipStats, EpochPlan, PlanSettings, Shard, resident_bounds
+from seqrecord.sampling import EpochPlan, PlanSettings, Shard
 from seqrecord.sampling.elastic import EpochSegment, find_remaining
-from tests import test_plan_groups as groups
 from tests.clip_cases import episode_table
 from tests.plan_cases import LAYOUTS, Engine, Request, requests
 
@@ -101,89 +99,6 @@ def test_nothing_is_lost_and_nothing_is_given_again(data: st.DataObject, request
         assert set(left) | set(earlier) == every
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 3)), min_size=1, max_size=60
-    ),
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.integers(0, 9),
-    st.booleans(),
-)
-def test_clips_that_come_several_times(
-    chosen: list[tuple[int, int, int]], ranks: int, workers: int, batches: int, shuffle: bool
-) -> None:
-    episodes, spec = episode_table([60, 54, 70], [8, 5, 64]), ClipSpec(3)
-    episode, start, times = np.array(chosen, np.int64).T
-    listed = ChosenClips.of(episode, start, times.astype(np.float64))
-    table = listed.table(spec, np.arange(3), listed.most)
-    settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
-    segment = EpochSegment(ranks, (0,) * workers, settings)
-    plans = plans_of(table, episodes, segment, epoch=0, number=0)
-    most = min(batches, plans[-1].num_batches)
-    segment = replace(segment, batches=(most, *(max(0, most - 1) for _ in range(workers - 1))))
-    given, rest = Clips(), find_remaining(table, episodes, [segment], epoch=0)
-    for plan in plans:
-        clips = [
-            clip
-            for work in plan.rounds()
-            for clip in zip(work.clips.episode.tolist(), work.clips.start.tolist(), strict=True)
-        ]
-        given.update(clips[: plan.first_clip(batches_of(plan, segment))])
-    left, every = clips_of(rest), clips_of(table)
-    if rest.num_clips:
-        assert not every - (given + left), "lost"
-    assert (given + left - every).total() <= sum(plan.num_repeated for plan in plans)
-    # … and its plan does not ask for a frame that is gone.
-    engine = Engine.of(EpochPlan(rest, episodes, settings, segment=1), episodes, spec).finish()
-    assert Counter(engine.clips) == left
-
-
-@given(groups.cases(), st.integers(0, 9))
-def test_several_groups_and_windows(case: groups.Case, batches: int) -> None:
-    shards = [replace(case, shard=Shard(i, case.shard.count)) for i in range(case.shard.count)]
-    plans = [groups.plan_of(shard) for shard in shards]
-    if plans[0] is None:
-        return
-    given: Clips = Counter()
-    segment = EpochSegment(1, (0,), case.settings)
-    most = max(plan.num_batches for plan in plans if plan is not None)
-    segment = EpochSegment(case.shard.count, (min(batches, most),), case.settings)
-    for shard, plan in zip(shards, plans, strict=True):
-        assert plan is not None
-        engine = shard.engine(plan).finish()
-        given.update(engine.clips[: plan.first_clip(batches_of(plan, segment))])
-    rest = find_remaining(
-        case.table, case.episodes, [segment], epoch=case.epoch, windows=case.windows
-    )
-    if batches < most:
-        assert set(clips_of(rest)) == set(clips_of(case.table)) - set(given)
-    plan = EpochPlan(
-        rest, case.episodes, case.settings, epoch=case.epoch, segment=1, windows=case.windows
-    )
-    bounds = resident_bounds(ClipStats.of(rest, case.episodes, case.windows), case.settings)
-    for planned, bound in zip(plan.groups, bounds, strict=True):
-        assert planned.max_resident_frames <= bound
-    assert len(case.engine(plan).finish().clips) == plan.num_clips
-    assert plan.num_clips + plan.num_dropped == rest.num_clips
-
-
-@pytest.mark.parametrize("given", [1, 2])
-def test_small_parts_of_one_cursor(given: int) -> None:
-    """A shard's clips come in one order, whichever shards are looked at with it."""
-    lengths = (31, 40, 28, 17)
-    episodes = episode_table(lengths, [8] * 4)
-    table = enumerate_clips(ClipSpec(9), episodes, np.arange(4))
-    settings = PlanSettings(
-        num_cursors=1, block_frames=500, first_block_frames=500, run_frames=None, batch_size=3
-    )
-    segment = EpochSegment(16, (given,), settings)
-    plans = plans_of(table, episodes, segment, epoch=0, number=0)
-    before = given_in(plans, segment, episodes, table.spec)
-    left = clips_of(find_remaining(table, episodes, [segment], epoch=0))
-    assert left + Counter(set(before)) == clips_of(table)
-
-
 def test_many_parts_are_looked_at_in_groups() -> None:
     episodes = episode_table([97, 300, 41, 222] * 5, [8, 16, 8, 4] * 5)
     table = enumerate_clips(ClipSpec(5), episodes, np.arange(20))
@@ -207,20 +122,15 @@ def test_what_is_left_is_segments_and_a_round_of_single_clips() -> None:
     assert rest.count[~pieces].sum() <= 4 * 8 * 16  # at most a round of each shard
 
 
-@pytest.mark.parametrize(
-    ("segment", "message"),
-    [
+def test_refuses_stages_that_cannot_be() -> None:
+    episodes = episode_table([100], [8])
+    table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
+    many = replace(SETTINGS, num_cursors=1 << 30)
+    for segment, message in (
         (EpochSegment(2, (11, 3), SETTINGS), "beyond the epoch's end"),
         (EpochSegment(2, (1 << 62,), SETTINGS), "beyond the epoch's end"),
         (EpochSegment(1 << 30, (1,), SETTINGS), "more cursors than can be planned"),
-        (
-            EpochSegment(1 << 20, (1,), replace(SETTINGS, num_cursors=1 << 30)),
-            "more cursors than can be",
-        ),
-    ],
-)
-def test_refuses_stages_that_cannot_be(segment: EpochSegment, message: str) -> None:
-    episodes = episode_table([100], [8])
-    table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
-    with pytest.raises(StateError, match=message):
-        find_remaining(table, episodes, [segment], epoch=0)
+        (EpochSegment(1 << 20, (1,), many), "more cursors than can be"),
+    ):
+        with pytest.raises(StateError, match=message):
+            find_remaining(table, episodes, [segment], epoch=0)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateError
-from tests.clip_data import check, effective, names, possible_clips
+from tests.clip_data import check, make_loader, names, possible_clips
 from tests.resume_contract import check_resume
 
 # torch warns of more workers than cores, and of what torchdata does to it.
@@ -22,58 +22,51 @@ FEATURES = ["image", "id"]
 
 
 def make(path: Path, kind: type[Any] = SeqRecordPipe, **changes: Any) -> Any:
-    settings: dict[str, Any] = {
-        "clip_len": 3,
-        "stride": 4,
-        "rotate_phase": True,
-        "features": FEATURES,
-        "batch_size": 4,
-        "shuffle_buffer": 16,
-        "seed": 5,
-    }
-    return kind(path, **effective({**settings, **changes}))
+    usual: dict[str, Any] = {"stride": 4, "rotate_phase": True, "features": FEATURES}
+    return make_loader(path, kind, **{**usual, **changes})
 
 
-def every_clip(**changes: Any) -> list[tuple[str, int]]:
-    return sorted(possible_clips(changes.get("features", FEATURES), changes.get("clip_len", 3)))
+def make_at(path: Path, epoch: int, **changes: Any) -> Any:
+    """That begins with this epoch."""
+    pipe = make(path, **changes)
+    pipe.set_epoch(epoch)
+    return pipe
+
+
+def every_clip() -> list[tuple[str, int]]:
+    return sorted(possible_clips(FEATURES, 3))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"shuffle": False},
-        {"batch_size": None},
-        {"stride": 7, "features": ["flow"]},
+        {"features": ["image", "flow", "note", "id"], "dilation": 2},
+        {"shuffle": False, "batch_size": None},
         {"stride": 40, "clip_len": 2, "features": ["note"]},  # phase 39 has no clip
     ],
 )
 def test_so_many_epochs_cover_every_clip(path: Path, changes: dict[str, Any]) -> None:
-    pipe = make(path, **changes)
-    num_phases = len({start % changes.get("stride", 4) for _, start in every_clip(**changes)})
-    assert num_phases == min(changes.get("stride", 4), 39)
+    """Each of them has clips of one phase, and as many as are said before."""
+    pipe, stride, dilation = (
+        make(path, **changes),
+        changes.get("stride", 4),
+        changes.get("dilation", 1),
+    )
+    features, length = changes.get("features", FEATURES), changes.get("clip_len", 3)
+    every = sorted(possible_clips(features, length, dilation=dilation))
+    num_phases = len({start % stride for _, start in every})
+    assert num_phases == min(stride, 39)
     for _ in range(2 if num_phases < 20 else 1):
         clips: list[tuple[str, int]] = []
         for _ in range(num_phases):
             expected, total = len(pipe), pipe.num_clips
             assert pipe.clips.num_clips == total
-            batches = [names(batch) for batch in pipe]
+            batches = [check(batch, features, length, dilation) for batch in pipe]
             assert len(batches) == expected
             assert sum(map(len, batches)) == total > 0
             clips += [name for batch in batches for name in batch]
-            phases = {start % changes.get("stride", 4) for batch in batches for _, start in batch}
-            assert len(phases) == 1
-        assert sorted(clips) == sorted(every_clip(**changes))
-
-
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_clips_are_whole(path: Path, dilation: int) -> None:
-    features = ["image", "flow", "note", "id"]
-    pipe = make(path, features=features, dilation=dilation)
-    clips = [
-        name for _ in range(4) for batch in pipe for name in check(batch, features, 3, dilation)
-    ]
-    assert sorted(clips) == sorted(possible_clips(features, 3, dilation=dilation))
+            assert len({start % stride for batch in batches for _, start in batch}) == 1
+        assert sorted(clips) == every
 
 
 def test_figures_are_those_of_the_epoch_that_runs_or_else_of_the_next(path: Path) -> None:
@@ -98,22 +91,23 @@ def test_stats_count_what_this_epoch_leaves_out(path: Path) -> None:
     pipe = make(path, features=["flow"], shuffle=False)
     incomplete = 0
     for _ in range(4):
-        clips = list(pipe)
-        stats = pipe.stats()
-        assert stats["clips"] == sum(map(len, map(names, clips)))
-        incomplete += stats["clips_incomplete"]
+        clips = [name for batch in pipe for name in names(batch)]
+        assert pipe.stats()["clips"] == len(clips)
+        incomplete += pipe.stats()["clips_incomplete"]
     one = SeqRecordPipe(path, clip_len=3, features=["flow"]).clips
     assert incomplete == one.num_incomplete
-
-
-def test_repr_tells_of_phases(path: Path) -> None:
     assert f"{len(every_clip())} clips in every 4 epochs" in repr(make(path))
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "persistent"),
+    [(0, False), (2, True), pytest.param(2, False, marks=pytest.mark.slow)],
+)
 def test_lengths_of_a_loader(path: Path, workers: int, persistent: bool) -> None:
     pipe = make(path, batch_size=2)
-    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent)
+    loader: Any = DataLoader(
+        pipe, batch_size=None, num_workers=workers, persistent_workers=persistent
+    )
     clips: list[tuple[str, int]] = []
     lengths = []
     for _ in range(4):
@@ -128,23 +122,20 @@ def test_lengths_of_a_loader(path: Path, workers: int, persistent: bool) -> None
 
 def test_set_epoch_counts_from_there_in_workers_too(path: Path) -> None:
     pipe = make(path)
-    loader = DataLoader(pipe, batch_size=None, num_workers=1)
-    epochs = [[names(batch) for batch in loader] for _ in range(4)]
-    for start in (0, 2):
-        pipe.set_epoch(start)
-        for epoch in epochs[start : start + 2]:
-            assert len(loader) == len(epoch)
-            assert [names(batch) for batch in loader] == epoch
+    loader: Any = DataLoader(pipe, batch_size=None, num_workers=1)
+    epochs = [[names(batch) for batch in make_at(path, epoch)] for epoch in (2, 3)]
+    pipe.set_epoch(2)
+    for epoch in epochs:
+        assert len(loader) == len(epoch)
+        assert [names(batch) for batch in loader] == epoch
 
 
-def test_ranks_have_equally_many_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "3")
+def test_ranks_have_equally_many_batches(path: Path) -> None:
     clips: list[tuple[str, int]] = []
     counts: list[list[list[int]]] = []
     repeated = 0
     for rank in range(3):
-        monkeypatch.setenv("RANK", str(rank))
-        pipe = make(path)
+        pipe = make(path, rank=rank, world_size=3)
         counts.append([])
         for _ in range(4):
             batches = [names(batch) for batch in pipe]
@@ -156,18 +147,13 @@ def test_ranks_have_equally_many_batches(path: Path, monkeypatch: pytest.MonkeyP
     assert len(clips) - len(set(clips)) == repeated > 0
 
 
-def test_no_batch_in_some_epoch_is_refused_in_any(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_batch_in_some_epoch_is_refused_in_any(path: Path) -> None:
     settings: dict[str, Any] = {"stride": 30, "features": ["id"], "episodes": "set/[03]"}
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    for epoch in range(30):  # some phases have a single clip
-        pipe = make(path, **settings, batch_size=1)
-        pipe.set_epoch(epoch)
+    settings |= {"batch_size": 1, "rank": 1, "world_size": 2}
+    for epoch in range(0, 30, 5):  # some phases have a single clip
+        pipe = make_at(path, epoch, **settings)
         assert len(pipe) == -(-pipe.clips.num_clips // 2) > 0
-        pipe = make(path, **settings, batch_size=1, drop_last=True)
-        pipe.set_epoch(epoch)
+        pipe = make_at(path, epoch, **settings, drop_last=True)
         with pytest.raises(ClipError, match=r"no batch at all.*at least 2 clips.*got: 1 clips"):
             next(iter(pipe))
 
@@ -180,12 +166,14 @@ def test_no_batch_in_some_epoch_is_refused_in_any(
     [
         (SeqRecordPipe, {}),
         (SeqRecordIterableDataset, {"batch_size": None, "stride": 9}),
-        (SeqRecordIterableDataset, {"shuffle": False, "stride": 3}),
         (SeqRecordPipe, {"shuffle": False, "batch_size": 7, "even_batches": False}),
     ],
 )
-def test_resuming_after_any_batch(path: Path, kind: type[Any], changes: dict[str, Any]) -> None:
-    check_resume(lambda: make(path, kind, **changes))
+def test_resuming_after_any_batch(
+    path: Path, kind: type[Any], changes: dict[str, Any], thorough: bool
+) -> None:
+    positions: Any = range if thorough else lambda count: range(1, count, 3)
+    check_resume(lambda: make(path, kind, **changes), positions=positions)
 
 
 @pytest.mark.slow

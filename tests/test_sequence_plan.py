@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from seqrecord.sampling import (
     resident_bounds,
 )
 from seqrecord.sampling.sequences import remaining_sequences, sequence_settings
-from tests import test_plan_groups as with_groups
 from tests.clip_cases import Case, cases, episode_table
 from tests.plan_cases import Engine, Request, requests
 
@@ -37,19 +37,18 @@ def settings_of(request: Request) -> PlanSettings:
 def plans_of(request: Request) -> list[SequencePlan]:
     """The plans of all shards; none where `drop_last` leaves no batch."""
     case, chosen = request.case, settings_of(request)
-    shards = [Shard(index, request.num_shards) for index in range(request.num_shards)]
     rows = request.num_shards * (chosen.batch_size or 1)
     clips, episodes = len(case.clips()), len({episode for episode, _ in case.clips()})
     too_few = clips < rows if chosen.even_batches else episodes <= rows - request.num_shards
-    if chosen.drop_last and clips and too_few:
-        for shard in shards:
+    plans = []
+    for index in range(request.num_shards):
+        given: Any = {"epoch": request.epoch, "shard": Shard(index, request.num_shards)}
+        if chosen.drop_last and clips and too_few:
             with pytest.raises(ClipError, match="drop_last leaves no batch at all"):
-                SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, shard=shard)
-        return []
-    return [
-        SequencePlan(case.table, case.episodes, chosen, epoch=request.epoch, shard=shard)
-        for shard in shards
-    ]
+                SequencePlan(case.table, case.episodes, chosen, **given)
+        else:
+            plans.append(SequencePlan(case.table, case.episodes, chosen, **given))
+    return plans
 
 
 def sequences_of(case: Case) -> list[list[tuple[int, int]]]:
@@ -74,29 +73,6 @@ def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
     for (_, slot), clip in zip(engine.places, engine.clips, strict=True):
         rows[slot].append(clip)
     return engine, rows
-
-
-@given(requests())
-def test_each_row_follows_one_sequence_after_the_other(request: Request) -> None:
-    stride = request.case.spec.stride
-    every = {clip: number for number, s in enumerate(sequences_of(request.case)) for clip in s}
-    for plan in plans_of(request):
-        _, rows = run(request, plan)
-        cut = 0
-        for slot, row in enumerate(rows):
-            follows = [a == (b[0], b[1] - stride) for a, b in pairwise(row)]
-            same = [every[a] == every[b] for a, b in pairwise(row)]
-            assert follows == same
-            flags = [plan.columns(batch) for batch in range(len(row))]
-            first = [not f for f in (False, *follows)]
-            last = [not f for f in (*follows, False)]
-            assert [bool(columns["is_first"][slot]) for columns in flags] == first
-            assert [bool(columns["is_last"][slot]) for columns in flags] == last
-            assert len({every[clip] for clip in row}) == sum(first), "it comes back to a sequence"
-            before = (row[0][0], row[0][1] - stride)
-            cut += before in every and every[before] == every[row[0]]
-        assert plan.num_cut == cut
-        assert plan.num_sequences == sum(len({every[clip] for clip in row}) for row in rows)
 
 
 @given(requests())
@@ -190,13 +166,10 @@ def test_holds_a_clip_a_row_and_the_rest_of_a_chunk(request: Request) -> None:
 
 def test_clips_of_whole_chunks_hold_nothing_but_themselves() -> None:
     episodes = episode_table([640] * 9, [8] * 9)
-    table = enumerate_clips(ClipSpec(16, 16), episodes, np.arange(9))
     chosen = sequence_settings(PlanSettings(batch_size=4, order="sequences"), 16)
-    plan = SequencePlan(table, episodes, chosen)
-    assert plan.groups[0].max_resident_frames == 4 * 16
-    table = enumerate_clips(ClipSpec(12, 12), episodes, np.arange(9))
-    plan = SequencePlan(table, episodes, chosen)
-    assert plan.groups[0].max_resident_frames == 4 * 16
+    for length in (16, 12):
+        table = enumerate_clips(ClipSpec(length, length), episodes, np.arange(9))
+        assert SequencePlan(table, episodes, chosen).groups[0].max_resident_frames == 4 * 16
 
 
 @given(requests())
@@ -211,22 +184,6 @@ def test_no_chunk_is_read_twice_but_where_a_sequence_is_cut(request: Request) ->
         chunks.update(run(request, plan)[0].chunks)
     if not sum(plan.num_repeated for plan in plans):
         assert chunks.total() - len(chunks) <= sum(plan.num_cut for plan in plans)
-
-
-@given(requests(), st.data())
-def test_resumes_at_every_batch(request: Request, data: st.DataObject) -> None:
-    for plan in plans_of(request):
-        whole, _ = run(request, plan)
-        batches = list(range(plan.num_batches + 1))
-        if len(batches) > 6:
-            batches = data.draw(st.lists(st.sampled_from(batches), max_size=6)) + batches[-2:]
-        for batch in batches:
-            assert plan.locate_clip(plan.first_clip(batch)) == (batch, 0)
-            engine = Engine.of(plan, request.case.episodes, request.case.spec).finish(batch)
-            assert engine.clips == whole.clips[plan.first_clip(batch) :]
-            assert engine.places == whole.places[plan.first_clip(batch) :]
-        with pytest.raises(IndexError):
-            plan.first_clip(plan.num_batches + 1)
 
 
 @given(requests(), st.data())
@@ -269,21 +226,6 @@ def test_other_parts_give_what_is_left(request: Request, data: st.DataObject) ->
         remaining_sequences(case.table, chosen, batches * 0 + most + 1, epoch=0, segment=0)
 
 
-@given(with_groups.cases())
-def test_every_group_is_loaded_in_time_and_freed(case: with_groups.Case) -> None:
-    chosen = sequence_settings(replace(case.settings, order="sequences"), case.spec.stride)
-    given_ = {"epoch": case.epoch, "shard": case.shard, "windows": case.windows}
-    try:
-        plan = SequencePlan(case.table, case.episodes, chosen, **given_)  # type: ignore[arg-type]
-    except ClipError:
-        assert chosen.drop_last
-        return
-    bounds = resident_bounds(ClipStats.of(case.table, case.episodes, case.windows), chosen)
-    for planned, bound in zip(plan.groups, bounds, strict=True):
-        assert planned.max_resident_frames <= bound
-    assert len(case.engine(plan).finish().clips) == plan.num_clips
-
-
 @given(cases())
 def test_counts_the_frames_that_are_in_no_clip(case: Case) -> None:
     spec = case.spec
@@ -313,8 +255,3 @@ def test_another_order_for_another_seed_and_epoch_and_that_of_the_table_without_
     assert first_row(chosen) == orders[0]
     assert len({tuple(order) for order in orders}) == 3
     assert all(len(set(order)) == 6 for order in orders)
-
-
-def test_refuses_an_order_that_is_not_there() -> None:
-    with pytest.raises(ClipError, match="no such order"):
-        PlanSettings(order="sequence")

@@ -2,130 +2,54 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.tartanair.shuffle_quality import default_settings
+from seqrecord import ClipSpec
 from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import IntArray
-from seqrecord.sampling.runs import Cuts, Runs, shares_of
+from seqrecord.clips.tables import EpisodeTable, IntArray, enumerate_clips
+from seqrecord.sampling import (
+    ClipStats,
+    EpochPlan,
+    Plan,
+    PlanSettings,
+    Round,
+    Shard,
+    ShuffledPlan,
+    Window,
+    shard_frames,
+)
+from seqrecord.sampling.bounds import resident_bounds
+from seqrecord.sampling.runs import Cuts, Runs, cut_group, shares_of
+from tests.clip_cases import Case, cases, grid_of
 
-
-def sequence(counts: list[int], stride: int = 1) -> Runs:
-    number = np.arange(len(counts))
-    return Runs(stride, number, np.zeros_like(number), np.array(counts, np.int64), number)
-
-
-def cuts_of(runs: Runs, size: int, offset: int = 0) -> Cuts:
-    chunks = ChunkGrid(np.full(len(runs), size), np.zeros(len(runs), np.int64))
-    return Cuts(chunks, runs.last_start, offset)
-
-
-def irregular(runs: Runs, lengths: list[int]) -> ChunkGrid:
-    """Chunks of these lengths again and again, with which each row's episode begins elsewhere."""
-    chunks = []
-    for row, last in enumerate(runs.last_start.tolist()):
-        found: list[int] = []
-        left = last + 1
-        while left:
-            found.append(min(left, lengths[(row + len(found)) % len(lengths)]))
-            left -= found[-1]
-        chunks.append(found)
-    first_chunk = np.cumsum([0, *map(len, chunks[:-1])])
-    first_frame = np.concatenate([np.cumsum([0, *found[:-1]]) for found in chunks])
-    return ChunkGrid.of(runs.last_start + 1, first_chunk, first_frame)
+COUNTS = [700, 435, 801, 1022]  # clips of episodes
 
 
 def shares(
-    counts: list[int],
-    num_shards: int,
-    num_cursors: int,
-    chunk: int | list[int],
-    *,
-    fill: bool,
-    stride: int = 1,
-    offset: int = 0,
-    num_shares: int | None = None,
-) -> list[tuple[IntArray, IntArray, int]]:
-    """Of each shard: where its cursors begin and end, and how many clips another one has too."""
-    runs = sequence(counts, stride)
-    if isinstance(chunk, int):
-        cuts = cuts_of(runs, chunk, offset)
-    else:
-        cuts = Cuts(irregular(runs, chunk), runs.last_start, offset)
+    counts: list[int], num_shards: int, num_cursors: int, chunk: int, **more: Any
+) -> list[tuple[IntArray, IntArray]]:
+    """Where the cursors of each shard begin and end."""
+    number = np.arange(len(counts))
+    runs = Runs(1, number, np.zeros_like(number), np.array(counts, np.int64), number)
+    chunks = ChunkGrid(np.full(len(runs), chunk), np.zeros(len(runs), np.int64))
     found = []
-    for i in range(num_shards):
-        start, stop, repeated = shares_of(
-            runs,
-            cuts,
-            np.array([i]),
-            num_shards,
-            num_cursors,
-            fill=fill,
-            num_shares=num_shares and min(num_shares, num_cursors),
-        )
-        some = stop > start
-        found.append((start[some], stop[some], int(repeated[0])))
+    for i in range(num_shards - 3, num_shards):
+        cuts = Cuts(chunks, runs.last_start, 0)
+        start, stop, _ = shares_of(runs, cuts, np.array([i]), num_shards, num_cursors, **more)
+        found.append((start[stop > start], stop[stop > start]))
     return found
 
 
-@given(
-    st.lists(st.integers(1, 200), min_size=1, max_size=6),
-    st.integers(1, 9),
-    st.integers(1, 7),
-    st.sampled_from([1, 3, 8, 64]) | st.lists(st.integers(1, 70), min_size=2, max_size=5),
-    st.integers(1, 5),
-    st.sampled_from([0, 0, -1, -30, 7]),
-    st.booleans(),
-    st.sampled_from([None, 1, 2, 5]),
-)
-def test_parts_have_their_exact_numbers_and_all_clips(
-    counts: list[int],
-    num_shards: int,
-    num_cursors: int,
-    chunk: int | list[int],
-    stride: int,
-    offset: int,
-    fill: bool,
-    num_shares: int | None,
-) -> None:
-    total = sum(counts)
-    made = shares(
-        counts,
-        num_shards,
-        num_cursors,
-        chunk,
-        fill=fill,
-        stride=stride,
-        offset=offset,
-        num_shares=num_shares,
-    )
-    numbers = [int((stop - start).sum()) for start, stop, _ in made]
-    ranges = sorted(
-        (begin, end - repeated * (i + 1 == len(start)))
-        for start, stop, repeated in made
-        for i, (begin, end) in enumerate(zip(start.tolist(), stop.tolist(), strict=True))
-    )
-    # Without the clips that are given once more, the ranges follow each other.
-    ranges = [one for one in ranges if one[0] < one[1]]
-    assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
-    assert ranges[-1][1] == total
-    assert all((stop > start).all() for start, stop, _ in made)
-    assert all((stop <= total).all() for _, stop, _ in made)
-    assert all((stop[:-1] <= start[1:]).all() for start, stop, _ in made)
-    if fill:
-        assert set(numbers) == {-(-total // num_shards)}
-        assert all(repeated in (0, 1) for _, _, repeated in made)
-    else:
-        assert set(numbers) <= {total // num_shards, -(-total // num_shards)}
-        assert not any(repeated for _, _, repeated in made)
-
-
 def test_cursors_begin_where_chunks_do_but_for_one_of_a_part() -> None:
-    counts = [700, 435, 801, 1022]
-    offsets = np.cumsum([0, *counts])
-    for start, stop, _ in shares(counts, 3, 5, 8, fill=False):
+    offsets = np.cumsum([0, *COUNTS])
+    for start, stop in shares(COUNTS, 3, 5, 8, fill=False):
         run = np.searchsorted(offsets, start, side="right") - 1
         off_line = (start - offsets[run]) % 8 != 0
         assert off_line.sum() <= 1
@@ -134,12 +58,8 @@ def test_cursors_begin_where_chunks_do_but_for_one_of_a_part() -> None:
 
 
 def test_cursors_of_a_share_begin_anywhere_in_it() -> None:
-    for shared, alone in zip(
-        shares([700, 435, 801, 1022], 3, 10, 64, fill=False, num_shares=2),
-        shares([700, 435, 801, 1022], 3, 2, 64, fill=False),
-        strict=True,
-    ):
-        start, stop, _ = shared
+    shared = shares(COUNTS, 3, 10, 64, fill=False, num_shares=2)
+    for (start, stop), alone in zip(shared, shares(COUNTS, 3, 2, 64, fill=False), strict=True):
         assert start[::5].tolist() == alone[0].tolist()
         assert stop[4::5].tolist() == alone[1].tolist()
         for share in (slice(5), slice(5, 10)):
@@ -147,16 +67,210 @@ def test_cursors_of_a_share_begin_anywhere_in_it() -> None:
             assert np.ptp((stop - start)[share]) <= 1
 
 
-def test_needs_no_more_for_many_parts() -> None:
-    runs = sequence([100])
-    count = 1 << 30
-    start, stop, _ = shares_of(runs, cuts_of(runs, 8), np.array([count - 1]), count, 4, fill=True)
-    assert (start[stop > start].tolist(), stop[stop > start].tolist()) == ([99], [100])
+@pytest.mark.parametrize(
+    ("clips", "num_shards", "num_cursors", "fill", "expected"),
+    [
+        (8, 3, 1, False, [(0, 2), (2, 5), (5, 8)]),
+        (8, 3, 1, True, [(0, 3), (2, 5), (5, 8)]),
+        (100, 1 << 30, 4, True, [(99, 100)] * 3),  # which takes no more than for few
+    ],
+)
+def test_by_hand(
+    clips: int, num_shards: int, num_cursors: int, fill: bool, expected: list[tuple[int, int]]
+) -> None:
+    made = shares([clips], num_shards, num_cursors, 1, fill=fill)
+    assert [(int(start[0]), int(stop[0])) for start, stop in made] == expected
+
+
+PIECE = 32  # frames
+
+
+def table_of(episodes: list[list[int]]) -> EpisodeTable:
+    lengths = np.array([sum(gops) for gops in episodes])
+    table = EpisodeTable(lengths, (grid_of(episodes).in_pieces(lengths, PIECE),))
+    return table.with_leading(0, np.arange(len(lengths)))
+
+
+def gops(frames: int, length: int) -> list[int]:
+    """GOPs of this length, the last of what is left."""
+    return [min(length, frames - i) for i in range(0, frames, length)]
+
+
+def num_decoded(plan: Plan, episodes: list[list[int]]) -> int:
+    """Frames that a plan's cursors decode: of each chunk from its first frame on, unless the load
+    before has left it open."""
+    begins = [np.repeat(np.cumsum([0, *gops[:-1]]), gops) for gops in episodes]
+    total, at = 0, dict[int, tuple[tuple[int, int], int]]()
+    for work in plan.rounds():
+        loads = work.groups[0].loads
+        columns = (loads.cursor, loads.run, loads.episode, loads.first, loads.count)
+        for cursor, run, episode, first, count in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            begin = int(begins[episode][first])
+            place, position = at.get(cursor, ((-1, -1), 0))
+            if place != (run, begin):
+                position = begin
+            total += first + count - position
+            at[cursor] = (run, begin), first + count
+    return total
+
+
+WHOLE, AHEAD = Window(0, 16, 1, 16), Window(-1, 2, 1, 0)
+IRREGULAR = [np.random.default_rng(i).integers(40, 256, 4 + i % 3).tolist() for i in range(20)]
 
 
 @pytest.mark.parametrize(
-    ("fill", "expected"), [(False, [[0, 2], [2, 5], [5, 8]]), (True, [[0, 3], [2, 5], [5, 8]])]
+    ("episodes", "num_shards", "window"),
+    [
+        ([gops(1000, 250)] * 5, 1, WHOLE),
+        ([gops(1000, 250)] * 5, 2, AHEAD),
+        ([gops(1200, 100)] * 5, 4, WHOLE),
+        ([gops(300, 250)] * 50, 4, AHEAD),
+        pytest.param([gops(1000, 250)] * 50, 8, WHOLE, marks=pytest.mark.slow),
+        (IRREGULAR, 2, WHOLE),
+        (IRREGULAR * 3, 4, AHEAD),
+    ],
+    ids=["5x4", "5x4 in 2", "5x12 in 4", "50x2 in 4", "50x4 in 8", "odd in 2", "odd in 4"],
 )
-def test_by_hand(fill: bool, expected: list[list[int]]) -> None:
-    made = shares([8], 3, 1, 1, fill=fill)
-    assert [[int(start[0]), int(stop[0])] for start, stop, _ in made] == expected
+def test_frames_are_decoded_once_but_for_few(
+    episodes: list[list[int]], num_shards: int, window: Window
+) -> None:
+    table = table_of(episodes)
+    spec = ClipSpec(16 if window.length else 1)
+    clips = enumerate_clips(spec, table, np.arange(len(episodes)))
+    decoded = 0
+    for seed in range(4):
+        settings = default_settings(
+            ClipStats.of(clips, table, [window]),
+            PlanSettings(batch_size=8, seed=seed),
+            shuffle_buffer=None,
+            max_held=2000,
+            num_shards=num_shards,
+        )
+        assert settings.num_cursors >= 2
+        for index in range(num_shards):
+            shard = Shard(index, num_shards)
+            plan = EpochPlan(clips, table, settings, shard=shard, windows=[window])
+            decoded += num_decoded(plan, episodes)
+    # One cursor of each shard but the first begins behind a keyframe, anywhere: on the average.
+    assert 1 <= decoded / (4 * table.num_frames.sum()) <= 1.05
+
+
+def test_cuts_of_clips_that_are_apart_cost_nothing_whatever_parts_do() -> None:
+    """Many shards of a short epoch begin behind keyframes; how many cursors walk them is free."""
+    table = table_of([gops(1000, 250)] * 2)
+    stats = ClipStats.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
+    assert stats.reread_by_one(8) == 0 < stats.reread_by_shards(8)
+    settings = default_settings(
+        stats, PlanSettings(batch_size=8), shuffle_buffer=16, max_held=4000, num_shards=2
+    )
+    assert settings.num_cursors >= 2
+
+
+def test_the_longest_chunks_in_pieces_are_cut_at() -> None:
+    lengths = np.array([400, 90])
+    images = grid_of([gops(400, 32), gops(90, 32)], group=0)
+    wrist, front = ([gops(400, n), gops(90, n)] for n in (60, 200))
+    videos = [
+        grid_of(g, group=i).in_pieces(lengths, PIECE) for i, g in enumerate((wrist, front), 1)
+    ]
+    windows = [Window(offset, 4, 1, 0) for offset in (0, -3, -2)]
+    episodes = np.array([1, 0])
+    table = EpisodeTable(lengths, (images, *videos))
+    assert cut_group(table) == 2
+    cuts = Cuts.of(episodes, table, windows)
+    assert (cuts.offset, cuts.last.tolist()) == (-2, [89, 399])
+    begin, end = cuts.chunks(np.array([1, 1, 0]), np.array([201, 202, 88]))
+    assert (begin.tolist(), end.tolist()) == ([0, 202, 0], [202, 402, 92])
+    # Without pieces it is the leading group.
+    assert cut_group(EpisodeTable(lengths, (images, images), 1)) == 1
+    assert cut_group(replace(table, groups=(images, videos[0]), leading=0)) == 1
+
+
+@pytest.mark.parametrize("lengths", [(3717, 434, 927), (40, 2000)])
+def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) -> None:
+    """Of 1,024 frames a chunk, a cut costs the frames of a clip less one."""
+    grid = ChunkGrid(np.full(len(lengths), 1024), np.arange(len(lengths)), by_frame=True)
+    table = EpisodeTable(np.array(lengths), (grid,))
+    clips = enumerate_clips(ClipSpec(16), table, np.arange(len(lengths)))
+    stats = ClipStats.of(clips, table)
+    assert stats.cut_frames == 15
+    settings = PlanSettings(num_cursors=8, block_frames=64, first_block_frames=16)
+    for index in range(3):
+        plan = EpochPlan(clips, table, settings, shard=Shard(index, 3))
+        rounds = list(plan.rounds())
+        read = sum(int(work.groups[0].loads.count.sum()) for work in rounds)
+        runs = len(np.unique(np.concatenate([work.clips.run for work in rounds])))
+        assert read == plan.num_clips + 15 * runs
+        assert resident_bounds(stats, settings)[0] >= plan.groups[0].max_resident_frames
+
+
+def test_chunks_no_longer_than_clips_are_not_cut() -> None:
+    grid = ChunkGrid(np.array([8, 16]), np.array([0, 20]), by_frame=True)
+    table = EpisodeTable(np.array([100, 100]), (grid,))
+    cuts = Cuts.of(np.array([0, 1]), table, [Window(0, 16, 1, 16)])
+    first, stop = cuts.chunks(np.array([0, 1]), np.array([20, 20]))
+    assert (first.tolist(), stop.tolist()) == ([16, 16], [24, 32])
+
+
+SETTINGS = st.builds(
+    PlanSettings,
+    seed=st.integers(0, 9),
+    batch_size=st.none() | st.integers(1, 5),
+    even_batches=st.booleans(),
+    num_cursors=st.integers(1, 5),
+    block_frames=st.integers(1, 20),
+    run_frames=st.none() | st.integers(4, 30),
+    first_block_frames=st.integers(1, 8),
+    num_shares=st.none() | st.integers(1, 3),
+    resident=st.just(True),
+)
+
+
+def plan_of(case: Case, settings: PlanSettings, epoch: int, shard: Shard) -> Plan:
+    kind = ShuffledPlan if epoch else EpochPlan
+    return kind(case.table, case.episodes, settings, epoch=epoch, shard=shard)
+
+
+def each_clip(one: Round) -> list[tuple[int, int]]:
+    return list(zip(one.clips.episode.tolist(), one.clips.start.tolist(), strict=True))
+
+
+def clips_of(plan: Plan, index: int = 0) -> list[tuple[int, int]]:
+    """From a round on."""
+    return [clip for one in plan.rounds(index) for clip in each_clip(one)]
+
+
+@given(cases(), SETTINGS, st.integers(1, 4), st.data())
+def test_loads_bring_the_frames_of_the_shard(
+    case: Case, settings: PlanSettings, count: int, data: st.DataObject
+) -> None:
+    """From any round on, as a resume there needs them, and from any clip."""
+    if not case.table.num_clips:
+        return
+    window = Window.of(case.spec)
+    shard = Shard(data.draw(st.integers(0, count - 1)), count)
+    shards = np.array([shard.index])
+    [frames], most = shard_frames(case.table, case.episodes, [window], settings, count, shards)
+    rows = {
+        (episode, frame)
+        for episode, begin, stop in zip(*(column.tolist() for column in frames), strict=True)
+        for frame in range(begin, stop)
+    }
+    assert len(rows) == frames.num_frames == most
+    assert most <= shard_frames(case.table, case.episodes, [window], settings, count)[1]
+    plan = plan_of(case, settings, data.draw(st.integers(1, 3)), shard)
+    clips = clips_of(plan)
+    number = data.draw(st.integers(0, len(clips)))
+    index, skip = plan.locate_clip(number)
+    loaded: set[tuple[int, int]] = set()
+    for each in plan.rounds(index):
+        loads = each.groups[0].loads
+        for episode, first, frames in zip(
+            loads.episode.tolist(), loads.first.tolist(), loads.count.tolist(), strict=True
+        ):
+            loaded |= {(episode, first + i * window.frame_step) for i in range(frames)}
+        for clip in each_clip(each):
+            assert {(clip[0], frame) for frame in case.frames(clip[1])} <= loaded & rows
+    assert clips_of(plan, index)[skip:] == clips[number:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,25 +11,24 @@ from seqrecord.engine.stats import EngineStats
 
 def test_counters_add_up_over_threads() -> None:
     stats = EngineStats()
-
-    def work() -> None:
-        for _ in range(1000):
-            stats.add(bytes_read=2, clips=1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4000):
+            pool.submit(stats.add, bytes_read=2, clips=1)
     assert stats.bytes_read == 8000
     assert stats.report()["clips"] == 4000
-
-
-def test_the_most_that_was_resident() -> None:
-    stats = EngineStats()
     for amount in (3, 9, 4):
         stats.note_resident(amount)
     assert stats.report()["peak_buffer_bytes"] == 9
+    for _ in range(2):
+        stats.add_decoding({"image": 1.5, "depth": 0.5})
+    report = stats.report()["decode_seconds_by_feature"]
+    assert report == {"image": 3.0, "depth": 1.0}
+    stats.add_decoding({"image": 1.0})
+    assert report["image"] == 3.0  # what was reported stays
+    counted = {"requests": 5}  # a storage's counters count from the beginning
+    stats.watch(lambda: counted)
+    counted = {"requests": 12, "retries": 2}
+    assert (stats.report()["requests"], stats.report()["retries"]) == (7, 2)
 
 
 def test_the_share_of_an_epoch_that_the_training_waits() -> None:
@@ -41,25 +40,6 @@ def test_the_share_of_an_epoch_that_the_training_waits() -> None:
     assert report["data_wait_seconds"] == pytest.approx(3)
     assert report["epoch_seconds"] == pytest.approx(7)
     assert report["waiting_percent"] == pytest.approx(300 / 7)
-
-
-def test_seconds_by_feature_add_up() -> None:
-    stats = EngineStats()
-    for _ in range(2):
-        stats.add_decoding({"image": 1.5, "depth": 0.5})
-    report = stats.report()["decode_seconds_by_feature"]
-    assert report == {"image": 3.0, "depth": 1.0}
-    stats.add_decoding({"image": 1.0})
-    assert report["image"] == 3.0  # what was reported stays
-
-
-def test_a_storages_counters_count_from_the_beginning() -> None:
-    counted = {"requests": 5}
-    stats = EngineStats()
-    stats.watch(lambda: counted)
-    counted = {"requests": 12, "retries": 2}
-    report = stats.report()
-    assert (report["requests"], report["retries"]) == (7, 2)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from seqrecord import SeqRecordWriter
-from tests.services import Moto
+from tests.places import Place
 
 EPOCHS = (5, 15)  # of each kind, in turn; more where other processes disturb the first
 FRAMES = 24  # of an episode
@@ -53,50 +52,33 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """96 MiB of frames that no codec shortens, in record files of 16 MiB, for moto's sake."""
-    folder = tmp_path_factory.mktemp("rates") / "records"
-    rng = np.random.default_rng(0)
-    with SeqRecordWriter(folder, codecs="raw", max_file_size=16 << 20) as writer:
-        for number in range(16):
-            with writer.episode(f"e{number}") as episode:
-                frames = rng.integers(0, 256, (FRAMES, 256, 341, 3), np.uint8)
-                for frame in frames:
-                    episode.append({"image": frame})
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_forked_workers_are_as_fast_as_a_forkservers(folder: Path, moto: Moto) -> None:
-    url, options = _uploaded(folder, moto)
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_forked_workers_are_as_fast_as_a_forkservers(place: Place, tmp_path: Path) -> None:
+    """With 96 MiB of frames that no codec shortens, in record files of 16 MiB, for moto's sake."""
+    rng = np.random.default_rng(0)
+    with SeqRecordWriter(tmp_path / "set", codecs="raw", max_file_size=16 << 20) as writer:
+        for number in range(16):
+            with writer.episode(f"e{number}") as episode:
+                for frame in rng.integers(0, 256, (FRAMES, 256, 341, 3), np.uint8):
+                    episode.append({"image": frame})
+    place.copy(tmp_path / "set")
     ratios: list[float] = []
     for epochs in EPOCHS:
-        ratios += _ratios(url, options, epochs)
+        arguments = json.dumps([place.url, place.options, epochs])
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM, arguments],
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "reading without obstore" not in done.stderr
+        rates = json.loads(done.stdout)  # of epochs that follow each other
+        ratios += np.divide(rates["fork"], rates["forkserver"]).tolist()
         if statistics.median(ratios) >= 0.9:
             return
     # Ratios of a machine that does other things vary; adlfs in place of obstore reaches half.
     assert statistics.median(ratios) >= 0.75, sorted(ratios)
-
-
-def _ratios(url: str, options: dict[str, Any], epochs: int) -> list[float]:
-    """Rates by fork over those by forkserver, of epochs that follow each other."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps([url, options, epochs])],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "reading without obstore" not in done.stderr
-    rates = json.loads(done.stdout)
-    return [fork / other for fork, other in zip(rates["fork"], rates["forkserver"], strict=True)]
-
-
-def _uploaded(folder: Path, moto: Moto) -> tuple[str, dict[str, Any]]:
-    bucket = moto.new_bucket()
-    for path in (path for path in folder.rglob("*") if path.is_file()):
-        moto.put(bucket, f"set/{path.relative_to(folder).as_posix()}", path.read_bytes())
-    return f"s3://{bucket}/set", moto.options()
